@@ -1,0 +1,66 @@
+"""The reference backend's model: a parameter pytree that can be called."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import array_api_strict as xp
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.interface import Backend, DeviceLike, Tensor
+
+_ACTIVATIONS = {
+    "relu": lambda x: xp.where(x > 0, x, xp.zeros_like(x)),
+    "tanh": xp.tanh,
+    "sigmoid": lambda x: 1 / (1 + xp.exp(-x)),
+}
+
+
+@dataclass(frozen=True)
+class MLP:
+    """Dense layers with an activation between them.
+
+    Args:
+        layers: ``{'weight': (n_out, n_in), 'bias': (n_out,)}`` for each layer, in order.
+        activation: ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
+    """
+
+    layers: list[dict[str, Tensor]]
+    activation: str = "relu"
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Map ``(n, sizes[0])`` to ``(n, sizes[-1])``."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = _ACTIVATIONS[self.activation](_dense(layer, x))
+        return _dense(last, x)
+
+
+def make_mlp(
+    backend: Backend, sizes: Sequence[int], activation: str, device: DeviceLike, seed: int
+) -> MLP:
+    """See ``Backend.mlp``: weights uniform in +-1/sqrt(n_in), biases zero."""
+    if len(sizes) < 2 or activation not in _ACTIVATIONS:
+        raise UnsupportedValueError(
+            f"make an MLP of sizes {list(sizes)} with {activation!r}",
+            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
+            "net = backend.mlp([20, 64, 1], activation='relu')",
+        )
+    layers = []
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+        uniform: Any = backend.rand((n_out, n_in), seed=seed + i, device=device)
+        layers.append(
+            {
+                "weight": (2 * uniform - 1) / math.sqrt(n_in),
+                "bias": backend.zeros((n_out,), device=device),
+            }
+        )
+    return MLP(layers, activation)
+
+
+def _dense(layer: dict[str, Tensor], x: Tensor) -> Tensor:
+    return x @ layer["weight"].T + layer["bias"]

@@ -1,0 +1,3 @@
+"""The PyTorch backend of d2ldev."""
+
+requires = ("torch",)

@@ -1,0 +1,197 @@
+"""``TorchBackend``: the contract on PyTorch.
+
+What torch does differently and is put right here: ``torch.device('cuda')`` is not equal to
+``torch.device('cuda:0')``, nor ``'cpu:0'`` to ``'cpu'`` (devices are made canonical first);
+``Module.to`` forgets plain tensor attributes, and optimizers (``parts.py``).
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+
+from d2ldev.device import CPU, Device, gpu
+from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError
+from d2ldev.interface import Backend, DeviceLike, Memory, Shape, Tensor
+from d2ldev.placing import Part, describe
+from d2ldev_torch import numpy_exchange
+from d2ldev_torch.accelerator import find_accelerator
+from d2ldev_torch.mlp import make_mlp
+from d2ldev_torch.parts import (
+    OBJECT_TYPES,
+    attached_to,
+    finish,
+    is_parameter,
+    parts_of,
+    register_containers,
+)
+
+if TYPE_CHECKING:
+    import numpy as np
+
+_CPU = torch.device("cpu")
+
+
+class TorchBackend(Backend):
+    """PyTorch on the CPU and on CUDA or ROCm, else XPU, else MPS."""
+
+    name: ClassVar[str] = "torch"
+    distributions: ClassVar[tuple[str, ...]] = ("torch", "numpy")
+    tensor_types: ClassVar[tuple[type, ...]] = (torch.Tensor,)
+    object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
+    dtype_names: ClassVar[tuple[str, ...]] = tuple(
+        name
+        for name in (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        )
+        if hasattr(torch, name)
+    )
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        self._accelerator = find_accelerator()
+        register_containers()
+
+    # -- devices --------------------------------------------------------------------------
+
+    def num_gpus(self) -> int:
+        if self.virtual_gpus == 0:
+            return 0
+        try:
+            return self._accelerator.count()
+        except Exception as error:
+            warnings.warn(
+                f"torch found {self._accelerator.platform} hardware and cannot use it: {error}",
+                DeviceInitializationWarning,
+                stacklevel=3,
+            )
+            return 0
+
+    def _native(self, device: Device) -> torch.device:
+        return _CPU if device is CPU else torch.device(self._accelerator.type, device.index)
+
+    def _from_native(self, native: Any) -> Device | None:
+        if not isinstance(native, torch.device):
+            return None
+        if native.type == "cpu":
+            return CPU
+        if native.type != self._accelerator.type:
+            return None
+        # Without an index it is torch's current device, as in torch itself.
+        return gpu(self._accelerator.current() if native.index is None else native.index)
+
+    def _platform(self, device: Device) -> str:
+        return "cpu" if device is CPU else self._accelerator.platform
+
+    def default_device(self) -> Device:
+        return self.device(torch.get_default_device())
+
+    def _native_scope(self, device: Device) -> AbstractContextManager[Any]:
+        return self._native(device)  # type: ignore[return-value]  # torch.device is a context
+
+    # -- tensors --------------------------------------------------------------------------
+
+    def device_of(self, x: Tensor) -> Device:
+        try:
+            if x.is_cpu:
+                return CPU
+            native = x.device
+        except AttributeError:
+            native = None
+        device = self._from_native(native)
+        if device is None:
+            raise UnsupportedValueError(
+                "tell the device of a tensor",
+                f"{describe(x)} is no torch tensor"
+                if native is None
+                else f"the tensor is on {native}, which is no place with bytes for d2ldev",
+                "x = backend.asarray(x) makes a tensor; module.to_empty(device=...) leaves 'meta'",
+            )
+        return device
+
+    def _native_dtype(self, name: str) -> torch.dtype:
+        return getattr(torch, name)  # type: ignore[no-any-return]
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        return numpy_exchange.from_data(obj, dtype, native)
+
+    def _full(self, shape: Shape, value: Any, dtype: Any, native: Any) -> Tensor:
+        return torch.full((shape,) if isinstance(shape, int) else shape, value, dtype=dtype, device=native)
+
+    def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        return torch.arange(start, stop, step, dtype=dtype, device=native)
+
+    def _random(
+        self, distribution: str, shape: Shape, seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        generator = None if seed is None else torch.Generator(native).manual_seed(seed)
+        draw = torch.rand if distribution == "uniform" else torch.randn
+        return draw(shape, generator=generator, dtype=dtype, device=native)
+
+    def _astype(self, x: Tensor, dtype: Any) -> Tensor:
+        return x.to(dtype)
+
+    def _copy(self, x: Tensor, native: Any) -> Tensor:
+        return x.to(native, copy=True)
+
+    def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        return numpy_exchange.to_numpy(x)
+
+    def _from_dlpack(self, x: Any) -> Tensor:
+        return torch.from_dlpack(x)
+
+    # -- models ---------------------------------------------------------------------------
+
+    def mlp(
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        device: DeviceLike = None,
+        seed: int = 0,
+    ) -> Any:
+        return make_mlp(self, sizes, activation, device, seed)
+
+    def _parts(self, obj: Any) -> Iterator[Part]:
+        return parts_of(obj)
+
+    def _attached(self, x: Tensor) -> Iterator[Part]:
+        return attached_to(x)
+
+    def _is_refilled(self, x: Tensor) -> bool:
+        return is_parameter(x)
+
+    def _refill(self, x: Tensor, new: Tensor) -> None:
+        x.data = new.detach()
+
+    def _finish(self, obj: Any) -> None:
+        finish(obj)
+
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        if device is not CPU:
+            self._accelerator.synchronize(device.index)
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        asked = self.devices() if device is None else [self.device(device)]
+        return all(self._accelerator.is_idle(d.index) for d in asked if d is not CPU)
+
+    def _memory(self, device: Device) -> Memory:
+        return Memory(None, None, None) if device is CPU else self._accelerator.memory(device.index)
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        # The CPU's allocator has no exception of its own, only these words:
+        # https://github.com/pytorch/pytorch/pull/20618
+        return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -1,0 +1,84 @@
+"""d2ldev: one device API for PyTorch, JAX, TensorFlow and MXNet.
+
+>>> from d2ldev import backend
+>>> X = backend.ones((2, 3), device=backend.try_gpu())
+>>> backend.to(X, backend.device_of(X)) is X
+True
+
+Importing this package imports no framework and touches no GPU.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.active import backend
+from d2ldev.containers import register_container
+from d2ldev.device import Device, cpu, gpu
+from d2ldev.errors import (
+    BackendFallbackWarning,
+    BackendNotInstalledError,
+    CheckpointError,
+    D2LDevError,
+    DeviceInitializationWarning,
+    DeviceMismatchError,
+    DeviceUnavailableError,
+    InvalidDeviceError,
+    OutOfDeviceMemoryError,
+    UnknownBackendError,
+    UnsupportedValueError,
+)
+from d2ldev.interface import Backend, Memory
+from d2ldev.registry import (
+    available_backends,
+    backend_of,
+    get_backend,
+    set_backend,
+    use_backend,
+)
+from d2ldev.virtual import virtual_gpus
+
+if TYPE_CHECKING:
+    jax: Backend
+    mxnet: Backend
+    reference: Backend
+    tensorflow: Backend
+    torch: Backend
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BackendFallbackWarning",
+    "BackendNotInstalledError",
+    "CheckpointError",
+    "D2LDevError",
+    "Device",
+    "DeviceInitializationWarning",
+    "DeviceMismatchError",
+    "DeviceUnavailableError",
+    "InvalidDeviceError",
+    "Memory",
+    "OutOfDeviceMemoryError",
+    "UnknownBackendError",
+    "UnsupportedValueError",
+    "available_backends",
+    "backend",
+    "backend_of",
+    "cpu",
+    "get_backend",
+    "gpu",
+    "register_container",
+    "set_backend",
+    "use_backend",
+    "virtual_gpus",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """``from d2ldev import torch as d2l``: any backend that is known, by its name."""
+    from d2ldev.registry import ALIASES, known_backends
+
+    if not name.startswith("_") and (name in known_backends() or name in ALIASES):
+        return get_backend(name)
+    raise AttributeError(f"module 'd2ldev' has no attribute {name!r}")

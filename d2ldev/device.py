@@ -1,0 +1,197 @@
+"""``Device``: a small, interned value that says where a tensor is.
+
+There is one object for each device, so that devices are compared with ``is`` and hash at
+the speed of C. A ``Device`` belongs to no framework: ``device.native`` is what the active
+backend makes of it.
+
+Source: D2L, section 6.7.1, "Computing Devices".
+"""
+
+from __future__ import annotations
+
+import operator
+import re
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from d2ldev.errors import InvalidDeviceError
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
+_CPU = "cpu"
+_GPU = "gpu"
+# The frameworks' own words for "the accelerator that is there".
+_ACCELERATORS = frozenset({_GPU, "cuda", "rocm", "xpu", "mps"})
+_SPELLING = re.compile(r"([a-z]+)(?::([0-9]+))?", re.ASCII)
+_FIX = "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'"
+
+_interned: dict[tuple[str, int], Device] = {}
+
+
+def _checked_index(kind: str, index: object) -> int:
+    if isinstance(index, bool):
+        problem = "an index is an integer, and True is no GPU's number"
+    else:
+        try:
+            number = operator.index(index)  # type: ignore[arg-type]
+        except TypeError:
+            problem = f"an index is an integer, not a {type(index).__name__}"
+        else:
+            if number >= 0:
+                return number
+            problem = "indices count from 0"
+    raise InvalidDeviceError(f"make {kind}({index!r})", problem, _FIX)
+
+
+class Device:
+    """A place for tensors: the CPU, or the GPU of an index.
+
+    ``Device('cpu')`` is the one CPU whatever its index, ``Device('gpu')`` is ``gpu:0``.
+    Nothing checks that the device exists; creating or copying onto it does.
+
+    Args:
+        kind: ``'cpu'`` or ``'gpu'``.
+        index: the number of the GPU, from 0. Anything that is an integer to Python
+            (``operator.index``), but no ``bool``.
+
+    Raises:
+        InvalidDeviceError: for another kind, a negative index or one that is no integer.
+
+    >>> Device('gpu', 1)
+    Device('gpu', 1)
+    >>> str(Device('gpu', 1)), str(Device('cpu'))
+    ('gpu:1', 'cpu')
+    >>> Device('cpu', 3) is Device('cpu')
+    True
+    >>> sorted([Device('gpu', 1), Device('gpu'), Device('cpu')])
+    [Device('cpu'), Device('gpu', 0), Device('gpu', 1)]
+    """
+
+    __slots__ = ("__weakref__", "index", "kind")
+
+    kind: str
+    index: int
+
+    def __new__(cls, kind: str, index: int = 0) -> Device:
+        if not isinstance(kind, str) or kind not in (_CPU, _GPU):
+            raise InvalidDeviceError(
+                f"make a device of kind {kind!r}", "a device is a 'cpu' or a 'gpu'", _FIX
+            )
+        index = _checked_index(kind, index)
+        key = (kind, 0 if kind == _CPU else index)
+        device = _interned.get(key)
+        if device is None:
+            device = object.__new__(cls)
+            object.__setattr__(device, "kind", key[0])
+            object.__setattr__(device, "index", key[1])
+            # Atomic: two threads that come here at once get the same object.
+            device = _interned.setdefault(key, device)
+        return device
+
+    @staticmethod
+    def parse(text: str) -> Device:
+        """The device that a string names.
+
+        Args:
+            text: ``'cpu'``, ``'gpu'``, ``'gpu:1'``; ``'cuda'``, ``'rocm'``, ``'xpu'`` and
+                ``'mps'`` mean ``'gpu'``. Case and surrounding white space do not matter.
+
+        Raises:
+            InvalidDeviceError: for anything else.
+
+        >>> Device.parse('cuda:1')
+        Device('gpu', 1)
+        """
+        match = _SPELLING.fullmatch(text.strip().lower())
+        if match is not None:
+            kind, index = match[1], int(match[2] or 0)
+            if kind == _CPU:
+                return Device(_CPU)
+            if kind in _ACCELERATORS:
+                return Device(_GPU, index)
+        raise InvalidDeviceError(f"read {text!r} as a device", "no device is spelt so", _FIX)
+
+    @property
+    def native(self) -> Any:
+        """The active backend's own object for this device.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+        """
+        return _active_backend().native(self)
+
+    def __enter__(self) -> Device:
+        """Make this the place where the active backend creates tensors (``backend.on``)."""
+        scope = _active_backend().on(self)
+        scope.__enter__()
+        _entered.set((*_entered.get(), scope))
+        return self
+
+    def __exit__(self, *exception: Any) -> bool | None:
+        *outer, scope = _entered.get()
+        _entered.set(tuple(outer))
+        return scope.__exit__(*exception)
+
+    def __str__(self) -> str:
+        return _CPU if self.kind == _CPU else f"{self.kind}:{self.index}"
+
+    def __repr__(self) -> str:
+        return f"Device({self.kind!r})" if self.kind == _CPU else f"Device('gpu', {self.index})"
+
+    # Equality and hash are those of the object, which is right because devices are interned.
+
+    def __lt__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return (self.kind, self.index) < (other.kind, other.index)
+
+    def __le__(self, other: object) -> bool:
+        return self is other or self.__lt__(other)
+
+    def __gt__(self, other: object) -> bool:
+        if not isinstance(other, Device):
+            return NotImplemented
+        return other < self
+
+    def __ge__(self, other: object) -> bool:
+        return self is other or self.__gt__(other)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Pickle, copy and deepcopy all come back to the interned object.
+        return Device, (self.kind, self.index)
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"a Device is immutable: cannot set {name!r} of {self!r}")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"a Device is immutable: cannot delete {name!r} of {self!r}")
+
+
+# The scopes that ``with device:`` entered and has not left, in this thread or task. It cannot
+# be kept on the device, which is one object for all of them.
+_entered: ContextVar[tuple[AbstractContextManager[Device], ...]] = ContextVar(
+    "d2ldev_entered_devices", default=()
+)
+
+CPU = Device(_CPU)
+
+
+def cpu() -> Device:
+    """The CPU: all of its cores and its memory."""
+    return CPU
+
+
+def gpu(i: int = 0) -> Device:
+    """The GPU of index ``i``; whether it exists is not checked.
+
+    Raises:
+        InvalidDeviceError: if ``i`` is negative or no integer.
+    """
+    return Device(_GPU, i)
+
+
+def _active_backend() -> Any:
+    from d2ldev.registry import active_backend
+
+    return active_backend()

@@ -1,0 +1,80 @@
+"""The one error family.
+
+Every error says what was attempted, what stood in the way, which devices were involved,
+and the line that fixes it. Each class is also the built-in exception that a caller who
+does not know d2ldev would catch.
+
+Held by ``tests/test_errors.py`` and the requirements ``errors.*`` of the conformance suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+class D2LDevError(Exception):
+    """The root of every error that d2ldev raises.
+
+    Args:
+        attempted: what was asked for, as in ``"move a tensor to gpu:1"``.
+        problem: why it cannot be done.
+        fix: the line of code, or the command, that mends it.
+        devices: the devices involved, in the order of importance.
+    """
+
+    def __init__(
+        self, attempted: str, problem: str, fix: str, devices: Iterable[object] = ()
+    ) -> None:
+        self.attempted = attempted
+        self.problem = problem
+        self.fix = fix
+        self.devices = tuple(str(device) for device in devices)
+        # All four go into ``args``, so that the error survives pickling between processes.
+        super().__init__(attempted, problem, fix, self.devices)
+
+    def __str__(self) -> str:
+        lines = [f"cannot {self.attempted}: {self.problem}"]
+        if self.devices:
+            lines.append(f"  devices: {', '.join(self.devices)}")
+        lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class InvalidDeviceError(D2LDevError, ValueError):
+    """What was given names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device."""
+
+
+class UnsupportedValueError(D2LDevError, TypeError):
+    """A value of a kind that the call does not take: no tensor, no container, no dtype."""
+
+
+class UnknownBackendError(D2LDevError, ValueError):
+    """No backend of that name is known."""
+
+
+class BackendNotInstalledError(D2LDevError, ImportError):
+    """The backend is known, but what it needs is not installed or fails to import."""
+
+
+class DeviceUnavailableError(D2LDevError, RuntimeError):
+    """The device is a valid one, but this machine does not have it."""
+
+
+class DeviceMismatchError(D2LDevError, RuntimeError):
+    """One operation was given tensors of different devices."""
+
+
+class OutOfDeviceMemoryError(D2LDevError, MemoryError):
+    """The device has too little free memory for what was asked."""
+
+
+class CheckpointError(D2LDevError, ValueError):
+    """A file of parameters cannot be read or does not fit."""
+
+
+class BackendFallbackWarning(UserWarning):
+    """No framework is installed, so that the reference backend was taken."""
+
+
+class DeviceInitializationWarning(UserWarning):
+    """The framework found hardware, but could not initialise it."""

@@ -1,0 +1,153 @@
+"""How ``place`` moves models and optimizers: all of it, once, or nothing.
+
+A framework's object (a module, an optimizer) is to this module a list of *parts*: a name, a
+value (a tensor, a nesting of tensors, or another object) and where that value is kept. Three
+steps, in this order, so that an error leaves everything as it was:
+
+1. find every tensor that the object looks after;
+2. copy those that are elsewhere, and make the containers that will hold the copies;
+3. put them in place, which cannot fail.
+
+Held by the requirements ``place.*`` of the conformance suite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from d2ldev.containers import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, leaves, rebuild
+from d2ldev.errors import UnsupportedValueError
+
+if TYPE_CHECKING:
+    from d2ldev.device import Device
+    from d2ldev.interface import Backend
+
+
+class Part(NamedTuple):
+    """One thing that a framework's object keeps.
+
+    Args:
+        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``.
+        value: a tensor, a nesting, or another object of the framework.
+        put: stores another value in its stead. It must not fail.
+    """
+
+    name: str
+    value: Any
+    put: Callable[[Any], object]
+
+
+class Entry(NamedTuple):
+    """A tensor that was found, under its full name."""
+
+    name: str
+    tensor: Any
+
+
+class Inventory:
+    """Everything that ``place`` looks after in a nesting of tensors, models and optimizers.
+
+    Args:
+        backend: whose tensors and objects they are.
+        obj: a tensor, a model, an optimizer, or any nesting of them.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        UnsupportedValueError: if the nesting holds something else. Inside a model, which may
+            keep whatever it likes, values of other kinds are passed over.
+    """
+
+    def __init__(self, backend: Backend, obj: Any, attempted: str) -> None:
+        self._backend = backend
+        self._kinds = backend.kinds
+        self._attempted = attempted
+        self._seen: set[int] = set()
+        self.parts: list[Part] = []
+        self.entries: list[Entry] = []
+        self.objects: list[Any] = []
+        for name, value, kind in leaves(obj, self._kinds):
+            if kind is UNKNOWN:
+                raise self.refusal(name, value)
+            self._add(name, value, kind)
+
+    def refusal(self, name: str, value: object) -> UnsupportedValueError:
+        where = f" at {name}" if name else ""
+        return UnsupportedValueError(
+            self._attempted,
+            f"{describe(value)}{where} is no tensor, model or optimizer of the "
+            f"{self._backend.name} backend, and no container",
+            "place what it holds: obj.x = backend.place(obj.x, device)",
+        )
+
+    def _add(self, name: str, value: Any, kind: Kind) -> None:
+        if kind is TENSOR:
+            self.entries.append(Entry(name, value))
+            if id(value) not in self._seen:
+                self._seen.add(id(value))
+                for part in self._backend._attached(value):
+                    self.parts.append(part)
+                    self.entries.append(Entry(f"{name}.{part.name}" if name else part.name, part.value))
+        elif kind is OBJECT and id(value) not in self._seen:
+            self._seen.add(id(value))
+            self.objects.append(value)
+            for part in self._backend._parts(value):
+                if self._add_nesting(f"{name}.{part.name}" if name else part.name, part.value):
+                    self.parts.append(part)
+
+    def _add_nesting(self, name: str, value: Any) -> bool:
+        """Whether there is anything in ``value`` that may have to be put back."""
+        found = False
+        for path, leaf, kind in leaves(value, self._kinds, name):
+            if kind is not PLAIN and kind is not UNKNOWN:
+                self._add(path, leaf, kind)
+                found = found or kind is TENSOR
+        return found
+
+
+def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
+    """Move everything that ``obj`` looks after to ``device``; see ``Backend.place``."""
+    inventory = Inventory(backend, obj, attempted)
+    copies: dict[int, tuple[Any, Any]] = {}
+    for _, tensor in inventory.entries:
+        if id(tensor) not in copies and backend.device_of(tensor) is not device:
+            copies[id(tensor)] = tensor, backend._copy_to(tensor, device, attempted)
+    if not copies:
+        return obj
+
+    refilled = [pair for pair in copies.values() if backend._is_refilled(pair[0])]
+    replaced = {key: new for key, (old, new) in copies.items() if not backend._is_refilled(old)}
+
+    def change(leaf: Any, kind: Kind, name: str) -> Any:
+        return replaced.get(id(leaf), leaf)
+
+    kinds = backend.kinds
+    puts = [(part, rebuild(part.value, kinds, change, attempted)) for part in inventory.parts]
+    placed = rebuild(obj, kinds, change, attempted)
+    # Nothing from here on can fail.
+    for tensor, new in refilled:
+        backend._refill(tensor, new)
+    for part, value in puts:
+        if value is not part.value:
+            part.put(value)
+    for moved in inventory.objects:
+        backend._finish(moved)
+    return placed
+
+
+def named_tensors(backend: Backend, obj: Any) -> Iterator[Entry]:
+    """The tensors that ``place`` looks after, with their names."""
+    return iter(Inventory(backend, obj, "list the tensors of an object").entries)
+
+
+def describe(value: object) -> str:
+    """A value in a few words, for a message.
+
+    >>> describe(object)
+    "<class 'object'>, a type,"
+    """
+    text = repr(value)
+    if len(text) > 60:
+        text = f"{text[:57]}..."
+    kind = type(value).__name__
+    return f"{text}, {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind},"

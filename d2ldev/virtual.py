@@ -1,0 +1,71 @@
+"""How many virtual GPUs were asked for: ``D2LDEV_VIRTUAL_GPUS`` or ``virtual_gpus(n)``.
+
+A virtual GPU is a place that is not there: real data, real computation on the CPU, real
+device semantics. Each backend makes its own; this module only carries the number, which a
+backend takes when it is first used.
+"""
+
+from __future__ import annotations
+
+import operator
+import os
+
+from d2ldev.errors import D2LDevError, InvalidDeviceError
+
+VARIABLE = "D2LDEV_VIRTUAL_GPUS"
+MAXIMUM = 8
+
+_chosen: int | None = None
+
+
+def virtual_gpus(n: int) -> None:
+    """Ask for ``n`` virtual GPUs in every backend that is used for the first time from now on.
+
+    Args:
+        n: 0 to 8; 0 is none at all, also for the reference backend, which has two by default.
+
+    Raises:
+        InvalidDeviceError: if ``n`` is no integer, or out of range.
+        D2LDevError: if a backend in use already has another number of GPUs.
+    """
+    from d2ldev.registry import loaded_backends
+
+    global _chosen
+    number = _checked(n, f"make {n!r} virtual GPUs")
+    for backend in loaded_backends():
+        if (backend.virtual_gpus or 0) != number and backend.max_virtual_gpus:
+            raise D2LDevError(
+                f"make {number} virtual GPUs",
+                f"the {backend.name} backend is in use already, with {backend.num_gpus()} GPUs",
+                f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "
+                f"or set {VARIABLE}={number}",
+                backend.devices(),
+            )
+    _chosen = number
+
+
+def requested_virtual_gpus() -> int | None:
+    """The number that was asked for; None if nothing was said.
+
+    Raises:
+        InvalidDeviceError: if the environment's value is no number from 0 to 8.
+    """
+    if _chosen is not None:
+        return _chosen
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return None
+    attempted = f"make {text!r} virtual GPUs (from {VARIABLE})"
+    return _checked(int(text) if text.isascii() and text.isdigit() else text, attempted)
+
+
+def _checked(n: object, attempted: str) -> int:
+    try:
+        number = -1 if isinstance(n, bool) else operator.index(n)  # type: ignore[arg-type]
+    except TypeError:
+        number = -1
+    if not 0 <= number <= MAXIMUM:
+        raise InvalidDeviceError(
+            attempted, f"the number is an integer from 0 to {MAXIMUM}", f"{VARIABLE}=2"
+        )
+    return number
