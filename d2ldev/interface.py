@@ -162,8 +162,8 @@ class Backend(ABC):
         """
 
     @abstractmethod
-    def _full(self, shape: Shape, value: Any, dtype: Any, native: Any) -> Tensor:
-        """A tensor filled with a number."""
+    def _full(self, shape: tuple[int, ...], value: Any, *, dtype: Any, device: Any) -> Tensor:
+        """A tensor filled with a number; ``dtype`` and ``device`` are the framework's own."""
 
     @abstractmethod
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
@@ -171,7 +171,7 @@ class Backend(ABC):
 
     @abstractmethod
     def _random(
-        self, distribution: str, shape: Shape, seed: int | None, dtype: Any, native: Any
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
         """Random numbers: ``'uniform'`` in [0, 1), or ``'normal'`` with mean 0 and deviation 1.
 
@@ -430,7 +430,7 @@ class Backend(ABC):
             OutOfDeviceMemoryError: if the device's memory does not suffice.
             InvalidDeviceError, UnsupportedValueError: for what is no device or no dtype.
         """
-        return self.full(shape, 0.0, dtype=dtype, device=device, like=like)
+        return self._filled(shape, 0.0, dtype, device, like)
 
     def ones(
         self,
@@ -441,7 +441,7 @@ class Backend(ABC):
         like: Tensor = None,
     ) -> Tensor:
         """A tensor of ones, made on the device; see ``zeros``."""
-        return self.full(shape, 1.0, dtype=dtype, device=device, like=like)
+        return self._filled(shape, 1.0, dtype, device, like)
 
     def full(
         self,
@@ -456,16 +456,7 @@ class Backend(ABC):
 
         ``dtype=None`` is the framework's default for that number, as in ``asarray``.
         """
-        native = None
-        if dtype is None and like is None and (device is None or type(device) in _HASHABLE):
-            native = self._natives.get(device)  # the common call, without a detour
-        if native is None:
-            dtype, native = self._destination("make a tensor", dtype, device, like)
-        try:
-            return self._full(shape, fill_value, dtype, native)
-        except Exception as error:
-            self._raise_if_out_of_memory(error, f"make a tensor of shape {shape}", native)
-            raise
+        return self._filled(shape, fill_value, dtype, device, like)
 
     def arange(
         self,
@@ -526,6 +517,25 @@ class Backend(ABC):
         """Random numbers, normal with mean 0 and deviation 1; see ``rand``."""
         return self._randomly("normal", shape, seed, dtype, device, like)
 
+    def _filled(
+        self, shape: Shape, value: Any, dtype: DType, device: DeviceLike, like: Tensor
+    ) -> Tensor:
+        native = None
+        if dtype is None and like is None:
+            try:
+                native = self._natives.get(device)  # the common call, without a detour
+            except TypeError:  # not hashable, so no device: the error is raised below
+                pass
+        if native is None:
+            dtype, native = self._destination("make a tensor", dtype, device, like)
+        if type(shape) is not tuple:
+            shape = _as_tuple(shape)
+        try:
+            return self._full(shape, value, dtype=dtype, device=native)
+        except Exception as error:
+            self._raise_if_out_of_memory(error, f"make a tensor of shape {shape}", native)
+            raise
+
     def _randomly(
         self,
         distribution: str,
@@ -539,7 +549,7 @@ class Backend(ABC):
         if seed is not None:
             seed = operator.index(seed)
         try:
-            return self._random(distribution, shape, seed, dtype, native)
+            return self._random(distribution, _as_tuple(shape), seed, dtype, native)
         except Exception as error:
             self._raise_if_out_of_memory(error, f"make a tensor of shape {shape}", native)
             raise
@@ -802,4 +812,8 @@ class Backend(ABC):
             ) from error
 
 
-_HASHABLE = frozenset({Device, str})
+def _as_tuple(shape: Shape) -> tuple[int, ...]:
+    try:
+        return (operator.index(shape),)  # type: ignore[arg-type]
+    except TypeError:
+        return tuple(shape)  # type: ignore[arg-type]

@@ -87,7 +87,9 @@ class Inventory:
                 self._seen.add(id(value))
                 for part in self._backend._attached(value):
                     self.parts.append(part)
-                    self.entries.append(Entry(f"{name}.{part.name}" if name else part.name, part.value))
+                    self.entries.append(
+                        Entry(f"{name}.{part.name}" if name else part.name, part.value)
+                    )
         elif kind is OBJECT and id(value) not in self._seen:
             self._seen.add(id(value))
             self.objects.append(value)

@@ -16,7 +16,7 @@ import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.interface import Backend, DeviceLike, Memory, Shape, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import describe
 from d2ldev_reference.mlp import make_mlp
 
@@ -78,10 +78,10 @@ class ReferenceBackend(Backend):
             dtype = xp.float32 if python_float else getattr(xp, array.dtype.name)
         return xp.asarray(array, dtype=dtype, device=native, copy=True)
 
-    def _full(self, shape: Shape, value: Any, dtype: Any, native: Any) -> Tensor:
+    def _full(self, shape: tuple[int, ...], value: Any, *, dtype: Any, device: Any) -> Tensor:
         if dtype is None and isinstance(value, float):
             dtype = xp.float32
-        return xp.full(_tuple(shape), _scalar(value, dtype), dtype=dtype, device=native)
+        return xp.full(shape, _scalar(value, dtype), dtype=dtype, device=device)
 
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         if dtype is None and any(isinstance(number, float) for number in (start, stop, step)):
@@ -89,12 +89,12 @@ class ReferenceBackend(Backend):
         return xp.arange(start, stop, step, dtype=dtype, device=native)
 
     def _random(
-        self, distribution: str, shape: Shape, seed: int | None, dtype: Any, native: Any
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
         # Without a seed NumPy's own state, which ``np.random.seed`` sets, as a framework's would be.
         source: Any = np.random if seed is None else np.random.RandomState(seed)
         draw = source.random_sample if distribution == "uniform" else source.standard_normal
-        numbers = np.asarray(draw(_tuple(shape)))
+        numbers = np.asarray(draw(shape))
         return xp.asarray(numbers, dtype=dtype or xp.float32, device=native, copy=True)
 
     def _astype(self, x: Tensor, dtype: Any) -> Tensor:
@@ -131,10 +131,6 @@ class ReferenceBackend(Backend):
 
     def _memory(self, device: Device) -> Memory:
         return Memory(None, None, None)
-
-
-def _tuple(shape: Shape) -> tuple[int, ...]:
-    return (shape,) if isinstance(shape, int) else tuple(shape)
 
 
 def _scalar(value: Any, dtype: Any) -> Any:
