@@ -57,12 +57,13 @@ def _forward(name: str, method: FunctionType) -> Any:
     return update_wrapper(forward, method)
 
 
-for _name, _method in vars(Backend).items():
+for _name in dir(Backend):
+    _method = getattr(Backend, _name)
     if isinstance(_method, FunctionType) and not _name.startswith("_"):
         setattr(ActiveBackend, _name, _forward(_name, _method))
 Backend.register(ActiveBackend)
 
-backend = cast(Backend, ActiveBackend())
+backend = cast("Backend", ActiveBackend())
 """``from d2ldev import backend``: the active backend."""
 
 

@@ -139,7 +139,7 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool]) -> bool:
         return True
     if isinstance(kind, Kind):
         return False
-    for child in kind.children(x):  # noqa: SIM110: a generator would double the cost
+    for child in kind.children(x):  # noqa: SIM110  # a generator would double the cost
         if not every(child, kinds, holds):
             return False
     return True
@@ -261,13 +261,13 @@ def _container_of(cls: type) -> Container | None:
     if issubclass(cls, MutableSequence):
         return Container(iter, lambda x: range(len(x)), _sequence_rebuild(cls))
     if issubclass(cls, AbstractSet):
-        return Container(iter, lambda x: range(len(x)), lambda old, new: type(old)(new))
+        return Container(iter, lambda x: range(len(x)), _set_rebuild)
     if hasattr(cls, "__dataclass_fields__"):
         return _dataclass_container()
     return None
 
 
-def _mapping_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
+def _mapping_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     if cls is dict or not issubclass(cls, MutableMapping):
         return lambda old, new: cls(dict(zip(old, new, strict=True)))
 
@@ -283,7 +283,7 @@ def _mapping_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
 
 def _sequence_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
     if cls is list:
-        return lambda old, new: new
+        return lambda _, new: new
 
     def rebuild(old: Any, new: list[Any]) -> Any:
         sequence = copy.copy(old)  # a deque keeps its maximal length
@@ -294,18 +294,22 @@ def _sequence_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
     return rebuild
 
 
+def _set_rebuild(old: Any, new: list[Any]) -> Any:
+    return type(old)(new)
+
+
 def _tuple_labels(cls: type) -> Callable[[Any], Iterable[object]]:
     fields = getattr(cls, "_fields", None)
-    return (lambda x: fields) if fields is not None else (lambda x: range(len(x)))
+    return (lambda _: fields) if fields is not None else (lambda x: range(len(x)))
 
 
-def _tuple_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
+def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     if hasattr(cls, "n_sequence_fields"):  # a structure of C's, such as torch.return_types.max
-        return lambda old, new: cls(new)
+        return lambda _, new: cls(new)
 
     def rebuild(old: Any, new: list[Any]) -> Any:
         # Past ``__new__``, which may ask for other arguments than the items.
-        made = tuple.__new__(cls, new)
+        made: Any = tuple.__new__(cls, new)
         if hasattr(old, "__dict__"):
             vars(made).update(vars(old))
         return made

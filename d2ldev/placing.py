@@ -120,7 +120,7 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
     refilled = [pair for pair in copies.values() if backend._is_refilled(pair[0])]
     replaced = {key: new for key, (old, new) in copies.items() if not backend._is_refilled(old)}
 
-    def change(leaf: Any, kind: Kind, name: str) -> Any:
+    def change(leaf: Any, _kind: Kind, _name: str) -> Any:
         return replaced.get(id(leaf), leaf)
 
     kinds = backend.kinds

@@ -279,7 +279,7 @@ def set_backend(name: str | Backend) -> Backend:
     return backend
 
 
-class use_backend:  # noqa: N801: it reads as a verb in a with statement
+class use_backend:  # noqa: N801  # it reads as a verb in a with statement
     """Make a backend the active one for the length of a block, in this thread or task only.
 
     Leaving restores exactly what was, also under exceptions. One object can be entered

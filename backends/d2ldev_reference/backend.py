@@ -91,7 +91,7 @@ class ReferenceBackend(Backend):
     def _random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        # Without a seed NumPy's own state, which ``np.random.seed`` sets, as a framework's would be.
+        # Without a seed it is NumPy's own state, which ``np.random.seed`` sets.
         source: Any = np.random if seed is None else np.random.RandomState(seed)
         draw = source.random_sample if distribution == "uniform" else source.standard_normal
         numbers = np.asarray(draw(shape))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ import array_api_strict as xp
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.interface import Backend, DeviceLike, Tensor
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: xp.where(x > 0, x, xp.zeros_like(x)),
     "tanh": xp.tanh,
     "sigmoid": lambda x: 1 / (1 + xp.exp(-x)),

@@ -93,7 +93,7 @@ class TorchBackend(Backend):
         return self.device(torch.get_default_device())
 
     def _native_scope(self, device: Device) -> AbstractContextManager[Any]:
-        return self._native(device)  # type: ignore[return-value]  # torch.device is a context
+        return self._native(device)  # torch.device is a context
 
     # -- tensors --------------------------------------------------------------------------
 
@@ -124,7 +124,7 @@ class TorchBackend(Backend):
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         return numpy_exchange.from_data(obj, dtype, native)
 
-    _full = staticmethod(torch.full)  # as it is: a function around it would cost 5 %
+    _full: ClassVar[Any] = staticmethod(torch.full)  # as it is: a function around it would cost 5 %
 
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         return torch.arange(start, stop, step, dtype=dtype, device=native)
@@ -146,7 +146,7 @@ class TorchBackend(Backend):
         return numpy_exchange.to_numpy(x)
 
     def _from_dlpack(self, x: Any) -> Tensor:
-        return torch.from_dlpack(x)
+        return torch.utils.dlpack.from_dlpack(x)
 
     # -- models ---------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ def to_numpy(x: torch.Tensor) -> np.ndarray[Any, Any]:
 
 
 def _is_foreign(array: np.ndarray[Any, Any]) -> bool:
-    return array.dtype.name == "bfloat16" or array.dtype.name.startswith("float8")
+    return str(array.dtype.name).startswith(("bfloat16", "float8"))
 
 
 def _holds_arrays(obj: Any) -> bool:

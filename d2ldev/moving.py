@@ -1,0 +1,147 @@
+"""Copies between devices: where the user wrote one, and nowhere else.
+
+Source: D2L, section 6.7.2.2, "Copying".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.containers import PLAIN, TENSOR, Kind, every, rebuild
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.placing import describe
+from d2ldev.primitives import DeviceLike, Tensor
+from d2ldev.resolution import Resolution
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Moving(Resolution):
+    """The part of the contract that moves and copies tensors, and takes them in and out."""
+
+    def to(self, x: Any, device: DeviceLike) -> Any:
+        """Move a tensor, or every tensor in a nesting, to a device.
+
+        Args:
+            x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
+                ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
+            device: where to.
+
+        Returns:
+            ``x`` itself if it is there already (``to(x, device) is x``), else a copy on
+            ``device``. Containers come back as what they were, tied leaves tied; a container
+            in which nothing moved is itself.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            OutOfDeviceMemoryError: if its memory does not suffice.
+            UnsupportedValueError: if ``x`` holds something else, which the message names.
+                Nothing has moved then.
+        """
+        try:
+            target = self._devices[device]
+        except (KeyError, TypeError):
+            target = self._existing(device, "move a tensor")[0]
+        kinds = self.kinds
+        if kinds[type(x)] is TENSOR:
+            if self.device_of(x) is target:
+                return x
+            return self._copy_to(x, target, f"move a tensor to {target}")
+        device_of = self.device_of
+        try:
+            if every(x, kinds, lambda tensor: device_of(tensor) is target):
+                return x
+        except RecursionError:
+            pass  # the walk below finds the cycle and names it
+        return self._copied(x, target, f"move a batch to {target}", always=False)
+
+    def copy(self, x: Any, device: DeviceLike = None) -> Any:
+        """Copy a tensor, or every tensor in a nesting, into new memory.
+
+        Args:
+            x: as in ``to``.
+            device: where to; None leaves each tensor on its device.
+
+        Returns:
+            A copy that shares no memory with ``x``, also when it was there already. Leaves
+            that were tied to each other are tied again.
+
+        Raises:
+            As ``to``.
+        """
+        target = None if device is None else self._existing(device, "copy a tensor")[0]
+        return self._copied(x, target, "copy a tensor", always=True)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        """The values of a tensor in a NumPy array that the caller owns.
+
+        Returns:
+            A new, writable array of the same shape and dtype; bfloat16 and float8 are those of
+            ``ml_dtypes``.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend.
+        """
+        if kinds_name := self._foreign(x):
+            raise self._refusal("make a NumPy array", x, "", kinds_name)
+        return self._to_numpy(x)
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        """A tensor on the memory of another framework's tensor, without a copy.
+
+        Args:
+            x: anything with ``__dlpack__`` and ``__dlpack_device__``.
+
+        Raises:
+            UnsupportedValueError: if the protocol does not allow it: no such method, a dtype
+                without a number in DLPack, a tensor that needs gradients, read-only memory.
+        """
+        attempted = f"take over the memory of {describe(x)}"
+        try:
+            return self._from_dlpack(x)
+        except Exception as error:
+            raise UnsupportedValueError(
+                attempted,
+                f"{type(error).__name__}: {error}",
+                "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
+            ) from error
+
+    def _copied(self, x: Any, target: Device | None, attempted: str, *, always: bool) -> Any:
+        def change(leaf: Any, kind: Kind, name: str) -> Any:
+            if kind is not TENSOR:
+                raise self._refusal(attempted, leaf, name, self._foreign(leaf))
+            there = self.device_of(leaf)
+            if there is (target or there) and not always:
+                return leaf
+            return self._copy_to(leaf, target or there, attempted)
+
+        return rebuild(x, self.kinds, change, attempted)
+
+    def _copy_to(self, x: Tensor, device: Device, attempted: str) -> Tensor:
+        native = self._natives.get(device) or self._existing(device, attempted)[1]
+        try:
+            return self._copy(x, native)
+        except Exception as error:
+            self._raise_if_out_of_memory(error, attempted, native)
+            raise
+
+    def _foreign(self, x: Any) -> str:
+        """What a value is instead of a tensor of this backend; empty if it is one."""
+        kind = self.kinds[type(x)]
+        if kind is TENSOR:
+            return ""
+        return "a plain value" if kind is PLAIN else f"no tensor of the {self.name} backend"
+
+    def _refusal(self, attempted: str, x: Any, name: str, what: str) -> UnsupportedValueError:
+        where = f" at {name}" if name else ""
+        fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
+        if isinstance(x, self.object_types):
+            fix = "model = backend.place(model, device) moves models and optimizers"
+        elif hasattr(x, "__dlpack__") and type(x).__module__ != "numpy":
+            fix = "x = backend.from_dlpack(x) takes over another framework's tensor"
+        elif not hasattr(x, "__array__"):
+            fix = "take it out of the batch, or d2ldev.register_container(type(x), ...)"
+        problem = f"{describe(x)}{where} is {what}"
+        return UnsupportedValueError(attempted, problem, fix)

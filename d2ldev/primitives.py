@@ -1,0 +1,250 @@
+"""What one framework must say: the primitives that an author of a backend writes.
+
+``Backend`` (``interface.py``) derives everything else from them. They are given devices that
+exist and arguments that were checked; what they raise is translated by their callers.
+
+Source: names and meanings of the creation functions are those of the Python array API
+standard, 2024.12.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from d2ldev.containers import Kinds
+from d2ldev.device import Device
+from d2ldev.errors import DeviceUnavailableError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from d2ldev.placing import Part
+
+Tensor = Any
+"""A native tensor of the backend."""
+
+DeviceLike = Any
+"""A ``Device``, a string such as ``'gpu:1'``, or the framework's own device object."""
+
+DType = Any
+"""A dtype's name such as ``'float32'``, the framework's own dtype, or NumPy's."""
+
+Shape = int | Sequence[int]
+
+
+class Memory(NamedTuple):
+    """The memory of a device in bytes; ``None`` where the framework cannot say.
+
+    Args:
+        used: held by live tensors of this process now.
+        peak: the most that was ever held so.
+        total: the size of the device's memory.
+    """
+
+    used: int | None
+    peak: int | None
+    total: int | None
+
+
+class Primitives(ABC):
+    """One framework, as far as it has to be said by hand.
+
+    Args:
+        virtual_gpus: how many GPUs to make out of nothing, ``None`` for the hardware's.
+    """
+
+    name: ClassVar[str]
+    """The name it is selected by."""
+    distributions: ClassVar[tuple[str, ...]]
+    """The distributions whose versions identify it, the framework's first."""
+    max_virtual_gpus: ClassVar[int] = 0
+    """How many virtual GPUs it can make."""
+    tensor_types: ClassVar[tuple[type, ...]]
+    """The classes of its tensors."""
+    object_types: ClassVar[tuple[type, ...]] = ()
+    """The classes of the models, optimizers and the like that ``place`` takes apart."""
+    dtype_names: ClassVar[tuple[str, ...]]
+    """The dtypes that its tensors can have, by name."""
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        if virtual_gpus is not None and virtual_gpus > self.max_virtual_gpus:
+            raise DeviceUnavailableError(
+                f"make {virtual_gpus} virtual GPUs",
+                f"the {self.name} backend can make {self.max_virtual_gpus}",
+                "unset D2LDEV_VIRTUAL_GPUS, or D2LDEV_BACKEND=reference (2 virtual GPUs)",
+            )
+        self.virtual_gpus = virtual_gpus
+        self.kinds = Kinds(self.tensor_types, self.object_types)
+        self._scope: ContextVar[Device | None] = ContextVar(f"{self.name}_scope", default=None)
+        # Devices that are known to exist, by every spelling in which they were asked for.
+        self._devices: dict[Any, Device] = {}
+        self._natives: dict[Any, Any] = {}
+
+    # -- devices --------------------------------------------------------------------------
+
+    @abstractmethod
+    def num_gpus(self) -> int:
+        """How many GPUs of this process's machine the framework can use; 0 if none.
+
+        Asking makes no context on any GPU, so that a later fork works. There being none is
+        no error; hardware that was found but cannot be initialised is a
+        ``DeviceInitializationWarning`` with the reason.
+        """
+
+    @abstractmethod
+    def _native(self, device: Device) -> Any:
+        """The framework's own object for a device that exists."""
+
+    @abstractmethod
+    def _from_native(self, native: Any) -> Device | None:
+        """The device that the framework's own object stands for; None if it is no such thing."""
+
+    @abstractmethod
+    def _platform(self, device: Device) -> str:
+        """``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'mps'``, ``'virtual'`` ..."""
+
+    @abstractmethod
+    def default_device(self) -> Device:
+        """Where the framework's own creation calls would put a tensor now.
+
+        d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
+        """
+
+    def _native_scope(self, device: Device) -> AbstractContextManager[Any]:
+        """The framework's own context that makes a device its default."""
+        return nullcontext()
+
+    # -- tensors --------------------------------------------------------------------------
+
+    @abstractmethod
+    def device_of(self, x: Tensor) -> Device:
+        """Where the bytes of a tensor are.
+
+        A value that is only traced (under ``jit`` or ``tf.function``), spread over several
+        devices, or has no bytes (torch's ``meta``) has no one place: that is an
+        ``UnsupportedValueError`` which says so, never a guess.
+
+        Raises:
+            UnsupportedValueError: also if ``x`` is no tensor of this backend.
+        """
+
+    @abstractmethod
+    def _native_dtype(self, name: str) -> Any:
+        """The framework's own dtype of one of the names in ``dtype_names``."""
+
+    @abstractmethod
+    def dtype_of(self, x: Tensor) -> str:
+        """The name of a tensor's dtype, such as ``'float32'``."""
+
+    @abstractmethod
+    def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        """A tensor with the values of a number, a nesting of lists, or a NumPy array.
+
+        The array is of a dtype in ``dtype_names``, and the tensor never aliases it.
+        """
+
+    @abstractmethod
+    def _full(self, shape: tuple[int, ...], value: Any, *, dtype: Any, device: Any) -> Tensor:
+        """A tensor filled with a number; ``dtype`` and ``device`` are the framework's own."""
+
+    @abstractmethod
+    def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        """The numbers from ``start`` to ``stop``, which is not included."""
+
+    @abstractmethod
+    def _random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        """Random numbers: ``'uniform'`` in [0, 1), or ``'normal'`` with mean 0 and deviation 1.
+
+        With a seed, the framework's own random state is neither read nor changed.
+        """
+
+    @abstractmethod
+    def _astype(self, x: Tensor, dtype: Any) -> Tensor:
+        """A tensor in another dtype, on the same device."""
+
+    @abstractmethod
+    def _copy(self, x: Tensor, native: Any) -> Tensor:
+        """The tensor in new memory on a device, which may be the one where it is."""
+
+    @abstractmethod
+    def _to_numpy(self, x: Tensor) -> NDArray[Any]:
+        """The values in a new NumPy array."""
+
+    @abstractmethod
+    def _from_dlpack(self, x: Any) -> Tensor:
+        """A tensor on the memory of another framework's."""
+
+    # -- models ---------------------------------------------------------------------------
+
+    @abstractmethod
+    def mlp(
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        device: DeviceLike = None,
+        seed: int = 0,
+    ) -> Any:
+        """A multilayer perceptron of the framework's own dense layers, callable as ``net(x)``.
+
+        Args:
+            sizes: the number of features of the input, of each hidden layer, and of the
+                output: ``[20, 64, 1]``.
+            activation: between the layers: ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
+            device: where its parameters are made.
+            seed: of the initial parameters; the framework's own random state is left alone.
+
+        Returns:
+            A model in float32; ``net(x)`` maps ``(n, sizes[0])`` to ``(n, sizes[-1])``.
+
+        Raises:
+            UnsupportedValueError: for fewer than two sizes, or another activation.
+        """
+
+    def _parts(self, obj: Any) -> Iterator[Part]:
+        """What one of ``object_types`` keeps: each tensor, nesting or object, for ``place``."""
+        return iter(())
+
+    def _attached(self, x: Tensor) -> Iterator[Part]:
+        """What hangs on a tensor and has to be where it is, such as its gradient."""
+        return iter(())
+
+    def _is_refilled(self, x: Tensor) -> bool:
+        """Whether ``place`` gives a tensor other memory instead of replacing the object.
+
+        So that whoever else holds a parameter, such as an optimizer, still holds it afterwards.
+        """
+        return False
+
+    def _refill(self, x: Tensor, new: Tensor) -> None:
+        """Give ``x`` the memory of ``new``; called only where ``_is_refilled(x)``."""
+
+    def _finish(self, obj: Any) -> None:
+        """Called for each of ``object_types`` when its parts have moved. It must not fail."""
+
+    # -- the machine ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _synchronize(self, device: Device) -> None:
+        """Return when all work queued on a device is done, without making a context there."""
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        """Whether no work queued on a device (None: on any) is unfinished.
+
+        A framework that computes before it returns is always idle.
+        """
+        return True
+
+    @abstractmethod
+    def _memory(self, device: Device) -> Memory:
+        """The memory of a device that exists."""
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        """Whether an exception of the framework says that memory ran out."""
+        return isinstance(error, MemoryError)
