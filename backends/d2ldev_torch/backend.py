@@ -160,6 +160,13 @@ class TorchBackend(Backend):
     ) -> Any:
         return make_mlp(self, sizes, activation, device, seed)
 
+    def place(self, obj: Any, device: DeviceLike) -> Any:
+        if not torch.is_inference_mode_enabled():
+            return super().place(obj, device)
+        # Tensors made in inference mode are for inference for good, and a model is to outlive it.
+        with torch.inference_mode(False), torch.no_grad():
+            return super().place(obj, device)
+
     def _parts(self, obj: Any) -> Iterator[Part]:
         return parts_of(obj)
 

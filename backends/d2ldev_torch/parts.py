@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import suppress
-from functools import partial
+from functools import lru_cache, partial
+from types import MemberDescriptorType
 from typing import Any
 
 import torch
@@ -40,6 +41,20 @@ def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
     for name, value in attributes.items():
         if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_TENSORS):
             yield Part(name, value, partial(attributes.__setitem__, name))
+    for name in _slots_of(type(module)):
+        if hasattr(module, name):
+            yield Part(name, getattr(module, name), partial(object.__setattr__, module, name))
+
+
+@lru_cache(1024)
+def _slots_of(cls: type) -> tuple[str, ...]:
+    """What objects of a class keep outside of their ``__dict__``; for most there is nothing."""
+    return tuple(
+        name
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, MemberDescriptorType)
+    )
 
 
 def _optimizer_parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
