@@ -1,0 +1,5 @@
+"""``python -m d2ldev``: the command line."""
+
+from d2ldev.cli.main import app
+
+app(prog_name="d2ldev")

@@ -1,0 +1,300 @@
+# The chapter "GPUs" (Dive into Deep Learning, section 6.7) as a notebook in the percent format:
+# `d2ldev tour` runs it, and so does an editor that knows `# %%` cells.
+# mypy: ignore-errors
+
+# %% [markdown]
+# # 6.7 GPUs
+#
+# A graphics processor multiplies matrices many times faster than a CPU, if the numbers are in its own memory. This chapter is about that "if": which devices there are, where a tensor is, how it gets somewhere else, and what a model needs. Every cell is the same for every framework; `d2l` stands for the backend that is active.
+
+# %%
+from d2ldev import backend as d2l
+
+d2l
+
+# %% [markdown]
+# ## 6.7.1 Computing Devices
+#
+# A device is a small value with a name. The CPU is one device, however many cores it has. Each GPU is a device of its own, counted from 0. Naming a device does not ask whether it exists.
+
+# %%
+d2l.cpu(), d2l.gpu(), d2l.gpu(1)
+
+# %%
+print(d2l.gpu(1))
+d2l.device("cuda:1") is d2l.gpu(1)
+
+# %% [markdown]
+# How many GPUs are there really, and what are they?
+
+# %%
+d2l.num_gpus()
+
+# %%
+for device in d2l.devices():
+    print(device, "is", d2l.platform(device))
+
+# %% [markdown]
+# Code that shall run everywhere takes a GPU if there is one, and the CPU otherwise. `try_gpu(i)` chooses so for one device. `try_all_gpus()` gives a list that is never empty, so that a loop over it always has something to do.
+
+# %%
+print(d2l.try_gpu(), d2l.try_gpu(10))
+d2l.try_all_gpus()
+
+# %% [markdown]
+# ## 6.7.2 Tensors and GPUs
+#
+# A tensor is made on the CPU unless you say otherwise. `device_of` tells where its bytes are.
+
+# %%
+x = d2l.asarray([1, 2, 3])
+d2l.device_of(x)
+
+# %% [markdown]
+# An operation computes where its operands are, and so they all have to be in the same place.
+#
+# ### 6.7.2.1 Storage on the GPU
+#
+# Say the device when you make a tensor: it is made there, and never on the CPU first.
+
+# %%
+X = d2l.ones((2, 3), device=d2l.try_gpu())
+X
+
+# %%
+place = d2l.try_gpu(1)
+Y = d2l.rand((2, 3), seed=1, device=place)
+Y
+
+# %% [markdown]
+# In a `with` block a device is the place for everything that is made there without a word about the device. A device is such a block itself; `d2l.on` also takes its name. After the block it is as it was before.
+
+# %%
+with d2l.try_gpu():
+    a = d2l.zeros(3)
+with d2l.on("cpu"):
+    b = d2l.zeros(3)
+d2l.device_of(a), d2l.device_of(b)
+
+# %% [markdown]
+# A GPU's memory is smaller than the machine's, and tensors stay in it as long as something refers to them. `None` is a number that the framework cannot tell.
+
+# %%
+d2l.memory(d2l.try_gpu())
+
+# %% [markdown]
+# A device that does not exist is an error as soon as something is to be put there, and no reason to end up on the CPU unnoticed. The error names the devices that there are. (If your machine has a hundred GPUs, this cell disappoints.)
+
+# %% raises=1
+d2l.zeros(3, device=d2l.gpu(99))
+
+# %% [markdown]
+# A negative index is no device at all.
+
+# %% raises=1
+d2l.gpu(-1)
+
+# %% [markdown]
+# ### 6.7.2.2 Copying
+#
+# `X` is on the first GPU and `Y` on the second. No chip can add them where they are, and a framework that moved one of them by itself would hide the most expensive part of the line.
+
+# %% gpus=2 raises=1
+X + Y
+
+# %% [markdown]
+# So we move `X` to where `Y` is, and say so.
+
+# %%
+Z = d2l.to(X, d2l.try_gpu(1))
+d2l.device_of(X), d2l.device_of(Z)
+
+# %%
+Y + Z
+
+# %%
+d2l.device_of(Y + Z)
+
+# %% [markdown]
+# What is there already does not move. `to` gives back the very same object then, on every framework, and costs next to nothing: it can stand in front of every step.
+
+# %%
+d2l.to(Z, d2l.device_of(Z)) is Z
+
+# %% [markdown]
+# Whoever wants a second tensor with memory of its own asks for a copy.
+
+# %%
+d2l.copy(Z) is Z
+
+# %% [markdown]
+# A batch is rarely one tensor. `to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is no tensor. The result is of the same types.
+
+# %%
+from collections import namedtuple
+
+Batch = namedtuple("Batch", ["x", "y"])
+sizes = d2l.ones((4, 2))
+batch = Batch(
+    x={"sizes": sizes, "name": "cats"},
+    y=d2l.arange(4),
+)
+moved = d2l.to(batch, d2l.try_gpu())
+type(moved).__name__, moved.x["name"]
+
+# %%
+print(d2l.device_of(moved.x["sizes"]))
+print(d2l.device_of(moved.y))
+
+# %%
+d2l.to(moved, d2l.try_gpu()) is moved
+
+# %% [markdown]
+# ### 6.7.2.3 Side Notes
+#
+# Three things make a program with GPUs slow.
+#
+# - Copying between devices takes far longer than computing on one of them. One large copy is better than many small ones.
+# - A GPU works through a queue while Python already prepares what comes next. Printing a value or turning it into NumPy makes Python wait until the queue is empty.
+# - Whoever reads the clock has to wait on purpose, or measures how fast the queue was filled.
+
+# %%
+W = Z @ d2l.ones((3, 2), like=Z)
+d2l.synchronize(d2l.device_of(W))
+d2l.to_numpy(W)
+
+# %% [markdown]
+# ## 6.7.3 Neural Networks and GPUs
+#
+# A model is on a device if all of its parameters are. `place` moves them and everything else that the model keeps, once. Go on with what it returns: some frameworks move the model itself, others make a new one.
+
+# %%
+net = d2l.mlp([3, 4, 1])
+net = d2l.place(net, d2l.try_gpu())
+net(X)
+
+# %%
+for name, place in d2l.placement(net).items():
+    print(name, "on", place)
+
+# %% [markdown]
+# A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. Nothing between them has to know where it runs.
+
+
+# %%
+class Trainer:
+    def __init__(self, device):
+        self.device = device
+
+    def prepare_model(self, model):
+        model = d2l.place(model, self.device)
+        self.model = model
+
+    def prepare_batch(self, batch):
+        return d2l.to(batch, self.device)
+
+    def errors(self, batches):
+        for batch in batches:
+            X, y = self.prepare_batch(batch)
+            yield self.model(X) - y
+
+
+# %%
+trainer = Trainer(d2l.try_gpu())
+trainer.prepare_model(d2l.mlp([3, 4, 1]))
+batches = []
+for i in range(3):
+    features = d2l.rand((2, 3), seed=i)
+    batches.append((features, d2l.ones((2, 1))))
+for error in trainer.errors(batches):
+    square = d2l.to_numpy(error * error)
+    place = d2l.device_of(error)
+    print(f"{square.mean():.3f} on {place}")
+
+# %% [markdown]
+# ## 6.7.4 Summary
+#
+# - Tensors are made on the CPU unless a device is named, as an argument or by a `with` block.
+# - What is combined has to be on one device. Moving is a line that you write; if nothing has to move, nothing is copied.
+# - A model is moved once with `place`, its batches at the boundary with `to`.
+# - Results go to the CPU as seldom as possible, since each time Python waits for the GPU.
+#
+# ## 6.7.5 Exercises
+#
+# **How long does a matrix product take, large and small, on the CPU and on a GPU?** Warm up, wait before the clock starts and before it stops, and take the median of several rounds. On small matrices the GPU's overhead shows; a virtual GPU is no faster than the CPU that computes for it.
+
+# %%
+from statistics import median
+from time import perf_counter
+
+
+def milliseconds(work, rounds=7):
+    work()  # the first time sets everything up
+    times = []
+    for _ in range(rounds):
+        d2l.synchronize()
+        start = perf_counter()
+        work()
+        d2l.synchronize()
+        times.append(perf_counter() - start)
+    return 1000 * median(times)
+
+
+# %%
+for n in (16, 512):
+    for place in d2l.devices():
+        A = d2l.rand((n, n), seed=0, device=place)
+        time = milliseconds(lambda: A @ A)
+        print(f"{n} x {n} on {place}:", end=" ")
+        print(f"{time:.3f} ms")
+
+# %% [markdown]
+# **How are the parameters of a model on a GPU read?** `named_tensors` finds them, wherever the framework keeps them, and `to_numpy` brings one over.
+
+# %%
+tensors = d2l.named_tensors(net)
+for name, tensor in tensors.items():
+    values = d2l.to_numpy(tensor)
+    print(name, values.shape, values.sum())
+
+# %% [markdown]
+# **What does it cost to bring over one number after each step?** We multiply matrices a hundred times and log the sum of the squares of each product: first each number at once, then all of them in the end, from a log that stays on the device. On a GPU the first way waits a hundred times.
+
+# %%
+place = d2l.try_gpu()
+A = d2l.rand((100, 100), seed=1, device=place)
+row = d2l.ones((1, 100), device=place)
+column = d2l.ones((100, 1), device=place)
+
+
+def squares():
+    product = A @ A
+    return row @ (product * product) @ column
+
+
+def one_at_a_time():
+    for _ in range(100):
+        d2l.to_numpy(squares())
+
+
+def all_in_the_end():
+    log = [squares() for _ in range(100)]
+    return d2l.to(log, d2l.cpu())
+
+
+# %%
+for way in (one_at_a_time, all_in_the_end):
+    time = milliseconds(way)
+    print(f"{way.__name__}: {time:.2f} ms")
+
+# %% [markdown]
+# **Do two GPUs finish two products earlier than one GPU?** They can, because Python only fills the queues and each GPU works through its own. Virtual GPUs share one CPU and gain nothing.
+
+# %% gpus=2
+n = 512
+a = d2l.rand((n, n), seed=0, device=d2l.gpu(0))
+b = d2l.rand((n, n), seed=0, device=d2l.gpu(1))
+on_one = milliseconds(lambda: (a @ a, a @ a))
+on_two = milliseconds(lambda: (a @ a, b @ b))
+print(f"on one GPU:  {on_one:.2f} ms")
+print(f"on two GPUs: {on_two:.2f} ms")

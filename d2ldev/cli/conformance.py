@@ -1,0 +1,112 @@
+"""``d2ldev conformance``: the installed suite, run by pytest in a process of its own.
+
+A process of its own because the number of virtual GPUs is fixed when a backend is first used,
+and so that nothing which the command line has imported is in the way.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from d2ldev import virtual
+from d2ldev.cli.screen import complain
+
+SUITE = "d2ldev_conformance"
+# pytest's own status for "it could not be run as it was asked to".
+USAGE_ERROR = 4
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line.
+
+    Args:
+        name: the backend.
+        require_gpus: the suite fails with fewer; None does not say.
+        virtual_gpus: for ``D2LDEV_VIRTUAL_GPUS``; None leaves the environment as it is.
+        report: the folder for the report; None writes none.
+        expression: pytest's ``-k``.
+        extra: further arguments for pytest, as they are.
+    """
+
+    name: str
+    require_gpus: int | None = None
+    virtual_gpus: int | None = None
+    report: Path | None = None
+    expression: str | None = None
+    extra: tuple[str, ...] = ()
+
+
+def command(
+    request: Request, *, python: str, suite: Path, environment: Mapping[str, str]
+) -> tuple[list[str], dict[str, str]]:
+    """The command line and the environment of the process that runs the suite.
+
+    Args:
+        request: what was asked for.
+        python: the interpreter.
+        suite: the folder of the suite's package, which holds its ``pytest.ini``.
+        environment: what the process inherits.
+
+    >>> argv, environment = command(
+    ...     Request('torch', virtual_gpus=2), python='python', suite=Path('suite'), environment={}
+    ... )
+    >>> argv[:5], environment
+    (['python', '-m', 'pytest', '--pyargs', 'd2ldev_conformance'], {'D2LDEV_VIRTUAL_GPUS': '2'})
+    """
+    argv = [python, "-m", "pytest", "--pyargs", SUITE, "--d2ldev-backend", request.name]
+    if request.require_gpus is not None:
+        argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
+    if request.report is not None:
+        argv += ["--d2ldev-report", str(request.report)]
+    # The suite's own settings: those of the project in whose folder one happens to be could
+    # turn warnings into errors, or leave tests out.
+    argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]
+    if request.expression is not None:
+        argv += ["-k", request.expression]
+    argv += request.extra
+    changed = dict(environment)
+    if request.virtual_gpus is not None:
+        changed[virtual.VARIABLE] = str(request.virtual_gpus)
+    return argv, changed
+
+
+def run(request: Request) -> int:
+    """Run the suite and return the exit status: pytest's, or 4 if there is no pytest."""
+    if importlib.util.find_spec("pytest") is None:
+        complain(
+            "cannot run the conformance suite: pytest is not installed\n"
+            "  fix: pip install 'd2ldev[test]'"
+        )
+        return USAGE_ERROR
+    spec = importlib.util.find_spec(SUITE)
+    if spec is None or not spec.submodule_search_locations:
+        complain(
+            f"cannot run the conformance suite: the package {SUITE} is missing from this "
+            "installation of d2ldev\n  fix: pip install --force-reinstall 'd2ldev[test]'"
+        )
+        return USAGE_ERROR
+    argv, environment = command(
+        request,
+        python=sys.executable,
+        suite=Path(next(iter(spec.submodule_search_locations))),
+        environment=os.environ,
+    )
+    return _exit_status(argv, environment)
+
+
+def _exit_status(argv: list[str], environment: dict[str, str]) -> int:
+    with subprocess.Popen(argv, env=environment) as process:  # noqa: S603 - made by ``command``
+        while True:
+            try:
+                status = process.wait()
+            except KeyboardInterrupt:
+                continue  # pytest was interrupted as well, and still writes its report
+            # A process that a signal ended has that signal's status, as in a shell.
+            return status if status >= 0 else 128 - status

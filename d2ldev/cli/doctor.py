@@ -1,0 +1,172 @@
+"""``d2ldev doctor``: which backend is active and why, and whether its devices work.
+
+The document of ``--json`` has these keys:
+
+- ``healthy``: whether there is an active backend and everything that was tried worked.
+- ``active``, ``reason``: the active backend's name and why it is active; null if it has an error.
+- ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``.
+- ``environment``: the variables ``D2LDEV_*`` that are set.
+- ``backends``: a list, best first, of ``name``, ``status`` (``installed``, ``missing``,
+  ``broken``), ``missing`` (modules), ``versions`` (distribution -> version or null), ``error``
+  (null if there is none) and ``devices`` (null if they were not tried): a list of ``device``,
+  ``platform``, ``memory`` (``used``, ``peak``, ``total``: bytes or null), ``probe`` (``ok``,
+  ``failed``) and ``error``.
+- ``notes``: what d2ldev warned of meanwhile.
+- ``error``: only if there is no active backend: why.
+
+The exit status is 0 if all is well, 1 if the active backend cannot be used or a device failed,
+and, without ``--json``, 2 if the backend's name or the number of virtual GPUs is misspelt.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from d2ldev import registry, virtual
+from d2ldev.cli.examination import (
+    BROKEN,
+    INSTALLED,
+    MISSING,
+    BackendReport,
+    Examination,
+    environment,
+    examine_machine,
+    versions,
+)
+from d2ldev.cli.probe import human
+from d2ldev.cli.screen import complain, make_console, only_for_the_result
+
+_STATUS_STYLES = {INSTALLED: "green", MISSING: "dim", BROKEN: "red"}
+
+
+def run(*, as_json: bool, every_backend: bool) -> int:
+    """Examine the machine, show the result, and return the exit status."""
+    if as_json:
+        with only_for_the_result():
+            examination = examine_machine(every_backend=every_backend)
+        sys.stdout.write(json.dumps(examination.as_json(), indent=2) + "\n")
+        return min(examination.status, 1)
+    examination = examine_machine(every_backend=every_backend)
+    show(make_console(), examination)
+    if examination.error is not None:
+        complain(examination.error)
+    return examination.status
+
+
+def show(console: Console, examination: Examination) -> None:
+    """Print an examination for people."""
+    console.print(_heading(examination))
+    console.print(_facts())
+    console.print(_backends(examination))
+    for report in examination.backends:
+        if report.devices is not None:
+            console.print(_devices(report))
+            _show_errors(console, report)
+    for note in [*examination.notes, *_about_virtual_gpus(examination)]:
+        console.print(Text.assemble(("note: ", "bold yellow"), note))
+
+
+def _heading(examination: Examination) -> Text:
+    if examination.active is None:
+        return Text("There is no active backend; see the error at the end.", style="bold red")
+    return Text.assemble(
+        "The active backend is ", (examination.active, "bold green"), f": {examination.reason}."
+    )
+
+
+def _facts() -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for name, version in versions().items():
+        table.add_row(name, Text(version or "-"))
+    variables = [f"{name}={value}" for name, value in environment().items()]
+    table.add_row("environment", Text("\n".join(variables) or "no D2LDEV_* variable is set"))
+    return table
+
+
+def _make_table(title: str) -> Table:
+    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+
+
+def _backends(examination: Examination) -> Table:
+    table = _make_table("\nBackends")
+    table.add_column("backend", no_wrap=True)
+    table.add_column("state", no_wrap=True)
+    table.add_column("versions, or what is missing", overflow="fold")
+    for report in examination.backends:
+        active = report.name == examination.active
+        name = Text(f"{report.name} *" if active else report.name, style="bold" if active else "")
+        state = Text(report.status, style=_STATUS_STYLES[report.status])
+        table.add_row(name, state, _details(report))
+    return table
+
+
+def _details(report: BackendReport) -> Text:
+    if report.error is not None:
+        return Text(report.error, style="red")
+    if report.status == MISSING:
+        text = f"{', '.join(report.missing)} missing"
+        if report.name in registry.PREFERENCE:
+            text += f": pip install 'd2ldev[{report.name}]'"
+        return Text(text)
+    found = [f"{name} {version}" for name, version in report.versions.items() if version]
+    return Text(", ".join(found) or "-")
+
+
+def _devices(report: BackendReport) -> Table:
+    table = _make_table(f"Devices of {report.name}: each allocates, computes and copies")
+    table.add_column("device", no_wrap=True)
+    table.add_column("platform", no_wrap=True)
+    table.add_column("memory in use", no_wrap=True)
+    table.add_column("probe", no_wrap=True)
+    for device in report.devices or []:
+        failed = device["error"] is not None
+        table.add_row(
+            device["device"],
+            device["platform"] or "-",
+            _memory(device["memory"]),
+            Text("failed" if failed else "ok", style="red" if failed else "green"),
+        )
+    return table
+
+
+def _memory(memory: dict[str, int | None]) -> str:
+    if memory["total"] is None:
+        return human(memory["used"])
+    return f"{human(memory['used'])} of {human(memory['total'])}"
+
+
+def _show_errors(console: Console, report: BackendReport) -> None:
+    """In full and under the table, where there is room for them."""
+    for device in report.devices or []:
+        if device["error"] is not None:
+            place = f"{report.name}, {device['device']}: "
+            console.print(Text.assemble((place, "bold red"), device["error"]))
+
+
+def _about_virtual_gpus(examination: Examination) -> list[str]:
+    notes = [
+        f"{', '.join(names)} of {report.name}: virtual, with a real GPU's behaviour; the CPU "
+        "computes."
+        for report in examination.backends
+        if (names := [device["device"] for device in report.devices or [] if _is_virtual(device)])
+    ]
+    text = environment().get(virtual.VARIABLE, "").strip()
+    if text.isdecimal():
+        notes.append(
+            f"{virtual.VARIABLE}={text} asks every backend for so many virtual GPUs, instead of "
+            "those that the machine has."
+        )
+    return notes
+
+
+def _is_virtual(device: dict[str, Any]) -> bool:
+    return bool(device["platform"] == "virtual")

@@ -1,0 +1,215 @@
+"""What ``d2ldev doctor`` finds out about the machine, the backends and their devices.
+
+Only the active backend's framework is imported. With ``--all`` each of the others is tried in
+a process of its own, because frameworks in one process are in each other's way: the first
+one's cuDNN is everybody's, and one that crashes would end the examination.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from importlib import metadata
+from typing import Any
+
+from d2ldev import __version__, registry
+from d2ldev.cli.probe import examine
+from d2ldev.cli.screen import collected_warnings, exit_status, in_words
+from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
+from d2ldev.interface import Backend
+
+INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
+
+
+@dataclass
+class BackendReport:
+    """One known backend.
+
+    Args:
+        name: as in ``D2LDEV_BACKEND``.
+        status: ``'installed'``, ``'missing'`` or ``'broken'``.
+        missing: the modules that it needs and that are not installed.
+        versions: of its distributions, the framework's first; None where there is none.
+        error: why it cannot be used; None if it can, or was not tried.
+        devices: what ``DeviceReport.as_json`` gives for each; None if it was not tried.
+    """
+
+    name: str
+    status: str
+    missing: list[str] = field(default_factory=list)
+    versions: dict[str, str | None] = field(default_factory=dict)
+    error: str | None = None
+    devices: list[dict[str, Any]] | None = None
+
+
+@dataclass
+class Examination:
+    """Everything that ``d2ldev doctor`` shows.
+
+    Args:
+        active: the active backend's name; None if there is none that works.
+        reason: why it is the active one.
+        backends: every known backend, in the order of preference.
+        notes: what d2ldev warned of meanwhile.
+        error: why there is no active backend, in d2ldev's own words.
+        status: the exit status: 0; 1 if something is broken; 2 if something is misspelt.
+    """
+
+    active: str | None = None
+    reason: str | None = None
+    backends: list[BackendReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    error: str | None = None
+    status: int = 0
+
+    def as_json(self) -> dict[str, Any]:
+        """The document whose keys are described in ``d2ldev.cli.doctor``."""
+        document: dict[str, Any] = {
+            "healthy": self.status == 0,
+            "active": self.active,
+            "reason": self.reason,
+            "versions": versions(),
+            "environment": environment(),
+            "backends": [vars(report) for report in self.backends],
+            "notes": self.notes,
+        }
+        if self.error is not None:
+            document["error"] = self.error
+        return document
+
+
+def examine_machine(*, every_backend: bool) -> Examination:
+    """Examine the active backend's devices; with ``every_backend`` also the others'."""
+    examination = Examination()
+    with collected_warnings() as notes:
+        active, error = _resolve()
+        for name in sorted(registry.known_backends(), key=_rank):
+            report = look_up(name)
+            if active is not None and name == active.name:
+                add_devices(report, active)
+            elif error is not None and name == _wanted():
+                _add_error(report, error)
+            elif every_backend and report.status == INSTALLED:
+                try_elsewhere(report, notes)
+            examination.backends.append(report)
+    examination.notes = notes
+    if active is not None:
+        examination.active = active.name
+        examination.reason = registry.selection_reason()
+        examination.status = int(any(_is_sick(report) for report in examination.backends))
+    elif error is not None:
+        examination.error = str(error) if isinstance(error, D2LDevError) else in_words(error)
+        examination.status = exit_status(error)
+    return examination
+
+
+def _rank(name: str) -> tuple[bool, int, str]:
+    available = registry.available_backends()
+    return name not in available, available.index(name) if name in available else 0, name
+
+
+def _resolve() -> tuple[Backend, None] | tuple[None, Exception]:
+    try:
+        return registry.active_backend(), None
+    except Exception as error:  # a third party's ``__init__`` may raise anything
+        return None, error
+
+
+def _wanted() -> str:
+    """The backend that would be active if it could be used."""
+    text = os.environ.get(registry.VARIABLE, "")
+    return registry.canonical_name(text) or registry.available_backends()[0]
+
+
+def _is_sick(report: BackendReport) -> bool:
+    """Whether an installed backend that was tried failed, or a device of it did.
+
+    One that fails to import does not count: another's broken package is not this machine's
+    illness as long as nobody uses it.
+    """
+    if report.status == INSTALLED and report.error is not None:
+        return True
+    return any(device["error"] for device in report.devices or [])
+
+
+def look_up(name: str) -> BackendReport:
+    """What can be said of a known backend without importing its framework."""
+    point = registry.known_backends()[name]
+    found: dict[str, str | None] = {}
+    if point.dist is not None and point.dist.name != "d2ldev":
+        found[point.dist.name] = point.dist.version
+    try:
+        missing = registry.missing_modules(name)
+    except Exception as error:
+        return BackendReport(name, BROKEN, versions=found, error=in_words(error))
+    package = sys.modules[point.module.partition(".")[0]]
+    for module in getattr(package, "requires", ()):
+        found[module.replace("_", "-")] = installed_version(module)
+    return BackendReport(name, MISSING if missing else INSTALLED, missing, found)
+
+
+def add_devices(report: BackendReport, backend: Backend) -> None:
+    """Add what a backend that is in use says of itself, and try each of its devices."""
+    try:
+        report.versions = {name: installed_version(name) for name in backend.distributions}
+        report.devices = [examine(backend, device).as_json() for device in backend.devices()]
+    except Exception as error:
+        report.error = in_words(error)
+
+
+def _add_error(report: BackendReport, error: Exception) -> None:
+    if isinstance(error, InvalidDeviceError):
+        return  # the number of virtual GPUs is misspelt, for which no backend can be blamed
+    if isinstance(error, BackendNotInstalledError) and report.status == INSTALLED:
+        report.status = BROKEN
+    report.error = report.error or in_words(error).partition("\n")[0]
+
+
+def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
+    """Examine a backend in a process of its own."""
+    process = subprocess.run(
+        [sys.executable, "-m", "d2ldev", "doctor", "--json"],
+        env={**os.environ, registry.VARIABLE: report.name},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        document = json.loads(process.stdout)
+    except ValueError:
+        last = process.stderr.strip().rpartition("\n")[2]
+        report.error = f"trying it ended with status {process.returncode}: {last}"
+        return
+    for found in document["backends"]:
+        if found["name"] == report.name:
+            vars(report).update(found)
+    notes += [note for note in document["notes"] if note not in notes]
+
+
+def installed_version(name: str) -> str | None:
+    """The version of a distribution, or of the one that a module comes from; None if none."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        # ``tensorflow`` may come from ``tensorflow-cpu``. This reads every distribution's files.
+        providers = metadata.packages_distributions().get(name.replace("-", "_"))
+        return metadata.version(providers[0]) if providers else None
+
+
+def versions() -> dict[str, str | None]:
+    """Of everything that is not a backend's own."""
+    return {
+        "d2ldev": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "numpy": installed_version("numpy"),
+    }
+
+
+def environment() -> dict[str, str]:
+    """The environment variables that d2ldev reads, where they are set."""
+    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("D2LDEV_")}

@@ -1,0 +1,136 @@
+"""The ``d2ldev`` command and its subcommands."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from d2ldev import __version__
+from d2ldev.cli import conformance as conformance_command
+from d2ldev.cli import doctor as doctor_command
+from d2ldev.cli import tour as tour_command
+from d2ldev.virtual import MAXIMUM
+
+app = typer.Typer(
+    name="d2ldev",
+    help="One device API for PyTorch, JAX, TensorFlow and MXNet.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+VirtualGpus = Annotated[
+    int | None,
+    typer.Option(
+        "--virtual-gpus",
+        metavar="N",
+        min=0,
+        max=MAXIMUM,
+        help="Use N GPUs that are not there, as D2LDEV_VIRTUAL_GPUS=N does.",
+        show_default=False,
+    ),
+]
+
+
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"d2ldev {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def d2ldev(
+    _version: Annotated[
+        bool,
+        typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version."),
+    ] = False,
+) -> None:
+    """One device API for PyTorch, JAX, TensorFlow and MXNet.
+
+    D2LDEV_BACKEND=torch (or jax, tensorflow, mxnet, reference) chooses the backend, and
+    D2LDEV_VIRTUAL_GPUS=2 gives it two GPUs that are not there.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal that is not UTF-8 shows a question mark instead of a traceback.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+
+
+@app.command()
+def doctor(
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+    every_backend: Annotated[
+        bool,
+        typer.Option("--all", help="Try every installed backend, each in a process of its own."),
+    ] = False,
+) -> None:
+    """Show the backends and devices of this machine, and try each device."""
+    raise typer.Exit(doctor_command.run(as_json=as_json, every_backend=every_backend))
+
+
+@app.command()
+def tour(virtual_gpus: VirtualGpus = None) -> None:
+    """Walk through the chapter "GPUs" on the active backend: code beside what it prints."""
+    raise typer.Exit(tour_command.run(virtual_gpus=virtual_gpus))
+
+
+@app.command()
+def conformance(
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help="The backend: torch, jax, reference ...")
+    ],
+    pytest_arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[-- PYTEST_ARGUMENT...]", help="Handed to pytest as they are."),
+    ] = None,
+    require_gpus: Annotated[
+        int | None,
+        typer.Option(
+            "--require-gpus",
+            metavar="N",
+            min=0,
+            help="Fail if there are fewer GPUs.",
+            show_default=False,
+        ),
+    ] = None,
+    virtual_gpus: VirtualGpus = None,
+    report: Annotated[
+        Path | None,
+        typer.Option(
+            "--report",
+            metavar="DIR",
+            file_okay=False,
+            resolve_path=True,
+            help="Write the report into this folder.",
+            show_default=False,
+        ),
+    ] = None,
+    expression: Annotated[
+        str | None,
+        typer.Option(
+            "-k",
+            metavar="EXPRESSION",
+            help="Only the tests that match, as in pytest.",
+            show_default=False,
+        ),
+    ] = None,
+) -> None:
+    """Run the conformance suite on a backend; the exit status is pytest's."""
+    raise typer.Exit(
+        conformance_command.run(
+            conformance_command.Request(
+                name=name,
+                require_gpus=require_gpus,
+                virtual_gpus=virtual_gpus,
+                report=report,
+                expression=expression,
+                extra=tuple(pytest_arguments or ()),
+            )
+        )
+    )

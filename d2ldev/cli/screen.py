@@ -1,0 +1,85 @@
+"""What the subcommands share: where they print, and how errors and warnings look there."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from d2ldev.errors import (
+    BackendFallbackWarning,
+    DeviceInitializationWarning,
+    InvalidDeviceError,
+    UnknownBackendError,
+)
+
+_OUR_WARNINGS = (BackendFallbackWarning, DeviceInitializationWarning)
+
+
+def make_console() -> Console:
+    """A console on the standard output, which colours nothing of its own accord."""
+    return Console(highlight=False)
+
+
+def complain(message: str) -> None:
+    """Print an error on the standard error: in red, its fix in the usual colour.
+
+    The lines are not wrapped, so that a command in them can be copied.
+    """
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    first, *rest = message.splitlines()
+    console.print(Text(f"error: {first}", style="bold red"))
+    for line in rest:
+        console.print(Text(line))
+
+
+def exit_status(error: Exception) -> int:
+    """2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
+    return 2 if isinstance(error, (UnknownBackendError, InvalidDeviceError)) else 1
+
+
+def in_words(error: BaseException) -> str:
+    """An exception as Python itself shows it: its type and its message."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+@contextmanager
+def collected_warnings() -> Iterator[list[str]]:
+    """Collect the texts of d2ldev's own warnings, each once, instead of showing them.
+
+    Everyone else's are shown as ever.
+    """
+    texts: list[str] = []
+    with warnings.catch_warnings():
+        for category in _OUR_WARNINGS:
+            warnings.simplefilter("always", category)
+        show = warnings.showwarning
+
+        def collect(message: Any, category: type[Warning], *where: Any, **details: Any) -> None:
+            if not issubclass(category, _OUR_WARNINGS):
+                show(message, category, *where, **details)
+            elif str(message) not in texts:
+                texts.append(str(message))
+
+        warnings.showwarning = collect
+        yield texts
+
+
+@contextmanager
+def only_for_the_result() -> Iterator[None]:
+    """Send to the standard error whatever anybody, a C library too, prints on the output."""
+    sys.stdout.flush()
+    output = os.dup(1)
+    os.dup2(2, 1)
+    try:
+        yield
+    finally:
+        sys.stdout.flush()
+        os.dup2(output, 1)
+        os.close(output)

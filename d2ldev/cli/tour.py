@@ -1,0 +1,155 @@
+"""``d2ldev tour``: the chapter "GPUs" on the active backend, code beside what it prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from d2ldev import registry, virtual
+from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
+from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
+from d2ldev.errors import D2LDevError
+from d2ldev.interface import Backend
+
+CHAPTER = Path(__file__).with_name("chapter.py")
+# With less, neither code nor output has room beside the other.
+_BESIDE = 80
+# Text in longer lines is hard to read.
+_WIDEST = 120
+# The chapter's longest line of code.
+_CODE = 52
+
+
+def run(*, virtual_gpus: int | None) -> int:
+    """Show the chapter and run its cells; 1 if one of them failed.
+
+    Args:
+        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment.
+    """
+    console = make_console()
+    console.width = min(console.width, _WIDEST)
+    with collected_warnings() as notes:
+        try:
+            if virtual_gpus is not None:
+                virtual.virtual_gpus(virtual_gpus)
+            backend = registry.active_backend()
+        except Exception as error:  # a third party's ``__init__`` may raise anything
+            complain(str(error) if isinstance(error, D2LDevError) else in_words(error))
+            return exit_status(error)
+        return _Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
+
+
+class _Tour:
+    """One walk through a notebook.
+
+    Args:
+        console: where it is shown.
+        backend: the active one.
+        notes: where d2ldev's warnings arrive while cells run.
+    """
+
+    def __init__(self, console: Console, backend: Backend, notes: list[str]) -> None:
+        self._console = console
+        self._backend = backend
+        self._notes = notes
+        self._noted = 0
+        self._gpus = backend.num_gpus()
+        self._counts: Counter[str] = Counter()
+
+    def walk(self, cells: list[Cell]) -> int:
+        """Show every cell, and return the exit status."""
+        namespace: dict[str, Any] = {"__name__": "__main__"}
+        self._show_notes()
+        for cell in cells:
+            if cell.markdown:
+                self._console.print(Padding(Markdown(cell.source), (1, 0, 0, 0)))
+            elif cell.gpus > self._gpus:
+                self._counts["left out"] += 1
+                words = f"needs {cell.gpus} GPUs: {self._has()}\n{self._how_to_get_gpus()}"
+                self._show(cell, Text(words, style="yellow"))
+            else:
+                outcome = run_cell(cell, namespace)
+                self._counts["failed" if outcome.failed else "ran"] += 1
+                self._show(cell, _output(cell, outcome))
+            self._show_notes()
+        self._show_end()
+        return 1 if self._counts["failed"] else 0
+
+    def _has(self) -> str:
+        return f"{self._backend.name} has {self._gpus} here"
+
+    def _how_to_get_gpus(self) -> str:
+        if self._backend.max_virtual_gpus >= 2:
+            return "d2ldev tour --virtual-gpus 2"
+        return f"{registry.VARIABLE}={registry.FALLBACK} d2ldev tour --virtual-gpus 2"
+
+    def _show(self, cell: Cell, output: Text) -> None:
+        code = Syntax(
+            # The two blank lines around functions are for files, not for a narrow column.
+            cell.source.replace("\n\n\n", "\n\n"),
+            "python",
+            theme="ansi_dark",
+            background_color="default",
+            word_wrap=True,
+        )
+        width = self._console.width
+        shown = _below(code, output) if width < _BESIDE else _beside(code, output, width)
+        self._console.print(Padding(shown, (1, 0, 0, 0)))
+
+    def _show_notes(self) -> None:
+        for note in self._notes[self._noted :]:
+            self._console.print(Text.assemble(("note: ", "bold yellow"), note))
+        self._noted = len(self._notes)
+
+    def _show_end(self) -> None:
+        self._console.print()
+        self._console.print(Rule(style="dim"))
+        ran, failed, left_out = (self._counts[key] for key in ("ran", "failed", "left out"))
+        self._console.print(f"{_cells(ran)} ran on {self._backend.name}.", style="green")
+        if left_out:
+            self._console.print(
+                f"{_cells(left_out)} left out, for want of GPUs: {self._has()}. With two "
+                f"virtual ones they run: {self._how_to_get_gpus()}",
+                style="yellow",
+            )
+        if failed:
+            self._console.print(f"{_cells(failed)} failed.", style="bold red")
+
+
+def _cells(count: int) -> str:
+    return f"{count} cell{'' if count == 1 else 's'}"
+
+
+def _output(cell: Cell, outcome: Outcome) -> Text:
+    if outcome.failed:
+        return Text(f"FAILED {outcome.output}", style="bold red")
+    return Text(outcome.output, style="red" if cell.raises else "")
+
+
+def _beside(code: Syntax, output: Text, width: int) -> Table:
+    table = Table(
+        box=box.MINIMAL, show_header=False, show_edge=False, expand=True, border_style="dim"
+    )
+    table.add_column(width=min(_CODE, width * 3 // 5))
+    table.add_column(ratio=1, overflow="fold")
+    table.add_row(code, output)
+    return table
+
+
+def _below(code: Syntax, output: Text) -> Table:
+    table = Table.grid(expand=True)
+    table.add_column()
+    table.add_row(code)
+    if output.plain:
+        table.add_row(Padding(output, (0, 0, 0, 4)))
+    return table
