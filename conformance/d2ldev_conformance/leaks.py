@@ -1,0 +1,252 @@
+"""What a test must not leave behind, and how it is found out.
+
+Environment variables, threads, files, replaced functions, and d2ldev's own selection: a test that
+changes one of them and does not change it back makes the next one pass or fail for no reason of
+its own. ``detect_leaks`` compares before and after, puts back what can be put back, so that one
+leak is one failure, and raises a ``LeakError`` that names everything it found.
+
+The working directory and the temporary directory are fresh and empty inside, so that a file
+which is found there afterwards is this test's, and not that of another process.
+
+Held by ``tests/test_fixtures.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from d2ldev import device, registry, virtual
+
+# pytest says in it which test is running, and which phase of it.
+_NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
+# How long a thread may take to end that was told to, in seconds.
+_GRACE = 1.0
+_MISSING = object()
+
+
+class LeakError(AssertionError):
+    """A block left something behind.
+
+    Args:
+        leaks: one sentence for each thing.
+    """
+
+    def __init__(self, leaks: Iterable[str]) -> None:
+        self.leaks = tuple(leaks)
+        super().__init__(_text(self.leaks))
+
+
+@contextmanager
+def detect_leaks(extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
+    """Fail if the block leaves anything behind.
+
+    pytest's own ``tmp_path`` has to be outside: call ``tmp_path_factory.getbasetemp()`` before.
+
+    Args:
+        extra_modules: where functions may not be replaced either, besides ``os``, ``builtins``,
+            NumPy and d2ldev's modules: a framework's.
+
+    Raises:
+        LeakError: if the block ended well and left something behind. To an exception of the block
+            the leaks are added as a note.
+    """
+    leaks: list[str] = []
+    try:
+        # Threads come first at the end, because one that still runs can change the rest.
+        with (
+            files(leaks),
+            environment(leaks),
+            selection(leaks),
+            patches(leaks, extra_modules),
+            threads(leaks),
+        ):
+            yield
+    except BaseException as error:
+        if leaks:
+            error.add_note(_text(leaks))
+        raise
+    if leaks:
+        raise LeakError(leaks)
+
+
+def _text(leaks: Iterable[str]) -> str:
+    return "\n  ".join(["the test left something behind:", *leaks])
+
+
+@contextmanager
+def files(leaks: list[str]) -> Iterator[None]:
+    """Files in the working directory and the temporary directory, and the working directory."""
+    before, temporary = Path.cwd(), tempfile.tempdir
+    sandbox = Path(tempfile.mkdtemp(prefix="d2ldev-leaks-")).resolve()
+    inside = {"working": sandbox / "working", "temporary": sandbox / "temporary"}
+    variables = {name: os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")}
+    for folder in inside.values():
+        folder.mkdir()
+    os.chdir(inside["working"])
+    tempfile.tempdir = str(inside["temporary"])
+    os.environ.update(dict.fromkeys(variables, tempfile.tempdir))
+    try:
+        yield
+    finally:
+        if _current_directory() != inside["working"]:
+            leaks.append(f"the working directory was changed to {_current_directory()}")
+        os.chdir(before)
+        tempfile.tempdir = temporary
+        for name, value in variables.items():
+            _put_variable(name, value)
+        for kind, folder in inside.items():
+            leaks.extend(
+                f"a file in the {kind} directory: {path.relative_to(folder)}"
+                for path in sorted(folder.rglob("*"))
+            )
+        shutil.rmtree(sandbox, ignore_errors=True)
+
+
+def _current_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:  # it was removed
+        return None
+
+
+@contextmanager
+def environment(leaks: list[str]) -> Iterator[None]:
+    """Environment variables that were set, changed or removed."""
+    before = dict(os.environ)
+    try:
+        yield
+    finally:
+        for name in sorted({*before, *os.environ} - {_NOT_THE_TESTS}):
+            was, now = before.get(name), os.environ.get(name)
+            if was != now:
+                leaks.append(f"the environment variable {name}: {was!r} became {now!r}")
+                _put_variable(name, was)
+
+
+def _put_variable(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
+
+
+@contextmanager
+def threads(leaks: list[str]) -> Iterator[None]:
+    """Threads that were started and have not ended."""
+    before = set(threading.enumerate())
+    try:
+        yield
+    finally:
+        for thread in threading.enumerate():
+            # A thread that Python did not start is a framework's own; nobody can join it.
+            if thread in before or isinstance(thread, threading._DummyThread):
+                continue
+            thread.join(_GRACE)
+            if thread.is_alive():
+                leaks.append(f"the thread {thread.name!r} is still running")
+
+
+@contextmanager
+def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
+    """Functions that were replaced: of ``os``, ``builtins``, NumPy, d2ldev, ``extra_modules``."""
+    owners = list(_owners(extra_modules))
+    before = [_functions(owner) for owner in owners]
+    try:
+        yield
+    finally:
+        for owner, functions in zip(owners, before, strict=True):
+            now = dict(vars(owner))
+            changed = {name for name, value in functions.items() if now.get(name) is not value}
+            if not isinstance(owner, ModuleType):
+                added = _functions(owner).keys() - functions.keys()
+                changed |= {name for name in added if _inherits(owner, name)}
+            for name in sorted(changed):
+                leaks.append(f"{_name_of(owner)}.{name} was replaced")
+                _put_attribute(owner, name, functions.get(name, _MISSING))
+
+
+def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
+    """Every module, class and backend whose functions are watched."""
+    for name in ("os", "builtins", "numpy"):
+        if name in sys.modules:
+            yield sys.modules[name]
+    yield from extra_modules
+    ours = [sys.modules[name] for name in sorted(sys.modules) if name.startswith("d2ldev")]
+    for module in ours:
+        yield module
+        for value in list(vars(module).values()):
+            if isinstance(value, type) and value.__module__ == module.__name__:
+                yield value
+    yield from registry.loaded_backends()
+
+
+def _inherits(owner: Any, name: str) -> bool:
+    """Whether a name of a class or a backend hides one that it would have without."""
+    bases = owner.__mro__[1:] if isinstance(owner, type) else [type(owner)]
+    return any(hasattr(base, name) for base in bases)
+
+
+def _functions(owner: Any) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in list(vars(owner).items())
+        if callable(value) or isinstance(value, (classmethod, property))
+    }
+
+
+def _name_of(owner: Any) -> str:
+    if isinstance(owner, ModuleType):
+        return owner.__name__
+    if isinstance(owner, type):
+        return f"{owner.__module__}.{owner.__qualname__}"
+    return f"the {owner.name} backend"
+
+
+def _put_attribute(owner: Any, name: str, value: Any) -> None:
+    if value is _MISSING:
+        delattr(owner, name)
+    else:
+        setattr(owner, name, value)
+
+
+@contextmanager
+def selection(leaks: list[str]) -> Iterator[None]:
+    """The active backend, scopes that were not left, and the number of virtual GPUs.
+
+    The first use of ``d2ldev.backend`` chooses the process's backend, which is such a change:
+    call ``d2ldev.set_backend`` before.
+    """
+    process, reason, chosen = registry._process, registry._reason, virtual._chosen
+    scopes = {variable: variable.get(default) for variable, default in _variables()}
+    try:
+        yield
+    finally:
+        if registry._process is not process:
+            leaks.append(f"the active backend: {process!r} became {registry._process!r}")
+        registry._process, registry._reason = process, reason
+        if virtual._chosen != chosen:
+            leaks.append(f"virtual_gpus: {chosen} became {virtual._chosen}")
+        virtual._chosen = chosen
+        for variable, default in _variables():
+            was, now = scopes.get(variable, default), variable.get(default)
+            if now != was:
+                leaks.append(f"a scope that was not left, {variable.name}: {now!r}")
+                variable.set(was)
+
+
+def _variables() -> Iterator[tuple[Any, Any]]:
+    """Every scope of d2ldev, and what it holds outside of any block."""
+    yield registry._scoped, None
+    yield registry._entered, ()
+    yield device._entered, ()
+    for backend in registry.loaded_backends():
+        yield backend._scope, None

@@ -1,0 +1,43 @@
+"""What every test of the project is given, and what none of them may leave behind."""
+
+import hypothesis
+import pytest
+from d2ldev_conformance.leaks import detect_leaks
+from hypothesis import HealthCheck
+
+import d2ldev
+
+pytest_plugins = ["pytester"]
+
+
+def pytest_configure():
+    # Whatever frameworks are installed: a test that is about the choice makes it itself.
+    d2ldev.set_backend("reference")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _hypothesis_leaves_no_files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("hypothesis")
+    hypothesis.configuration.set_hypothesis_home_dir(folder)
+    hypothesis.settings.register_profile(
+        "d2ldev",
+        database=None,
+        deadline=None,
+        max_examples=50,
+        suppress_health_check=[HealthCheck.function_scoped_fixture],
+    )
+    hypothesis.settings.load_profile("d2ldev")
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(tmp_path_factory):
+    """A test that leaks an environment variable, a thread, a file, a patch or a scope fails."""
+    tmp_path_factory.getbasetemp()  # inside it would be made in a folder that goes away
+    with detect_leaks():
+        yield
+
+
+@pytest.fixture
+def reference():
+    """The reference backend: the CPU, and gpu:0 and gpu:1 that are not there."""
+    return d2ldev.get_backend("reference")

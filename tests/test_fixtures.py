@@ -1,0 +1,196 @@
+"""Each of the leaks that tests/conftest.py promises to catch, and that it catches nothing else."""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from d2ldev_conformance.leaks import LeakError, detect_leaks
+
+import d2ldev
+
+CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def run_test(pytester):
+    """Runs the body of a test under the project's own conftest.py."""
+
+    def run(*lines, how=pytester.runpytest_inprocess):
+        pytester.makeconftest(CONFTEST)
+        body = "\n    ".join(lines)
+        pytester.makepyfile(f"def test_it(tmp_path, monkeypatch):\n    {body}\n")
+        return how("-p", "no:cacheprovider")
+
+    return run
+
+
+def assert_leak(result, message):
+    result.assert_outcomes(passed=1, errors=1)
+    result.stdout.fnmatch_lines(["E *LeakError: the test left something behind:", f"E  *{message}"])
+
+
+LEAKS = {
+    "a variable that is set": (
+        ["import os", "os.environ['LEFT'] = '1'"],
+        "the environment variable LEFT: None became '1'",
+    ),
+    "a variable that is removed": (
+        ["import os", "del os.environ['PATH']"],
+        "the environment variable PATH: '*' became None",
+    ),
+    "a file in the working directory": (
+        ["open('left.txt', 'w').close()"],
+        "a file in the working directory: left.txt",
+    ),
+    "a file in the temporary directory": (
+        ["import os, tempfile", "os.close(tempfile.mkstemp(suffix='.left')[0])"],
+        "a file in the temporary directory: *.left",
+    ),
+    "a file that another process leaves in the temporary directory": (
+        [
+            "import subprocess, sys",
+            "code = 'import tempfile; tempfile.mkdtemp(suffix=\".left\")'",
+            "subprocess.run([sys.executable, '-c', code], check=True)",
+        ],
+        "a file in the temporary directory: *.left",
+    ),
+    "another working directory": (
+        ["import os", "os.chdir(tmp_path)"],
+        "the working directory was changed to *",
+    ),
+    "a patched function of os": (
+        ["import os", "os.getpid = lambda: 1"],
+        "os.getpid was replaced",
+    ),
+    "a patched builtin": (
+        ["import builtins", "builtins.input = lambda *_: ''"],
+        "builtins.input was replaced",
+    ),
+    "a patched function of NumPy": (
+        ["import numpy", "numpy.asarray = numpy.array"],
+        "numpy.asarray was replaced",
+    ),
+    "a patched function of d2ldev": (
+        ["import d2ldev.registry", "d2ldev.registry.backend_of = print"],
+        "d2ldev.registry.backend_of was replaced",
+    ),
+    "a patched method of d2ldev": (
+        ["import d2ldev", "d2ldev.Device.__str__ = repr"],
+        "d2ldev.device.Device.__str__ was replaced",
+    ),
+    "a patched method that a backend inherits": (
+        ["import d2ldev", "type(d2ldev.get_backend('reference')).to = print"],
+        "d2ldev_reference.backend.ReferenceBackend.to was replaced",
+    ),
+    "a patched method of one backend object": (
+        ["import d2ldev", "d2ldev.get_backend('reference').num_gpus = lambda: 8"],
+        "the reference backend.num_gpus was replaced",
+    ),
+    "another active backend": (
+        [
+            "import d2ldev",
+            "d2ldev.set_backend(type(d2ldev.get_backend('reference'))(virtual_gpus=0))",
+        ],
+        "the active backend: *",
+    ),
+    "a use_backend that was not left": (
+        ["import d2ldev", "d2ldev.use_backend('reference').__enter__()"],
+        "a scope that was not left, d2ldev_backend: *",
+    ),
+    "a device that was not left": (
+        ["import d2ldev", "d2ldev.gpu(1).__enter__()"],
+        "a scope that was not left, reference_scope: Device('gpu', 1)",
+    ),
+    "another number of virtual GPUs": (
+        ["import d2ldev.virtual", "d2ldev.virtual._chosen = 8"],
+        "virtual_gpus: * became 8",
+    ),
+}
+
+
+@pytest.mark.parametrize(("body", "message"), LEAKS.values(), ids=LEAKS.keys())
+def test_a_test_fails_that_leaks(run_test, body, message):
+    assert_leak(run_test(*body), f"*{message}")
+
+
+def test_a_test_fails_that_leaks_a_thread(run_test, pytester):
+    result = run_test(
+        "import threading",
+        "stop = threading.Event()",
+        "threading.Thread(target=stop.wait, name='left', daemon=True).start()",
+        how=pytester.runpytest_subprocess,  # where the thread ends with its process
+    )
+    assert_leak(result, "the thread 'left' is still running")
+
+
+def test_a_test_passes_that_leaks_nothing(run_test):
+    result = run_test(
+        "import os, tempfile, threading, d2ldev",
+        "monkeypatch.setenv('LEFT', '1')",
+        "monkeypatch.setattr(os, 'getpid', lambda: 1)",
+        "monkeypatch.chdir(tmp_path)",
+        "open('a file', 'w').close()",
+        "tempfile.TemporaryDirectory().cleanup()",
+        "thread = threading.Thread(target=print)",
+        "thread.start()",
+        "thread.join()",
+        "with d2ldev.use_backend('reference'), d2ldev.gpu(1): pass",
+    )
+    result.assert_outcomes(passed=1)
+
+
+@detect_leaks()
+def leak_one_of_each():
+    os.environ["KEPT"] = "after"
+    os.getpid = lambda: 1
+    os.chdir("/")
+    d2ldev.set_backend(type(d2ldev.get_backend("reference"))(virtual_gpus=0))
+
+
+def state():
+    return os.environ["KEPT"], os.getpid, Path.cwd(), d2ldev.backend.num_gpus()
+
+
+def test_what_was_changed_is_put_back(monkeypatch):
+    monkeypatch.setenv("KEPT", "before")
+    before = state()
+    with pytest.raises(LeakError):
+        leak_one_of_each()
+    assert state() == before
+
+
+def test_every_leak_is_in_one_message(monkeypatch):
+    monkeypatch.setenv("KEPT", "before")
+    with pytest.raises(LeakError) as error:
+        leak_one_of_each()
+    assert [leak.partition(":")[0] for leak in error.value.leaks] == [
+        "os.getpid was replaced",
+        "the active backend",
+        "the environment variable KEPT",
+        "the working directory was changed to /",
+    ]
+
+
+@detect_leaks()
+def leak_and_fail():
+    os.environ["LEFT"] = "1"
+    raise ZeroDivisionError
+
+
+def test_a_failing_block_keeps_its_own_exception_and_names_its_leaks():
+    with pytest.raises(ZeroDivisionError) as error:
+        leak_and_fail()
+    assert "the environment variable LEFT" in error.value.__notes__[0]
+
+
+@detect_leaks([json])
+def patch_json():
+    json.dumps = repr
+
+
+def test_functions_of_further_modules_are_watched():
+    dumps = json.dumps
+    with pytest.raises(LeakError, match=r"json\.dumps was replaced"):
+        patch_json()
+    assert json.dumps is dumps
