@@ -23,7 +23,8 @@ _CPU = "cpu"
 _GPU = "gpu"
 # The frameworks' own words for "the accelerator that is there".
 _ACCELERATORS = frozenset({_GPU, "cuda", "rocm", "xpu", "mps"})
-_SPELLING = re.compile(r"([a-z]+)(?::([0-9]+))?", re.ASCII)
+# No machine has GPUs of 100 digits, and Python does not read numbers of any length.
+_SPELLING = re.compile(r"([a-z]+)(?::([0-9]{1,100}))?", re.ASCII)
 _FIX = "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu', 'gpu:1', 'cuda:1'"
 
 _interned: dict[tuple[str, int], Device] = {}
@@ -82,7 +83,8 @@ class Device:
         key = (kind, 0 if kind == _CPU else index)
         device = _interned.get(key)
         if device is None:
-            device = object.__new__(cls)
+            # Never a subclass, which everyone would get from then on.
+            device = object.__new__(Device)
             object.__setattr__(device, "kind", key[0])
             object.__setattr__(device, "index", key[1])
             # Atomic: two threads that come here at once get the same object.
@@ -103,7 +105,7 @@ class Device:
         >>> Device.parse('cuda:1')
         Device('gpu', 1)
         """
-        match = _SPELLING.fullmatch(text.strip().lower())
+        match = _SPELLING.fullmatch(text.strip().lower()) if isinstance(text, str) else None
         if match is not None:
             kind, index = match[1], int(match[2] or 0)
             if kind == _CPU:

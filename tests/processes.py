@@ -1,0 +1,104 @@
+"""Python processes of their own, for what happens once in a process, and made-up distributions.
+
+No test of the core imports a framework. Where one has to be there, it is a folder with an empty
+package; where none may be there, ``hide`` keeps the installed ones out of sight.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import textwrap
+
+FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
+
+# The import system's own finder, which does not see the given names in the given folders.
+_HIDING = """
+import sys
+from importlib.machinery import PathFinder
+
+class HidingFinder(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        if path is None and name.partition(".")[0] in {names!r}:
+            path = [entry for entry in sys.path if "site-packages" not in entry]
+        return super().find_spec(name, path, target)
+
+sys.meta_path = [HidingFinder if finder is PathFinder else finder for finder in sys.meta_path]
+"""
+
+
+def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None):
+    """Run ``code`` in a new process; what it gives to ``show(...)``, as a list.
+
+    Args:
+        code: Python source; ``show(value)`` hands back what JSON can hold.
+        hide: modules that are not installed there, whatever is installed here.
+        path: folders to be searched for modules and distributions.
+        environment: variables to set; those that begin with ``D2LDEV_`` are not inherited.
+        folder: the working directory, which is searched for modules first.
+    """
+    variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    variables.pop("PYTHONSAFEPATH", None)
+    variables["PYTHONPATH"] = os.pathsep.join(str(entry) for entry in path)
+    variables |= environment or {}
+    source = [
+        _HIDING.format(names=set(hide)),
+        "import json, warnings",
+        "warnings.simplefilter('always')",
+        "def show(value): print('shown:' + json.dumps(value))",
+        textwrap.dedent(code),
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(source)],
+        env=variables,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    return [json.loads(line.removeprefix("shown:")) for line in lines if line.startswith("shown:")]
+
+
+def make_package(folder, name, source=""):
+    """An importable package of one file."""
+    package = folder / name
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text(textwrap.dedent(source), encoding="utf-8")
+
+
+def make_distribution(folder, distribution, backends):
+    """What installing a distribution leaves behind, with its entry points for d2ldev."""
+    metadata = folder / f"{distribution}-1.0.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text(
+        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n", encoding="utf-8"
+    )
+    lines = ["[d2ldev.backends]", *(f"{name} = {value}" for name, value in backends.items())]
+    (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+MINE = """
+from d2ldev_reference.backend import ReferenceBackend
+
+class MyBackend(ReferenceBackend):
+    name = {name!r}
+
+    def greeting(self):
+        return "hello from " + self.name
+"""
+
+
+def make_backend(folder, name="mine", *, requires=(), source=MINE):
+    """A third party's backend, installed into ``folder``: the reference backend's double.
+
+    It is a package ``<name>_backend`` and its class, in a module of its own, as the built-in ones.
+    """
+    make_package(folder, f"{name}_backend", f"requires = {tuple(requires)!r}\n")
+    module = folder / f"{name}_backend" / "backend.py"
+    module.write_text(textwrap.dedent(source).replace("{name!r}", repr(name)), encoding="utf-8")
+    make_distribution(folder, f"{name}-backend", {name: f"{name}_backend.backend:MyBackend"})
+    return folder
