@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import operator
 import os
+from typing import TYPE_CHECKING
 
 from d2ldev.errors import D2LDevError, InvalidDeviceError
+
+if TYPE_CHECKING:
+    from d2ldev.interface import Backend
 
 VARIABLE = "D2LDEV_VIRTUAL_GPUS"
 MAXIMUM = 8
@@ -33,7 +37,7 @@ def virtual_gpus(n: int) -> None:
     global _chosen
     number = _checked(n, f"make {n!r} virtual GPUs")
     for backend in loaded_backends():
-        if (backend.virtual_gpus or 0) != number and backend.max_virtual_gpus:
+        if backend.max_virtual_gpus and _made_by(backend) != number:
             raise D2LDevError(
                 f"make {number} virtual GPUs",
                 f"the {backend.name} backend is in use already, with {backend.num_gpus()} GPUs",
@@ -56,7 +60,14 @@ def requested_virtual_gpus() -> int | None:
     if not text:
         return None
     attempted = f"make {text!r} virtual GPUs (from {VARIABLE})"
-    return _checked(int(text) if text.isascii() and text.isdigit() else text, attempted)
+    # Python does not read numbers of any length.
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    return _checked(int(text) if is_number else text, attempted)
+
+
+def _made_by(backend: Backend) -> int:
+    """How many virtual GPUs a backend has, also if it was not told how many to make."""
+    return sum(backend.platform(device) == "virtual" for device in backend.devices())
 
 
 def _checked(n: object, attempted: str) -> int:

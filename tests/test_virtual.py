@@ -1,0 +1,158 @@
+"""How many virtual GPUs there are: the variable, the call, and what is refused."""
+
+import re
+
+import numpy as np
+import pytest
+from processes import run_python
+
+import d2ldev
+from d2ldev.virtual import requested_virtual_gpus
+
+COUNT = "import d2ldev; b = d2ldev.get_backend('reference'); show([str(d) for d in b.devices()])"
+TWO = ["cpu", "gpu:0", "gpu:1"]
+
+
+# -- the variable -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "devices"),
+    [("0", ["cpu"]), ("1", ["cpu", "gpu:0"]), ("2", TWO), (" 2 ", TWO), ("02", TWO)],
+)
+def test_the_variable_is_how_many_gpus_the_reference_backend_has(text, devices):
+    assert run_python(COUNT, environment={"D2LDEV_VIRTUAL_GPUS": text}) == [devices]
+
+
+@pytest.mark.parametrize(
+    "environment", [{}, {"D2LDEV_VIRTUAL_GPUS": ""}, {"D2LDEV_VIRTUAL_GPUS": " "}]
+)
+def test_unset_or_empty_the_reference_backend_has_two(environment):
+    assert run_python(COUNT, environment=environment) == [TWO]
+
+
+@pytest.mark.parametrize(
+    "text", ["-1", "9", "1.5", "two", "2,3", "0x2", "1e0", "+2", "1_0", "\u0662", "\u00b2", "true"]
+)
+def test_a_bad_variable_is_refused_by_name_and_value(monkeypatch, text):
+    monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", text)
+    message = rf"make {re.escape(repr(text))} virtual GPUs \(from D2LDEV_VIRTUAL_GPUS\): .*0 to 8"
+    with pytest.raises(d2ldev.InvalidDeviceError, match=message):
+        requested_virtual_gpus()
+
+
+def test_a_bad_variable_is_refused_however_long_it_is(monkeypatch):
+    monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", "1" * 5000)
+    with pytest.raises(d2ldev.InvalidDeviceError, match="D2LDEV_VIRTUAL_GPUS"):
+        requested_virtual_gpus()
+
+
+def test_a_bad_variable_says_so_at_the_first_use_of_a_backend():
+    code = """
+        import d2ldev
+        try:
+            d2ldev.get_backend("reference")
+        except d2ldev.InvalidDeviceError as error:
+            show(str(error))
+    """
+    (message,) = run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "two"})
+    assert "make 'two' virtual GPUs (from D2LDEV_VIRTUAL_GPUS)" in message
+    assert "fix: D2LDEV_VIRTUAL_GPUS=2" in message
+
+
+def test_more_gpus_than_the_backend_can_make_are_refused():
+    code = """
+        import d2ldev
+        try:
+            d2ldev.get_backend("reference")
+        except d2ldev.DeviceUnavailableError as error:
+            show(str(error))
+    """
+    (message,) = run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "3"})
+    assert "make 3 virtual GPUs: the reference backend can make 2" in message
+    assert "D2LDEV_VIRTUAL_GPUS" in message
+
+
+# -- the call ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("n", "devices"), [(0, ["cpu"]), (1, ["cpu", "gpu:0"]), (2, TWO)])
+def test_a_call_before_the_first_use_decides(n, devices):
+    assert run_python(f"import d2ldev; d2ldev.virtual_gpus({n}); {COUNT}") == [devices]
+
+
+def test_a_call_overrules_the_variable():
+    code = f"import d2ldev; d2ldev.virtual_gpus(1); {COUNT}"
+    assert run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "2"}) == [["cpu", "gpu:0"]]
+
+
+def test_the_last_of_several_calls_counts():
+    code = f"import d2ldev; d2ldev.virtual_gpus(2); d2ldev.virtual_gpus(1); {COUNT}"
+    assert run_python(code) == [["cpu", "gpu:0"]]
+
+
+def test_a_call_imports_no_framework_and_no_backend():
+    code = "import sys, d2ldev; d2ldev.virtual_gpus(2); show('array_api_strict' in sys.modules)"
+    assert run_python(code) == [False]
+
+
+@pytest.mark.parametrize("n", [-1, 9, 1.5, "2", None, True, np.float32(2)])
+def test_a_number_that_is_none_is_refused(n):
+    message = rf"make {re.escape(repr(n))} virtual GPUs: .*from 0 to 8"
+    with pytest.raises(d2ldev.InvalidDeviceError, match=message):
+        d2ldev.virtual_gpus(n)
+
+
+def test_a_refused_number_changes_nothing():
+    code = f"""
+        import d2ldev
+        d2ldev.virtual_gpus(1)
+        try:
+            d2ldev.virtual_gpus(9)
+        except d2ldev.InvalidDeviceError:
+            pass
+        {COUNT}
+    """
+    assert run_python(code) == [["cpu", "gpu:0"]]
+
+
+@pytest.mark.parametrize("n", [0, 1, 3])
+def test_another_number_after_the_first_use_is_refused(n):
+    code = f"""
+        import d2ldev
+        d2ldev.get_backend("reference")
+        try:
+            d2ldev.virtual_gpus({n})
+        except d2ldev.D2LDevError as error:
+            show(str(error))
+    """
+    (message,) = run_python(code)
+    assert f"make {n} virtual GPUs: the reference backend is in use already, with 2 GPUs" in message
+    assert "devices: cpu, gpu:0, gpu:1" in message
+    assert f"D2LDEV_VIRTUAL_GPUS={n}" in message
+
+
+def test_the_number_that_is_there_already_is_no_error():
+    assert run_python(f"{COUNT}; d2ldev.virtual_gpus(2); {COUNT}") == [TWO, TWO]
+
+
+# -- what they are ----------------------------------------------------------------------------
+
+
+def test_a_virtual_gpu_says_that_it_is_one(reference):
+    assert [reference.platform(device) for device in TWO] == ["cpu", "virtual", "virtual"]
+
+
+def test_a_virtual_gpu_that_is_not_there_is_unavailable(reference):
+    one = type(reference)(virtual_gpus=1)
+    with pytest.raises(d2ldev.DeviceUnavailableError) as error:
+        one.zeros(3, device="gpu:1")
+    assert str(error.value) == (
+        "cannot make a tensor on gpu:1: reference has 1 GPU here\n"
+        "  devices: cpu, gpu:0\n"
+        "  fix: use one that exists: backend.try_gpu(1) is cpu here"
+    )
+
+
+def test_without_virtual_gpus_all_gpus_are_the_cpu(reference):
+    assert type(reference)(virtual_gpus=0).try_all_gpus() == [d2ldev.cpu()]
