@@ -1,0 +1,94 @@
+"""The one error family: what each is, what each says, and that it travels between processes."""
+
+import copy
+import pickle
+
+import pytest
+
+import d2ldev
+from d2ldev import D2LDevError, errors
+
+BUILT_IN_BASES = {
+    "InvalidDeviceError": ValueError,
+    "UnsupportedValueError": TypeError,
+    "UnknownBackendError": ValueError,
+    "BackendNotInstalledError": ImportError,
+    "DeviceUnavailableError": RuntimeError,
+    "DeviceMismatchError": RuntimeError,
+    "OutOfDeviceMemoryError": MemoryError,
+    "CheckpointError": ValueError,
+}
+FAMILY = [D2LDevError, *(getattr(errors, name) for name in BUILT_IN_BASES)]
+WARNINGS = [d2ldev.BackendFallbackWarning, d2ldev.DeviceInitializationWarning]
+
+
+def an_error(cls):
+    return cls("do this", "it cannot be done", "do that", [d2ldev.gpu(1), d2ldev.cpu()])
+
+
+def test_the_family_has_no_other_members():
+    assert {
+        cls.__name__ for cls in D2LDevError.__subclasses__() if cls.__module__ == errors.__name__
+    } == set(BUILT_IN_BASES)
+
+
+@pytest.mark.parametrize(("name", "base"), BUILT_IN_BASES.items())
+def test_each_is_one_of_the_family_and_the_built_in_that_others_would_catch(name, base):
+    assert issubclass(getattr(errors, name), D2LDevError)
+    assert issubclass(getattr(errors, name), base)
+
+
+@pytest.mark.parametrize("cls", [*FAMILY, *WARNINGS])
+def test_each_can_be_imported_from_the_package(cls):
+    assert getattr(d2ldev, cls.__name__) is cls
+
+
+@pytest.mark.parametrize("cls", WARNINGS)
+def test_warnings_are_shown_to_users_by_default(cls):
+    assert issubclass(cls, UserWarning)
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+def test_the_message_names_attempt_problem_devices_and_fix(cls):
+    assert str(an_error(cls)) == (
+        "cannot do this: it cannot be done\n  devices: gpu:1, cpu\n  fix: do that"
+    )
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+def test_without_devices_the_message_has_no_line_for_them(cls):
+    assert str(cls("do this", "it cannot be done", "do that")) == (
+        "cannot do this: it cannot be done\n  fix: do that"
+    )
+
+
+@pytest.mark.parametrize("cls", FAMILY)
+def test_the_parts_of_the_message_are_attributes(cls):
+    error = an_error(cls)
+    assert (error.attempted, error.problem, error.fix, error.devices) == (
+        "do this",
+        "it cannot be done",
+        "do that",
+        ("gpu:1", "cpu"),
+    )
+
+
+def test_devices_may_be_an_iterator():
+    error = D2LDevError("do this", "it cannot be done", "do that", iter(["gpu:0"]))
+    assert error.devices == ("gpu:0",)
+
+
+@pytest.mark.parametrize(
+    "copied", [lambda e: pickle.loads(pickle.dumps(e)), copy.copy, copy.deepcopy]
+)
+@pytest.mark.parametrize("cls", FAMILY)
+def test_an_error_survives_pickling_and_copying(cls, copied):
+    error = an_error(cls)
+    again = copied(error)
+    assert (type(again), str(again), vars(again)) == (cls, str(error), vars(error))
+
+
+def test_the_exception_of_the_framework_stays_chained_as_the_cause(reference):
+    with pytest.raises(d2ldev.UnsupportedValueError) as error:
+        reference.from_dlpack("no tensor")
+    assert isinstance(error.value.__cause__, (AttributeError, TypeError))
