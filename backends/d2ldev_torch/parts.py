@@ -105,5 +105,5 @@ def register_containers() -> None:
     register_container(
         PackedSequence,
         lambda packed: (packed.data, packed.sorted_indices, packed.unsorted_indices),
-        lambda packed, new: PackedSequence(new[0], packed.batch_sizes, new[1], new[2]),
+        lambda packed, new: PackedSequence(new[0], packed.batch_sizes.clone(), new[1], new[2]),
     )

@@ -77,6 +77,13 @@ class MetaBackend(TorchBackend):
         super().__init__()
         self._accelerator = CountedAccelerator("meta", 1)
 
+    def _random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> torch.Tensor:
+        # The meta device has no generator, as it has no numbers.
+        seed = None if native.type == "meta" else seed
+        return super()._random(distribution, shape, seed, dtype, native)
+
     def _refill(self, x: torch.Tensor, new: torch.Tensor) -> None:
         # torch gives a CPU parameter a GPU's memory, but not the meta device's: here the two
         # tensors change places instead, and whoever holds the parameter holds it still.
