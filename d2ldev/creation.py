@@ -130,6 +130,8 @@ class Creation(Moving):
         """
         if stop is None:
             start, stop = 0, start
+        if step and (stop - start) / step <= 0:
+            stop = start  # empty, as the standard says; torch raises
         dtype, native = self._destination("make a tensor", dtype, device, like)
         try:
             return self._arange(start, stop, step, dtype, native)

@@ -10,7 +10,7 @@ standard, 2024.12.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -177,6 +177,13 @@ class Primitives(ABC):
         """The values in a new NumPy array."""
 
     @abstractmethod
+    def address(self, x: Tensor) -> int:
+        """The address of a tensor's first byte in its device's memory.
+
+        Two tensors of one device with the same address are the same memory.
+        """
+
+    @abstractmethod
     def _from_dlpack(self, x: Any) -> Tensor:
         """A tensor on the memory of another framework's."""
 
@@ -227,6 +234,13 @@ class Primitives(ABC):
 
     def _finish(self, obj: Any) -> None:
         """Called for each of ``object_types`` when its parts have moved. It must not fail."""
+
+    def samples(self) -> Mapping[str, Callable[[Device], Any]]:
+        """Builders of small objects of every kind that ``place`` looks after, by name.
+
+        The conformance suite places each of them; each is made on the device that is given.
+        """
+        return {"mlp": lambda device: self.mlp([3, 4, 1], device=device)}
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ calls ``np.asarray(..., copy=True)``, which NumPy 1.26 does not have.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import array_api_strict as xp
@@ -109,6 +109,9 @@ class ReferenceBackend(Backend):
         # Off the CPU ``np.asarray`` is refused; DLPack is not.
         return np.array(np.from_dlpack(x))
 
+    def address(self, x: Tensor) -> int:
+        return int(np.from_dlpack(x).ctypes.data)
+
     def _from_dlpack(self, x: Any) -> Tensor:
         return xp.from_dlpack(x)
 
@@ -123,6 +126,13 @@ class ReferenceBackend(Backend):
         seed: int = 0,
     ) -> Any:
         return make_mlp(self, sizes, activation, device, seed)
+
+    def samples(self) -> Mapping[str, Callable[[Device], Any]]:
+        def tied(device: Device) -> dict[str, Any]:
+            weight = self.rand((3, 3), seed=0, device=device)
+            return {"encoder": {"weight": weight}, "decoder": [weight, None, 2.5, "tied"]}
+
+        return {**super().samples(), "pytree with a tie": tied}
 
     # -- the machine ----------------------------------------------------------------------
 

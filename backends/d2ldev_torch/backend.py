@@ -8,7 +8,7 @@ What torch does differently and is put right here: ``torch.device('cuda')`` is n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -29,6 +29,7 @@ from d2ldev_torch.parts import (
     parts_of,
     register_containers,
 )
+from d2ldev_torch.samples import make_samples
 
 if TYPE_CHECKING:
     import numpy as np
@@ -145,6 +146,9 @@ class TorchBackend(Backend):
     def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         return numpy_exchange.to_numpy(x)
 
+    def address(self, x: Tensor) -> int:
+        return int(x.data_ptr())
+
     def _from_dlpack(self, x: Any) -> Tensor:
         return torch.utils.dlpack.from_dlpack(x)
 
@@ -181,6 +185,9 @@ class TorchBackend(Backend):
 
     def _finish(self, obj: Any) -> None:
         finish(obj)
+
+    def samples(self) -> Mapping[str, Callable[[Device], Any]]:
+        return {**super().samples(), **make_samples(self)}
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -1,0 +1,32 @@
+"""Numbers for the suite's tests, and how they are compared."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
+    """NumPy data of a dtype in which no two neighbours are equal, extremes included."""
+    if dtype.startswith(("bfloat16", "float8")):
+        import ml_dtypes
+
+        numpy_dtype = np.dtype(getattr(ml_dtypes, dtype))
+    else:
+        numpy_dtype = np.dtype(dtype)
+    count = int(np.prod(shape))
+    data = (np.arange(count) % 7 - (0 if numpy_dtype.kind in "bu" else 3)).astype(numpy_dtype)
+    if numpy_dtype.kind in "iu" and count:
+        data[0], data[-1] = np.iinfo(numpy_dtype).min, np.iinfo(numpy_dtype).max
+    if numpy_dtype.kind == "c":
+        data = data + 1j * data[::-1]
+    return data.astype(numpy_dtype).reshape(shape)
+
+
+def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
+    """Same dtype, shape and bytes: also NaN and the sign of zero."""
+    assert x.dtype == y.dtype
+    assert x.shape == y.shape
+    assert x.tobytes() == y.tobytes()

@@ -1,0 +1,33 @@
+"""The known gaps, which are data: ``known_gaps.toml``."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import NamedTuple
+
+
+class Gap(NamedTuple):
+    """What one backend is known not to do; the file says what each field means."""
+
+    backend: str
+    requirement: str
+    reason: str
+    link: str
+    case: str = ""
+    platform: str = ""
+
+    def covers(self, backend: str, requirement: str, test_name: str, platforms: set[str]) -> bool:
+        """Whether a test is one that is known to fail."""
+        return (
+            (self.backend, self.requirement) == (backend, requirement)
+            and self.case in test_name
+            and (not self.platform or self.platform in platforms)
+        )
+
+
+def known_gaps(path: Path | None = None) -> list[Gap]:
+    """The rows of ``known_gaps.toml``, or of another file of that form."""
+    path = path or Path(__file__).with_name("known_gaps.toml")
+    with path.open("rb") as file:
+        return [Gap(**row) for row in tomllib.load(file).get("gap", [])]

@@ -1,0 +1,169 @@
+"""The pytest plugin: which backend is tested, what is skipped and why, and the report.
+
+It is loaded into every pytest run of an environment that has d2ldev, and does nothing there
+but offer its options: everything else waits for ``--d2ldev-backend``.
+
+No silent green: a backend that was asked for and cannot be had ends the run with an error, and
+so do fewer GPUs than ``--d2ldev-require-gpus``, a test of the suite without a requirement, and
+a run in which nothing was tested.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from d2ldev import Backend
+    from d2ldev_conformance.report import Report
+
+_SUITE = Path(__file__).parent
+_BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
+_REPORT: pytest.StashKey[Report] = pytest.StashKey()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("d2ldev", "d2ldev's conformance suite")
+    group.addoption(
+        "--d2ldev-backend", metavar="NAME", help="run the conformance suite on this backend"
+    )
+    group.addoption(
+        "--d2ldev-require-gpus",
+        metavar="N",
+        type=int,
+        default=0,
+        help="fail if the backend has fewer GPUs, virtual ones included",
+    )
+    group.addoption(
+        "--d2ldev-report", metavar="DIR", help="write conformance.json and conformance.md here"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "requirement(id, section): what a test of the suite checks")
+    config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
+    config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
+    name = config.getoption("--d2ldev-backend")
+    if not name:
+        return
+    from d2ldev import D2LDevError, get_backend
+    from d2ldev_conformance.report import Report
+
+    try:
+        backend = get_backend(name)
+        gpus = backend.num_gpus()
+    except D2LDevError as error:
+        raise pytest.UsageError(str(error)) from error
+    required = config.getoption("--d2ldev-require-gpus")
+    if gpus < required:
+        raise pytest.UsageError(
+            f"{required} GPUs are required, and {backend.name} has {gpus} here: "
+            f"{', '.join(map(str, backend.devices()))}"
+        )
+    config.stash[_BACKEND] = backend
+    config.stash[_REPORT] = Report(backend)
+
+
+def backend_under_test(config: pytest.Config) -> Backend:
+    """The backend that ``--d2ldev-backend`` names.
+
+    Raises:
+        pytest.UsageError: if it was not given.
+    """
+    if _BACKEND not in config.stash:
+        raise pytest.UsageError("say which backend to test: --d2ldev-backend NAME")
+    return config.stash[_BACKEND]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if _BACKEND not in config.stash:
+        return
+    from d2ldev_conformance.known_gaps import known_gaps
+    from d2ldev_conformance.requirement import requirement_of
+
+    backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], known_gaps()
+    platforms = {backend.platform(device) for device in backend.devices()}
+    for item in items:
+        if not item.path.is_relative_to(_SUITE):
+            continue
+        requirement = requirement_of(item)
+        if requirement is None:
+            raise pytest.UsageError(f"{item.nodeid} has no @requirement")
+        report.expect(requirement)
+        _skip_without_gpus(item, backend)
+        for gap in gaps:
+            if gap.covers(backend.name, requirement.id, item.name, platforms):
+                reason = f"{gap.reason} ({gap.link})"
+                item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def _skip_without_gpus(item: pytest.Item, backend: Backend) -> None:
+    gpus = backend.num_gpus()
+    needed = max((mark.args[0] for mark in item.iter_markers("needs_gpus")), default=0)
+    real = item.get_closest_marker("needs_real_gpu") is not None
+    if real and not any(backend.platform(d) not in ("cpu", "virtual") for d in backend.devices()):
+        item.add_marker(pytest.mark.skip(reason=f"needs a real GPU; {backend.name} has none here"))
+    elif gpus < needed:
+        plural = "" if needed == 1 else "s"
+        reason = f"needs {needed} GPU{plural}; {backend.name} has {gpus} here"
+        item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Iterator[Any]:
+    result: pytest.TestReport = yield
+    if _REPORT in item.config.stash and item.path.is_relative_to(_SUITE):
+        from d2ldev_conformance.requirement import requirement_of
+
+        requirement = requirement_of(item)
+        outcome = _outcome(result)
+        if requirement is not None and outcome:
+            item.config.stash[_REPORT].add(requirement, outcome, _reason(result, outcome, call))
+    return result
+
+
+def _outcome(result: pytest.TestReport) -> str:
+    """What a phase of a test says about its requirement; empty if nothing."""
+    if result.skipped:
+        return "known gap" if hasattr(result, "wasxfail") else "skipped"
+    if result.failed:
+        return "failed"
+    return "passed" if result.when == "call" else ""
+
+
+def _reason(result: pytest.TestReport, outcome: str, call: pytest.CallInfo[None]) -> str:
+    if outcome == "known gap":
+        return str(getattr(result, "wasxfail", ""))
+    if outcome == "skipped" and isinstance(result.longrepr, tuple):
+        return str(result.longrepr[2]).removeprefix("Skipped: ")
+    if outcome == "failed":
+        raised = call.excinfo
+        return f"{result.when}: {raised.exconly() if raised else result.longreprtext}".split("\n")[0]
+    return ""
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    folder = session.config.getoption("--d2ldev-report")
+    if folder and _REPORT in session.config.stash:
+        session.config.stash[_REPORT].write(Path(folder))
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if _REPORT not in config.stash:
+        return
+    report = config.stash[_REPORT]
+    terminalreporter.section(f"conformance of {config.stash[_BACKEND].name}")
+    counts = report.summary()
+    terminalreporter.line(
+        f"{sum(counts.values())} requirements: "
+        + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
+    )
+    for row in report.rows():
+        if row["outcome"] in ("failed", "known gap"):
+            terminalreporter.line(f"{row['outcome']}: {row['requirement']}: {row['reasons']}")

@@ -1,0 +1,138 @@
+"""The report of a run: one row for each requirement, as JSON and as a table for people."""
+
+from __future__ import annotations
+
+import json
+import platform
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import d2ldev
+from d2ldev_conformance.requirement import SECTIONS, Requirement
+
+# The worst outcome of a requirement's tests is the requirement's, but for skipping: one that
+# passed on the CPU and had no GPU to run on has passed, and the counts show the rest.
+_WORST_FIRST = ("failed", "known gap", "passed", "skipped")
+
+
+class Report:
+    """What happened to each requirement.
+
+    Args:
+        backend: the one under test.
+    """
+
+    def __init__(self, backend: d2ldev.Backend) -> None:
+        self._backend = backend
+        self._outcomes: dict[Requirement, Counter[str]] = {}
+        self._reasons: dict[Requirement, dict[str, None]] = {}
+
+    def expect(self, requirement: Requirement) -> None:
+        """Give a requirement its row, also if none of its tests comes to an end."""
+        self._outcomes.setdefault(requirement, Counter())
+        self._reasons.setdefault(requirement, {})
+
+    def add(self, requirement: Requirement, outcome: str, reason: str = "") -> None:
+        """Count one test: ``'passed'``, ``'failed'``, ``'skipped'`` or ``'known gap'``."""
+        self.expect(requirement)
+        self._outcomes[requirement][outcome] += 1
+        if reason:
+            self._reasons[requirement][reason] = None
+
+    def rows(self) -> list[dict[str, Any]]:
+        """One row for each requirement, in the order of its id."""
+        return [
+            {
+                "requirement": requirement.id,
+                "section": requirement.section,
+                "outcome": next((o for o in _WORST_FIRST if counts[o]), "failed"),
+                "tests": dict(counts),
+                "reasons": list(self._reasons[requirement]),
+            }
+            for requirement, counts in sorted(self._outcomes.items())
+        ]
+
+    def summary(self) -> dict[str, int]:
+        """How many requirements have each outcome."""
+        counts = Counter(row["outcome"] for row in self.rows())
+        return {outcome: counts[outcome] for outcome in ("passed", *_WORST_FIRST[:2], "skipped")}
+
+    def document(self) -> dict[str, Any]:
+        """The whole report, as it is written to ``conformance.json``.
+
+        ``backend``, ``date`` (UTC), ``versions`` (distribution -> version), ``devices`` (name,
+        platform, the card's name), ``driver``, ``summary`` and ``requirements`` (``rows()``).
+        """
+        backend = self._backend
+        return {
+            "backend": backend.name,
+            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "versions": _versions(backend),
+            "machine": f"{platform.system()} {platform.machine()}",
+            "devices": [
+                {"device": str(device), "platform": backend.platform(device)}
+                for device in backend.devices()
+            ],
+            "cards": _cards(),
+            "summary": self.summary(),
+            "requirements": self.rows(),
+        }
+
+    def write(self, folder: Path) -> Path:
+        """Write ``conformance.json`` and ``conformance.md`` into a folder; the first's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        document = self.document()
+        path = folder / "conformance.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        (folder / "conformance.md").write_text(as_table(document), encoding="utf-8")
+        return path
+
+
+def as_table(document: Mapping[str, Any]) -> str:
+    """A report as a Markdown table for people."""
+    devices = ", ".join(f"{d['device']} ({d['platform']})" for d in document["devices"])
+    lines = [
+        f"# Conformance of {document['backend']}",
+        "",
+        f"{document['date']}, {devices}; {', '.join(document['cards']) or 'no NVIDIA card'}.",
+        ", ".join(f"{name} {version}" for name, version in document["versions"].items()),
+        "",
+        ", ".join(f"{count} {outcome}" for outcome, count in document["summary"].items()),
+        "",
+        "| requirement | section | outcome | tests | reasons |",
+        "|---|---|---|---|---|",
+    ]
+    for row in document["requirements"]:
+        tests = ", ".join(f"{count} {outcome}" for outcome, count in row["tests"].items())
+        section = f"{row['section']} {SECTIONS[row['section']]}"
+        lines.append(
+            f"| {row['requirement']} | {section} | {row['outcome']} | {tests} "
+            f"| {'; '.join(row['reasons']).replace('|', '/')} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def _versions(backend: d2ldev.Backend) -> dict[str, str]:
+    versions = {"d2ldev": d2ldev.__version__, "python": sys.version.split()[0]}
+    for name in backend.distributions:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = "unknown"
+    return versions
+
+
+def _cards() -> list[str]:
+    """The machine's NVIDIA cards with their driver; empty without ``nvidia-smi``."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [f"{line.replace(', ', ' (driver ')})" for line in output.stdout.splitlines() if line]

@@ -1,0 +1,52 @@
+"""``@requirement``: the id under which a test is reported, and the chapter's section.
+
+>>> @requirement("copy.noop-returns-same-object", section="6.7.2.2")
+... def test_a_tensor_that_is_there_comes_back_itself(backend): ...
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+import pytest
+
+_ID = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
+
+SECTIONS = {
+    "6.7.1": "Computing Devices",
+    "6.7.2": "Tensors and GPUs",
+    "6.7.2.1": "Storage on the GPU",
+    "6.7.2.2": "Copying",
+    "6.7.2.3": "Side Notes",
+    "6.7.3": "Neural Networks and GPUs",
+}
+
+
+class Requirement(NamedTuple):
+    """One thing that every backend must do.
+
+    Args:
+        id: ``area.what-holds``; a report has one row for it.
+        section: the section of D2L's chapter that it comes from.
+    """
+
+    id: str
+    section: str
+
+
+def requirement(id: str, *, section: str) -> pytest.MarkDecorator:  # noqa: A002
+    """Mark a test as the one that checks a requirement.
+
+    Raises:
+        ValueError: if the id is not ``area.what-holds``, or the chapter has no such section.
+    """
+    if not _ID.fullmatch(id) or section not in SECTIONS:
+        raise ValueError(f"no id of a requirement, or no section: {id!r}, {section!r}")
+    return pytest.mark.requirement(id, section)
+
+
+def requirement_of(item: pytest.Item) -> Requirement | None:
+    """The requirement that a collected test checks."""
+    mark = item.get_closest_marker("requirement")
+    return None if mark is None else Requirement(*mark.args)

@@ -1,0 +1,113 @@
+"""D2L 6.7.2.3, "Side Notes", on hardware: contexts, forks and memory. Skipped without a GPU.
+
+Each test that is about the first use of a framework runs in a process of its own.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from d2ldev_conformance.requirement import requirement
+
+SECTION = "6.7.2.3"
+pytestmark = pytest.mark.needs_real_gpu
+
+MEBIBYTE = 2**20
+
+
+def _run(program: str, backend) -> str:
+    """What a program prints in a process of its own, in which ``backend`` is the backend."""
+    setup = f"import d2ldev; backend = d2ldev.get_backend({backend.name!r})\n"
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", setup + program], capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+FORK = """
+import os
+{before}
+child = os.fork()
+if child == 0:
+    try:
+        x = backend.ones((2, 2), device='gpu:0')
+        os._exit(0 if float(backend.to_numpy(x @ x)[0, 0]) == 2.0 else 1)
+    except BaseException as error:
+        print(error, flush=True)
+        os._exit(1)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+@requirement("gpus.counting-makes-no-context", section=SECTION)
+def test_a_child_can_use_the_gpu_after_its_parent_counted_them(backend):
+    before = "backend.num_gpus(); backend.try_gpu(); backend.try_all_gpus(); backend.devices()"
+    assert _run(FORK.format(before=before), backend) == "0"
+
+
+@requirement("gpus.synchronizing-makes-no-context", section=SECTION)
+def test_a_child_can_use_the_gpu_after_its_parent_synchronized(backend):
+    before = "backend.synchronize(); backend.is_idle(); backend.ones(3, device='cpu')"
+    assert _run(FORK.format(before=before), backend) == "0"
+
+
+@requirement("gpus.hidden-gpus-are-not-counted", section=SECTION)
+def test_a_hidden_gpu_does_not_exist(backend, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("HIP_VISIBLE_DEVICES", "")
+    assert _run("print(backend.num_gpus(), backend.try_gpu())", backend) == "0 cpu"
+
+
+@requirement("memory.total", section=SECTION)
+def test_a_gpu_has_memory(backend):
+    assert backend.memory("gpu:0").total > 256 * MEBIBYTE
+
+
+@requirement("memory.follows-an-allocation", section=SECTION)
+def test_memory_follows_an_allocation(backend):
+    before = backend.memory("gpu:0").used
+    x = backend.zeros((64 * MEBIBYTE,), dtype="int8", device="gpu:0")
+    backend.synchronize("gpu:0")
+    during = backend.memory("gpu:0")
+    assert during.used - before >= 64 * MEBIBYTE
+    del x
+    assert backend.memory("gpu:0").used < during.used
+    assert backend.memory("gpu:0").peak >= during.used
+
+
+@requirement("memory.other-devices-are-not-counted", section=SECTION)
+def test_memory_of_a_gpu_ignores_the_cpu(backend):
+    before = backend.memory("gpu:0").used
+    x = backend.zeros((64 * MEBIBYTE,), dtype="int8", device="cpu")
+    assert backend.memory("gpu:0").used == before
+    assert backend.device_of(x) is backend.cpu()
+
+
+@requirement("gpus.made-in-place", section=SECTION)
+def test_a_tensor_of_a_gpu_takes_its_memory_once(backend):
+    program = f"""
+x = backend.ones(1, device='gpu:0'); backend.synchronize()
+before = backend.memory('gpu:0')
+x = backend.zeros(({64 * MEBIBYTE},), dtype='int8', device='gpu:0'); backend.synchronize()
+print(backend.memory('gpu:0').peak - before.used < {96 * MEBIBYTE})
+"""
+    assert _run(program, backend) == "True"
+
+
+@requirement("gpus.large-copies", section=SECTION)
+def test_a_large_copy_is_complete_when_it_is_read(backend):
+    x = backend.arange(2**24, dtype="int32", device="gpu:0")
+    back = backend.to_numpy(backend.to(x, "cpu"))
+    assert back[0] == 0
+    assert back[-1] == 2**24 - 1
+    assert (back[1:] > back[:-1]).all()
+
+
+@requirement("gpus.device-of-is-native", section=SECTION)
+def test_the_frameworks_own_word_for_the_device_is_understood(backend):
+    x = backend.ones(1, device="gpu:0")
+    assert backend.device(getattr(x, "device", backend.native("gpu:0"))) is backend.gpu(0)
