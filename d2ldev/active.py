@@ -37,7 +37,9 @@ class ActiveBackend:
 
 def _forward(name: str, method: FunctionType) -> Any:
     """A method that calls the active backend's of the same name and signature."""
-    code = method.__code__
+    # ``contextmanager`` makes a function that takes anything, and keeps the one with the names.
+    wrapped: FunctionType = getattr(method, "__wrapped__", method)
+    code = wrapped.__code__
     positional = code.co_varnames[1 : code.co_argcount]
     keywords = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
     parameters = ", ".join(["self", *positional, *(["*", *keywords] if keywords else [])])
@@ -52,8 +54,8 @@ def _forward(name: str, method: FunctionType) -> Any:
         namespace,
     )
     forward = namespace[name]
-    forward.__defaults__ = method.__defaults__
-    forward.__kwdefaults__ = method.__kwdefaults__
+    forward.__defaults__ = wrapped.__defaults__
+    forward.__kwdefaults__ = wrapped.__kwdefaults__
     return update_wrapper(forward, method)
 
 

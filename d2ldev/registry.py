@@ -154,8 +154,12 @@ def _get(name: str | Backend, source: str) -> Backend:
 
 
 def _checked_instance(backend: Any) -> Backend:
+    from d2ldev.active import ActiveBackend
     from d2ldev.interface import Backend
 
+    if isinstance(backend, ActiveBackend):
+        # The handle itself as the active backend would ask itself for ever.
+        return active_backend()
     if not isinstance(backend, Backend):
         raise UnsupportedValueError(
             f"use {backend!r} as a backend",

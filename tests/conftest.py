@@ -6,6 +6,7 @@ from d2ldev_conformance.leaks import detect_leaks
 from hypothesis import HealthCheck
 
 import d2ldev
+from d2ldev import registry
 
 pytest_plugins = ["pytester"]
 
@@ -41,3 +42,10 @@ def _no_leaks(tmp_path_factory):
 def reference():
     """The reference backend: the CPU, and gpu:0 and gpu:1 that are not there."""
     return d2ldev.get_backend("reference")
+
+
+@pytest.fixture
+def restored_backend(monkeypatch):
+    """What the test does with ``set_backend`` is undone afterwards."""
+    monkeypatch.setattr(registry, "_process", registry._process)
+    monkeypatch.setattr(registry, "_reason", registry._reason)
