@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
 
 import d2ldev
 from d2ldev import Backend, Device
-from d2ldev.registry import _scoped
+from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test
 
 PLACES = (
@@ -26,6 +27,7 @@ ROUTES = (
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test the places, routes, dtypes and samples of the backend."""
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", backend_under_test(metafunc.config).dtype_names)
     if "place" in metafunc.fixturenames:
@@ -38,8 +40,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def backend(pytestconfig: pytest.Config) -> Backend:
-    """The backend under test."""
-    return backend_under_test(pytestconfig)
+    """The backend under test, every kind of object of which was made once.
+
+    The first use of a part of a framework leaves its own traces (torch's first optimizer step
+    sets an environment variable and replaces ``torch.manual_seed``), which are no test's leaks.
+    """
+    backend = backend_under_test(pytestconfig)
+    for make in backend.samples().values():
+        make(backend.cpu())
+    return backend
 
 
 @pytest.fixture
@@ -72,9 +81,11 @@ def mutable(backend: Backend) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _leaves_no_trace(backend: Backend) -> Iterator[None]:
-    """A test that changes the framework's default device or leaves a scope open has failed."""
-    before = backend.default_device(), backend._scope.get(), _scoped.get()
-    yield
-    after = backend.default_device(), backend._scope.get(), _scoped.get()
-    assert after == before, "the default device, the device scope or the backend was changed"
+def _leaves_no_trace(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test that leaks anything, the framework's default device included, has failed."""
+    tmp_path_factory.getbasetemp()  # inside it would be made in a folder that goes away
+    framework = sys.modules[backend.tensor_types[0].__module__.partition(".")[0]]
+    before = backend.default_device()
+    with detect_leaks([framework]):
+        yield
+    assert backend.default_device() is before, "the framework's default device was changed"

@@ -10,7 +10,7 @@ a run in which nothing was tested.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +26,7 @@ _REPORT: pytest.StashKey[Report] = pytest.StashKey()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    """Offer the options of the suite."""
     group = parser.getgroup("d2ldev", "d2ldev's conformance suite")
     group.addoption(
         "--d2ldev-backend", metavar="NAME", help="run the conformance suite on this backend"
@@ -43,17 +44,18 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    """Get the backend that was asked for, or end the run."""
     config.addinivalue_line("markers", "requirement(id, section): what a test of the suite checks")
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
     name = config.getoption("--d2ldev-backend")
     if not name:
         return
-    from d2ldev import D2LDevError, get_backend
+    from d2ldev import D2LDevError, set_backend
     from d2ldev_conformance.report import Report
 
     try:
-        backend = get_backend(name)
+        backend = set_backend(name)
         gpus = backend.num_gpus()
     except D2LDevError as error:
         raise pytest.UsageError(str(error)) from error
@@ -80,6 +82,7 @@ def backend_under_test(config: pytest.Config) -> Backend:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Give each requirement its row, and each test the reason to skip it."""
     if _BACKEND not in config.stash:
         return
     from d2ldev_conformance.known_gaps import known_gaps
@@ -116,8 +119,9 @@ def _skip_without_gpus(item: pytest.Item, backend: Backend) -> None:
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
-) -> Iterator[Any]:
-    result: pytest.TestReport = yield
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Count the outcome of a test of the suite."""
+    result = yield
     if _REPORT in item.config.stash and item.path.is_relative_to(_SUITE):
         from d2ldev_conformance.requirement import requirement_of
 
@@ -144,17 +148,21 @@ def _reason(result: pytest.TestReport, outcome: str, call: pytest.CallInfo[None]
         return str(result.longrepr[2]).removeprefix("Skipped: ")
     if outcome == "failed":
         raised = call.excinfo
-        return f"{result.when}: {raised.exconly() if raised else result.longreprtext}".split("\n")[0]
+        return f"{result.when}: {raised.exconly() if raised else result.longreprtext}".split("\n")[
+            0
+        ]
     return ""
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Write the report."""
     folder = session.config.getoption("--d2ldev-report")
     if folder and _REPORT in session.config.stash:
         session.config.stash[_REPORT].write(Path(folder))
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    """Say how many requirements passed, and which did not."""
     if _REPORT not in config.stash:
         return
     report = config.stash[_REPORT]

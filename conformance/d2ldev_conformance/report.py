@@ -8,7 +8,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Mapping
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -72,7 +72,7 @@ class Report:
         backend = self._backend
         return {
             "backend": backend.name,
-            "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "versions": _versions(backend),
             "machine": f"{platform.system()} {platform.machine()}",
             "devices": [

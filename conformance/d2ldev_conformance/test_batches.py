@@ -1,7 +1,7 @@
 """D2L 6.7.2.2, "Copying", for whole batches: nestings of tensors move as one.
 
-Every test that takes ``transfer`` runs with ``copy``, on each device, and with ``to`` wherever there is
-another device.
+Every test that takes ``transfer`` runs with ``copy`` on each device, and with ``to`` wherever there
+is another device.
 """
 
 from __future__ import annotations

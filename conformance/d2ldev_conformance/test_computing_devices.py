@@ -170,8 +170,6 @@ def test_the_platform_of_a_gpu_is_a_known_one(backend):
     assert backend.platform("gpu") in {"cuda", "rocm", "xpu", "mps", "metal", "tpu", "virtual"}
 
 
-
-
 @requirement("devices.platform-must-exist", section=SECTION)
 def test_a_device_that_is_missing_has_no_platform(backend, missing):
     with pytest.raises(DeviceUnavailableError):

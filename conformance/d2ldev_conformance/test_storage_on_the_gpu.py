@@ -73,7 +73,11 @@ def test_a_device_that_is_said_beats_the_scope(backend, make):
 def test_like_gives_device_and_dtype(backend, place):
     like = backend.zeros(1, dtype="float64", device=place)
     made = [backend.ones(2, like=like), backend.asarray([1, 2], like=like)]
-    made += [backend.rand(2, like=like), backend.full(2, 3, like=like), backend.arange(3, like=like)]
+    made += [
+        backend.rand(2, like=like),
+        backend.full(2, 3, like=like),
+        backend.arange(3, like=like),
+    ]
     assert [backend.device_of(x) for x in made] == [place] * len(made)
     assert {backend.dtype_of(x) for x in made} == {"float64"}
 
@@ -272,7 +276,15 @@ def test_nan_infinity_and_the_sign_of_zero_survive(backend, place):
 @requirement("create.refuses-objects", section=SECTION)
 @pytest.mark.parametrize(
     "value",
-    [np.array([object()]), np.array([1, "x"], dtype=object), "text", ["a", "b"], None, {}, object()],
+    [
+        np.array([object()]),
+        np.array([1, "x"], dtype=object),
+        "text",
+        ["a", "b"],
+        None,
+        {},
+        object(),
+    ],
     ids=repr,
 )
 def test_what_holds_no_numbers_is_refused(backend, value):
