@@ -16,12 +16,13 @@ import os
 import sys
 import threading
 import warnings
-from contextvars import ContextVar, Token
+from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import (
     BackendFallbackWarning,
     BackendNotInstalledError,
+    D2LDevError,
     UnknownBackendError,
     UnsupportedValueError,
 )
@@ -45,8 +46,9 @@ _by_type: dict[type, Backend] = {}
 
 # The backend of the innermost ``use_backend`` of this thread or task; None outside of any.
 _scoped: ContextVar[Backend | None] = ContextVar("d2ldev_backend", default=None)
-# What restores the outer one, for each ``use_backend`` that was entered and not left.
-_entered: ContextVar[tuple[Token[Backend | None], ...]] = ContextVar(
+# Each ``use_backend`` that was entered and not left, with its backend. Not a stack of tokens: a
+# generator that is closed late leaves its block after one that was entered later.
+_entered: ContextVar[tuple[tuple[use_backend, Backend], ...]] = ContextVar(
     "d2ldev_entered_backends", default=()
 )
 # The process's backend, once it is resolved, and what decided it.
@@ -302,13 +304,18 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
 
     def __enter__(self) -> Backend:
         backend = get_backend(self._name)
-        _entered.set((*_entered.get(), _scoped.set(backend)))
+        _entered.set((*_entered.get(), (self, backend)))
+        _scoped.set(backend)
         return backend
 
     def __exit__(self, *exception: object) -> None:
-        *outer, token = _entered.get()
-        _entered.set(tuple(outer))
-        _scoped.reset(token)
+        entered = list(_entered.get())
+        for index in reversed(range(len(entered))):
+            if entered[index][0] is self:
+                del entered[index]
+                break
+        _entered.set(tuple(entered))
+        _scoped.set(entered[-1][1] if entered else None)
 
 
 # -- from a tensor ----------------------------------------------------------------------------
@@ -323,10 +330,15 @@ def backend_of(x: Any) -> Backend:
     backend = _by_type.get(type(x))
     if backend is not None:
         return backend
+    broken: D2LDevError | None = None
     for name in sorted(known_backends(), key=_rank):
         if not _is_imported(name):
             continue
-        backend = get_backend(name)
+        try:
+            backend = get_backend(name)
+        except D2LDevError as error:
+            broken = broken or error  # it may still be the tensor of another
+            continue
         if isinstance(x, backend.tensor_types):
             if len(_by_type) < 1024:
                 _by_type[type(x)] = backend
@@ -335,7 +347,7 @@ def backend_of(x: Any) -> Backend:
         f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}",
         f"it is no tensor of an imported framework; {_choices()}",
         "x = backend.asarray(x) makes a tensor",
-    )
+    ) from broken
 
 
 def _is_imported(name: str) -> bool:

@@ -4,6 +4,7 @@ import hypothesis
 import pytest
 from d2ldev_conformance.leaks import detect_leaks
 from hypothesis import HealthCheck
+from processes import make_backend, make_package
 
 import d2ldev
 from d2ldev import registry
@@ -42,6 +43,25 @@ def _no_leaks(tmp_path_factory):
 def reference():
     """The reference backend: the CPU, and gpu:0 and gpu:1 that are not there."""
     return d2ldev.get_backend("reference")
+
+
+@pytest.fixture
+def other(reference):
+    """A second backend that is not the process's."""
+    return type(reference)(virtual_gpus=1)
+
+
+@pytest.fixture
+def install(tmp_path):
+    """Installs made-up frameworks, and backends for them; the folder where they are."""
+
+    def installed(*names):
+        for name in names:
+            make_package(tmp_path, name)
+            make_backend(tmp_path, name, requires=[name])
+        return tmp_path
+
+    return installed
 
 
 @pytest.fixture

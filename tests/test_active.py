@@ -17,12 +17,6 @@ METHODS = [
 ]
 
 
-@pytest.fixture
-def other(reference):
-    """A second backend that is not the process's."""
-    return type(reference)(virtual_gpus=1)
-
-
 def test_the_handle_is_a_backend():
     assert isinstance(backend, Backend)
 

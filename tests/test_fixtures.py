@@ -9,7 +9,10 @@ from d2ldev_conformance.leaks import LeakError, detect_leaks
 
 import d2ldev
 
-CONFTEST = Path(__file__).with_name("conftest.py").read_text(encoding="utf-8")
+CONFTEST, PROCESSES = (
+    Path(__file__).with_name(name).read_text(encoding="utf-8")
+    for name in ("conftest.py", "processes.py")
+)
 
 
 @pytest.fixture
@@ -18,6 +21,7 @@ def run_test(pytester):
 
     def run(*lines, how=pytester.runpytest_inprocess):
         pytester.makeconftest(CONFTEST)
+        pytester.makepyfile(processes=PROCESSES)
         body = "\n    ".join(lines)
         pytester.makepyfile(f"def test_it(tmp_path, monkeypatch):\n    {body}\n")
         return how("-p", "no:cacheprovider")
