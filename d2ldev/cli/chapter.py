@@ -35,7 +35,7 @@ for device in d2l.devices():
     print(device, "is", d2l.platform(device))
 
 # %% [markdown]
-# Code that shall run everywhere takes a GPU if there is one, and the CPU otherwise. `try_gpu(i)` chooses so for one device. `try_all_gpus()` gives a list that is never empty, so that a loop over it always has something to do.
+# Code that shall run everywhere takes a GPU if there is one, and the CPU otherwise. `d2l.try_gpu(i)` chooses so for one device. `d2l.try_all_gpus()` gives a list that is never empty, so that a loop over it always has something to do.
 
 # %%
 print(d2l.try_gpu(), d2l.try_gpu(10))
@@ -44,7 +44,7 @@ d2l.try_all_gpus()
 # %% [markdown]
 # ## 6.7.2 Tensors and GPUs
 #
-# A tensor is made on the CPU unless you say otherwise. `device_of` tells where its bytes are.
+# A tensor is made on the CPU unless you say otherwise. `d2l.device_of` tells where its bytes are.
 
 # %%
 x = d2l.asarray([1, 2, 3])
@@ -116,7 +116,7 @@ Y + Z
 d2l.device_of(Y + Z)
 
 # %% [markdown]
-# What is there already does not move. `to` gives back the very same object then, on every framework, and costs next to nothing: it can stand in front of every step.
+# What is there already does not move. `d2l.to` gives back the very same object then, on every framework, and costs next to nothing: it can stand in front of every step.
 
 # %%
 d2l.to(Z, d2l.device_of(Z)) is Z
@@ -128,7 +128,7 @@ d2l.to(Z, d2l.device_of(Z)) is Z
 d2l.copy(Z) is Z
 
 # %% [markdown]
-# A batch is rarely one tensor. `to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is no tensor. The result is of the same types.
+# A batch is rarely one tensor. `d2l.to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is no tensor. The result is of the same types.
 
 # %%
 from collections import namedtuple
@@ -166,7 +166,7 @@ d2l.to_numpy(W)
 # %% [markdown]
 # ## 6.7.3 Neural Networks and GPUs
 #
-# A model is on a device if all of its parameters are. `place` moves them and everything else that the model keeps, once. Go on with what it returns: some frameworks move the model itself, others make a new one.
+# A model is on a device if all of its parameters are. `d2l.place` moves them and everything else that the model keeps, once. Go on with what it returns: some frameworks move the model itself, others make a new one.
 
 # %%
 net = d2l.mlp([3, 4, 1])
@@ -216,7 +216,7 @@ for error in trainer.errors(batches):
 #
 # - Tensors are made on the CPU unless a device is named, as an argument or by a `with` block.
 # - What is combined has to be on one device. Moving is a line that you write; if nothing has to move, nothing is copied.
-# - A model is moved once with `place`, its batches at the boundary with `to`.
+# - A model is moved once with `d2l.place`, its batches at the boundary with `d2l.to`.
 # - Results go to the CPU as seldom as possible, since each time Python waits for the GPU.
 #
 # ## 6.7.5 Exercises
@@ -243,13 +243,13 @@ def milliseconds(work, rounds=7):
 # %%
 for n in (16, 512):
     for place in d2l.devices():
-        A = d2l.rand((n, n), seed=0, device=place)
+        A = d2l.rand((n, n), device=place)
         time = milliseconds(lambda: A @ A)
         print(f"{n} x {n} on {place}:", end=" ")
         print(f"{time:.3f} ms")
 
 # %% [markdown]
-# **How are the parameters of a model on a GPU read?** `named_tensors` finds them, wherever the framework keeps them, and `to_numpy` brings one over.
+# **How are the parameters of a model on a GPU read?** `d2l.named_tensors` finds them, wherever the framework keeps them, and `d2l.to_numpy` brings one over.
 
 # %%
 tensors = d2l.named_tensors(net)

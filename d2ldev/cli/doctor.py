@@ -122,7 +122,7 @@ def _details(report: BackendReport) -> Text:
 
 
 def _devices(report: BackendReport) -> Table:
-    table = _make_table(f"Devices of {report.name}: each allocates, computes and copies")
+    table = _make_table(f"Devices of {report.name}")
     table.add_column("device", no_wrap=True)
     table.add_column("platform", no_wrap=True)
     table.add_column("memory in use", no_wrap=True)
@@ -154,8 +154,8 @@ def _show_errors(console: Console, report: BackendReport) -> None:
 
 def _about_virtual_gpus(examination: Examination) -> list[str]:
     notes = [
-        f"{', '.join(names)} of {report.name}: virtual, with a real GPU's behaviour; the CPU "
-        "computes."
+        f"{', '.join(names)} of {report.name}: virtual. Memory and device rules are a GPU's, and "
+        "the CPU computes."
         for report in examination.backends
         if (names := [device["device"] for device in report.devices or [] if _is_virtual(device)])
     ]

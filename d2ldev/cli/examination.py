@@ -172,7 +172,7 @@ def _add_error(report: BackendReport, error: Exception) -> None:
 def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
     """Examine a backend in a process of its own."""
     process = subprocess.run(
-        [sys.executable, "-m", "d2ldev", "doctor", "--json"],
+        [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
         env={**os.environ, registry.VARIABLE: report.name},
         capture_output=True,
         text=True,

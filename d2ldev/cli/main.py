@@ -70,7 +70,7 @@ def doctor(
         typer.Option("--all", help="Try every installed backend, each in a process of its own."),
     ] = False,
 ) -> None:
-    """Show the backends and devices of this machine, and try each device."""
+    """Show the backends and devices of this machine, and compute on each device."""
     raise typer.Exit(doctor_command.run(as_json=as_json, every_backend=every_backend))
 
 
@@ -87,7 +87,7 @@ def conformance(
     ],
     pytest_arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[-- PYTEST_ARGUMENT...]", help="Handed to pytest as they are."),
+        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Handed to pytest as they are."),
     ] = None,
     require_gpus: Annotated[
         int | None,

@@ -27,7 +27,7 @@ _BESIDE = 80
 # Text in longer lines is hard to read.
 _WIDEST = 120
 # The chapter's longest line of code.
-_CODE = 52
+CODE_WIDTH = 48
 
 
 def run(*, virtual_gpus: int | None) -> int:
@@ -46,10 +46,10 @@ def run(*, virtual_gpus: int | None) -> int:
         except Exception as error:  # a third party's ``__init__`` may raise anything
             complain(str(error) if isinstance(error, D2LDevError) else in_words(error))
             return exit_status(error)
-        return _Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
+        return Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
 
 
-class _Tour:
+class Tour:
     """One walk through a notebook.
 
     Args:
@@ -140,16 +140,18 @@ def _beside(code: Syntax, output: Text, width: int) -> Table:
     table = Table(
         box=box.MINIMAL, show_header=False, show_edge=False, expand=True, border_style="dim"
     )
-    table.add_column(width=min(_CODE, width * 3 // 5))
+    table.add_column(width=min(CODE_WIDTH, width * 3 // 5))
     table.add_column(ratio=1, overflow="fold")
     table.add_row(code, output)
     return table
 
 
 def _below(code: Syntax, output: Text) -> Table:
-    table = Table.grid(expand=True)
-    table.add_column()
+    table = Table(
+        box=box.ROUNDED, show_header=False, show_lines=True, expand=True, border_style="dim"
+    )
+    table.add_column(overflow="fold")
     table.add_row(code)
     if output.plain:
-        table.add_row(Padding(output, (0, 0, 0, 4)))
+        table.add_row(output)
     return table

@@ -1,0 +1,96 @@
+"""``d2ldev conformance``: from its arguments to pytest's command line, and pytest's status."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from command_line import run_command
+
+from d2ldev.cli.conformance import Request, command
+
+START = ["python", "-m", "pytest", "--pyargs", "d2ldev_conformance", "--d2ldev-backend", "torch"]
+SUITE = Path("suite")
+SETTINGS = ["-p", "no:cacheprovider", "-c", str(SUITE / "pytest.ini"), "--rootdir", "suite"]
+
+
+def made(**options):
+    """The command line and the environment for a request about torch."""
+    request = Request("torch", **options)
+    return command(request, python="python", suite=SUITE, environment={"HOME": "/home"})
+
+
+def test_the_name_alone_asks_for_nothing_else():
+    assert made() == (START + SETTINGS, {"HOME": "/home"})
+
+
+def test_required_gpus_are_the_plugins_option():
+    argv, _ = made(require_gpus=2)
+    assert argv == [*START, "--d2ldev-require-gpus", "2", *SETTINGS]
+
+
+def test_a_report_is_the_plugins_option():
+    argv, _ = made(report=Path("out"))
+    assert argv == [*START, "--d2ldev-report", "out", *SETTINGS]
+
+
+@pytest.mark.parametrize("number", [0, 2])
+def test_virtual_gpus_are_in_the_environment_and_not_in_the_arguments(number):
+    expected = {"HOME": "/home", "D2LDEV_VIRTUAL_GPUS": str(number)}
+    assert made(virtual_gpus=number) == (START + SETTINGS, expected)
+
+
+def test_the_callers_environment_is_left_alone():
+    environment = {"D2LDEV_VIRTUAL_GPUS": "1"}
+    request = Request("torch", virtual_gpus=2)
+    command(request, python="python", suite=SUITE, environment=environment)
+    assert environment == {"D2LDEV_VIRTUAL_GPUS": "1"}
+
+
+def test_an_expression_is_pytests():
+    argv, _ = made(expression="copy and not gpu")
+    assert argv == [*START, *SETTINGS, "-k", "copy and not gpu"]
+
+
+def test_further_arguments_come_last_so_that_they_win():
+    argv, _ = made(expression="copy", extra=("-p", "cacheprovider"))
+    assert argv[-4:] == ["-k", "copy", "-p", "cacheprovider"]
+
+
+@pytest.mark.parametrize("option", ["--require-gpus", "--virtual-gpus"])
+def test_a_negative_number_is_a_usage_error(option):
+    assert run_command("conformance", "reference", option, "-1").returncode == 2
+
+
+def test_a_name_has_to_be_given():
+    assert run_command("conformance").returncode == 2
+
+
+def test_a_file_is_no_folder_for_a_report(tmp_path):
+    (tmp_path / "file").touch()
+    done = run_command("conformance", "reference", "--report", str(tmp_path / "file"))
+    assert done.returncode == 2
+
+
+def test_without_pytest_the_line_that_installs_it_is_shown():
+    code = (
+        "import sys; sys.modules['pytest'] = None\n"
+        "from d2ldev.cli.main import app; app(['conformance', 'reference'])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 4
+    assert "fix: pip install 'd2ldev[test]'" in done.stderr
+
+
+def test_a_suite_that_passes_has_exit_status_0_and_leaves_its_report(tmp_path):
+    arguments = ("conformance", "reference", "--virtual-gpus", "2", "-k", "test_copying")
+    temporary = f"--basetemp={tmp_path / 'temporary'}"
+    done = run_command(*arguments, "--report", str(tmp_path / "out"), "--", "-q", temporary)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert list((tmp_path / "out").glob("*.json"))
+
+
+def test_too_few_gpus_are_pytests_usage_error():
+    done = run_command("conformance", "reference", "--virtual-gpus", "0", "--require-gpus", "1")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "1 GPUs are required" in done.stderr

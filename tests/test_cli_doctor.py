@@ -1,0 +1,266 @@
+"""``d2ldev doctor``: what it finds, what it shows, and its exit status."""
+
+import json
+import warnings
+
+import pytest
+from command_line import run_command
+from processes import MINE, make_backend, make_distribution, make_package
+
+from d2ldev.cli.probe import examine, human, use
+from d2ldev.cli.screen import collected_warnings
+
+
+def examined(*arguments, **options):
+    """The document of ``d2ldev doctor --json``."""
+    return json.loads(run_command("doctor", "--json", *arguments, **options).stdout)
+
+
+@pytest.fixture(scope="module")
+def doctor():
+    """``d2ldev doctor`` on a machine without a framework."""
+    return run_command("doctor")
+
+
+@pytest.fixture(scope="module")
+def document():
+    """The document of that machine."""
+    return examined()
+
+
+def backend_in(document, name):
+    return next(entry for entry in document["backends"] if entry["name"] == name)
+
+
+def make_sick_backend(folder, method):
+    """A backend ``mine``, installed into ``folder``, that does one thing wrong."""
+    return make_backend(folder, source=f"{MINE}\n    {method}\n")
+
+
+# -- the active backend -----------------------------------------------------------------------
+
+
+def test_the_active_backend_and_its_reason_come_first(doctor):
+    first = doctor.stdout.splitlines()[0]
+    assert first == "The active backend is reference: D2LDEV_BACKEND=reference."
+
+
+def test_a_healthy_machine_has_exit_status_0(doctor):
+    assert doctor.returncode == 0
+
+
+@pytest.mark.parametrize("columns", [100, 60])
+def test_no_line_is_wider_than_the_terminal(columns):
+    lines = run_command("doctor", columns=columns, D2LDEV_VIRTUAL_GPUS="2").stdout.splitlines()
+    assert max(map(len, lines)) <= columns
+
+
+def test_the_variables_that_are_set_are_listed():
+    done = examined(D2LDEV_VIRTUAL_GPUS="1")
+    assert done["environment"] == {"D2LDEV_BACKEND": "reference", "D2LDEV_VIRTUAL_GPUS": "1"}
+
+
+def test_versions_are_those_of_the_distributions(document):
+    assert document["versions"].keys() == {"d2ldev", "python", "platform", "numpy"}
+    versions = backend_in(document, "reference")["versions"]
+    assert versions.keys() == {"array-api-strict", "numpy"}
+    assert None not in versions.values()
+
+
+def test_without_a_framework_the_fallback_is_a_note_and_no_warning():
+    done = run_command("doctor", D2LDEV_BACKEND=None)
+    assert "note: none of torch, jax, tensorflow, mxnet is installed" in done.stdout
+    assert done.stderr == ""
+
+
+# -- the document -----------------------------------------------------------------------------
+
+
+def test_the_keys_of_the_document_are_stable(document):
+    assert list(document) == [
+        *("healthy", "active", "reason", "versions", "environment", "backends", "notes")
+    ]
+    assert list(document["backends"][0]) == [
+        *("name", "status", "missing", "versions", "error", "devices")
+    ]
+    assert document["backends"][0]["devices"][0] == {
+        "device": "cpu",
+        "platform": "cpu",
+        "memory": {"used": None, "peak": None, "total": None},
+        "probe": "ok",
+        "error": None,
+    }
+
+
+def test_nothing_but_the_document_is_on_the_output(tmp_path):
+    noise = "import os\nprint('noise')\nos.write(1, b'more noise')\n"
+    make_backend(tmp_path, source=noise + MINE)
+    done = run_command("doctor", "--json", path=[tmp_path], D2LDEV_BACKEND="mine")
+    assert json.loads(done.stdout)["active"] == "mine"
+    assert "more noise" in done.stderr
+
+
+def test_a_misspelt_backend_is_an_error_in_the_document_too():
+    done = run_command("doctor", "--json", D2LDEV_BACKEND="refrence")
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert (document["healthy"], document["active"]) == (False, None)
+    assert "did you mean 'reference'?" in document["error"]
+
+
+# -- what is misspelt or broken ---------------------------------------------------------------
+
+
+def test_a_misspelt_backend_is_explained_and_has_exit_status_2():
+    done = run_command("doctor", D2LDEV_BACKEND="refrence")
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: cannot use the backend 'refrence' (from D2LDEV_BACKEND")
+    assert "did you mean 'reference'?" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_misspelt_number_of_virtual_gpus_is_explained_and_has_exit_status_2():
+    done = run_command("doctor", D2LDEV_VIRTUAL_GPUS="two")
+    assert done.returncode == 2
+    assert "error: cannot make 'two' virtual GPUs (from D2LDEV_VIRTUAL_GPUS)" in done.stderr
+
+
+def test_a_misspelt_number_of_virtual_gpus_is_no_backends_fault():
+    document = examined(D2LDEV_VIRTUAL_GPUS="two")
+    assert {entry["error"] for entry in document["backends"]} == {None}
+
+
+def test_a_missing_framework_is_named_with_the_line_that_installs_it(doctor):
+    assert "torch missing: pip install 'd2ldev[torch]'" in doctor.stdout
+
+
+def test_choosing_a_backend_that_is_missing_has_exit_status_1():
+    done = run_command("doctor", D2LDEV_BACKEND="torch")
+    assert done.returncode == 1
+    assert "pip install 'd2ldev[torch]'" in done.stderr
+
+
+def test_a_broken_entry_point_is_shown_with_its_reason_and_breaks_nothing(tmp_path):
+    make_package(tmp_path, "broken_backend", "raise RuntimeError('a library is too old')")
+    make_distribution(tmp_path, "broken-backend", {"broken": "broken_backend.backend:Backend"})
+    done = run_command("doctor", "--json", path=[tmp_path])
+    entry = backend_in(json.loads(done.stdout), "broken")
+    assert done.returncode == 0
+    assert (entry["status"], entry["error"]) == ("broken", "RuntimeError: a library is too old")
+
+
+def test_choosing_a_broken_backend_has_exit_status_1(tmp_path):
+    make_backend(tmp_path, source="raise RuntimeError('a library is too old')")
+    done = run_command("doctor", "--json", path=[tmp_path], D2LDEV_BACKEND="mine")
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert "a library is too old" in document["error"]
+    assert backend_in(document, "mine")["status"] == "broken"
+
+
+# -- the other backends -----------------------------------------------------------------------
+
+
+def test_a_framework_that_was_not_asked_for_is_not_imported(tmp_path):
+    make_package(tmp_path, "torch", f"open({str(tmp_path / 'imported')!r}, 'w')")
+    entry = backend_in(examined(path=[tmp_path], hide=False), "torch")
+    assert (entry["status"], entry["devices"]) == ("installed", None)
+    assert not (tmp_path / "imported").exists()
+
+
+def test_all_tries_the_other_backends_as_well(tmp_path):
+    make_backend(tmp_path)
+    entry = backend_in(examined("--all", path=[tmp_path]), "mine")
+    assert [device["probe"] for device in entry["devices"]] == ["ok", "ok", "ok"]
+
+
+def test_a_backend_that_takes_its_process_with_it_does_not_end_the_doctor(tmp_path):
+    make_backend(tmp_path, source="import os\nos._exit(7)")
+    done = run_command("doctor", "--json", "--all", path=[tmp_path])
+    document = json.loads(done.stdout)
+    assert done.returncode == 1
+    assert "status 7" in backend_in(document, "mine")["error"]
+    assert backend_in(document, "reference")["devices"][0]["probe"] == "ok"
+
+
+# -- devices ----------------------------------------------------------------------------------
+
+
+def test_every_device_is_tried(document):
+    devices = backend_in(document, "reference")["devices"]
+    assert [(device["device"], device["probe"]) for device in devices] == [
+        *(("cpu", "ok"), ("gpu:0", "ok"), ("gpu:1", "ok"))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("method", "words"),
+    [
+        (
+            "def _copy(self, x, native): raise OSError('the bus is gone')",
+            "OSError: the bus is gone",
+        ),
+        ("def _to_numpy(self, x): return super()._to_numpy(x) + 1", "4096 values that are not 64"),
+        ("def synchronize(self, device=None): raise OSError('stuck')", "OSError: stuck"),
+        ("def _platform(self, device): raise OSError('no such file')", "OSError: no such file"),
+    ],
+)
+def test_a_device_that_fails_is_shown_in_its_errors_words(tmp_path, method, words):
+    make_sick_backend(tmp_path, method)
+    done = run_command("doctor", path=[tmp_path], D2LDEV_BACKEND="mine")
+    assert done.returncode == 1
+    assert words in done.stdout
+
+
+def test_a_backend_that_cannot_count_its_devices_is_shown_in_its_errors_words(tmp_path):
+    make_sick_backend(tmp_path, "def num_gpus(self): raise OSError('no driver')")
+    done = run_command("doctor", path=[tmp_path], D2LDEV_BACKEND="mine")
+    assert done.returncode == 1
+    assert "OSError: no driver" in done.stdout
+
+
+def test_a_tensor_that_is_elsewhere_than_it_was_made_is_an_error(reference, monkeypatch):
+    monkeypatch.setattr(type(reference), "device_of", lambda self, x: self.cpu())
+    with pytest.raises(RuntimeError, match="the tensor of ones is on cpu, not on gpu:0"):
+        use(reference, reference.gpu(0))
+
+
+def test_a_report_of_a_device_without_an_error_has_none(reference):
+    assert examine(reference, reference.gpu(1)).error is None
+
+
+def test_virtual_gpus_are_said_to_be_virtual(doctor):
+    assert "note: gpu:0, gpu:1 of reference: virtual." in doctor.stdout
+
+
+def test_it_says_when_the_environment_asked_for_virtual_gpus():
+    words = "note: D2LDEV_VIRTUAL_GPUS=1 asks every backend"
+    assert words in run_command("doctor", D2LDEV_VIRTUAL_GPUS="1").stdout
+
+
+def test_nothing_is_said_of_virtual_gpus_where_there_are_none():
+    assert ": virtual." not in run_command("doctor", D2LDEV_VIRTUAL_GPUS="0").stdout
+
+
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (None, "-"),
+        (0, "0 B"),
+        (1023, "1023 B"),
+        (1024, "1.0 KiB"),
+        (1536 * 1024, "1.5 MiB"),
+        (80 * 2**30, "80.0 GiB"),
+        (2**40, "1.0 TiB"),
+        (2**52, "4096.0 TiB"),
+    ],
+)
+def test_a_number_of_bytes_is_readable(size, text):
+    assert human(size) == text
+
+
+def test_other_warnings_are_shown_as_ever(recwarn):
+    with collected_warnings() as texts:
+        warnings.warn("someone else's", UserWarning, stacklevel=1)
+    assert texts == []
+    assert [str(warning.message) for warning in recwarn] == ["someone else's"]
