@@ -38,6 +38,10 @@ VARIABLE = "D2LDEV_BACKEND"
 ALIASES = {"pytorch": "torch", "tf": "tensorflow"}
 PREFERENCE = ("torch", "jax", "tensorflow", "mxnet")
 FALLBACK = "reference"
+_INSTALL = {
+    **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
+    FALLBACK: "pip install d2ldev",
+}
 
 _lock = threading.RLock()
 _entry_points: dict[str, EntryPoint] | None = None
@@ -67,8 +71,10 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     """
     global _entry_points
     if _entry_points is None or refresh:
-        from importlib.metadata import entry_points
+        from importlib.metadata import MetadataPathFinder, entry_points
 
+        # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
+        MetadataPathFinder().invalidate_caches()
         found: dict[str, EntryPoint] = {}
         for point in entry_points(group=GROUP):
             found.setdefault(point.name.lower(), point)
@@ -149,6 +155,7 @@ def _get(name: str | Backend, source: str) -> Backend:
         return backend
     with _lock:
         if key not in _loaded:
+            importlib.invalidate_caches()  # it may have been installed a moment ago
             if key not in known_backends() and key not in known_backends(refresh=True):
                 raise _unknown(name, source)
             _loaded[key] = _load(key, source)
@@ -176,12 +183,14 @@ def _load(name: str, source: str) -> Backend:
 
     attempted = f"use the {name} backend{source}"
     point = known_backends()[name]
-    extra = f"pip install 'd2ldev[{name}]'"
+    install = _INSTALL.get(name, "")
     try:
         missing = missing_modules(name)
         if missing:
             raise BackendNotInstalledError(
-                attempted, f"{' and '.join(missing)} is not installed; {_choices()}", extra
+                attempted,
+                f"{' and '.join(missing)} is not installed; {_choices()}",
+                install or f"install {' and '.join(missing)}, which {point.value} needs",
             )
         cls = point.load()
     except BackendNotInstalledError:
@@ -191,15 +200,18 @@ def _load(name: str, source: str) -> Backend:
         raise BackendNotInstalledError(
             attempted,
             f"{point.value} fails to import: {type(error).__name__}: {error}; {_choices()}",
-            f"reinstall it: {extra}" if name in (*PREFERENCE, FALLBACK) else "reinstall it",
+            f"reinstall it: {install}" if install else "reinstall it",
         ) from error
-    if not (isinstance(cls, type) and issubclass(cls, Backend)):
-        raise BackendNotInstalledError(
-            attempted,
-            f"{point.value} is no subclass of d2ldev.interface.Backend; {_choices()}",
-            "mend the entry point of its distribution, or uninstall it",
-        )
-    return cls(virtual_gpus=requested_virtual_gpus())
+    problem = "is no subclass of d2ldev.interface.Backend"
+    if isinstance(cls, type) and issubclass(cls, Backend):
+        problem = f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
+        if not cls.__abstractmethods__:
+            return cls(virtual_gpus=requested_virtual_gpus())
+    raise BackendNotInstalledError(
+        attempted,
+        f"{point.value} {problem}; {_choices()}",
+        "mend the entry point of its distribution, or uninstall it",
+    )
 
 
 def _unknown(name: str, source: str) -> UnknownBackendError:
