@@ -140,11 +140,8 @@ batch = Batch(
     y=d2l.arange(4),
 )
 moved = d2l.to(batch, d2l.try_gpu())
-type(moved).__name__, moved.x["name"]
-
-# %%
+print(type(moved).__name__, moved.x["name"])
 print(d2l.device_of(moved.x["sizes"]))
-print(d2l.device_of(moved.y))
 
 # %%
 d2l.to(moved, d2l.try_gpu()) is moved
