@@ -1,0 +1,159 @@
+"""What d2ldev costs over the framework's own calls, and over its import.
+
+    python benchmarks/overhead.py [--json FILE]
+
+Every row is a comparison in the same process with the call that one would write without
+d2ldev, and has an aim. The exit status is 0 also where an aim is not met: this is a
+measurement, and how fast a machine is is no property of the code.
+"""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import importlib.metadata
+import importlib.util
+import json
+import platform
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from measure import Addition, Comparison, ProcessComparison, Result, Row, measure
+from rich.console import Console
+from rich.table import Table
+
+
+def import_rows() -> Iterator[Row]:
+    """What importing d2ldev costs, whatever the framework."""
+    yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=30)
+
+
+def torch_rows() -> Iterator[Row]:
+    """PyTorch on the CPU, through the handle and through the backend itself."""
+    import torch
+
+    import d2ldev
+
+    d2ldev.set_backend("torch")
+    x = torch.ones(2, 3)
+    names: dict[str, Any] = {
+        "torch": torch,
+        "backend": d2ldev.backend,
+        "d2l": d2ldev.get_backend("torch"),
+        "device": d2ldev.cpu(),
+        "native": torch.device("cpu"),
+        "x": x,
+        "batch": {"x": x, "y": [x, x]},
+        "model": torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50))),
+    }
+    accelerate = "accelerate is not installed: pip install 'd2ldev[bench]'"
+    if importlib.util.find_spec("accelerate") is not None:
+        from accelerate.utils import send_to_device
+
+        names["send_to_device"] = send_to_device
+        accelerate = ""
+
+    for handle in ("backend", "d2l"):
+
+        def row(
+            name: str, ours: str, theirs: str, aim: float | None, note: str = "", via: str = handle
+        ) -> Comparison:
+            return Comparison(name, f"{via}.{ours}", theirs, aim, names, note)
+
+        yield row("to, a tensor that is there", "to(x, device)", "x.to(native)", 1.0)
+        yield row("device_of", "device_of(x)", "x.device", 2.5)
+        ones, zeros = "ones((2, 3), device=device)", "zeros((2, 3), device=device)"
+        yield row("ones", ones, "torch.ones((2, 3), device=native)", 1.10)
+        yield row("ones, separate sizes", ones, "torch.ones(2, 3, device=native)", None)
+        yield row("zeros", zeros, "torch.zeros((2, 3), device=native)", None)
+        theirs = "" if accelerate else "send_to_device(batch, native)"
+        yield row("to, a batch that is there", "to(batch, device)", theirs, 0.4, accelerate)
+        yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
+
+    yield Addition(
+        "first use, after torch's import",
+        "from d2ldev import torch as d2l; d2l.to(d2l.ones((2, 3)), d2l.try_gpu())",
+        "import torch",
+        aim=0.05,
+    )
+
+
+FRAMEWORKS: dict[str, Callable[[], Iterator[Row]]] = {"torch": torch_rows}
+_TIMES = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (float("inf"), 1e3, "ms"))
+
+
+def _time(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    factor, unit = next((factor, unit) for limit, factor, unit in _TIMES if seconds < limit)
+    return f"{seconds * factor:.4g} {unit}"
+
+
+def _aim(result: Result) -> str:
+    if result.aim is None:
+        return "-"
+    return f"<= {result.aim:g}" if result.unit == "ratio" else f"<= {result.aim:g} {result.unit}"
+
+
+def table(title: str, results: list[Result]) -> Table:
+    """The results for a person to read."""
+    made = Table(title=title)
+    for column in ("what", "with d2ldev", "without"):
+        made.add_column(column, overflow="fold")
+    for column in ("time", "without", "value", "aim"):
+        made.add_column(column, justify="right", no_wrap=True)
+    made.add_column("met")
+    for result in results:
+        value = "-" if result.value is None else f"{result.value:.3g}"
+        met = {True: "yes", False: "[bold red]no", None: "-"}[result.met]
+        made.add_row(
+            f"{result.name} ({result.note})" if result.note else result.name,
+            result.ours_statement,
+            result.theirs_statement,
+            _time(result.ours),
+            _time(result.theirs),
+            value,
+            _aim(result),
+            met,
+        )
+    return made
+
+
+def document(results: list[Result], framework: str) -> dict[str, Any]:
+    """The results with what they were measured on, for a file."""
+    distributions = ("d2ldev", framework, "numpy", "accelerate")
+    return {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "python": platform.python_version(),
+        "machine": f"{platform.system()} {platform.machine()}",
+        "versions": {name: _version(name) for name in distributions},
+        "results": [{**asdict(result), "met": result.met} for result in results],
+    }
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def main() -> None:
+    """Measure, print, and write the file that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args()
+    rows = [*import_rows(), *FRAMEWORKS[arguments.framework]()]
+    results = [measure(row) for row in rows]
+    title = f"d2ldev's overhead over {arguments.framework} on the CPU"
+    Console().print(table(title, results))
+    if arguments.json is not None:
+        found = document(results, arguments.framework)
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

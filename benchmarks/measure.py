@@ -1,0 +1,172 @@
+"""Two ways of doing the same, measured side by side.
+
+Each round times both, in alternating order, so that a machine that slows down slows both; what
+is reported is the median of the rounds. The statements are texts, as ``timeit`` takes them,
+because the call of a function around them would be a good part of what is measured.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from timeit import Timer
+from typing import Any
+
+_ROUNDS = 101
+_SECONDS_PER_SAMPLE = 0.001
+_PROCESS_ROUNDS = 15
+_STAGES = """
+import time
+start = time.perf_counter()
+{theirs}
+between = time.perf_counter()
+{ours}
+print([between - start, time.perf_counter() - between])
+"""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Our statement against theirs.
+
+    Args:
+        name: what both do.
+        ours: the statement with d2ldev.
+        theirs: the framework's own; empty if it cannot run here.
+        aim: the ratio of their times that ours should not exceed; None for information.
+        names: what both statements use.
+        note: why a statement cannot run, or what to know about the row.
+    """
+
+    name: str
+    ours: str
+    theirs: str
+    aim: float | None
+    names: Mapping[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class ProcessComparison:
+    """Our program against theirs, each in a Python interpreter of its own.
+
+    Args:
+        name: what is compared.
+        ours: the program with d2ldev.
+        theirs: the program without.
+        aim: the milliseconds that ours should take more at most.
+    """
+
+    name: str
+    ours: str
+    theirs: str
+    aim: float
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Addition:
+    """What ours adds to theirs, which runs before it in the same new interpreter.
+
+    Args:
+        name: what is added.
+        ours: the statement with d2ldev.
+        theirs: the framework's own statement, which comes first.
+        aim: the part of their time that ours should take at most.
+    """
+
+    name: str
+    ours: str
+    theirs: str
+    aim: float
+    note: str = ""
+
+
+Row = Comparison | ProcessComparison | Addition
+
+
+@dataclass(frozen=True)
+class Result:
+    """What one comparison gave; ``None`` where it could not run.
+
+    Args:
+        ours, theirs: the medians, in seconds for one execution.
+        value: what is held against the aim, in ``unit``.
+    """
+
+    name: str
+    ours_statement: str
+    theirs_statement: str
+    ours: float | None
+    theirs: float | None
+    value: float | None
+    unit: str
+    aim: float | None
+    note: str
+
+    @property
+    def met(self) -> bool | None:
+        """Whether the aim is met; None if there is no aim, or nothing was measured."""
+        if self.value is None or self.aim is None:
+            return None
+        return self.value <= self.aim
+
+
+def measure(row: Row) -> Result:
+    """Run one comparison."""
+    if isinstance(row, ProcessComparison):
+        ours, theirs = _interleaved(
+            lambda: _process(row.ours)[0], lambda: _process(row.theirs)[0], _PROCESS_ROUNDS
+        )
+        return _result(row, ours, theirs, (ours - theirs) * 1000, "ms more")
+    if isinstance(row, Addition):
+        program = _STAGES.format(theirs=row.theirs, ours=row.ours)
+        samples = [json.loads(_process(program)[1]) for _ in range(_PROCESS_ROUNDS)]
+        theirs, ours = (median(sample) for sample in zip(*samples, strict=True))
+        return _result(row, ours, theirs, ours / theirs, "of theirs")
+    if not row.theirs:
+        return _result(row, None, None, None, "ratio")
+    ours, theirs = _interleaved(
+        _sampler(row.ours, row.names), _sampler(row.theirs, row.names), _ROUNDS
+    )
+    return _result(row, ours, theirs, ours / theirs, "ratio")
+
+
+def _result(
+    row: Row, ours: float | None, theirs: float | None, value: float | None, unit: str
+) -> Result:
+    return Result(row.name, row.ours, row.theirs, ours, theirs, value, unit, row.aim, row.note)
+
+
+def _interleaved(
+    ours: Callable[[], float], theirs: Callable[[], float], rounds: int
+) -> tuple[float, float]:
+    """The medians of both, measured in turn."""
+    ours(), theirs()  # the first time of each is not like the others
+    samples: tuple[list[float], list[float]] = ([], [])
+    for number in range(rounds):
+        for which in (0, 1) if number % 2 else (1, 0):
+            samples[which].append((ours, theirs)[which]())
+    return median(samples[0]), median(samples[1])
+
+
+def _sampler(statement: str, names: Mapping[str, Any]) -> Callable[[], float]:
+    """A function that gives the seconds of one execution, from as many as make a sample."""
+    timer = Timer(statement, globals=dict(names))
+    number = 1
+    while timer.timeit(number) < _SECONDS_PER_SAMPLE:
+        number *= 2
+    return lambda: timer.timeit(number) / number
+
+
+def _process(program: str) -> tuple[float, str]:
+    """The seconds that a program takes in an interpreter of its own, and what it printed."""
+    command = [sys.executable, "-c", program]
+    start = time.perf_counter()
+    done = subprocess.run(command, check=True, capture_output=True, text=True)  # noqa: S603
+    return time.perf_counter() - start, done.stdout
