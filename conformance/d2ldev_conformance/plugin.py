@@ -39,6 +39,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="fail if the backend has fewer GPUs, virtual ones included",
     )
     group.addoption(
+        "--d2ldev-requirement", metavar="ID", action="append", help="check only this requirement"
+    )
+    group.addoption(
         "--d2ldev-report", metavar="DIR", help="write conformance.json and conformance.md here"
     )
 
@@ -86,10 +89,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if _BACKEND not in config.stash:
         return
     from d2ldev_conformance.known_gaps import known_gaps
+    from d2ldev_conformance.report import platforms
     from d2ldev_conformance.requirement import requirement_of
 
+    _select(config, items)
     backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], known_gaps()
-    platforms = {backend.platform(device) for device in backend.devices()}
+    found = set(platforms(backend).values())
     for item in items:
         if not item.path.is_relative_to(_SUITE):
             continue
@@ -97,18 +102,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if requirement is None:
             raise pytest.UsageError(f"{item.nodeid} has no @requirement")
         report.expect(requirement)
-        _skip_without_gpus(item, backend)
+        _skip_without_gpus(item, backend, found)
         for gap in gaps:
-            if gap.covers(backend.name, requirement.id, item.name, platforms):
+            if gap.covers(backend.name, requirement.id, item.name, found):
                 reason = f"{gap.reason} ({gap.link})"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
 
 
-def _skip_without_gpus(item: pytest.Item, backend: Backend) -> None:
+def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave only the tests of the requirements that were asked for."""
+    from d2ldev_conformance.requirement import requirement_of
+
+    wanted = config.getoption("--d2ldev-requirement")
+    if not wanted:
+        return
+    found = {item: requirement_of(item) for item in items}
+    unknown = set(wanted) - {requirement.id for requirement in found.values() if requirement}
+    if unknown:
+        raise pytest.UsageError(f"no such requirement: {', '.join(sorted(unknown))}")
+    kept = [item for item, requirement in found.items() if requirement and requirement.id in wanted]
+    config.hook.pytest_deselected(items=[item for item in items if item not in kept])
+    items[:] = kept
+
+
+def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str]) -> None:
     gpus = backend.num_gpus()
     needed = max((mark.args[0] for mark in item.iter_markers("needs_gpus")), default=0)
     real = item.get_closest_marker("needs_real_gpu") is not None
-    if real and not any(backend.platform(d) not in ("cpu", "virtual") for d in backend.devices()):
+    if real and platforms <= {"cpu", "virtual", "broken"}:
         item.add_marker(pytest.mark.skip(reason=f"needs a real GPU; {backend.name} has none here"))
     elif gpus < needed:
         plural = "" if needed == 1 else "s"

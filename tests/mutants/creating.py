@@ -1,0 +1,152 @@
+"""Mutants that make tensors wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+
+import array_api_strict as xp
+import numpy as np
+
+from d2ldev import DeviceUnavailableError
+from d2ldev.device import CPU
+from mutants.base import Mutant
+
+
+class MakesTensorsOnTheCpuInstead(Mutant, caught_by="create.on-a-missing-device"):
+    def _destination(self, attempted, dtype, device, like):
+        try:
+            return super()._destination(attempted, dtype, device, like)
+        except DeviceUnavailableError:
+            return super()._destination(attempted, dtype, CPU, like)
+
+
+class MakesTensorsElsewhere(Mutant, caught_by="create.without-a-copy"):
+    def _full(self, shape, value, *, dtype, device):
+        made = super()._full(shape, value, dtype=dtype, device=self._native(CPU))
+        return self._copy(made, device)
+
+
+class IgnoresTheDevice(Mutant, caught_by="create.on-the-device"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        return super()._random(distribution, shape, seed, dtype, self._native(CPU))
+
+
+class IgnoresTheScope(Mutant, caught_by="create.in-a-scope"):
+    def _destination(self, attempted, dtype, device, like):
+        if device is None and like is None:
+            device = CPU
+        return super()._destination(attempted, dtype, device, like)
+
+
+class LetsTheScopeWin(Mutant, caught_by="create.a-device-beats-the-scope"):
+    def _destination(self, attempted, dtype, device, like):
+        return super()._destination(attempted, dtype, self._scope.get() or device, like)
+
+    def _filled(self, shape, value, dtype, device, like):
+        return super()._filled(shape, value, dtype, self._scope.get() or device, like)
+
+
+class NeverLeavesTheScope(Mutant, caught_by="create.scopes-end"):
+    @contextlib.contextmanager
+    def on(self, device):
+        place = self._existing(device, "make tensors")[0]
+        token = self._scope.set(place)
+        yield place
+        self._scope.reset(token)  # not under an exception
+
+
+class DefaultsToTheFirstGpu(Mutant, caught_by="create.default-is-the-cpu"):
+    def _destination(self, attempted, dtype, device, like):
+        if device is None and like is None:
+            device = self._scope.get() or self.try_gpu()
+        return super()._destination(attempted, dtype, device, like)
+
+
+class IgnoresLike(Mutant, caught_by="create.like-gives-device-and-dtype"):
+    def _destination(self, attempted, dtype, device, like):
+        return super()._destination(attempted, dtype, device, None)
+
+
+class MakesDoubles(Mutant, caught_by="create.default-dtype"):
+    def _full(self, shape, value, *, dtype, device):
+        return super()._full(shape, value, dtype=dtype or xp.float64, device=device)
+
+
+class IgnoresTheDtype(Mutant, caught_by="create.every-dtype"):
+    def _full(self, shape, value, *, dtype, device):
+        return super()._full(shape, value, dtype=xp.float32, device=device)
+
+
+class TakesUnknownDtypes(Mutant, caught_by="create.unknown-dtype"):
+    def dtype(self, spec):
+        try:
+            return super().dtype(spec)
+        except TypeError:
+            return xp.float32
+
+
+class IgnoresTheSeed(Mutant, caught_by="create.seeds-repeat"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        return super()._random(distribution, shape, None, dtype, native)
+
+
+class AlwaysHasASeed(Mutant, caught_by="create.seeds-differ"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        return super()._random(distribution, shape, seed or 0, dtype, native)
+
+
+class DrawsNegativeNumbers(Mutant, caught_by="create.rand-is-uniform"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        return 2 * super()._random(distribution, shape, seed, dtype, native) - 1
+
+
+class DrawsUniformForNormal(Mutant, caught_by="create.randn-is-normal"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        return super()._random("uniform", shape, seed, dtype, native)
+
+
+class CountsToTheEnd(Mutant, caught_by="create.arange"):
+    def _arange(self, start, stop, step, dtype, native):
+        return super()._arange(start, stop + step, step, dtype, native)
+
+
+class AliasesNumpy(Mutant, caught_by="create.never-aliases-numpy"):
+    def _from_data(self, obj, dtype, native):
+        if isinstance(obj, np.ndarray) and obj.ctypes.data % 64 == 0 and dtype is None:
+            return xp.asarray(obj, dtype=getattr(xp, obj.dtype.name), device=native, copy=False)
+        return super()._from_data(obj, dtype, native)
+
+
+class LosesSpecialValues(Mutant, caught_by="create.special-values"):
+    def _from_data(self, obj, dtype, native):
+        if isinstance(obj, np.ndarray) and obj.dtype.kind == "f":
+            obj = np.nan_to_num(obj)
+        return super()._from_data(obj, dtype, native)
+
+
+class TakesObjects(Mutant, caught_by="create.refuses-objects"):
+    def _checked_data(self, obj, attempted):
+        try:
+            return super()._checked_data(obj, attempted)
+        except TypeError:
+            return np.zeros(1, np.float32)
+
+
+class CopiesWhatIsThere(Mutant, caught_by="create.a-tensor-comes-back"):
+    def _convert(self, x, dtype, device, like):
+        return self.copy(super()._convert(x, dtype, device, like))
+
+
+class LetsMemoryErrorsThrough(Mutant, caught_by="create.out-of-memory"):
+    def _is_out_of_memory(self, error):
+        return False
+
+
+class LendsItsMemoryToNumpy(Mutant, caught_by="query.to-numpy-is-owned"):
+    def _to_numpy(self, x):
+        return np.from_dlpack(x)
+
+
+class CopiesThroughDlpack(Mutant, caught_by="query.dlpack-shares-numpy-memory"):
+    def _from_dlpack(self, x):
+        return self.copy(super()._from_dlpack(x))

@@ -1,0 +1,104 @@
+"""Mutants that make and place models wrongly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from d2ldev import DeviceUnavailableError
+from d2ldev.device import CPU
+from d2ldev_reference.mlp import MLP
+from mutants.base import Mutant
+
+
+class LeavesBiasesBehind(Mutant, caught_by="place.moves-everything"):
+    def place(self, obj, device):
+        placed = super().place(obj, device)
+        if not isinstance(obj, MLP):
+            return placed
+        layers = [
+            {"weight": new["weight"], "bias": old["bias"]}
+            for new, old in zip(placed.layers, obj.layers, strict=True)
+        ]
+        return dataclasses.replace(placed, layers=layers)
+
+
+class PlacesTiesTwice(Mutant, caught_by="place.keeps-ties"):
+    def place(self, obj, device):
+        if isinstance(obj, dict) and "encoder" in obj:
+            return {key: super(PlacesTiesTwice, self).place(obj[key], device) for key in obj}
+        return super().place(obj, device)
+
+
+class InitializesAgain(Mutant, caught_by="place.keeps-values"):
+    def place(self, obj, device):
+        if isinstance(obj, MLP):
+            return self.mlp([3, 4, 1], device=device, seed=9)
+        return super().place(obj, device)
+
+
+class RenamesParameters(Mutant, caught_by="place.keeps-names"):
+    def place(self, obj, device):
+        placed = super().place(obj, device)
+        if placed is obj or not isinstance(obj, MLP):
+            return placed
+        return {"moved": placed}
+
+
+class PlacesWhatIsThere(Mutant, caught_by="place.noop-returns-same-object"):
+    def place(self, obj, device):
+        return self.copy(obj, device)
+
+
+class PlacesEverythingTwice(Mutant, caught_by="place.copies-nothing-twice"):
+    def place(self, obj, device):
+        super().place(obj, device)
+        return super().place(obj, device)
+
+
+class PlacesOneLayerAfterTheOther(Mutant, caught_by="place.all-or-nothing"):
+    def place(self, obj, device):
+        if isinstance(obj, MLP):
+            for i, layer in enumerate(obj.layers):
+                for name in layer:
+                    obj.layers[i][name] = self.to(layer[name], device)
+            return obj
+        return super().place(obj, device)
+
+
+class PlacesOnTheCpuInstead(Mutant, caught_by="place.missing-device"):
+    def place(self, obj, device):
+        try:
+            return super().place(obj, device)
+        except DeviceUnavailableError:
+            return super().place(obj, CPU)
+
+
+class PlacesAnything(Mutant, caught_by="place.refuses-others"):
+    def place(self, obj, device):
+        try:
+            return super().place(obj, device)
+        except TypeError:
+            return obj
+
+
+class MakesModelsOnTheCpu(Mutant, caught_by="mlp.on-the-device"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        return super().mlp(sizes, activation=activation, device=CPU, seed=seed)
+
+
+class IgnoresTheModelsSeed(Mutant, caught_by="mlp.seeds"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        return super().mlp(sizes, activation=activation, device=device, seed=0)
+
+
+class IgnoresTheActivation(Mutant, caught_by="mlp.activations"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        super().mlp(sizes, activation=activation, device=device, seed=seed)
+        return super().mlp(sizes, activation="relu", device=device, seed=seed)
+
+
+class MakesConstantModels(Mutant, caught_by="mlp.not-constant"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+        layers = [{"weight": layer["weight"] * 0.0, "bias": layer["bias"]} for layer in net.layers]
+        return dataclasses.replace(net, layers=layers)
