@@ -20,6 +20,7 @@ from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import Part, describe
 from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
+from d2ldev_torch.dlpack import from_dlpack
 from d2ldev_torch.mlp import make_mlp
 from d2ldev_torch.parts import (
     OBJECT_TYPES,
@@ -27,6 +28,7 @@ from d2ldev_torch.parts import (
     finish,
     is_parameter,
     parts_of,
+    refill,
     register_containers,
 )
 from d2ldev_torch.samples import make_samples
@@ -144,13 +146,14 @@ class TorchBackend(Backend):
         return x.to(native, copy=True)
 
     def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        self.device_of(x)  # a tensor without bytes is refused, by name
         return numpy_exchange.to_numpy(x)
 
     def address(self, x: Tensor) -> int:
         return int(x.data_ptr())
 
     def _from_dlpack(self, x: Any) -> Tensor:
-        return torch.utils.dlpack.from_dlpack(x)
+        return from_dlpack(x)
 
     # -- models ---------------------------------------------------------------------------
 
@@ -181,7 +184,7 @@ class TorchBackend(Backend):
         return is_parameter(x)
 
     def _refill(self, x: Tensor, new: Tensor) -> None:
-        x.data = new.detach()
+        refill(x, new)
 
     def _finish(self, obj: Any) -> None:
         finish(obj)
@@ -205,6 +208,7 @@ class TorchBackend(Backend):
     def _is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
-        # The CPU's allocator has no exception of its own, only these words:
-        # https://github.com/pytorch/pytorch/pull/20618
-        return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)
+        # The CPU's allocator has no exception of its own, only these words, nor have sizes that
+        # no address reaches: https://github.com/pytorch/pytorch/pull/20618
+        words = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in words)

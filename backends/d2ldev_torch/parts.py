@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from d2ldev.containers import register_container
 from d2ldev.placing import Part
@@ -41,7 +42,8 @@ def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
     for name, value in attributes.items():
         if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_TENSORS):
             yield Part(name, value, partial(attributes.__setitem__, name))
-    for name in _slots_of(type(module)):
+    cls: type = type(module)
+    for name in _slots_of(cls):
         if hasattr(module, name):
             yield Part(name, getattr(module, name), partial(object.__setattr__, module, name))
 
@@ -90,6 +92,19 @@ def is_parameter(x: torch.Tensor) -> bool:
     return x.is_leaf and (
         x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None
     )
+
+
+def refill(x: torch.Tensor, new: torch.Tensor) -> None:
+    """Give ``x`` the memory of ``new``, and keep ``x`` who it is."""
+    new = new.detach()
+    if not is_traceable_wrapper_subclass(x):
+        x.data = new
+        return
+    # Its memory is that of the tensors it wraps, which ``data`` would leave where they are: as
+    # ``Module.to`` does, the two change places.
+    if isinstance(x, torch.nn.Parameter):
+        new = torch.nn.Parameter(new, x.requires_grad)
+    torch.utils.swap_tensors(x, new.requires_grad_(x.requires_grad))
 
 
 def finish(obj: Any) -> None:

@@ -5,7 +5,9 @@ from collections import OrderedDict, deque, namedtuple
 
 import pytest
 import torch
+from d2ldev_torch.backend import TorchBackend
 from torch import nn
+from torch.testing._internal.two_tensor import TwoTensor
 
 from d2ldev import gpu
 
@@ -141,6 +143,28 @@ def test_gradient_hooks_stay(ledger):
     ledger.place(keeping(w=w), gpu())
     w.sum().backward()
     assert w.grad.tolist() == [10, 10]
+
+
+def test_a_parameter_of_a_subclass_keeps_its_type_and_attributes(ledger):
+    class Named(nn.Parameter):
+        pass
+
+    net = nn.Module()
+    net.weight = Named(torch.ones(2))
+    net.weight.axis = "rows"
+    ledger.place(net, gpu())
+    assert type(net.weight) is Named
+    assert net.weight.axis == "rows"
+
+
+def test_a_parameter_that_wraps_tensors_takes_them_with_it(meta):
+    net = nn.Module()
+    net.weight = weight = nn.Parameter(TwoTensor(torch.ones(2), torch.zeros(2)))
+    TorchBackend._refill(meta, weight, meta._copy(weight, meta.native("gpu")))
+    assert net.weight is weight
+    assert isinstance(weight, nn.Parameter)
+    assert weight.requires_grad
+    assert weight.a.is_meta
 
 
 def test_a_property_is_not_evaluated(ledger):

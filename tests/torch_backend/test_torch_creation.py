@@ -134,6 +134,11 @@ def test_too_large_a_range_is_out_of_memory(torch_backend):
         torch_backend.arange(TOO_MUCH)
 
 
+def test_a_size_that_no_address_reaches_is_out_of_memory(torch_backend):
+    with pytest.raises(OutOfDeviceMemoryError):
+        torch_backend.zeros((1 << 40, 1 << 40))
+
+
 def test_too_large_a_copy_is_out_of_memory(torch_backend):
     with pytest.raises(OutOfDeviceMemoryError):
         torch_backend.copy(torch.ones(1).expand(TOO_MUCH))

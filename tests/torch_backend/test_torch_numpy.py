@@ -1,5 +1,9 @@
 """Between torch and NumPy: every dtype, every layout, and never shared memory."""
 
+import sys
+import weakref
+
+import array_api_strict
 import ml_dtypes
 import numpy as np
 import pytest
@@ -143,6 +147,11 @@ def test_a_tensor_that_needs_gradients_gives_its_values(torch_backend):
     assert x.requires_grad
 
 
+def test_a_tensor_without_memory_gives_no_values(torch_backend):
+    with pytest.raises(TypeError, match="the tensor is on meta"):
+        torch_backend.to_numpy(torch.ones(1, device="meta"))
+
+
 def test_an_expanded_tensor_gives_memory_of_its_own_for_each_number(torch_backend):
     array = torch_backend.to_numpy(torch.ones(1).expand(3))
     array[0] = 5
@@ -172,6 +181,50 @@ def test_from_dlpack_shares_numpy_s_memory(torch_backend):
 def test_from_dlpack_of_a_tensor_shares_its_memory(torch_backend):
     x = torch.zeros(3)
     assert torch_backend.from_dlpack(x).data_ptr() == x.data_ptr()
+
+
+def test_from_dlpack_refuses_read_only_memory(torch_backend):
+    array = np.zeros(3)
+    array.flags.writeable = False
+    with pytest.raises(TypeError, match=r"(?i)read-?only"):
+        torch_backend.from_dlpack(array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(3.0)[::-1], array_api_strict.flip(array_api_strict.arange(3))],
+    ids=["numpy", "array-api-strict"],
+)
+def test_from_dlpack_refuses_negative_strides_for_which_torch_would_abort(torch_backend, array):
+    with pytest.raises(TypeError, match="negative strides"):
+        torch_backend.from_dlpack(array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(6.0).reshape(2, 3).T, np.zeros((0, 2)), np.array(3), np.array([True, False])],
+    ids=["transposed", "no elements", "0-dim", "bool"],
+)
+def test_from_dlpack_takes_any_other_layout(torch_backend, array):
+    x = torch_backend.from_dlpack(array)
+    assert (tuple(x.shape), x.tolist()) == (array.shape, array.tolist())
+
+
+def test_memory_that_was_taken_over_outlives_its_owner(torch_backend):
+    array = np.arange(1000)
+    x = torch_backend.from_dlpack(array)
+    released = weakref.ref(array)
+    del array
+    assert released() is not None
+    assert x[999] == 999
+
+
+def test_memory_that_was_refused_is_given_back(torch_backend):
+    array = np.arange(3.0)
+    references = sys.getrefcount(array)
+    with pytest.raises(TypeError):
+        torch_backend.from_dlpack(array[::-1])
+    assert sys.getrefcount(array) == references
 
 
 def test_from_dlpack_refuses_a_tensor_that_needs_gradients(torch_backend):

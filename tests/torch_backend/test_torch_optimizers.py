@@ -18,6 +18,9 @@ OPTIMIZERS = {
     "adamw-amsgrad": lambda parameters: optim.AdamW(parameters, lr=0.1, amsgrad=True),
     "adagrad": lambda parameters: optim.Adagrad(parameters, lr=0.1),
     "rmsprop": lambda parameters: optim.RMSprop(parameters, lr=0.1, momentum=0.9, centered=True),
+    "nadam": lambda parameters: optim.NAdam(parameters, lr=0.1),
+    "asgd": lambda parameters: optim.ASGD(parameters, lr=0.1),
+    "adam-fused": lambda parameters: optim.Adam(parameters, lr=0.1, fused=True),
     "rprop": lambda parameters: optim.Rprop(parameters, lr=0.1),
     "lbfgs": lambda parameters: optim.LBFGS(parameters, lr=0.1, history_size=3),
 }
