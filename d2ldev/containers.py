@@ -155,8 +155,14 @@ def leaves(x: Any, kinds: Kinds, path: str = "") -> Iterator[tuple[str, Any, Kin
 
     Yields:
         ``(name, value, kind)``, names dotted: ``'layers.0.weight'``.
+
+    Raises:
+        UnsupportedValueError: if it is nested deeper than Python can follow.
     """
-    return _leaves(x, kinds, path, set())
+    try:
+        yield from _leaves(x, kinds, path, set())
+    except RecursionError:
+        raise _too_deep("look through a nesting") from None
 
 
 def _leaves(x: Any, kinds: Kinds, path: str, inside: set[int]) -> Iterator[tuple[str, Any, Kind]]:
@@ -189,11 +195,15 @@ def rebuild(x: Any, kinds: Kinds, change: Callable[[Any, Kind, str], Any], attem
     try:
         return _Rebuild(kinds, change, attempted).of(x, "")
     except RecursionError:
-        raise UnsupportedValueError(
-            attempted,
-            f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",
-            "flatten the batch: batch = list(batch_of_batches)",
-        ) from None
+        raise _too_deep(attempted) from None
+
+
+def _too_deep(attempted: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        attempted,
+        f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",
+        "flatten the batch: batch = list(batch_of_batches)",
+    )
 
 
 class _Rebuild:
@@ -295,7 +305,10 @@ def _sequence_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
 
 
 def _set_rebuild(old: Any, new: list[Any]) -> Any:
-    return type(old)(new)
+    made = type(old)(new)
+    if isinstance(old, (set, frozenset)) and hasattr(old, "__dict__"):
+        vars(made).update(vars(old))
+    return made
 
 
 def _tuple_labels(cls: type) -> Callable[[Any], Iterable[object]]:
@@ -305,7 +318,8 @@ def _tuple_labels(cls: type) -> Callable[[Any], Iterable[object]]:
 
 def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     if hasattr(cls, "n_sequence_fields"):  # a structure of C's, such as torch.return_types.max
-        return lambda _, new: cls(new)
+        # Some have fields that are no items, such as a time's zone.
+        return lambda old, new: cls(new, old.__reduce__()[1][1])
 
     def rebuild(old: Any, new: list[Any]) -> Any:
         # Past ``__new__``, which may ask for other arguments than the items.
@@ -326,7 +340,14 @@ def _dataclass_container() -> Container:
         return [field.name for field in fields(x) if hasattr(x, field.name)]
 
     def rebuild(old: Any, new: list[Any]) -> Any:
-        made = copy.copy(old)
+        made = object.__new__(type(old))
+        # Not a class's own ``__getstate__``: that of a frozen one with slots wants every field.
+        state: Any = object.__getstate__(old)
+        attributes, slots = state if isinstance(state, tuple) else (state, None)
+        if attributes:
+            vars(made).update(attributes)
+        for name, value in (slots or {}).items():
+            object.__setattr__(made, name, value)
         for name, value in zip(labels(old), new, strict=True):
             object.__setattr__(made, name, value)  # a frozen one refuses ``setattr``
         return made

@@ -1,0 +1,210 @@
+"""Dataclasses in a nesting: frozen, with slots, with fields that ``__init__`` does not know."""
+
+from dataclasses import FrozenInstanceError, InitVar, dataclass, field
+from functools import cached_property
+from typing import ClassVar
+
+import pytest
+
+from d2ldev import UnsupportedValueError, gpu
+
+
+@pytest.fixture
+def x(reference):
+    return reference.asarray([1.0, 2.0])
+
+
+@pytest.fixture
+def moved(reference):
+    """Moves a nesting to gpu:0."""
+    return lambda batch: reference.to(batch, gpu(0))
+
+
+@dataclass
+class Usual:
+    x: object
+    label: str = "label"
+
+
+@dataclass(frozen=True)
+class Frozen:
+    x: object
+    label: str = "label"
+
+
+@dataclass(slots=True)
+class Slots:
+    x: object
+    label: str = "label"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class FrozenSlots:
+    x: object
+    label: str = "label"
+
+
+@dataclass(kw_only=True)
+class KeywordOnly(Usual):
+    more: int = 1
+
+
+KINDS = [Usual, Frozen, Slots, FrozenSlots, KeywordOnly]
+
+
+@pytest.mark.parametrize("cls", KINDS)
+def test_a_dataclass_comes_back_as_its_type_with_its_fields(reference, moved, x, cls):
+    new = moved(cls(x, label="other"))
+    assert (type(new), reference.device_of(new.x), new.label) == (cls, gpu(0), "other")
+
+
+@pytest.mark.parametrize("cls", KINDS)
+def test_the_dataclass_that_was_given_is_not_changed(moved, x, cls):
+    batch = cls(x)
+    moved(batch)
+    assert batch.x is x
+
+
+@pytest.mark.parametrize("cls", KINDS)
+def test_a_dataclass_in_which_nothing_moves_is_itself(reference, x, cls):
+    batch = cls(x)
+    assert reference.to(batch, "cpu") is batch
+
+
+def test_a_frozen_dataclass_is_frozen_afterwards(moved, x):
+    new = moved(Frozen(x))
+    with pytest.raises(FrozenInstanceError):
+        new.label = "other"
+
+
+@dataclass
+class Doubling:
+    x: object
+    count: int
+
+    def __post_init__(self):
+        self.count *= 2
+
+
+def test_post_init_does_not_run_again(moved, x):
+    assert moved(Doubling(x, 1)).count == 2
+
+
+@dataclass
+class OwnConstructor:
+    x: object
+
+    def __new__(cls, x):
+        return super().__new__(cls)
+
+    def __copy__(self):
+        raise AssertionError
+
+
+def test_no_constructor_runs_again(reference, moved, x):
+    assert reference.device_of(moved(OwnConstructor(x)).x) is gpu(0)
+
+
+@dataclass
+class Unset:
+    x: object
+    later: object = field(init=False)
+
+
+@dataclass(slots=True)
+class UnsetSlots:
+    x: object
+    later: object = field(init=False)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsetFrozenSlots:
+    x: object
+    later: object = field(init=False)
+
+
+@pytest.mark.parametrize("cls", [Unset, UnsetSlots, UnsetFrozenSlots])
+def test_a_field_that_was_not_set_is_not_set_afterwards(reference, moved, x, cls):
+    new = moved(cls(x))
+    assert reference.device_of(new.x) is gpu(0)
+    assert not hasattr(new, "later")
+
+
+@pytest.mark.parametrize("cls", [Unset, UnsetSlots])
+def test_a_field_that_was_set_later_is_moved(reference, moved, x, cls):
+    batch = cls(1)
+    batch.later = x
+    assert reference.device_of(moved(batch).later) is gpu(0)
+
+
+@dataclass
+class WithOthers:
+    shared: ClassVar[list] = []
+    x: object
+    scale: InitVar[int] = 2
+    product: int = field(init=False)
+
+    def __post_init__(self, scale):
+        self.product = 10 * scale
+
+
+def test_what_an_init_var_made_is_kept(moved, x):
+    assert moved(WithOthers(x, scale=3)).product == 30
+
+
+def test_a_class_variable_is_no_field(moved, x, monkeypatch):
+    monkeypatch.setattr(WithOthers, "shared", [object()])
+    assert "shared" not in vars(moved(WithOthers(x)))
+
+
+def test_an_attribute_that_is_no_field_is_kept(moved, x):
+    batch = Usual(x)
+    batch.path = object()
+    assert moved(batch).path is batch.path
+
+
+@dataclass
+class Lazy:
+    x: object
+
+    @cached_property
+    def size(self):
+        return 2
+
+
+def test_a_cached_property_is_kept(moved, x):
+    batch = Lazy(x)
+    assert vars(moved(batch)).keys() == {"x"}
+    assert batch.size == 2
+    assert vars(moved(batch)).keys() == {"x", "size"}
+
+
+def test_a_field_that_holds_something_unknown_is_told_by_its_name(moved):
+    with pytest.raises(UnsupportedValueError, match=r"at a\.label is"):
+        moved({"a": Usual(1, object())})
+
+
+def test_a_dataclass_itself_is_no_container(moved):
+    with pytest.raises(UnsupportedValueError, match="a type,"):
+        moved([Usual])
+
+
+@dataclass(frozen=True, eq=False)
+class Node:
+    children: tuple
+
+
+def test_dataclasses_are_nested(reference, moved, x):
+    new = moved(Node((Node((x,)), Node(()))))
+    assert reference.device_of(new.children[0].children[0]) is gpu(0)
+
+
+def test_an_inner_dataclass_in_which_nothing_moved_is_itself(moved, x):
+    empty = Node(())
+    assert moved(Node((x, empty))).children[1] is empty
+
+
+def test_a_dataclass_that_is_in_two_places_is_made_again_once(moved, x):
+    inner = Usual(x)
+    new = moved([inner, inner])
+    assert new[0] is new[1]
