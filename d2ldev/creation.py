@@ -7,6 +7,7 @@ array API standard, 2024.12.
 from __future__ import annotations
 
 import operator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU
@@ -79,7 +80,7 @@ class Creation(Moving):
             OutOfDeviceMemoryError: if the device's memory does not suffice.
             InvalidDeviceError, UnsupportedValueError: for what is no device or no dtype.
         """
-        return self._filled(shape, 0.0, dtype, device, like)
+        return self._made(self._zeros, shape, dtype, device, like)
 
     def ones(
         self,
@@ -90,7 +91,7 @@ class Creation(Moving):
         like: Tensor = None,
     ) -> Tensor:
         """A tensor of ones, made on the device; see ``zeros``."""
-        return self._filled(shape, 1.0, dtype, device, like)
+        return self._made(self._ones, shape, dtype, device, like)
 
     def full(
         self,
@@ -105,7 +106,11 @@ class Creation(Moving):
 
         ``dtype=None`` is the framework's default for that number, as in ``asarray``.
         """
-        return self._filled(shape, fill_value, dtype, device, like)
+
+        def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+            return self._full(shape, fill_value, dtype, native)
+
+        return self._made(make, shape, dtype, device, like)
 
     def arange(
         self,
@@ -168,8 +173,13 @@ class Creation(Moving):
         """Random numbers, normal with mean 0 and deviation 1; see ``rand``."""
         return self._randomly("normal", shape, seed, dtype, device, like)
 
-    def _filled(
-        self, shape: Shape, value: Any, dtype: DType, device: DeviceLike, like: Tensor
+    def _made(
+        self,
+        make: Callable[[tuple[int, ...], Any, Any], Tensor],
+        shape: Shape,
+        dtype: DType,
+        device: DeviceLike,
+        like: Tensor,
     ) -> Tensor:
         native = None
         if dtype is None and like is None:
@@ -182,7 +192,7 @@ class Creation(Moving):
         if type(shape) is not tuple:
             shape = _as_tuple(shape)
         try:
-            return self._full(shape, value, dtype=dtype, device=native)
+            return make(shape, dtype, native)
         except Exception as error:
             self._raise_if_out_of_memory(error, f"make a tensor of shape {shape}", native)
             raise

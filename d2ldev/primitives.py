@@ -148,8 +148,16 @@ class Primitives(ABC):
         """
 
     @abstractmethod
-    def _full(self, shape: tuple[int, ...], value: Any, *, dtype: Any, device: Any) -> Tensor:
-        """A tensor filled with a number; ``dtype`` and ``device`` are the framework's own."""
+    def _full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        """A tensor filled with a number."""
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """A tensor of zeros, for a framework that has something faster than ``_full``."""
+        return self._full(shape, 0.0, dtype, native)
+
+    def _ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """A tensor of ones, for a framework that has something faster than ``_full``."""
+        return self._full(shape, 1.0, dtype, native)
 
     @abstractmethod
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:

@@ -40,7 +40,9 @@ def outcomes(installed, tmp_path):
             "PYTHONPATH": os.pathsep.join([str(installed), str(HERE)]),
             "D2LDEV_VIRTUAL_GPUS": str(cls.asked_virtual_gpus),
         }
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, cwd=tmp_path)
+        done = subprocess.run(
+            command, env=environment, capture_output=True, text=True, cwd=tmp_path
+        )
         assert done.returncode in (0, 1), done.stdout + done.stderr
         report = json.loads((tmp_path / "conformance.json").read_text())
         return {row["requirement"]: row["outcome"] for row in report["requirements"]}

@@ -78,10 +78,10 @@ class ReferenceBackend(Backend):
             dtype = xp.float32 if python_float else getattr(xp, array.dtype.name)
         return xp.asarray(array, dtype=dtype, device=native, copy=True)
 
-    def _full(self, shape: tuple[int, ...], value: Any, *, dtype: Any, device: Any) -> Tensor:
+    def _full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         if dtype is None and isinstance(value, float):
             dtype = xp.float32
-        return xp.full(shape, _scalar(value, dtype), dtype=dtype, device=device)
+        return xp.full(shape, _scalar(value, dtype), dtype=dtype, device=native)
 
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         if dtype is None and any(isinstance(number, float) for number in (start, stop, step)):

@@ -21,9 +21,8 @@ class MakesTensorsOnTheCpuInstead(Mutant, caught_by="create.on-a-missing-device"
 
 
 class MakesTensorsElsewhere(Mutant, caught_by="create.without-a-copy"):
-    def _full(self, shape, value, *, dtype, device):
-        made = super()._full(shape, value, dtype=dtype, device=self._native(CPU))
-        return self._copy(made, device)
+    def _full(self, shape, value, dtype, native):
+        return self._copy(super()._full(shape, value, dtype, self._native(CPU)), native)
 
 
 class IgnoresTheDevice(Mutant, caught_by="create.on-the-device"):
@@ -42,8 +41,8 @@ class LetsTheScopeWin(Mutant, caught_by="create.a-device-beats-the-scope"):
     def _destination(self, attempted, dtype, device, like):
         return super()._destination(attempted, dtype, self._scope.get() or device, like)
 
-    def _filled(self, shape, value, dtype, device, like):
-        return super()._filled(shape, value, dtype, self._scope.get() or device, like)
+    def _made(self, make, shape, dtype, device, like):
+        return super()._made(make, shape, dtype, self._scope.get() or device, like)
 
 
 class NeverLeavesTheScope(Mutant, caught_by="create.scopes-end"):
@@ -68,13 +67,13 @@ class IgnoresLike(Mutant, caught_by="create.like-gives-device-and-dtype"):
 
 
 class MakesDoubles(Mutant, caught_by="create.default-dtype"):
-    def _full(self, shape, value, *, dtype, device):
-        return super()._full(shape, value, dtype=dtype or xp.float64, device=device)
+    def _full(self, shape, value, dtype, native):
+        return super()._full(shape, value, dtype or xp.float64, native)
 
 
 class IgnoresTheDtype(Mutant, caught_by="create.every-dtype"):
-    def _full(self, shape, value, *, dtype, device):
-        return super()._full(shape, value, dtype=xp.float32, device=device)
+    def _full(self, shape, value, dtype, native):
+        return super()._full(shape, value, xp.float32, native)
 
 
 class TakesUnknownDtypes(Mutant, caught_by="create.unknown-dtype"):

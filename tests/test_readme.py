@@ -1,0 +1,58 @@
+"""What the README says is true: its commands, its table of the contract, its program."""
+
+import re
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+from d2ldev_reference.backend import ReferenceBackend
+
+import d2ldev
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    return [block.splitlines()[-1] for block in blocks("bash")]
+
+
+def test_there_are_two_commands():
+    tour, test = commands()
+    assert tour.endswith("d2ldev tour")
+    assert test.endswith("tox")
+
+
+def test_ci_runs_the_second_command():
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == commands()[1]
+
+
+def test_the_contract_has_every_method():
+    table = README.split("## The contract")[1].split("## Which backend")[0]
+    methods = {
+        name
+        for name in dir(d2ldev.Backend)
+        if isinstance(getattr(d2ldev.Backend, name), FunctionType) and not name.startswith("_")
+    }
+    named = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", table.split("Containers are")[0]))
+    assert methods <= named
+
+
+@pytest.mark.parametrize("program", blocks("python"))
+def test_a_program_runs_on_two_virtual_gpus(program, reference):
+    with d2ldev.use_backend(reference):
+        namespace = {}
+        exec(program, namespace)
+        assert str(reference.device_of(namespace["X"])) == "gpu:0"
+
+
+def test_the_error_is_worded_as_shown(monkeypatch):
+    (shown,) = blocks("text")
+    monkeypatch.setattr(ReferenceBackend, "name", "torch")
+    with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
+        ReferenceBackend(virtual_gpus=1).ones(2, device="gpu:1")
+    assert shown.strip() == f"{type(caught.value).__name__}: {caught.value}"
