@@ -219,11 +219,14 @@ def _unknown(name: str, source: str) -> UnknownBackendError:
 
     names = sorted([*known_backends(), *ALIASES])
     close = difflib.get_close_matches(canonical_name(name), names, 1)
-    fix = f"did you mean {close[0]!r}? " if close else ""
+    suggestion = f"did you mean {close[0]!r}? " if close else ""
+    fix = "pip install d2ldev: from its source tree alone no backend is found"
+    if installed := available_backends():
+        fix = f"{suggestion}{VARIABLE}={installed[0]}, or d2ldev.set_backend(...)"
     return UnknownBackendError(
         f"use the backend {name!r}{source}",
         f"no backend of that name is known; {_choices()}",
-        f"{fix}{VARIABLE}={available_backends()[0]}, or d2ldev.set_backend(...)",
+        fix,
     )
 
 
