@@ -1,9 +1,10 @@
 """What every test of the project is given, and what none of them may leave behind."""
 
-import hypothesis
+import tempfile
+
 import pytest
 from d2ldev_conformance.leaks import detect_leaks
-from hypothesis import HealthCheck
+from hypothesis import HealthCheck, configuration, settings
 from processes import make_backend, make_package
 
 import d2ldev
@@ -12,23 +13,22 @@ from d2ldev import registry
 pytest_plugins = ["pytester"]
 
 
-def pytest_configure():
+def pytest_configure(config):
     # Whatever frameworks are installed: a test that is about the choice makes it itself.
     d2ldev.set_backend("reference")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _hypothesis_leaves_no_files(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("hypothesis")
-    hypothesis.configuration.set_hypothesis_home_dir(folder)
-    hypothesis.settings.register_profile(
-        "d2ldev",
-        database=None,
-        deadline=None,
-        max_examples=50,
-        suppress_health_check=[HealthCheck.function_scoped_fixture],
-    )
-    hypothesis.settings.load_profile("d2ldev")
+    if settings.get_current_profile_name() != "d2ldev":
+        # Already while tests are collected, Hypothesis writes into the working directory.
+        folder = tempfile.TemporaryDirectory(prefix="d2ldev-hypothesis-")
+        config.add_cleanup(folder.cleanup)
+        configuration.set_hypothesis_home_dir(folder.name)
+        settings.register_profile(
+            "d2ldev",
+            database=None,
+            deadline=None,
+            max_examples=50,
+            suppress_health_check=[HealthCheck.function_scoped_fixture],
+        )
+        settings.load_profile("d2ldev")
 
 
 @pytest.fixture(autouse=True)
