@@ -168,6 +168,14 @@ def test_a_recurrent_layer_is_flattened_again(ledger, monkeypatch):
     assert flattened == [net]
 
 
+def test_a_recurrent_layer_that_is_there_is_not_flattened(torch_backend, monkeypatch):
+    net = nn.GRU(3, 4)
+    flattened = []
+    monkeypatch.setattr(nn.GRU, "flatten_parameters", lambda self: flattened.append(self))
+    torch_backend.place(net, "cpu")
+    assert flattened == []
+
+
 def test_flattening_that_runs_out_of_memory_leaves_the_layer_moved(ledger, monkeypatch):
     def fails(self):
         raise torch.OutOfMemoryError("no piece is large enough")
