@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutants.base import MUTANTS, Queued
 from mutants import batches, creating, devices, models, moving  # noqa: F401
+from mutants.base import MUTANTS, Queued
 
 HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    """A folder with a distribution whose entry points are the mutants, as a third party's would be."""
+    """A folder with a distribution whose entry points are the mutants."""
     folder = tmp_path_factory.mktemp("mutants")
     info = folder / "d2ldev_mutants-1.0.dist-info"
     info.mkdir()

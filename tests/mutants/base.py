@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from d2ldev import Device
 from d2ldev_reference.backend import ReferenceBackend
+
+from d2ldev import Device
 
 MUTANTS: list[type[Mutant]] = []
 

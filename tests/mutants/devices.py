@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 
-from d2ldev import Device, Memory, gpu
+from d2ldev import Memory, gpu
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError
 from mutants.base import Mutant, Queued
@@ -144,16 +144,16 @@ class MeasuresInMebibytes(Mutant, caught_by="memory.is-a-memory"):
 class SharesItsScope(Mutant, caught_by="threads.scopes-are-their-own"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        self._scope = _Shared()
+        self._scope = Shared()
 
 
-class _Shared:
-    """A context variable that is the same in every thread."""
-
-    def __init__(self) -> None:
-        self.device: Device | None = None
+class Shared:
+    """What looks like a context variable and is the same in every thread."""
 
     name = "shared"
+
+    def __init__(self) -> None:
+        self.device = None
 
     def get(self, default=None):
         return self.device or default
@@ -162,4 +162,5 @@ class _Shared:
         before, self.device = self.device, device
         return before
 
-    reset = set
+    def reset(self, device):
+        self.device = device

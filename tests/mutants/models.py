@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 
+from d2ldev_reference.mlp import MLP
+
 from d2ldev import DeviceUnavailableError
 from d2ldev.device import CPU
-from d2ldev_reference.mlp import MLP
 from mutants.base import Mutant
 
 
