@@ -18,28 +18,13 @@ This module imports no framework, and knows none: which types are tensors is ask
 
 from __future__ import annotations
 
-import copy
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, MutableSequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Callable, Iterable, Iterator
 from numbers import Number
-from typing import Any, NamedTuple
+from typing import Any
 
+from d2ldev.container_types import Container, container_of, is_plain_class
 from d2ldev.errors import UnsupportedValueError
-
-
-class Container(NamedTuple):
-    """How one type of container is taken apart and made again.
-
-    Args:
-        children: the values in a container, in order.
-        labels: what leads to each of them, for messages and names: keys, indices, fields.
-        rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
-    """
-
-    children: Callable[[Any], Iterable[Any]]
-    labels: Callable[[Any], Iterable[object]]
-    rebuild: Callable[[Any, list[Any]], Any]
 
 
 class Kind:
@@ -93,15 +78,29 @@ class Kinds(dict[type, "Kind | Container"]):
     Args:
         tensor_types: the backend's tensors.
         object_types: its models, optimizers and the like.
+        plain_types: its own values without parts.
     """
 
     # A program that makes a class for every batch must not fill the memory with them.
     _LIMIT = 4096
 
-    def __init__(self, tensor_types: tuple[type, ...], object_types: tuple[type, ...]) -> None:
+    def __init__(
+        self,
+        tensor_types: tuple[type, ...],
+        object_types: tuple[type, ...],
+        plain_types: tuple[type, ...] = (),
+    ) -> None:
         super().__init__()
         self._tensor_types = tensor_types
         self._object_types = object_types
+        self._plain_types: tuple[type, ...] = (
+            type(None),
+            str,
+            bytes,
+            bytearray,
+            Number,
+            *plain_types,
+        )
         _all_kinds.append(self)
 
     def __missing__(self, cls: type) -> Kind | Container:
@@ -117,15 +116,23 @@ class Kinds(dict[type, "Kind | Container"]):
             return OBJECT
         if cls in _registered:
             return _registered[cls]
-        if cls is type(None) or issubclass(cls, (str, bytes, bytearray, Number)):
+        if issubclass(cls, self._plain_types):
             return PLAIN
-        return _container_of(cls) or (PLAIN if _is_plain_class(cls) else UNKNOWN)
+        return container_of(cls) or (PLAIN if is_plain_class(cls) else UNKNOWN)
 
 
-def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool]) -> bool:
+def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
     """Whether ``holds`` is true of every tensor in the nesting ``x``, which may hold no others.
 
-    The walk that decides that nothing has to move: it makes no object of its own.
+    The walk that decides that nothing has to move: it makes no object of its own, and does not
+    remember where it was.
+
+    Args:
+        x: a nesting.
+        kinds: what each type is.
+        holds: asked of each tensor.
+        budget: how many containers it may enter, in a list of one; it gives up, with False, at
+            a nesting that is large or full of shared containers, which ``rebuild`` enters once.
 
     Raises:
         RecursionError: if a container contains itself.
@@ -137,10 +144,11 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool]) -> bool:
         return holds(x)
     if kind is PLAIN:
         return True
-    if isinstance(kind, Kind):
+    budget[0] -= 1
+    if isinstance(kind, Kind) or budget[0] < 0:
         return False
     for child in kind.children(x):  # noqa: SIM110  # a generator would double the cost
-        if not every(child, kinds, holds):
+        if not every(child, kinds, holds, budget):
             return False
     return True
 
@@ -258,109 +266,3 @@ class _Rebuild:
                 f"the {name} at {path or 'the top'} cannot be made again: {error}",
                 f"d2ldev.register_container({name}, children, rebuild)",
             ) from error
-
-
-# -- the containers that are known from the start ---------------------------------------------
-
-
-def _container_of(cls: type) -> Container | None:
-    if issubclass(cls, Mapping):
-        return Container(lambda x: x.values(), lambda x: x, _mapping_rebuild(cls))
-    if issubclass(cls, tuple):
-        return Container(iter, _tuple_labels(cls), _tuple_rebuild(cls))
-    if issubclass(cls, MutableSequence):
-        return Container(iter, lambda x: range(len(x)), _sequence_rebuild(cls))
-    if issubclass(cls, AbstractSet):
-        return Container(iter, lambda x: range(len(x)), _set_rebuild)
-    if hasattr(cls, "__dataclass_fields__"):
-        return _dataclass_container()
-    return None
-
-
-def _mapping_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
-    if cls is dict or not issubclass(cls, MutableMapping):
-        return lambda old, new: cls(dict(zip(old, new, strict=True)))
-
-    def rebuild(old: Any, new: list[Any]) -> Any:
-        # A shallow copy keeps the default factory, the order and the attributes of a subclass.
-        mapping = copy.copy(old)
-        for key, value in zip(old, new, strict=True):
-            mapping[key] = value
-        return mapping
-
-    return rebuild
-
-
-def _sequence_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
-    if cls is list:
-        return lambda _, new: new
-
-    def rebuild(old: Any, new: list[Any]) -> Any:
-        sequence = copy.copy(old)  # a deque keeps its maximal length
-        for index, value in enumerate(new):
-            sequence[index] = value
-        return sequence
-
-    return rebuild
-
-
-def _set_rebuild(old: Any, new: list[Any]) -> Any:
-    made = type(old)(new)
-    if isinstance(old, (set, frozenset)) and hasattr(old, "__dict__"):
-        vars(made).update(vars(old))
-    return made
-
-
-def _tuple_labels(cls: type) -> Callable[[Any], Iterable[object]]:
-    fields = getattr(cls, "_fields", None)
-    return (lambda _: fields) if fields is not None else (lambda x: range(len(x)))
-
-
-def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
-    if hasattr(cls, "n_sequence_fields"):  # a structure of C's, such as torch.return_types.max
-        # Some have fields that are no items, such as a time's zone.
-        return lambda old, new: cls(new, old.__reduce__()[1][1])
-
-    def rebuild(old: Any, new: list[Any]) -> Any:
-        # Past ``__new__``, which may ask for other arguments than the items.
-        made: Any = tuple.__new__(cls, new)
-        if hasattr(old, "__dict__"):
-            vars(made).update(vars(old))
-        return made
-
-    return rebuild
-
-
-def _dataclass_container() -> Container:
-    # Not at the top: a program without dataclasses need not pay for importing them.
-    from dataclasses import fields
-
-    def labels(x: Any) -> list[str]:
-        # A field with ``init=False`` and no default need not be there yet.
-        return [field.name for field in fields(x) if hasattr(x, field.name)]
-
-    def rebuild(old: Any, new: list[Any]) -> Any:
-        made = object.__new__(type(old))
-        # Not a class's own ``__getstate__``: that of a frozen one with slots wants every field.
-        state: Any = object.__getstate__(old)
-        attributes, slots = state if isinstance(state, tuple) else (state, None)
-        if attributes:
-            vars(made).update(attributes)
-        for name, value in (slots or {}).items():
-            object.__setattr__(made, name, value)
-        for name, value in zip(labels(old), new, strict=True):
-            object.__setattr__(made, name, value)  # a frozen one refuses ``setattr``
-        return made
-
-    return Container(lambda x: [getattr(x, name) for name in labels(x)], labels, rebuild)
-
-
-def _is_plain_class(cls: type) -> bool:
-    """NumPy's boolean scalar, enumerations and ranges: values without parts."""
-    if issubclass(cls, (range, slice, type(Ellipsis))):
-        return True
-    enum = sys.modules.get("enum")
-    if enum is not None and issubclass(cls, enum.Enum):
-        return True
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and issubclass(cls, numpy.generic) and cls is not numpy.void

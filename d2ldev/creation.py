@@ -7,11 +7,11 @@ array API standard, 2024.12.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.moving import Moving
 from d2ldev.placing import describe
 from d2ldev.primitives import DeviceLike, DType, Shape, Tensor
@@ -52,12 +52,7 @@ class Creation(Moving):
         try:
             return self._from_data(data, native_dtype, native)
         except Exception as error:
-            self._raise_if_out_of_memory(error, attempted, native)
-            raise UnsupportedValueError(
-                attempted,
-                f"{self.name} cannot take {describe(obj)} {error}",
-                "give numbers in a rectangular nesting, and a dtype that holds them",
-            ) from error
+            raise self._refused(error, f"{attempted}, {describe(obj)}", native) from error
 
     def zeros(
         self,
@@ -141,8 +136,8 @@ class Creation(Moving):
         try:
             return self._arange(start, stop, step, dtype, native)
         except Exception as error:
-            self._raise_if_out_of_memory(error, "make a tensor of a range", native)
-            raise
+            attempted = f"make the range from {start} to {stop} by {step}"
+            raise self._refused(error, attempted, native) from error
 
     def rand(
         self,
@@ -194,8 +189,7 @@ class Creation(Moving):
         try:
             return make(shape, dtype, native)
         except Exception as error:
-            self._raise_if_out_of_memory(error, f"make a tensor of shape {shape}", native)
-            raise
+            raise self._refused(error, f"make a tensor of shape {shape}", native) from error
 
     def _randomly(
         self,
@@ -207,13 +201,13 @@ class Creation(Moving):
         like: Tensor,
     ) -> Tensor:
         dtype, native = self._destination("make a random tensor", dtype, device, like)
-        if seed is not None:
-            seed = operator.index(seed)
+        sizes = _as_tuple(shape)
+        attempted = f"make a random tensor of shape {sizes} with seed {seed!r}"
         try:
-            return self._random(distribution, _as_tuple(shape), seed, dtype, native)
+            number = None if seed is None else operator.index(seed)
+            return self._random(distribution, sizes, number, dtype, native)
         except Exception as error:
-            self._raise_if_out_of_memory(error, f"make a tensor of shape {shape}", native)
-            raise
+            raise self._refused(error, attempted, native) from error
 
     def dtype(self, spec: DType) -> Any:
         """The framework's own dtype for a name, its own dtype, or NumPy's.
@@ -233,6 +227,16 @@ class Creation(Moving):
             f"use {spec!r} as a dtype",
             f"{self.name} has no such dtype",
             f"one of {', '.join(self.dtype_names)}",
+        )
+
+    def _refused(self, error: Exception, attempted: str, native: Any) -> D2LDevError:
+        """What an exception of the framework's means: memory ran out, or it refuses a value."""
+        if self._is_out_of_memory(error):
+            return self._out_of_memory(error, attempted, native)
+        return UnsupportedValueError(
+            attempted,
+            f"{self.name} says: {type(error).__name__}: {error}",
+            "sizes from 0 on, numbers in a rectangular nesting, and a dtype that holds them",
         )
 
     def _destination(
@@ -291,6 +295,12 @@ class Creation(Moving):
 
 def _as_tuple(shape: Shape) -> tuple[int, ...]:
     try:
-        return (operator.index(shape),)  # type: ignore[arg-type]
+        if isinstance(shape, Sequence):
+            return tuple(operator.index(size) for size in shape)
+        return (operator.index(shape),)
     except TypeError:
-        return tuple(shape)  # type: ignore[arg-type]
+        raise UnsupportedValueError(
+            f"make a tensor of shape {shape!r}",
+            "a shape is an integer or a sequence of integers",
+            "backend.zeros((2, 3))",
+        ) from None

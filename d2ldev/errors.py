@@ -44,8 +44,11 @@ class InvalidDeviceError(D2LDevError, ValueError):
     """What was given names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device."""
 
 
-class UnsupportedValueError(D2LDevError, TypeError):
-    """A value of a kind that the call does not take: no tensor, no container, no dtype."""
+class UnsupportedValueError(D2LDevError, TypeError, ValueError):
+    """A value that the call does not take: no tensor, no container, no dtype, no shape.
+
+    What is a ``TypeError`` in one framework is a ``ValueError`` in the next; this is both.
+    """
 
 
 class UnknownBackendError(D2LDevError, ValueError):

@@ -51,7 +51,7 @@ class Moving(Resolution):
             return self._copy_to(x, target, f"move a tensor to {target}")
         device_of = self.device_of
         try:
-            if every(x, kinds, lambda tensor: device_of(tensor) is target):
+            if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
                 return x
         except RecursionError:
             pass  # the walk below finds the cycle and names it
@@ -124,7 +124,8 @@ class Moving(Resolution):
         try:
             return self._copy(x, native)
         except Exception as error:
-            self._raise_if_out_of_memory(error, attempted, native)
+            if self._is_out_of_memory(error):
+                raise self._out_of_memory(error, attempted, native) from error
             raise
 
     def _foreign(self, x: Any) -> str:

@@ -124,12 +124,13 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
         return replaced.get(id(leaf), leaf)
 
     kinds = backend.kinds
-    puts = [(part, rebuild(part.value, kinds, change, attempted)) for part in inventory.parts]
-    placed = rebuild(obj, kinds, change, attempted)
+    # One walk for all of them: a list that two modules share is made again once, and stays shared.
+    values = tuple(part.value for part in inventory.parts)
+    *news, placed = rebuild((*values, obj), kinds, change, attempted)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         backend._refill(tensor, new)
-    for part, value in puts:
+    for part, value in zip(inventory.parts, news, strict=True):
         if value is not part.value:
             part.put(value)
     for moved in inventory.objects:

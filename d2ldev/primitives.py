@@ -67,6 +67,8 @@ class Primitives(ABC):
     """The classes of its tensors."""
     object_types: ClassVar[tuple[type, ...]] = ()
     """The classes of the models, optimizers and the like that ``place`` takes apart."""
+    plain_types: ClassVar[tuple[type, ...]] = ()
+    """The classes of its values that may stand in a batch and stay as they are: dtypes, devices."""
     dtype_names: ClassVar[tuple[str, ...]]
     """The dtypes that its tensors can have, by name."""
 
@@ -78,8 +80,12 @@ class Primitives(ABC):
                 "unset D2LDEV_VIRTUAL_GPUS, or D2LDEV_BACKEND=reference (2 virtual GPUs)",
             )
         self.virtual_gpus = virtual_gpus
-        self.kinds = Kinds(self.tensor_types, self.object_types)
+        self.kinds = Kinds(self.tensor_types, self.object_types, self.plain_types)
+        # The device of the innermost ``on`` of this thread or task, and all that were entered.
         self._scope: ContextVar[Device | None] = ContextVar(f"{self.name}_scope", default=None)
+        self._scopes: ContextVar[tuple[tuple[object, Device], ...]] = ContextVar(
+            f"{self.name}_scopes", default=()
+        )
         # Devices that are known to exist, by every spelling in which they were asked for.
         self._devices: dict[Any, Device] = {}
         self._natives: dict[Any, Any] = {}

@@ -10,7 +10,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from d2ldev.device import CPU, Device, cpu, gpu
-from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, OutOfDeviceMemoryError
+from d2ldev.errors import (
+    D2LDevError,
+    DeviceUnavailableError,
+    InvalidDeviceError,
+    OutOfDeviceMemoryError,
+)
 from d2ldev.placing import describe
 from d2ldev.primitives import DeviceLike, Primitives
 
@@ -100,11 +105,16 @@ class Resolution(Primitives):
         """
         place, _ = self._existing(device, "make tensors")
         with self._native_scope(place):
-            token = self._scope.set(place)
+            entry = (object(), place)
+            self._scopes.set((*self._scopes.get(), entry))
+            self._scope.set(place)
             try:
                 yield place
             finally:
-                self._scope.reset(token)
+                # Its own entry and no other: a block in a generator may end after a later one.
+                left = tuple(scope for scope in self._scopes.get() if scope is not entry)
+                self._scopes.set(left)
+                self._scope.set(left[-1][1] if left else None)
 
     def _existing(self, spec: DeviceLike, attempted: str) -> tuple[Device, Any]:
         """A device that exists, and its native object; remembered by its spelling."""
@@ -125,12 +135,12 @@ class Resolution(Primitives):
             self._natives[spec] = native
         return device, native
 
-    def _raise_if_out_of_memory(self, error: Exception, attempted: str, native: Any) -> None:
-        if self._is_out_of_memory(error):
-            device = self._from_native(native)
-            raise OutOfDeviceMemoryError(
-                attempted,
-                f"{device} has too little free memory: {error}",
-                "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
-                [device],
-            ) from error
+    def _out_of_memory(self, error: Exception, attempted: str, native: Any) -> D2LDevError:
+        """The error that says which device has too little memory."""
+        device = self._from_native(native)
+        return OutOfDeviceMemoryError(
+            attempted,
+            f"{device} has too little free memory: {error}",
+            "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
+            [device],
+        )

@@ -71,3 +71,13 @@ def test_equal_tensors_that_are_not_one_object_stay_two(reference, moved, x):
 def test_a_copy_ties_what_was_tied(reference, x):
     new = reference.copy([x, x])
     assert new[0] is new[1]
+
+
+def test_a_nesting_full_of_shared_lists_takes_no_exponential_time(reference):
+    batch = [reference.ones(1)]
+    for _ in range(60):  # 2**60 paths to one tensor
+        batch = [batch, batch]
+    assert reference.to(batch, "cpu") is batch
+    moved = reference.to(batch, "gpu:0")
+    assert moved[0] is moved[1]
+    assert reference.to(moved, "gpu:0") is moved

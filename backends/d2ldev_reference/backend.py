@@ -91,6 +91,8 @@ class ReferenceBackend(Backend):
     def _random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
+        if str(dtype).removeprefix("array_api_strict.") not in ("None", "float32", "float64"):
+            raise TypeError(f"random numbers are real, and no {dtype}")
         # Without a seed it is NumPy's own state, which ``np.random.seed`` sets.
         source: Any = np.random if seed is None else np.random.RandomState(seed)
         draw = source.random_sample if distribution == "uniform" else source.standard_normal

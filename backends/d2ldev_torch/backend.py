@@ -46,6 +46,7 @@ class TorchBackend(Backend):
     distributions: ClassVar[tuple[str, ...]] = ("torch", "numpy")
     tensor_types: ClassVar[tuple[type, ...]] = (torch.Tensor,)
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
+    plain_types: ClassVar[tuple[type, ...]] = (torch.dtype, torch.device)
     dtype_names: ClassVar[tuple[str, ...]] = tuple(
         name
         for name in (

@@ -250,3 +250,4 @@ def _variables() -> Iterator[tuple[Any, Any]]:
     yield device._entered, ()
     for backend in registry.loaded_backends():
         yield backend._scope, None
+        yield backend._scopes, ()

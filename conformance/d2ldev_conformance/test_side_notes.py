@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -103,22 +104,39 @@ def _in_a_scope(backend, device):
 
 
 @requirement("threads.scopes-of-tasks", section=SECTION)
-def test_a_scope_holds_in_its_own_task_only(backend, route):
+def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
     first, second = route
+    # The framework's own scope is a thread's, and no task's: d2ldev's is what is looked at.
+    monkeypatch.setattr(backend, "_native_scope", lambda _: contextlib.nullcontext())
 
     async def task(device, entered, others):
-        token = backend._scope.set(device)
-        entered.set()
-        await others.wait()
-        found = backend.device_of(backend.ones(1))
-        backend._scope.reset(token)
-        return found
+        with backend.on(device):
+            entered.set()
+            await others.wait()
+            return backend.device_of(backend.ones(1))
 
     async def both():
         a, b = asyncio.Event(), asyncio.Event()
         return await asyncio.gather(task(first, a, b), task(second, b, a))
 
     assert asyncio.run(both()) == [first, second]
+
+
+@requirement("threads.scopes-of-generators", section=SECTION)
+def test_a_scope_in_a_generator_ends_without_the_others(backend, route, monkeypatch):
+    first, second = route
+    monkeypatch.setattr(backend, "_native_scope", lambda _: contextlib.nullcontext())
+
+    def generator():
+        with backend.on(first):
+            yield
+
+    running = generator()
+    next(running)
+    with backend.on(second):
+        running.close()
+        inside = backend.device_of(backend.ones(1))
+    assert (inside, backend.device_of(backend.ones(1))) == (second, backend.cpu())
 
 
 @requirement("threads.copies-at-once", section=SECTION)

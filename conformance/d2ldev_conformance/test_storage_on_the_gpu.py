@@ -157,6 +157,14 @@ def test_a_shape_is_an_integer_or_a_sequence(backend, place, shape):
     assert backend.to_numpy(backend.rand(shape, device=place)).shape == expected.shape
 
 
+@requirement("create.bad-shapes", section=SECTION)
+@pytest.mark.parametrize("shape", [2.5, "x", (1.5,), (2, -1), None, {}], ids=repr)
+def test_a_shape_that_is_none_is_refused(backend, shape):
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.zeros(shape)
+    assert repr(shape) in str(caught.value)
+
+
 @requirement("create.rand-is-uniform", section=SECTION)
 def test_rand_is_uniform_from_zero_to_one(backend, place):
     x = backend.to_numpy(backend.rand((100, 100), seed=0, device=place))
@@ -193,8 +201,14 @@ def test_other_seeds_and_no_seed_give_other_numbers(backend, place, name):
 
 @requirement("create.bad-seeds", section=SECTION)
 def test_a_seed_is_an_integer(backend):
-    with pytest.raises(TypeError):
+    with pytest.raises(UnsupportedValueError, match="seed 'x'"):
         backend.rand(2, seed="x")
+
+
+@requirement("create.random-integers", section=SECTION)
+def test_random_numbers_are_of_a_floating_dtype(backend):
+    with pytest.raises(UnsupportedValueError):
+        backend.randn(2, dtype="bool")
 
 
 @requirement("create.from-numpy", section=SECTION)

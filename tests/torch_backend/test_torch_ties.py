@@ -99,3 +99,12 @@ def test_an_unknown_object_is_refused_and_named(ledger):
     with pytest.raises(TypeError, match=r"(?s)Scheduler.* at rest\.1 is no tensor, model or"):
         ledger.place({"net": net, "rest": [1, Scheduler()]}, gpu())
     assert ledger.copied == []
+
+
+def test_a_list_that_two_modules_share_stays_shared(ledger):
+    nets = [nn.Linear(1, 1), nn.Linear(1, 1)]
+    nets[0].masks = nets[1].masks = [torch.ones(2)]
+    placed = ledger.place({"nets": nets, "masks": nets[0].masks}, gpu())
+    assert nets[0].masks is nets[1].masks
+    assert placed["masks"] is nets[0].masks
+    assert ledger.device_of(nets[0].masks[0]) is gpu()
