@@ -280,7 +280,7 @@ class Creation(Moving):
                 f"NumPy makes no array of {describe(obj)} {error}",
                 "pad a ragged list to one length, or make a tensor of each row",
             ) from error
-        if array.dtype.name not in self.dtype_names:
+        if self._data_dtype(array.dtype.name) not in self.dtype_names:
             raise UnsupportedValueError(
                 attempted,
                 f"{describe(obj)} is an array of {array.dtype.name}, which {self.name} has not",

@@ -48,7 +48,7 @@ class Moving(Resolution):
         if kinds[type(x)] is TENSOR:
             if self.device_of(x) is target:
                 return x
-            return self._copy_to(x, target, f"move a tensor to {target}")
+            return self._copies([x], target, f"move a tensor to {target}")[0]
         device_of = self.device_of
         try:
             if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
@@ -109,20 +109,38 @@ class Moving(Resolution):
             ) from error
 
     def _copied(self, x: Any, target: Device | None, attempted: str, *, always: bool) -> Any:
-        def change(leaf: Any, kind: Kind, name: str) -> Any:
+        wanted: dict[Device, list[Tensor]] = {}
+
+        def collect(leaf: Any, kind: Kind, name: str) -> Any:
             if kind is not TENSOR:
                 raise self._refusal(attempted, leaf, name, self._foreign(leaf))
             there = self.device_of(leaf)
-            if there is (target or there) and not always:
-                return leaf
-            return self._copy_to(leaf, target or there, attempted)
+            if always or there is not target:
+                wanted.setdefault(target or there, []).append(leaf)
+            return leaf
+
+        rebuild(x, self.kinds, collect, attempted)
+        copies = {
+            id(old): new
+            for device, tensors in wanted.items()
+            for old, new in zip(tensors, self._copies(tensors, device, attempted), strict=True)
+        }
+
+        def change(leaf: Any, _kind: Kind, _name: str) -> Any:
+            if id(leaf) in copies:
+                return copies[id(leaf)]
+            # A container may make its children anew each time they are asked for.
+            there = self.device_of(leaf)
+            moves = always or there is not target
+            return self._copies([leaf], target or there, attempted)[0] if moves else leaf
 
         return rebuild(x, self.kinds, change, attempted)
 
-    def _copy_to(self, x: Tensor, device: Device, attempted: str) -> Tensor:
+    def _copies(self, tensors: list[Tensor], device: Device, attempted: str) -> list[Tensor]:
+        """Copies of several tensors on a device; all of them, or an exception."""
         native = self._natives.get(device) or self._existing(device, attempted)[1]
         try:
-            return self._copy(x, native)
+            return self._copy_all(tensors, native)
         except Exception as error:
             if self._is_out_of_memory(error):
                 raise self._out_of_memory(error, attempted, native) from error

@@ -110,15 +110,17 @@ class Inventory:
 def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
     """Move everything that ``obj`` looks after to ``device``; see ``Backend.place``."""
     inventory = Inventory(backend, obj, attempted)
-    copies: dict[int, tuple[Any, Any]] = {}
-    for _, tensor in inventory.entries:
-        if id(tensor) not in copies and backend.device_of(tensor) is not device:
-            copies[id(tensor)] = tensor, backend._copy_to(tensor, device, attempted)
-    if not copies:
+    elsewhere = [
+        tensor
+        for tensor in {id(entry.tensor): entry.tensor for entry in inventory.entries}.values()
+        if backend.device_of(tensor) is not device
+    ]
+    if not elsewhere:
         return obj
 
-    refilled = [pair for pair in copies.values() if backend._is_refilled(pair[0])]
-    replaced = {key: new for key, (old, new) in copies.items() if not backend._is_refilled(old)}
+    copies = list(zip(elsewhere, backend._copies(elsewhere, device, attempted), strict=True))
+    refilled = [(old, new) for old, new in copies if backend._is_refilled(old)]
+    replaced = {id(old): new for old, new in copies if not backend._is_refilled(old)}
 
     def change(leaf: Any, _kind: Kind, _name: str) -> Any:
         return replaced.get(id(leaf), leaf)

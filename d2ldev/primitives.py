@@ -186,6 +186,17 @@ class Primitives(ABC):
     def _copy(self, x: Tensor, native: Any) -> Tensor:
         """The tensor in new memory on a device, which may be the one where it is."""
 
+    def _copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        """Copies of several tensors, for a framework that makes them together at less cost."""
+        return [self._copy(x, native) for x in xs]
+
+    def _data_dtype(self, name: str) -> str:
+        """The dtype that the framework gives to NumPy data of a dtype, if none is asked for.
+
+        The same, but for a framework that prefers narrow numbers: JAX makes float64 float32.
+        """
+        return name
+
     @abstractmethod
     def _to_numpy(self, x: Tensor) -> NDArray[Any]:
         """The values in a new NumPy array."""

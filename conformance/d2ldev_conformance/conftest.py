@@ -71,6 +71,12 @@ def missing(backend: Backend) -> Device:
 
 
 @pytest.fixture
+def other_float(backend: Backend) -> str:
+    """A floating dtype that is not the default one."""
+    return next(name for name in ("float64", "float16") if name in backend.dtype_names)
+
+
+@pytest.fixture
 def mutable(backend: Backend) -> None:
     """Skips where a framework's tensors cannot be written to."""
     x = backend.zeros(1)

@@ -280,19 +280,17 @@ def test_a_missing_device_leaves_a_batch_alone(backend, place, missing):
 
 @requirement("containers.all-or-nothing", section=SECTION)
 def test_a_failure_halfway_leaves_a_batch_alone(backend, transfer, monkeypatch):
-    original, calls = backend._copy, []
+    original, copied = backend._copy_all, []
 
-    def fails_at_the_second(x, native):
-        calls.append(x)
-        if len(calls) == 2:
-            raise MemoryError("none left")
-        return original(x, native)
+    def fails_at_the_second(xs, native):
+        copied.extend(original(xs[:1], native))
+        raise MemoryError("none left")
 
     batch = {"x": transfer.tensor(1.0), "y": [transfer.tensor(2.0), transfer.tensor(3.0)]}
     before = [batch["x"], *batch["y"]]
-    monkeypatch.setattr(backend, "_copy", fails_at_the_second)
+    monkeypatch.setattr(backend, "_copy_all", fails_at_the_second)
     with pytest.raises(MemoryError):
         transfer.of(batch)
-    assert len(calls) == 2
+    assert len(copied) == 1
     after = [batch["x"], *batch["y"]]
     assert all(now is then for now, then in zip(after, before, strict=True))

@@ -205,7 +205,7 @@ def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, m
     def full(*_):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(backend, "_copy", full)
+    monkeypatch.setattr(backend, "_copy_all", full)
     with pytest.raises(MemoryError, match="none left") as caught:
         backend.copy(x, place)
     assert isinstance(caught.value.__cause__, MemoryError)

@@ -36,6 +36,7 @@ def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
 @creators
 def test_no_tensor_is_made_elsewhere_and_copied(backend, place, make, monkeypatch):
     monkeypatch.setattr(backend, "_copy", None)
+    monkeypatch.setattr(backend, "_copy_all", None)
     assert backend.device_of(make(backend, device=place)) is place
 
 
@@ -70,8 +71,8 @@ def test_a_device_that_is_said_beats_the_scope(backend, make):
 
 
 @requirement("create.like-gives-device-and-dtype", section=SECTION)
-def test_like_gives_device_and_dtype(backend, place):
-    like = backend.zeros(1, dtype="float64", device=place)
+def test_like_gives_device_and_dtype(backend, place, other_float):
+    like = backend.zeros(1, dtype=other_float, device=place)
     made = [backend.ones(2, like=like), backend.asarray([1, 2], like=like)]
     made += [
         backend.rand(2, like=like),
@@ -79,12 +80,12 @@ def test_like_gives_device_and_dtype(backend, place):
         backend.arange(3, like=like),
     ]
     assert [backend.device_of(x) for x in made] == [place] * len(made)
-    assert {backend.dtype_of(x) for x in made} == {"float64"}
+    assert {backend.dtype_of(x) for x in made} == {other_float}
 
 
 @requirement("create.like-is-only-a-default", section=SECTION)
 def test_what_is_said_beats_like(backend, place):
-    like = backend.zeros(1, dtype="float64", device="cpu")
+    like = backend.zeros(1, dtype="int16", device="cpu")
     x = backend.ones(2, like=like, device=place, dtype="int32")
     assert (backend.device_of(x), backend.dtype_of(x)) == (place, "int32")
 
@@ -253,8 +254,16 @@ def test_lists_and_numbers_are_taken(backend, place):
 
 @requirement("create.from-numpy-scalars", section=SECTION)
 def test_numpy_scalars_keep_their_dtype(backend, place):
-    x = backend.asarray(np.float64(2.5), device=place)
-    assert_same(backend.to_numpy(x), np.array(2.5, "float64"))
+    x = backend.asarray(np.int16(25), device=place)
+    assert_same(backend.to_numpy(x), np.array(25, "int16"))
+
+
+@requirement("create.wide-numpy-data", section=SECTION)
+@pytest.mark.parametrize("name", ["float64", "int64"])
+def test_wide_numpy_data_becomes_what_the_framework_makes_of_it(backend, place, name):
+    x = backend.asarray(np.arange(3).astype(name), device=place)
+    assert backend.dtype_of(x) == backend._data_dtype(name)
+    np.testing.assert_array_equal(backend.to_numpy(x), np.arange(3))
 
 
 @requirement("create.conversion", section=SECTION)
