@@ -79,5 +79,9 @@ class BackendFallbackWarning(UserWarning):
     """No framework is installed, so that the reference backend was taken."""
 
 
+class MemoryPolicyWarning(UserWarning):
+    """A framework took its GPU's memory before d2ldev could ask it to take only what it needs."""
+
+
 class DeviceInitializationWarning(UserWarning):
     """The framework found hardware, but could not initialise it."""

@@ -1,0 +1,3 @@
+"""The JAX backend of d2ldev."""
+
+requires = ("jax",)

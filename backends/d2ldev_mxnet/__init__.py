@@ -1,0 +1,3 @@
+"""The MXNet backend of d2ldev."""
+
+requires = ("mxnet",)

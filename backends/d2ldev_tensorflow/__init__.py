@@ -1,0 +1,3 @@
+"""The TensorFlow backend of d2ldev."""
+
+requires = ("tensorflow",)
