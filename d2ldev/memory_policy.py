@@ -44,8 +44,8 @@ def warn_too_late(framework: str, before: str) -> None:
         before: what has to be set before it is used, as ``VARIABLE=value``.
     """
     warnings.warn(
-        f"{framework} had initialised its GPU before d2ldev was first used, and may hold most of its "
-        f"memory. fix: use d2ldev first, set {before}, or {VARIABLE}=framework to agree",
+        f"{framework} had initialised its GPU before d2ldev was first used, and may hold most of "
+        f"its memory. fix: use d2ldev first, set {before}, or {VARIABLE}=framework to agree",
         MemoryPolicyWarning,
         stacklevel=4,
     )
