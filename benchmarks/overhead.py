@@ -12,75 +12,20 @@ from __future__ import annotations
 import argparse
 import datetime
 import importlib.metadata
-import importlib.util
 import json
 import platform
-from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from measure import Addition, Comparison, ProcessComparison, Result, Row, measure
+from measure import Result, measure
 from rich.console import Console
 from rich.table import Table
+from rows import FRAMEWORKS, import_rows
+
+import d2ldev
 
 
-def import_rows() -> Iterator[Row]:
-    """What importing d2ldev costs, whatever the framework."""
-    yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=30)
-
-
-def torch_rows() -> Iterator[Row]:
-    """PyTorch on the CPU, through the handle and through the backend itself."""
-    import torch
-
-    import d2ldev
-
-    d2ldev.set_backend("torch")
-    x = torch.ones(2, 3)
-    names: dict[str, Any] = {
-        "torch": torch,
-        "backend": d2ldev.backend,
-        "d2l": d2ldev.get_backend("torch"),
-        "device": d2ldev.cpu(),
-        "native": torch.device("cpu"),
-        "x": x,
-        "batch": {"x": x, "y": [x, x]},
-        "model": torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50))),
-    }
-    accelerate = "accelerate is not installed: pip install 'd2ldev[bench]'"
-    if importlib.util.find_spec("accelerate") is not None:
-        from accelerate.utils import send_to_device
-
-        names["send_to_device"] = send_to_device
-        accelerate = ""
-
-    for handle in ("backend", "d2l"):
-
-        def row(
-            name: str, ours: str, theirs: str, aim: float | None, note: str = "", via: str = handle
-        ) -> Comparison:
-            return Comparison(name, f"{via}.{ours}", theirs, aim, names, note)
-
-        yield row("to, a tensor that is there", "to(x, device)", "x.to(native)", 1.0)
-        yield row("device_of", "device_of(x)", "x.device", 2.5)
-        ones, zeros = "ones((2, 3), device=device)", "zeros((2, 3), device=device)"
-        yield row("ones", ones, "torch.ones((2, 3), device=native)", 1.10)
-        yield row("ones, separate sizes", ones, "torch.ones(2, 3, device=native)", None)
-        yield row("zeros", zeros, "torch.zeros((2, 3), device=native)", None)
-        theirs = "" if accelerate else "send_to_device(batch, native)"
-        yield row("to, a batch that is there", "to(batch, device)", theirs, 0.4, accelerate)
-        yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
-
-    yield Addition(
-        "first use, after torch's import",
-        "from d2ldev import torch as d2l; d2l.to(d2l.ones((2, 3)), d2l.try_gpu())",
-        "import torch",
-        aim=0.05,
-    )
-
-
-FRAMEWORKS: dict[str, Callable[[], Iterator[Row]]] = {"torch": torch_rows}
 _TIMES = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (float("inf"), 1e3, "ms"))
 
 
@@ -123,7 +68,8 @@ def table(title: str, results: list[Result]) -> Table:
 
 def document(results: list[Result], framework: str) -> dict[str, Any]:
     """The results with what they were measured on, for a file."""
-    distributions = ("d2ldev", framework, "numpy", "accelerate")
+    backend = d2ldev.get_backend(framework)
+    distributions = ("d2ldev", *backend.distributions, "accelerate")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),

@@ -13,7 +13,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import torch
 from measure import Comparison
-from overhead import torch_rows
+from rows import torch_rows
 
 def seen(value):
     if isinstance(value, torch.nn.Module):

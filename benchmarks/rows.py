@@ -1,0 +1,214 @@
+"""What is compared with what, for each framework.
+
+A framework other than torch is measured with two virtual GPUs, so that a model can really be moved.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from measure import Addition, Comparison, ProcessComparison, Row
+
+_LAYERS = 50
+
+
+def import_rows() -> Iterator[Row]:
+    """What importing d2ldev costs, whatever the framework."""
+    yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=30)
+
+
+def torch_rows() -> Iterator[Row]:
+    """PyTorch on the CPU, through the handle and through the backend itself."""
+    import torch
+
+    import d2ldev
+
+    d2ldev.set_backend("torch")
+    x = torch.ones(2, 3)
+    names: dict[str, Any] = {
+        "torch": torch,
+        "backend": d2ldev.backend,
+        "d2l": d2ldev.get_backend("torch"),
+        "device": d2ldev.cpu(),
+        "native": torch.device("cpu"),
+        "x": x,
+        "batch": {"x": x, "y": [x, x]},
+        "model": torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(50))),
+    }
+    accelerate = "accelerate is not installed: pip install 'd2ldev[bench]'"
+    if importlib.util.find_spec("accelerate") is not None:
+        from accelerate.utils import send_to_device
+
+        names["send_to_device"] = send_to_device
+        accelerate = ""
+
+    for handle in ("backend", "d2l"):
+
+        def row(
+            name: str, ours: str, theirs: str, aim: float | None, note: str = "", via: str = handle
+        ) -> Comparison:
+            return Comparison(name, f"{via}.{ours}", theirs, aim, names, note)
+
+        yield row("to, a tensor that is there", "to(x, device)", "x.to(native)", 1.0)
+        yield row("device_of", "device_of(x)", "x.device", 2.5)
+        ones, zeros = "ones((2, 3), device=device)", "zeros((2, 3), device=device)"
+        yield row("ones", ones, "torch.ones((2, 3), device=native)", 1.10)
+        yield row("ones, separate sizes", ones, "torch.ones(2, 3, device=native)", None)
+        yield row("zeros", zeros, "torch.zeros((2, 3), device=native)", None)
+        theirs = "" if accelerate else "send_to_device(batch, native)"
+        yield row("to, a batch that is there", "to(batch, device)", theirs, 0.4, accelerate)
+        yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
+
+    yield Addition(
+        "first use, after torch's import",
+        "from d2ldev import torch as d2l; d2l.to(d2l.ones((2, 3)), d2l.try_gpu())",
+        "import torch",
+        aim=0.05,
+    )
+
+
+def jax_rows() -> Iterator[Row]:
+    """JAX: committed arrays, one ``device_put`` for a tree."""
+    backend = _with_two_virtual_gpus("jax")
+    import jax
+    from flax import nnx
+
+    device = backend.gpu(0)
+    native = backend.native(device)
+    x = backend.ones((2, 3), device=device)
+
+    def by_hand(model: Any, target: Any) -> None:
+        nnx.update(model, jax.device_put(nnx.state(model), target))
+
+    names = {
+        **_common_names(backend, x),
+        **{"jax": jax, "jnp": jax.numpy, "native": native, "by_hand": by_hand},
+        "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
+    }
+    yield from _rows(
+        names,
+        to=("jax.device_put(x, native)", 0.10),
+        batch=("jax.device_put(batch, native)", 0.10),
+        ones="jnp.ones((2, 3), device=native)",
+        place="by_hand(twin, next(natives))",
+    )
+    yield _first_use("jax", "import jax")
+
+
+def tensorflow_rows() -> Iterator[Row]:
+    """TensorFlow: ``tf.identity`` is its way to copy."""
+    backend = _with_two_virtual_gpus("tensorflow")
+    import tensorflow as tf
+
+    device = backend.gpu(0)
+    native = backend.native(device)
+    x = backend.ones((2, 3), device=device)
+
+    def identity(value: Any, target: str) -> Any:
+        with tf.device(target):
+            return tf.nest.map_structure(tf.identity, value)
+
+    def ones(target: str) -> Any:
+        with tf.device(target):
+            return tf.ones((2, 3))
+
+    def by_hand(model: Any, target: str) -> None:
+        with tf.device(target):
+            for variable in model.variables:
+                variable._value = tf.Variable(variable._value)
+
+    names = {
+        **_common_names(backend, x),
+        **{"native": native, "identity": identity, "ones": ones, "by_hand": by_hand},
+        "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
+    }
+    yield from _rows(
+        names,
+        to=("identity(x, native)", 0.10),
+        batch=("identity(batch, native)", None),
+        ones="ones(native)",
+        place="by_hand(twin, next(natives))",
+    )
+    yield _first_use("tensorflow", "import tensorflow")
+
+
+def mxnet_rows() -> Iterator[Row]:
+    """MXNet: ``as_in_ctx`` returns what is there, as ``to`` does."""
+    backend = _with_two_virtual_gpus("mxnet")
+    import mxnet
+
+    device = backend.gpu(0)
+    native = backend.native(device)
+    x = backend.ones((2, 3), device=device)
+
+    def by_hand(model: Any, target: Any) -> None:
+        model.collect_params().reset_ctx(target)
+
+    names = {
+        **_common_names(backend, x),
+        **{"mx": mxnet, "native": native, "by_hand": by_hand},
+        "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
+    }
+    yield from _rows(
+        names,
+        to=("x.as_in_ctx(native)", 1.0),
+        batch=("{'x': x.as_in_ctx(native), 'y': [x.as_in_ctx(native) for x in (x, x)]}", None),
+        ones="mx.np.ones((2, 3), ctx=native)",
+        place="by_hand(twin, next(natives))",
+    )
+    yield _first_use("mxnet", "import numpy; numpy.bool = bool; import mxnet")
+
+
+def _with_two_virtual_gpus(name: str) -> Any:
+    os.environ["D2LDEV_VIRTUAL_GPUS"] = "2"
+    import d2ldev
+
+    return d2ldev.set_backend(name)
+
+
+def _common_names(backend: Any, x: Any) -> dict[str, Any]:
+    import d2ldev
+
+    sizes = [8] * (_LAYERS + 1)
+    return {
+        "backend": d2ldev.backend,
+        "device": backend.gpu(0),
+        "devices": itertools.cycle([backend.gpu(0), backend.gpu(1)]),
+        "x": x,
+        "batch": {"x": x, "y": [x, backend.ones((2, 3), device=backend.gpu(0))]},
+        "model": backend.mlp(sizes, device="gpu:0"),
+        "twin": backend.mlp(sizes, device="gpu:0"),
+    }
+
+
+def _rows(
+    names: dict[str, Any],
+    *,
+    to: tuple[str, float | None],
+    batch: tuple[str, float | None],
+    ones: str,
+    place: str,
+) -> Iterator[Row]:
+    """The same five comparisons for each framework."""
+    yield Comparison("to, a tensor that is there", "backend.to(x, device)", *to, names)
+    yield Comparison("to, a batch that is there", "backend.to(batch, device)", *batch, names)
+    yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.10, names)
+    ours = "backend.place(model, next(devices))"
+    yield Comparison(f"place, {_LAYERS} layers that move", ours, place, 1.10, names)
+
+
+def _first_use(name: str, theirs: str) -> Addition:
+    ours = f"from d2ldev import {name} as d2l; d2l.to(d2l.ones((2, 3)), d2l.try_gpu())"
+    return Addition(f"first use, after {name}'s import", ours, theirs, aim=0.05)
+
+
+FRAMEWORKS: dict[str, Callable[[], Iterator[Row]]] = {
+    "torch": torch_rows,
+    "jax": jax_rows,
+    "tensorflow": tensorflow_rows,
+    "mxnet": mxnet_rows,
+}
