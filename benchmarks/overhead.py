@@ -25,7 +25,6 @@ from rows import FRAMEWORKS, import_rows
 
 import d2ldev
 
-
 _TIMES = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (float("inf"), 1e3, "ms"))
 
 

@@ -86,7 +86,10 @@ def jax_rows() -> Iterator[Row]:
 
     names = {
         **_common_names(backend, x),
-        **{"jax": jax, "jnp": jax.numpy, "native": native, "by_hand": by_hand},
+        "jax": jax,
+        "jnp": jax.numpy,
+        "native": native,
+        "by_hand": by_hand,
         "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
     }
     yield from _rows(
@@ -123,7 +126,10 @@ def tensorflow_rows() -> Iterator[Row]:
 
     names = {
         **_common_names(backend, x),
-        **{"native": native, "identity": identity, "ones": ones, "by_hand": by_hand},
+        "native": native,
+        "identity": identity,
+        "ones": ones,
+        "by_hand": by_hand,
         "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
     }
     yield from _rows(
@@ -150,7 +156,9 @@ def mxnet_rows() -> Iterator[Row]:
 
     names = {
         **_common_names(backend, x),
-        **{"mx": mxnet, "native": native, "by_hand": by_hand},
+        "mx": mxnet,
+        "native": native,
+        "by_hand": by_hand,
         "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
     }
     yield from _rows(

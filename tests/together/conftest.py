@@ -1,0 +1,16 @@
+"""The four frameworks and the reference, in one process, with two virtual GPUs where they can."""
+
+import pytest
+
+import d2ldev
+
+# MXNet first: it looks at NumPy while it is imported. JAX after torch, as the facts have it.
+NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _all_are_loaded():
+    """Importing a framework leaves its own traces, which are no test's leaks."""
+    for name in NAMES:
+        backend = d2ldev.get_backend(name)
+        backend.to_numpy(backend.mlp([2, 2])(backend.ones((1, 2))))

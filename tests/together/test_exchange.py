@@ -1,0 +1,73 @@
+"""Tensors pass between all frameworks: the same memory where DLPack allows it."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import UnsupportedValueError
+
+NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
+PAIRS = list(itertools.permutations(NAMES, 2))
+
+
+@pytest.fixture(params=PAIRS, ids=lambda pair: "-to-".join(pair))
+def pair(request):
+    return tuple(d2ldev.get_backend(name) for name in request.param)
+
+
+# TensorFlow's device objects are strings, which everyone reads.
+@pytest.fixture(
+    params=[pair for pair in PAIRS if pair[0] != "tensorflow"], ids=lambda pair: "-to-".join(pair)
+)
+def device_pair(request):
+    return tuple(d2ldev.get_backend(name) for name in request.param)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int32", "uint8"])
+def test_a_tensor_passes_with_its_values_in_the_same_memory(pair, dtype):
+    source, target = pair
+    data = np.arange(64).astype(dtype)
+    x = source.asarray(data)
+    y = target.from_dlpack(x)
+    assert isinstance(y, target.tensor_types)
+    assert target.device_of(y) is target.cpu()
+    np.testing.assert_array_equal(target.to_numpy(y), data)
+    assert target.address(y) == source.address(x)
+
+
+def test_a_tensor_passes_as_a_copy_through_numpy(pair):
+    source, target = pair
+    data = np.arange(6, dtype="float32").reshape(2, 3)
+    x = source.asarray(data)
+    y = target.asarray(d2ldev.backend_of(x).to_numpy(x))
+    np.testing.assert_array_equal(target.to_numpy(y), data)
+    assert target.address(y) != source.address(x)
+
+
+def test_another_frameworks_tensor_is_refused_with_the_way_to_take_it(pair):
+    source, target = pair
+    with pytest.raises(UnsupportedValueError) as caught:
+        target.to({"x": [source.ones(2)]}, "cpu")
+    assert "x.0" in str(caught.value)
+    assert "from_dlpack" in caught.value.fix
+
+
+def test_another_frameworks_device_object_is_refused(device_pair):
+    source, target = device_pair
+    with pytest.raises(d2ldev.InvalidDeviceError):
+        target.ones(1, device=source.native("cpu"))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_backend_is_told_from_the_tensor(name):
+    backend = d2ldev.get_backend(name)
+    assert d2ldev.backend_of(backend.ones(2)) is backend
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_active_backend_is_one_of_several(name):
+    with d2ldev.use_backend(name):
+        assert d2ldev.backend.name == name
+        assert d2ldev.backend_of(d2ldev.backend.ones(1)).name == name
