@@ -1,6 +1,7 @@
 """What the README says is true: its commands, its table of the contract, its program."""
 
 import re
+import runpy
 from pathlib import Path
 from types import FunctionType
 
@@ -56,3 +57,8 @@ def test_the_error_is_worded_as_shown(monkeypatch):
     with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
         ReferenceBackend(virtual_gpus=1).ones(2, device="gpu:1")
     assert shown.strip() == f"{type(caught.value).__name__}: {caught.value}"
+
+
+def test_the_tables_are_those_of_the_results():
+    tool = runpy.run_path(str(ROOT / "tools" / "readme_tables.py"))
+    assert tool["with_tables"](README) == README

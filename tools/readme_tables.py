@@ -1,0 +1,72 @@
+"""Write the README's tables from the results that are kept: ``python tools/readme_tables.py``.
+
+``conformance/results/*.json`` are reports of the suite, ``benchmarks/results/*.json`` those
+of the benchmark. Nothing in the README that is a figure of ours is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+def main() -> None:
+    """Rewrite the tables in README.md."""
+    path = ROOT / "README.md"
+    path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(readme: str) -> str:
+    """The README's text with its tables as the results have them."""
+    for name, rows in {"support": support_rows(), "overhead": overhead_rows()}.items():
+        block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
+        pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
+        readme = re.sub(pattern, lambda _, block=block: block, readme, flags=re.DOTALL)
+    return readme
+
+
+def support_rows() -> Iterator[str]:
+    """One row for each kept report of the conformance suite."""
+    yield "| backend | on | requirements | versions | date |"
+    yield "|---|---|---|---|---|"
+    for report in _documents(ROOT / "conformance" / "results"):
+        summary = report["summary"]
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in summary.items() if count)
+        cards = ", ".join(report["cards"])
+        platforms = dict.fromkeys(device["platform"] for device in report["devices"])
+        where = " + ".join(platforms) + (f" ({cards})" if cards else "")
+        versions = ", ".join(
+            f"{name} {version}" for name, version in report["versions"].items() if name != "d2ldev"
+        )
+        yield f"| {report['backend']} | {where} | {counts} | {versions} | {report['date'][:10]} |"
+
+
+def overhead_rows() -> Iterator[str]:
+    """One row for each comparison of the benchmark through the handle."""
+    yield "| | with d2ldev | without | ratio | aim |"
+    yield "|---|---|---|---|---|"
+    for document in _documents(ROOT / "benchmarks" / "results"):
+        for result in document["results"]:
+            if result["value"] is None or result["ours_statement"].startswith("d2l."):
+                continue
+            unit = "" if result["unit"] == "ratio" else f" {result['unit']}"
+            aim = "" if result["aim"] is None else f"{result['aim']:g}"
+            ours, theirs = (
+                result[side].replace("|", "/") for side in ("ours_statement", "theirs_statement")
+            )
+            value = f"{result['value']:.3g}{unit}"
+            yield f"| {result['name']} | `{ours}` | `{theirs}` | {value} | {aim} |"
+
+
+def _documents(folder: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob("*.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
