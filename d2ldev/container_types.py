@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from collections.abc import Set as AbstractSet
+from functools import cached_property
 from typing import Any, NamedTuple
 
 
@@ -46,27 +48,50 @@ def _mapping_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     if cls is dict or not issubclass(cls, MutableMapping):
         return lambda old, new: cls(dict(zip(old, new, strict=True)))
 
-    def rebuild(old: Any, new: list[Any]) -> Any:
-        # A shallow copy keeps the default factory, the order and the attributes of a subclass.
-        mapping = copy.copy(old)
-        for key, value in zip(old, new, strict=True):
-            mapping[key] = value
-        return mapping
-
-    return rebuild
+    # A shallow copy keeps the default factory, the order and the attributes of a subclass.
+    return lambda old, new: _rewritten(old, list(old), list(old.values()), new)
 
 
 def _sequence_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
     if cls is list:
         return lambda _, new: new
 
-    def rebuild(old: Any, new: list[Any]) -> Any:
-        sequence = copy.copy(old)  # a deque keeps its maximal length
-        for index, value in enumerate(new):
-            sequence[index] = value
-        return sequence
+    # A deque keeps its maximal length.
+    return lambda old, new: _rewritten(old, range(len(new)), list(old), new)
 
-    return rebuild
+
+def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any]) -> Any:
+    """A copy of a mapping or a sequence, with other values under the same keys.
+
+    Raises:
+        TypeError: if it makes no copies that can be written to without changing it.
+    """
+    made = _shallow_copy(old)
+    places = list(zip(keys, values, new, strict=True))
+    for key, _, value in places:
+        made[key] = value
+    shared = [(key, was) for key, was, value in places if value is not was and old[key] is value]
+    for key, was in shared:
+        old[key] = was
+    if shared:
+        raise TypeError("what is written to a copy of it shows in itself")
+    return made
+
+
+def _shallow_copy(old: Any) -> Any:
+    """``copy.copy`` of a mapping or a sequence, down to where it keeps its values."""
+    made = copy.copy(old)
+    if made is old:
+        raise TypeError("a copy of it is itself")
+    attributes = getattr(old, "__dict__", None)
+    if attributes is old:  # a dictionary whose keys are its attributes
+        object.__setattr__(made, "__dict__", made)
+    elif attributes and not isinstance(old, (dict, list, deque)) and not hasattr(old, "__copy__"):
+        # A class that keeps its values in a dict or list of its own: the copy shares that.
+        for name, value in attributes.items():
+            if isinstance(value, (dict, list, deque)):
+                vars(made)[name] = copy.copy(value)
+    return made
 
 
 def _set_rebuild(old: Any, new: list[Any]) -> Any:
@@ -109,8 +134,10 @@ def _dataclass_container() -> Container:
         # Not a class's own ``__getstate__``: that of a frozen one with slots wants every field.
         state: Any = object.__getstate__(old)
         attributes, slots = state if isinstance(state, tuple) else (state, None)
-        if attributes:
-            vars(made).update(attributes)
+        for name, value in (attributes or {}).items():
+            # What was computed from the old fields is computed again from the new ones.
+            if not isinstance(getattr(type(old), name, None), cached_property):
+                vars(made)[name] = value
         for name, value in (slots or {}).items():
             object.__setattr__(made, name, value)
         for name, value in zip(labels(old), new, strict=True):

@@ -12,113 +12,34 @@ stay as they are. The rules, each held by a requirement ``containers.*`` of the 
 - Nothing that was given is changed; whatever goes wrong, the caller's containers are as they
   were.
 
-This module imports no framework, and knows none: which types are tensors is asked of a
-``Kinds``, made by the backend.
+This module imports no framework, and knows none: what a value is, is asked of a ``Kinds``
+(``kinds.py``), made by the backend.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from numbers import Number
 from typing import Any
 
-from d2ldev.container_types import Container, container_of, is_plain_class
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.container_types import Container
+from d2ldev.errors import D2LDevError, UnsupportedValueError
+from d2ldev.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
 
-
-class Kind:
-    """What a value is to a walk, when it is no container."""
-
-    __slots__ = ("name",)
-
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return f"<kind {self.name}>"
-
-
-TENSOR = Kind("tensor")
-PLAIN = Kind("plain value")
-OBJECT = Kind("object of the framework")
-UNKNOWN = Kind("unknown")
-
-# Framework objects with parts of their own (models, optimizers) are no containers: ``to`` refuses
-# them and names ``place``.
-
-_registered: dict[type, Container] = {}
-_all_kinds: list[Kinds] = []
-
-
-def register_container(
-    cls: type,
-    children: Callable[[Any], Iterable[Any]],
-    rebuild: Callable[[Any, list[Any]], Any],
-) -> None:
-    """Teach ``to``, ``copy`` and ``place`` a container type, such as your own batch class.
-
-    Args:
-        cls: the type; its subclasses are not included.
-        children: the values of a container that may hold tensors, in a fixed order.
-        rebuild: ``(old, children) -> new``: a container like ``old`` with these children.
-
-    >>> class Batch:
-    ...     def __init__(self, x, path): self.x, self.path = x, path
-    >>> register_container(Batch, lambda b: [b.x], lambda old, new: Batch(new[0], old.path))
-    """
-    _registered[cls] = Container(children, lambda x: range(len(list(children(x)))), rebuild)
-    for kinds in _all_kinds:
-        kinds.clear()
-
-
-class Kinds(dict[type, "Kind | Container"]):
-    """What each type is to one backend: looked up by type, worked out once for each.
-
-    Args:
-        tensor_types: the backend's tensors.
-        object_types: its models, optimizers and the like.
-        plain_types: its own values without parts.
-    """
-
-    # A program that makes a class for every batch must not fill the memory with them.
-    _LIMIT = 4096
-
-    def __init__(
-        self,
-        tensor_types: tuple[type, ...],
-        object_types: tuple[type, ...],
-        plain_types: tuple[type, ...] = (),
-    ) -> None:
-        super().__init__()
-        self._tensor_types = tensor_types
-        self._object_types = object_types
-        self._plain_types: tuple[type, ...] = (
-            type(None),
-            str,
-            bytes,
-            bytearray,
-            Number,
-            *plain_types,
-        )
-        _all_kinds.append(self)
-
-    def __missing__(self, cls: type) -> Kind | Container:
-        if len(self) >= self._LIMIT:
-            self.clear()
-        kind = self[cls] = self._classify(cls)
-        return kind
-
-    def _classify(self, cls: type) -> Kind | Container:
-        if issubclass(cls, self._tensor_types):
-            return TENSOR
-        if issubclass(cls, self._object_types):
-            return OBJECT
-        if cls in _registered:
-            return _registered[cls]
-        if issubclass(cls, self._plain_types):
-            return PLAIN
-        return container_of(cls) or (PLAIN if is_plain_class(cls) else UNKNOWN)
+__all__ = [
+    "OBJECT",
+    "PLAIN",
+    "TENSOR",
+    "UNKNOWN",
+    "Kind",
+    "Kinds",
+    "every",
+    "leaves",
+    "rebuild",
+    "rebuild_all",
+    "register_container",
+    "too_deep",
+]
 
 
 def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
@@ -153,35 +74,65 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
     return True
 
 
-def leaves(x: Any, kinds: Kinds, path: str = "") -> Iterator[tuple[str, Any, Kind]]:
+def leaves(
+    x: Any, kinds: Kinds, path: str = "", attempted: str = "look through a nesting"
+) -> Iterator[tuple[str, Any, Kind]]:
     """Every value in a nesting that is no container, with its name and kind.
 
     Args:
         x: a nesting; containers that contain themselves are entered once.
         kinds: what each type is.
         path: the name of ``x`` itself.
+        attempted: what the caller is doing, for messages.
 
     Yields:
         ``(name, value, kind)``, names dotted: ``'layers.0.weight'``.
 
     Raises:
-        UnsupportedValueError: if it is nested deeper than Python can follow.
+        UnsupportedValueError: if it is nested deeper than Python can follow, or a container
+            in it cannot be taken apart.
     """
     try:
-        yield from _leaves(x, kinds, path, set())
+        yield from _leaves(x, kinds, path, attempted, set())
     except RecursionError:
-        raise _too_deep("look through a nesting") from None
+        raise too_deep(attempted) from None
 
 
-def _leaves(x: Any, kinds: Kinds, path: str, inside: set[int]) -> Iterator[tuple[str, Any, Kind]]:
+def _leaves(
+    x: Any, kinds: Kinds, path: str, attempted: str, inside: set[int]
+) -> Iterator[tuple[str, Any, Kind]]:
     kind = kinds[type(x)]
     if isinstance(kind, Kind):
         yield path, x, kind
     elif id(x) not in inside:
         inside.add(id(x))
-        for label, child in zip(kind.labels(x), kind.children(x), strict=True):
-            yield from _leaves(child, kinds, f"{path}.{label}" if path else str(label), inside)
+        for name, child in _children(x, kind, path, attempted):
+            yield from _leaves(child, kinds, name, attempted, inside)
         inside.discard(id(x))
+
+
+def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[str, Any]]:
+    """What is in a container, with its names."""
+    try:
+        return [
+            (f"{path}.{label}" if path else str(label), child)
+            for label, child in zip(kind.labels(x), kind.children(x), strict=True)
+        ]
+    except (D2LDevError, MemoryError, RecursionError):
+        raise
+    except Exception as error:  # whatever a class's own methods raise
+        raise _refused(x, "taken apart", path, attempted, error) from error
+
+
+def _refused(
+    x: Any, what: str, path: str, attempted: str, error: Exception
+) -> UnsupportedValueError:
+    name = type(x).__name__
+    return UnsupportedValueError(
+        attempted,
+        f"the {name} at {path or 'the top'} cannot be {what}: {error}",
+        f"d2ldev.register_container({name}, children, rebuild)",
+    )
 
 
 def rebuild(x: Any, kinds: Kinds, change: Callable[[Any, Kind, str], Any], attempted: str) -> Any:
@@ -200,13 +151,30 @@ def rebuild(x: Any, kinds: Kinds, change: Callable[[Any, Kind, str], Any], attem
         UnsupportedValueError: if a container contains itself, is nested deeper than Python
             can follow, or cannot be made again.
     """
+    return rebuild_all([("", x)], kinds, change, attempted)[0]
+
+
+def rebuild_all(
+    named: Iterable[tuple[str, Any]],
+    kinds: Kinds,
+    change: Callable[[Any, Kind, str], Any],
+    attempted: str,
+) -> list[Any]:
+    """``rebuild`` of several nestings in one walk: what they share stays shared.
+
+    Args:
+        named: ``(name, nesting)``; the name is where the names in it begin.
+        kinds, change, attempted: see ``rebuild``.
+    """
+    walk = _Rebuild(kinds, change, attempted)
     try:
-        return _Rebuild(kinds, change, attempted).of(x, "")
+        return [walk.of(x, name) for name, x in named]
     except RecursionError:
-        raise _too_deep(attempted) from None
+        raise too_deep(attempted) from None
 
 
-def _too_deep(attempted: str) -> UnsupportedValueError:
+def too_deep(attempted: str) -> UnsupportedValueError:
+    """The error for what is nested so deep that Python gives up."""
     return UnsupportedValueError(
         attempted,
         f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",
@@ -249,20 +217,12 @@ class _Rebuild:
                 "take the cycle out of the batch",
             )
         self._inside.add(id(x))
-        old = list(kind.children(x))
-        new = [
-            self.of(child, f"{path}.{label}" if path else str(label))
-            for label, child in zip(kind.labels(x), old, strict=True)
-        ]
+        old = _children(x, kind, path, self._attempted)
+        new = [self.of(child, name) for name, child in old]
         self._inside.discard(id(x))
-        if all(after is before for after, before in zip(new, old, strict=True)):
+        if all(after is before for after, (_, before) in zip(new, old, strict=True)):
             return x
         try:
             return kind.rebuild(x, new)
         except Exception as error:
-            name = type(x).__name__
-            raise UnsupportedValueError(
-                self._attempted,
-                f"the {name} at {path or 'the top'} cannot be made again: {error}",
-                f"d2ldev.register_container({name}, children, rebuild)",
-            ) from error
+            raise _refused(x, "made again", path, self._attempted, error) from error

@@ -11,9 +11,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU
-from d2ldev.errors import D2LDevError, UnsupportedValueError
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.moving import Moving
-from d2ldev.placing import describe
 from d2ldev.primitives import DeviceLike, DType, Shape, Tensor
 
 if TYPE_CHECKING:

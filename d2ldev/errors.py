@@ -40,6 +40,25 @@ class D2LDevError(Exception):
         return "\n".join(lines)
 
 
+def shown(value: object) -> str:
+    """The ``repr`` of a value for a message: never long, and never an error of its own."""
+    try:
+        text = repr(value)
+    except Exception:
+        text = object.__repr__(value)
+    return f"{text[:57]}..." if len(text) > 60 else text
+
+
+def describe(value: object) -> str:
+    """A value in a few words, for a message.
+
+    >>> describe(object)
+    "<class 'object'>, a type,"
+    """
+    kind = type(value).__name__
+    return f"{shown(value)}, {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind},"
+
+
 class InvalidDeviceError(D2LDevError, ValueError):
     """What was given names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device."""
 

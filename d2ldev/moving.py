@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.containers import PLAIN, TENSOR, Kind, every, rebuild
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.placing import describe
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.primitives import DeviceLike, Tensor
 from d2ldev.resolution import Resolution
 
@@ -53,8 +52,8 @@ class Moving(Resolution):
         try:
             if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
                 return x
-        except RecursionError:
-            pass  # the walk below finds the cycle and names it
+        except Exception:  # noqa: S110
+            pass  # a cycle, or a container that cannot be walked: the walk below names it
         return self._copied(x, target, f"move a batch to {target}", always=False)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
@@ -161,6 +160,7 @@ class Moving(Resolution):
         elif hasattr(x, "__dlpack__") and type(x).__module__ != "numpy":
             fix = "x = backend.from_dlpack(x) takes over another framework's tensor"
         elif not hasattr(x, "__array__"):
-            fix = "take it out of the batch, or d2ldev.register_container(type(x), ...)"
+            register = f"d2ldev.register_container({type(x).__name__}, children, rebuild)"
+            fix = f"take it out of the batch, or {register}"
         problem = f"{describe(x)}{where} is {what}"
         return UnsupportedValueError(attempted, problem, fix)

@@ -16,8 +16,17 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.containers import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, leaves, rebuild
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.containers import (
+    OBJECT,
+    PLAIN,
+    TENSOR,
+    UNKNOWN,
+    Kind,
+    leaves,
+    rebuild_all,
+    too_deep,
+)
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 
 if TYPE_CHECKING:
     from d2ldev.device import Device
@@ -28,7 +37,8 @@ class Part(NamedTuple):
     """One thing that a framework's object keeps.
 
     Args:
-        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``.
+        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``; in an
+            ``Inventory`` its full name.
         value: a tensor, a nesting, or another object of the framework.
         put: stores another value in its stead. It must not fail.
     """
@@ -66,10 +76,13 @@ class Inventory:
         self.parts: list[Part] = []
         self.entries: list[Entry] = []
         self.objects: list[Any] = []
-        for name, value, kind in leaves(obj, self._kinds):
-            if kind is UNKNOWN:
-                raise self.refusal(name, value)
-            self._add(name, value, kind)
+        try:
+            for name, value, kind in leaves(obj, self._kinds, "", attempted):
+                if kind is UNKNOWN:
+                    raise self.refusal(name, value)
+                self._add(name, value, kind)
+        except RecursionError:
+            raise too_deep(attempted) from None
 
     def refusal(self, name: str, value: object) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
@@ -86,21 +99,34 @@ class Inventory:
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 for part in self._backend._attached(value):
-                    self.parts.append(part)
-                    self.entries.append(
-                        Entry(f"{name}.{part.name}" if name else part.name, part.value)
-                    )
+                    full_name = f"{name}.{part.name}" if name else part.name
+                    self.parts.append(Part(full_name, part.value, part.put))
+                    self.entries.append(Entry(full_name, part.value))
         elif kind is OBJECT and id(value) not in self._seen:
             self._seen.add(id(value))
             self.objects.append(value)
-            for part in self._backend._parts(value):
-                if self._add_nesting(f"{name}.{part.name}" if name else part.name, part.value):
-                    self.parts.append(part)
+            for part in self._parts_of(value, name):
+                full_name = f"{name}.{part.name}" if name else part.name
+                if self._add_nesting(full_name, part.value):
+                    self.parts.append(Part(full_name, part.value, part.put))
+
+    def _parts_of(self, value: Any, name: str) -> list[Part]:
+        try:
+            return list(self._backend._parts(value))
+        except (D2LDevError, MemoryError, RecursionError):
+            raise
+        except Exception as error:  # a module whose ``__init__`` never called its parent's
+            where = f" at {name}" if name else ""
+            raise UnsupportedValueError(
+                self._attempted,
+                f"the {type(value).__name__}{where} cannot be looked through: {error}",
+                "make it whole first: super().__init__() in its __init__",
+            ) from error
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Whether there is anything in ``value`` that may have to be put back."""
         found = False
-        for path, leaf, kind in leaves(value, self._kinds, name):
+        for path, leaf, kind in leaves(value, self._kinds, name, self._attempted):
             if kind is not PLAIN and kind is not UNKNOWN:
                 self._add(path, leaf, kind)
                 found = found or kind is TENSOR
@@ -125,10 +151,9 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
     def change(leaf: Any, _kind: Kind, _name: str) -> Any:
         return replaced.get(id(leaf), leaf)
 
-    kinds = backend.kinds
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    values = tuple(part.value for part in inventory.parts)
-    *news, placed = rebuild((*values, obj), kinds, change, attempted)
+    nestings = [(part.name, part.value) for part in inventory.parts]
+    *news, placed = rebuild_all([*nestings, ("", obj)], backend.kinds, change, attempted)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         backend._refill(tensor, new)
@@ -143,16 +168,3 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
 def named_tensors(backend: Backend, obj: Any) -> Iterator[Entry]:
     """The tensors that ``place`` looks after, with their names."""
     return iter(Inventory(backend, obj, "list the tensors of an object").entries)
-
-
-def describe(value: object) -> str:
-    """A value in a few words, for a message.
-
-    >>> describe(object)
-    "<class 'object'>, a type,"
-    """
-    text = repr(value)
-    if len(text) > 60:
-        text = f"{text[:57]}..."
-    kind = type(value).__name__
-    return f"{text}, {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind},"

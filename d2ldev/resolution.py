@@ -15,8 +15,8 @@ from d2ldev.errors import (
     DeviceUnavailableError,
     InvalidDeviceError,
     OutOfDeviceMemoryError,
+    describe,
 )
-from d2ldev.placing import describe
 from d2ldev.primitives import DeviceLike, Primitives
 
 

@@ -1,7 +1,6 @@
 """Dataclasses in a nesting: frozen, with slots, with fields that ``__init__`` does not know."""
 
 from dataclasses import FrozenInstanceError, InitVar, dataclass, field
-from functools import cached_property
 from typing import ClassVar
 
 import pytest
@@ -161,22 +160,6 @@ def test_an_attribute_that_is_no_field_is_kept(moved, x):
     batch = Usual(x)
     batch.path = object()
     assert moved(batch).path is batch.path
-
-
-@dataclass
-class Lazy:
-    x: object
-
-    @cached_property
-    def size(self):
-        return 2
-
-
-def test_a_cached_property_is_kept(moved, x):
-    batch = Lazy(x)
-    assert vars(moved(batch)).keys() == {"x"}
-    assert batch.size == 2
-    assert vars(moved(batch)).keys() == {"x", "size"}
 
 
 def test_a_field_that_holds_something_unknown_is_told_by_its_name(moved):

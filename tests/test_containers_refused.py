@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError, containers, gpu
+from d2ldev import UnsupportedValueError, gpu, kinds
 
 
 @pytest.fixture
@@ -23,7 +23,7 @@ def move(request, reference):
 @pytest.fixture
 def registered(monkeypatch):
     """``register_container``, of which nothing is left afterwards."""
-    monkeypatch.setattr(containers, "_registered", dict(containers._registered))
+    monkeypatch.setattr(kinds, "_registered", dict(kinds._registered))
     return d2ldev.register_container
 
 

@@ -15,9 +15,8 @@ import array_api_strict as xp
 import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.placing import describe
 from d2ldev_reference.mlp import make_mlp
 
 _NATIVE = {CPU: xp.Device("CPU_DEVICE"), gpu(0): xp.Device("device1"), gpu(1): xp.Device("device2")}

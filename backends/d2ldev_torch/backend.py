@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError
+from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.placing import Part, describe
+from d2ldev.placing import Part
 from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
