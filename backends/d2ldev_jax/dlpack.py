@@ -1,0 +1,73 @@
+"""Taking over memory by DLPack, or an error: JAX would rather copy than say that it cannot.
+
+It copies what does not begin at a multiple of 64 bytes, and what is of a dtype that it has only
+with ``jax_enable_x64``: https://github.com/jax-ml/jax/issues/29810
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+_ON_CPU = 1
+_ALIGNMENT = 64
+
+
+class _Tensor(ctypes.Structure):
+    """``DLTensor`` of ``dlpack.h``, which is what a capsule points to at its start."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("dtype", ctypes.c_uint8 * 4),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
+_pointer_of.restype = ctypes.c_void_p
+_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
+
+
+class _Watched:
+    """Another framework's tensor, whose address is noted when it is handed over."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+        self._device = x.__dlpack_device__()
+        self.address = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        device: tuple[int, int] = self._device
+        return device
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        # Of no version, which every framework can give.
+        capsule = self._x.__dlpack__(stream=stream)
+        tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
+        self.address = (tensor.data or 0) + tensor.byte_offset
+        # JAX warns on the standard error of the process before it copies.
+        if self._device[0] == _ON_CPU and self.address % _ALIGNMENT:
+            raise BufferError(f"JAX takes memory that begins at a multiple of {_ALIGNMENT} bytes")
+        return capsule
+
+
+def from_dlpack(x: Any) -> jax.Array:
+    """An array on the memory of ``x``, committed to its device.
+
+    Raises:
+        BufferError: if JAX would copy it.
+    """
+    watched = _Watched(x)
+    made = jnp.from_dlpack(watched)
+    if made.size and made.unsafe_buffer_pointer() != watched.address:
+        raise BufferError(f"JAX takes over no such memory, and has made a {made.dtype} copy of it")
+    (native,) = made.devices()
+    return jax.device_put(made, native)

@@ -1,0 +1,37 @@
+"""The JAX backend's ``mlp``: ``flax.nnx.Linear`` layers in a ``flax.nnx.Sequential``."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from flax import nnx
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.interface import Backend, DeviceLike
+
+_ACTIVATIONS = {"relu": nnx.relu, "tanh": nnx.tanh, "sigmoid": nnx.sigmoid}
+
+
+def make_mlp(
+    backend: Backend, sizes: Sequence[int], activation: str, device: DeviceLike, seed: int
+) -> nnx.Sequential:
+    """See ``Backend.mlp``: weights uniform in +-1/sqrt(n_in), biases zero."""
+    if len(sizes) < 2 or activation not in _ACTIVATIONS:
+        raise UnsupportedValueError(
+            f"make an MLP of sizes {list(sizes)} with {activation!r}",
+            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
+            "net = backend.mlp([20, 64, 1], activation='relu')",
+        )
+    layers: list[Callable[..., Any]] = []
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+        uniform = backend.rand((n_in, n_out), seed=seed + i, dtype="float32", device=device)
+        # Made without memory, then given arrays that were made on the device: nothing is drawn
+        # from anyone's random state, and nothing is made elsewhere.
+        linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
+        linear.kernel = nnx.Param((2 * uniform - 1) / math.sqrt(n_in))
+        linear.bias = nnx.Param(backend.zeros(n_out, dtype="float32", device=device))
+        layers += [linear, _ACTIVATIONS[activation]]
+    return nnx.Sequential(*layers[:-1])

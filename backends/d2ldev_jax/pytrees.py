@@ -1,0 +1,54 @@
+"""Classes that were registered with ``jax.tree_util`` are containers, as everywhere in JAX.
+
+Among them are ``flax.struct`` dataclasses, such as linen's ``TrainState``, of which only the fields
+that are data are looked at, and ``FrozenDict``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from jax._src.tree_util import _registry
+
+from d2ldev.container_types import Container
+from d2ldev.kinds import UNKNOWN, Kind, Kinds, _registered
+
+# d2ldev's own walk does these, and keeps more of them: the order of a dict, attributes.
+_PYTHONS_OWN = (dict, list, tuple)
+
+
+class PytreeKinds(Kinds):
+    """What each type is; what d2ldev does not know may be a node of JAX's."""
+
+    def _classify(self, cls: type) -> Kind | Container:
+        kind = super()._classify(cls)
+        if isinstance(kind, Kind) and kind is not UNKNOWN:
+            return kind
+        # No public function says whether a class is registered.
+        if cls not in _registry or cls in _registered or issubclass(cls, _PYTHONS_OWN):
+            return kind
+        return Container(
+            lambda x: [child for _, child in _children(x)],
+            lambda x: [_label(path[0]) for path, _ in _children(x)],
+            _rebuild,
+        )
+
+
+def _children(x: Any) -> list[tuple[Any, Any]]:
+    """What a node holds itself, with the keys that lead there."""
+    children: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(
+        x, is_leaf=lambda child: child is not x
+    )[0]
+    return children
+
+
+def _rebuild(old: Any, new: list[Any]) -> Any:
+    structure = jax.tree.structure(old, is_leaf=lambda child: child is not old)
+    return jax.tree.unflatten(structure, new)
+
+
+def _label(key: Any) -> object:
+    """What a person calls a key: that of a dict, an index, the name of an attribute."""
+    found = [getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)]
+    return found[0] if found else key
