@@ -1,0 +1,30 @@
+"""Taking over memory by DLPack, with what MXNet leaves unchecked checked before."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d2ldev_mxnet.framework import NumPyShapes, mx
+
+_ON_CPU, _ON_CUDA = 1, 2
+
+
+def from_dlpack(x: Any, gpus: int) -> Any:
+    """An array on the memory of ``x``.
+
+    Args:
+        x: an array of MXNet, which has no ``__dlpack__``, or anything that has.
+        gpus: how many GPUs of CUDA MXNet can use; it believes the memory of any other.
+
+    Raises:
+        BufferError: if the memory is on a device that MXNet does not have, or ``x`` refuses.
+    """
+    if isinstance(x, mx.nd.NDArray):
+        # By a capsule it would lose its context, and its place in the engine's queue.
+        return x.as_np_ndarray().detach()
+    kind, index = x.__dlpack_device__()
+    if kind != _ON_CPU and not (kind == _ON_CUDA and index < gpus):
+        raise BufferError(f"MXNet has no device of DLPack's type {int(kind)} and index {index}")
+    with NumPyShapes():
+        # Of no version, which has no flag for read-only memory, so that its owner refuses.
+        return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()

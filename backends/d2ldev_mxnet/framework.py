@@ -1,0 +1,90 @@
+"""MXNet, imported as it has to be, and its NumPy shapes for the length of a block.
+
+NumPy 1.24 took ``numpy.bool`` away, and MXNet 1.9.1, the last release, reads it: while it is
+imported, and later wherever it indexes with a bool or fills with one. The name is put back for
+the import only; afterwards those of MXNet's modules that read it have a copy of NumPy's
+namespace with the name in it, and ``numpy`` itself is as it was:
+https://github.com/apache/mxnet/issues/21165. A user who imported MXNet with a shim of their own
+keeps it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import warnings
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+# The modules whose functions read ``numpy.bool``, and the name by which they know NumPy.
+_READERS = {
+    "mxnet.numpy.multiarray": "_np",
+    "mxnet.ndarray.numpy._op": "_np",
+    "mxnet.symbol.numpy._symbol": "_np",
+    "mxnet.test_utils": "np",
+}
+
+
+def _import() -> Any:
+    if "mxnet" in sys.modules:
+        return sys.modules["mxnet"]
+    # ``hasattr`` would ask NumPy's ``__getattr__``, which warns.
+    is_missing = "bool" not in vars(np)
+    if is_missing:
+        vars(np)["bool"] = bool
+    try:
+        with warnings.catch_warnings():
+            # It looks for functions that NumPy gave to ``numpy_financial``, and does without.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            import mxnet
+    finally:
+        if is_missing:
+            del vars(np)["bool"]
+    if is_missing:
+        namespace = ModuleType("numpy")
+        vars(namespace).update(vars(np), bool=bool)
+        for module, name in _READERS.items():
+            if module in sys.modules:
+                setattr(sys.modules[module], name, namespace)
+    return mxnet
+
+
+mx = _import()
+
+
+class NumPyShapes:
+    """NumPy's shapes for the length of a block, in this thread: ``()`` and sizes of 0 are shapes.
+
+    Without them MXNet takes both for shapes that are not known yet. ``npx.set_np()`` turns them
+    on for good; d2ldev's own calls do not depend on it, and leave it as it was. MXNet's
+    ``np_shape`` cannot be left where array semantics are on without shape semantics, and logs.
+    """
+
+    __slots__ = ("_before",)
+
+    def __enter__(self) -> None:
+        before = ctypes.c_int()
+        mx.base.check_call(mx.base._LIB.MXSetIsNumpyShape(1, ctypes.byref(before)))
+        self._before = before.value
+
+    def __exit__(self, *exception: object) -> None:
+        if self._before != 1:
+            before = ctypes.c_int()
+            mx.base.check_call(mx.base._LIB.MXSetIsNumpyShape(self._before, ctypes.byref(before)))
+
+
+class NumPySemantics(NumPyShapes):
+    """NumPy's shapes, and Gluon makes and expects NumPy arrays: what ``npx.set_np()`` turns on."""
+
+    __slots__ = ("_arrays",)
+
+    def __enter__(self) -> None:
+        super().__enter__()
+        self._arrays = mx.util.np_array(True)
+        self._arrays.__enter__()
+
+    def __exit__(self, *exception: object) -> None:
+        self._arrays.__exit__(*exception)
+        super().__exit__(*exception)
