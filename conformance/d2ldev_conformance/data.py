@@ -25,6 +25,13 @@ def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
     return data.astype(numpy_dtype).reshape(shape)
 
 
+def aligned(count: int, alignment: int) -> NDArray[np.float32]:
+    """Zeros that begin at a multiple of ``alignment`` bytes, as some frameworks want memory."""
+    buffer = np.zeros(4 * count + alignment, np.uint8)
+    start = -buffer.ctypes.data % alignment
+    return buffer[start : start + 4 * count].view(np.float32)
+
+
 def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
     """Same dtype, shape and bytes: also NaN and the sign of zero."""
     assert x.dtype == y.dtype

@@ -10,7 +10,7 @@ import pytest
 
 import d2ldev
 from d2ldev import CheckpointError, Device, UnsupportedValueError
-from d2ldev_conformance.data import assert_same, numbers
+from d2ldev_conformance.data import aligned, assert_same, numbers
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.2"
@@ -97,7 +97,7 @@ def test_the_address_of_a_tensor_is_its_own(backend, place):
 
 @requirement("query.dlpack-shares-numpy-memory", section=SECTION)
 def test_from_dlpack_takes_over_numpy_memory(backend):
-    data = np.arange(4, dtype=np.float32)
+    data = aligned(4, 64)
     x = backend.from_dlpack(data)
     assert backend.device_of(x) is backend.cpu()
     assert backend.address(x) == data.ctypes.data
