@@ -1,0 +1,310 @@
+"""``TensorFlowBackend``: the contract on TensorFlow 2 and Keras 3.
+
+What TensorFlow does differently and is put right here: a device that does not exist means the CPU
+to it (devices are checked before any scope); ``tensor.device`` is where the operation ran, not
+where the bytes are; int32 tensors stay in the host's memory, whatever the scope
+(https://github.com/tensorflow/tensorflow/issues/46833); variables cannot move (``parts.py``), and
+models compute elsewhere than where they are (``scopes.py``).
+
+Strings have no place but the CPU, and int32 variables none in TensorFlow's GPU kernels
+(https://github.com/tensorflow/tensorflow/issues/59803): ``placement`` says where they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import tensorflow as tf
+from tensorflow.python.eager.context import async_wait
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError
+from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.placing import Inventory, Part, describe
+from d2ldev_tensorflow import numpy_exchange, nvml
+from d2ldev_tensorflow.copying import address_of, copied
+from d2ldev_tensorflow.dlpack import from_dlpack
+from d2ldev_tensorflow.logical import LogicalDevices, has_started
+from d2ldev_tensorflow.mlp import make_mlp
+from d2ldev_tensorflow.parts import (
+    OBJECT_TYPES,
+    finish,
+    is_variable,
+    parts_of,
+    refill,
+    register_containers,
+)
+from d2ldev_tensorflow.samples import make_samples
+from d2ldev_tensorflow.scopes import compute_at
+
+if TYPE_CHECKING:
+    import numpy as np
+
+# How long a device may take to answer that it is idle, in seconds.
+_PATIENCE = 0.005
+
+
+class TensorFlowBackend(Backend):
+    """TensorFlow on the CPU, on CUDA, ROCm and Metal, and on virtual GPUs."""
+
+    name: ClassVar[str] = "tensorflow"
+    distributions: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "numpy")
+    max_virtual_gpus: ClassVar[int] = 8
+    tensor_types: ClassVar[tuple[type, ...]] = (tf.Tensor, tf.Variable)
+    object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
+    plain_types: ClassVar[tuple[type, ...]] = (tf.DType, tf.TensorShape, tf.config.LogicalDevice)
+    dtype_names: ClassVar[tuple[str, ...]] = (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        self._logical = LogicalDevices(virtual_gpus)
+        self._places = self._logical.places
+        register_containers()
+
+    # -- devices --------------------------------------------------------------------------
+
+    def num_gpus(self) -> int:
+        try:
+            return self._logical.count()
+        except Exception as error:
+            warnings.warn(
+                f"tensorflow found GPUs and cannot use them: {error}",
+                DeviceInitializationWarning,
+                stacklevel=3,
+            )
+            return 0
+
+    def _native(self, device: Device) -> str:
+        return self._logical.name(device)
+
+    def _from_native(self, native: Any) -> Device | None:
+        return self._logical.place(native)
+
+    def _platform(self, device: Device) -> str:
+        if device is CPU:
+            return "cpu"
+        if self.virtual_gpus:
+            return "virtual"
+        if tf.test.is_built_with_cuda():
+            return "cuda"
+        return "rocm" if tf.test.is_built_with_rocm() else "metal"
+
+    def default_device(self) -> Device:
+        with tf.init_scope():  # also in a function that is being traced
+            return self.device_of(tf.zeros(()))
+
+    def _native_scope(self, device: Device) -> AbstractContextManager[Any]:
+        return tf.device(self._native(device))  # type: ignore[no-any-return]
+
+    # -- tensors --------------------------------------------------------------------------
+
+    def device_of(self, x: Tensor) -> Device:
+        try:
+            return self._places[x.backing_device]
+        except (AttributeError, KeyError, TypeError):
+            return self._find(x)
+
+    def _find(self, x: Tensor) -> Device:
+        """The device of a variable, or of a tensor on a device that was not seen before."""
+        # A variable's own answer is that of its memory. One that is spread has several.
+        spread = isinstance(x, tf.Variable) and hasattr(x, "values")
+        is_variable = isinstance(x, tf.Variable) and not spread
+        name = x.device if is_variable else getattr(x, "backing_device", None)
+        device = self._logical.place(name)
+        if device is not None:
+            self._places[name] = device
+            return device
+        problem = f"{describe(x)} is no TensorFlow tensor"
+        if spread:
+            problem = "the variable is spread over several devices"
+        elif isinstance(x, self.tensor_types) or type(x).__name__ == "KerasTensor":
+            problem = f"the tensor is on {name}, which is no place with bytes for d2ldev"
+            if not name:
+                problem = f"{describe(x)} is only traced, and has no bytes until it is computed"
+        raise UnsupportedValueError(
+            "tell the device of a tensor",
+            problem,
+            "x = backend.asarray(x) makes a tensor; in a tf.function, ask for its result's device",
+        )
+
+    def _native_dtype(self, name: str) -> tf.DType:
+        return tf.as_dtype(name)
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(x.dtype.name)
+
+    def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        with tf.device(native):
+            return self._settled(numpy_exchange.from_data(obj, dtype), native)
+
+    def _full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        with tf.device(native):
+            # TensorFlow fills with every dtype but float8.
+            whole = dtype is None or not dtype.name.startswith("float8")
+            one = numpy_exchange.from_data(value, dtype if whole else tf.float32)
+            filled = tf.fill(shape, one)
+            return self._settled(filled if whole else tf.cast(filled, dtype), native)
+
+    def _zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if dtype is not None:
+            return self._full(shape, 0, dtype, native)
+        with tf.device(native):
+            return tf.zeros(shape)
+
+    def _ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if dtype is not None:
+            return self._full(shape, 1, dtype, native)
+        with tf.device(native):
+            return tf.ones(shape)
+
+    def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        with tf.device(native):
+            return self._settled(numpy_exchange.arange(start, stop, step, dtype), native)
+
+    def _random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        dtype = dtype or tf.float32
+        if not dtype.is_floating:
+            raise TypeError(f"random numbers are real, and no {dtype.name}")
+        uniform = distribution == "uniform"
+        with tf.device(native):
+            if seed is None:
+                return (tf.random.uniform if uniform else tf.random.normal)(shape, dtype=dtype)
+            # Stateless: TensorFlow's seed and generators are neither read nor changed.
+            draw = tf.random.stateless_uniform if uniform else tf.random.stateless_normal
+            return draw(shape, seed=(seed, 0), dtype=dtype)
+
+    def _astype(self, x: Tensor, dtype: Any) -> Tensor:
+        native = self._native(self.device_of(x))
+        with tf.device(native):
+            return self._settled(tf.cast(x, dtype), native)
+
+    def _copy(self, x: Tensor, native: Any) -> Tensor:
+        here, there = self.device_of(x), self._places[native]
+        if x.dtype in (tf.resource, tf.variant) or (x.dtype == tf.string and there is not CPU):
+            raise UnsupportedValueError(
+                f"copy a tensor of {x.dtype.name} to {there}",
+                "TensorFlow keeps strings, and handles of its own objects, in the CPU's memory",
+                "take it out of the batch, and leave it on the CPU",
+                [here, there],
+            )
+        with tf.device(native):
+            # On its way to a GPU and back ``tf.identity`` copies, but not int32.
+            crosses = not self.virtual_gpus and here is not there and x.dtype != tf.int32
+            return self._settled(tf.identity(x) if crosses else copied(x), native)
+
+    def _settled(self, x: Tensor, native: Any) -> Tensor:
+        """A new tensor where it was wanted, also of the dtypes that TensorFlow likes elsewhere."""
+        there = self._places[native]
+        if not hasattr(x, "backing_device") or self.device_of(x) is there:
+            return x  # or it is only traced, and settled when it is computed
+        x = copied(x)
+        if self.device_of(x) is not there:
+            raise UnsupportedValueError(
+                f"make a tensor of {x.dtype.name} on {there}",
+                "TensorFlow has no operation for this dtype there, and used the CPU",
+                "use float32, or leave it on the CPU",
+                [there],
+            )
+        return x
+
+    def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        self.device_of(x)  # a tensor without bytes is refused, by name
+        return numpy_exchange.to_numpy(x)
+
+    def address(self, x: Tensor) -> int:
+        return address_of(x)
+
+    def _from_dlpack(self, x: Any) -> Tensor:
+        return from_dlpack(x)
+
+    # -- models ---------------------------------------------------------------------------
+
+    def mlp(
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        device: DeviceLike = None,
+        seed: int = 0,
+    ) -> Any:
+        native = self._destination("make an MLP", None, device, None)[1]
+        net = make_mlp(sizes, activation, native, seed)
+        self._compute_at(net, native)
+        return net
+
+    def place(self, obj: Any, device: DeviceLike) -> Any:
+        placed = super().place(obj, device)
+        self._compute_at(placed, self.native(device))
+        return placed
+
+    def _compute_at(self, obj: Any, native: str) -> None:
+        """Let the layers and optimizers in a nesting compute on the device where they are."""
+        if self.num_gpus():
+            for each in Inventory(self, obj, "place a model").objects:
+                compute_at(each, native)
+
+    def _parts(self, obj: Any) -> Iterator[Part]:
+        return parts_of(obj)
+
+    def _is_refilled(self, x: Tensor) -> bool:
+        return is_variable(x)
+
+    def _refill(self, x: Tensor, new: Tensor) -> None:
+        refill(x, new)
+
+    def _finish(self, obj: Any) -> None:
+        finish(obj)
+
+    def samples(self) -> Mapping[str, Callable[[Device], Any]]:
+        return {**super().samples(), **make_samples(self)}
+
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        if not has_started():
+            return
+        with tf.init_scope(), tf.device(self._native(device)):
+            tf.raw_ops.SyncDevice()
+        # For ``tf.config.experimental.set_synchronous_execution(False)``, after the other, which
+        # would be queued too.
+        async_wait()
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        asked = self.devices() if device is None else [self.device(device)]
+        return all(self._is_idle(each) for each in asked)
+
+    def _is_idle(self, device: Device) -> bool:
+        computes_first = tf.config.experimental.get_synchronous_execution()
+        if not has_started() or (computes_first and (device is CPU or self.virtual_gpus)):
+            return True
+        # TensorFlow can only be waited for: somebody else does, and is given little time.
+        waiting = threading.Thread(target=self._synchronize, args=(device,), daemon=True)
+        waiting.start()
+        waiting.join(_PATIENCE)
+        return not waiting.is_alive()
+
+    def _memory(self, device: Device) -> Memory:
+        if device is CPU or self.virtual_gpus:
+            return Memory(None, None, None)
+        total = nvml.memory_of(device.index) if tf.test.is_built_with_cuda() else None
+        if not has_started():
+            return Memory(0, 0, total)
+        held = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
+        return Memory(int(held["current"]), int(held["peak"]), total)
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+            return True
+        # Sizes that no address reaches.
+        words = "would have more than 2**63 - 1 elements"
+        return isinstance(error, tf.errors.InvalidArgumentError) and words in str(error)

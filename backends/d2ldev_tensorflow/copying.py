@@ -1,0 +1,48 @@
+"""New memory for a tensor's values, and where a tensor's memory is.
+
+``tf.identity`` copies between the CPU and a GPU. On one device it shares the memory, and so it
+does between the logical CPUs that virtual GPUs are. Three of TensorFlow's operations always take
+new memory, and no one of them does so for every dtype.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from d2ldev_tensorflow.dlpack import data_pointer
+
+
+def copied(x: Any) -> tf.Tensor:
+    """A tensor in new memory, on the device of the scope; gradients flow through it."""
+    x = tf.convert_to_tensor(x)
+    # Half of the time of a copy, and only a tape wants it. Private, but what
+    # ``tf.custom_gradient`` asks itself.
+    return _differentiable(x) if record.could_possibly_record() else _copied(x)
+
+
+def _copied(x: tf.Tensor) -> tf.Tensor:
+    if x.dtype == tf.string:
+        return tf.raw_ops.DeepCopy(x=x)
+    if x.dtype.name.startswith("float8"):
+        flat = tf.reshape(x, [-1])
+        return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
+    return tf.raw_ops.Snapshot(input=x)
+
+
+@tf.custom_gradient
+def _differentiable(x: tf.Tensor) -> Any:
+    return _copied(x), lambda gradient: gradient
+
+
+def address_of(x: Any) -> int:
+    """The address of the first byte of a tensor or a variable in its device's memory."""
+    x = tf.convert_to_tensor(x)  # of a variable: its memory, and no copy
+    if x.dtype.name.startswith("float8"):
+        # DLPack has no such dtype in TensorFlow; private, but NumPy's own view of the CPU's memory.
+        return int(x._numpy_internal().ctypes.data)
+    # It is kept, so that the memory outlives the look at it.
+    capsule = tf.experimental.dlpack.to_dlpack(x)
+    return data_pointer(capsule)

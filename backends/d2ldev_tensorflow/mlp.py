@@ -1,0 +1,46 @@
+"""The TensorFlow backend's ``mlp``: ``keras.layers.Dense`` layers in a ``keras.Sequential``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.errors import D2LDevError, UnsupportedValueError
+
+_ACTIVATIONS = ("relu", "tanh", "sigmoid")
+
+
+def make_mlp(sizes: Sequence[int], activation: str, native: str, seed: int) -> Any:
+    """See ``Backend.mlp``: kernels uniform in +-1/sqrt(n_in), biases zero."""
+    if len(sizes) < 2 or activation not in _ACTIVATIONS:
+        raise UnsupportedValueError(
+            f"make an MLP of sizes {list(sizes)} with {activation!r}",
+            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
+            "net = backend.mlp([20, 64, 1], activation='relu')",
+        )
+    import keras  # a second, which only those should wait for who use it
+
+    if keras.config.backend() != "tensorflow":
+        raise D2LDevError(
+            "make an MLP of Keras layers",
+            f"Keras computes with {keras.config.backend()} in this process",
+            "set KERAS_BACKEND=tensorflow before Keras is imported, or unset it",
+        )
+    layers = [keras.Input((sizes[0],))]
+    for i, n_out in enumerate(sizes[1:]):
+        layers.append(
+            keras.layers.Dense(
+                n_out,
+                activation=activation if i < len(sizes) - 2 else None,
+                # Keras' own name for it, so that the model can be saved and cloned. With a seed
+                # it draws from no state.
+                kernel_initializer=keras.initializers.VarianceScaling(
+                    1 / 3, "fan_in", "uniform", seed=seed + i
+                ),
+                name=f"dense_{i}",
+            )
+        )
+    with tf.device(native):
+        return keras.Sequential(layers, name="mlp")
