@@ -7,11 +7,12 @@ array API standard, 2024.12.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.arguments import as_shape
 from d2ldev.device import CPU
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, shown
 from d2ldev.moving import Moving
 from d2ldev.primitives import DeviceLike, DType, Shape, Tensor
 
@@ -47,9 +48,10 @@ class Creation(Moving):
         if isinstance(obj, self.tensor_types):
             return self._convert(obj, dtype, device, like)
         native_dtype, native = self._destination(attempted, dtype, device, like)
-        data = self._checked_data(obj, attempted)
         try:
-            return self._from_data(data, native_dtype, native)
+            return self._from_data(self._checked_data(obj, attempted), native_dtype, native)
+        except UnsupportedValueError:
+            raise
         except Exception as error:
             raise self._refused(error, f"{attempted}, {describe(obj)}", native) from error
 
@@ -129,13 +131,13 @@ class Creation(Moving):
         """
         if stop is None:
             start, stop = 0, start
-        if step and (stop - start) / step <= 0:
-            stop = start  # empty, as the standard says; torch raises
         dtype, native = self._destination("make a tensor", dtype, device, like)
         try:
+            if step and (stop - start) / step <= 0:
+                stop = start  # empty, as the standard says; torch raises
             return self._arange(start, stop, step, dtype, native)
         except Exception as error:
-            attempted = f"make the range from {start} to {stop} by {step}"
+            attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
             raise self._refused(error, attempted, native) from error
 
     def rand(
@@ -179,12 +181,12 @@ class Creation(Moving):
         if dtype is None and like is None:
             try:  # noqa: SIM105  # ``suppress`` would cost 10 % of the call
                 native = self._natives.get(device)  # the common call, without a detour
-            except TypeError:  # not hashable, so no device: the error is raised below
+            except Exception:  # noqa: S110  # not hashable, so no device: said below
                 pass
         if native is None:
             dtype, native = self._destination("make a tensor", dtype, device, like)
         if type(shape) is not tuple:
-            shape = _as_tuple(shape)
+            shape = as_shape(shape)
         try:
             return make(shape, dtype, native)
         except Exception as error:
@@ -200,8 +202,8 @@ class Creation(Moving):
         like: Tensor,
     ) -> Tensor:
         dtype, native = self._destination("make a random tensor", dtype, device, like)
-        sizes = _as_tuple(shape)
-        attempted = f"make a random tensor of shape {sizes} with seed {seed!r}"
+        sizes = as_shape(shape)
+        attempted = f"make a random tensor of shape {sizes} with seed {shown(seed)}"
         try:
             number = None if seed is None else operator.index(seed)
             return self._random(distribution, sizes, number, dtype, native)
@@ -223,7 +225,7 @@ class Creation(Moving):
         if any(spec is self._native_dtype(name) for name in self.dtype_names):
             return spec
         raise UnsupportedValueError(
-            f"use {spec!r} as a dtype",
+            f"use {shown(spec)} as a dtype",
             f"{self.name} has no such dtype",
             f"one of {', '.join(self.dtype_names)}",
         )
@@ -261,9 +263,14 @@ class Creation(Moving):
             device = self.device_of(like) if device is None else device
         if device is not None:
             x = self.to(x, device)
-        if dtype is not None and self.dtype(dtype) is not self._native_dtype(self.dtype_of(x)):
-            x = self._astype(x, self.dtype(dtype))
-        return x
+        wanted = None if dtype is None else self.dtype(dtype)
+        if wanted is None or wanted is self._native_dtype(self.dtype_of(x)):
+            return x
+        try:
+            return self._astype(x, wanted)
+        except Exception as error:
+            attempted = f"convert a tensor of {self.dtype_of(x)} to {wanted}"
+            raise self._refused(error, attempted, self._native(self.device_of(x))) from error
 
     def _checked_data(self, obj: Any, attempted: str) -> Any:
         """Numbers as they are; anything that NumPy has to read as an array that can be taken."""
@@ -290,16 +297,3 @@ class Creation(Moving):
         # The machine's byte order, no negative strides: what every framework can read.
         native_order: np.dtype[Any] = array.dtype.newbyteorder("=")
         return np.ascontiguousarray(array, native_order).reshape(array.shape)
-
-
-def _as_tuple(shape: Shape) -> tuple[int, ...]:
-    try:
-        if isinstance(shape, Sequence):
-            return tuple(operator.index(size) for size in shape)
-        return (operator.index(shape),)
-    except TypeError:
-        raise UnsupportedValueError(
-            f"make a tensor of shape {shape!r}",
-            "a shape is an integer or a sequence of integers",
-            "backend.zeros((2, 3))",
-        ) from None

@@ -14,7 +14,7 @@ import re
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from d2ldev.errors import InvalidDeviceError
+from d2ldev.errors import InvalidDeviceError, shown
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
@@ -42,7 +42,7 @@ def _checked_index(kind: str, index: object) -> int:
             if number >= 0:
                 return number
             problem = "indices count from 0"
-    raise InvalidDeviceError(f"make {kind}({index!r})", problem, _FIX)
+    raise InvalidDeviceError(f"make {kind}({shown(index)})", problem, _FIX)
 
 
 class Device:
@@ -77,7 +77,7 @@ class Device:
     def __new__(cls, kind: str, index: int = 0) -> Device:
         if not isinstance(kind, str) or kind not in (_CPU, _GPU):
             raise InvalidDeviceError(
-                f"make a device of kind {kind!r}", "a device is a 'cpu' or a 'gpu'", _FIX
+                f"make a device of kind {shown(kind)}", "a device is a 'cpu' or a 'gpu'", _FIX
             )
         index = _checked_index(kind, index)
         key = (kind, 0 if kind == _CPU else index)
@@ -112,7 +112,7 @@ class Device:
                 return Device(_CPU)
             if kind in _ACCELERATORS:
                 return Device(_GPU, index)
-        raise InvalidDeviceError(f"read {text!r} as a device", "no device is spelt so", _FIX)
+        raise InvalidDeviceError(f"read {shown(text)} as a device", "no device is spelt so", _FIX)
 
     @property
     def native(self) -> Any:

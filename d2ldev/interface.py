@@ -34,6 +34,13 @@ class Backend(Creation):
         virtual_gpus: how many GPUs to make out of nothing, ``None`` for the hardware's.
     """
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A model that keeps its backend is copied and sent to other processes; the backend is
+        # found there by its name.
+        from d2ldev.registry import get_backend
+
+        return get_backend, (self.name,)
+
     # -- models: the contract -------------------------------------------------------------
 
     def place(self, obj: Any, device: DeviceLike) -> Any:
@@ -76,6 +83,15 @@ class Backend(Creation):
             return
         for every_device in self.devices():
             self._synchronize(every_device)
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        """Whether no work queued on a device (None: on any) is unfinished.
+
+        Always so unless a backend says otherwise: one that computes before it returns is idle.
+        """
+        if device is not None:
+            self._existing(device, "ask whether there is work")
+        return True
 
     def memory(self, device: DeviceLike) -> Memory:
         """The memory of a device, in bytes; None where the framework cannot say."""

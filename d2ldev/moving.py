@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.containers import PLAIN, TENSOR, Kind, every, rebuild
-from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.device import CPU, Device
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.primitives import DeviceLike, Tensor
 from d2ldev.resolution import Resolution
 
@@ -41,7 +41,7 @@ class Moving(Resolution):
         """
         try:
             target = self._devices[device]
-        except (KeyError, TypeError):
+        except Exception:  # unknown so far, or not hashable
             target = self._existing(device, "move a tensor")[0]
         kinds = self.kinds
         if kinds[type(x)] is TENSOR:
@@ -85,7 +85,13 @@ class Moving(Resolution):
         """
         if kinds_name := self._foreign(x):
             raise self._refusal("make a NumPy array", x, "", kinds_name)
-        return self._to_numpy(x)
+        attempted = f"make a NumPy array of {describe(x)}"
+        try:
+            return self._to_numpy(x)
+        except Exception as error:
+            if (translated := self._translated(error, attempted, self._native(CPU))) is None:
+                raise
+            raise translated from error
 
     def from_dlpack(self, x: Any) -> Tensor:
         """A tensor on the memory of another framework's tensor, without a copy.
@@ -141,9 +147,27 @@ class Moving(Resolution):
         try:
             return self._copy_all(tensors, native)
         except Exception as error:
-            if self._is_out_of_memory(error):
-                raise self._out_of_memory(error, attempted, native) from error
-            raise
+            if (translated := self._translated(error, attempted, native)) is None:
+                raise
+            raise translated from error
+
+    def _translated(self, error: Exception, attempted: str, native: Any) -> D2LDevError | None:
+        """What an exception of the framework's means where a tensor was to be copied.
+
+        None if it means something else: the driver tells of work that was queued long before.
+        """
+        if isinstance(error, D2LDevError):
+            return None
+        if self._is_out_of_memory(error):
+            return self._out_of_memory(error, attempted, native)
+        if isinstance(error, (NotImplementedError, TypeError, ValueError)):
+            return UnsupportedValueError(
+                attempted,
+                f"{self.name} says: {type(error).__name__}: {error}",
+                "give it as a dense tensor of a dtype in backend.dtype_names",
+                [self._from_native(native)],
+            )
+        return None
 
     def _foreign(self, x: Any) -> str:
         """What a value is instead of a tensor of this backend; empty if it is one."""

@@ -15,9 +15,9 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from d2ldev.containers import Kinds
+from d2ldev.containers import TENSOR, Kinds
 from d2ldev.device import Device
-from d2ldev.errors import DeviceUnavailableError
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,7 +144,11 @@ class Primitives(ABC):
 
     @abstractmethod
     def dtype_of(self, x: Tensor) -> str:
-        """The name of a tensor's dtype, such as ``'float32'``."""
+        """The name of a tensor's dtype, such as ``'float32'``.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend (``_require_tensor``).
+        """
 
     @abstractmethod
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -206,11 +210,23 @@ class Primitives(ABC):
         """The address of a tensor's first byte in its device's memory.
 
         Two tensors of one device with the same address are the same memory.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend, or has no one address.
         """
 
     @abstractmethod
     def _from_dlpack(self, x: Any) -> Tensor:
         """A tensor on the memory of another framework's."""
+
+    def _require_tensor(self, x: Any, attempted: str) -> None:
+        """Raise an ``UnsupportedValueError`` unless ``x`` is a tensor of this backend."""
+        if self.kinds[type(x)] is not TENSOR:
+            raise UnsupportedValueError(
+                attempted,
+                f"{describe(x)} is no tensor of the {self.name} backend",
+                "x = backend.asarray(x) makes a tensor",
+            )
 
     # -- models ---------------------------------------------------------------------------
 
@@ -272,13 +288,6 @@ class Primitives(ABC):
     @abstractmethod
     def _synchronize(self, device: Device) -> None:
         """Return when all work queued on a device is done, without making a context there."""
-
-    def is_idle(self, device: DeviceLike = None) -> bool:
-        """Whether no work queued on a device (None: on any) is unfinished.
-
-        A framework that computes before it returns is always idle.
-        """
-        return True
 
     @abstractmethod
     def _memory(self, device: Device) -> Memory:

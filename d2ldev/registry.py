@@ -25,6 +25,7 @@ from d2ldev.errors import (
     D2LDevError,
     UnknownBackendError,
     UnsupportedValueError,
+    shown,
 )
 from d2ldev.virtual import requested_virtual_gpus
 
@@ -171,7 +172,7 @@ def _checked_instance(backend: Any) -> Backend:
         return active_backend()
     if not isinstance(backend, Backend):
         raise UnsupportedValueError(
-            f"use {backend!r} as a backend",
+            f"use {shown(backend)} as a backend",
             "it is neither a name nor a backend",
             f"d2ldev.get_backend({FALLBACK!r})",
         )

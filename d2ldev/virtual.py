@@ -11,7 +11,7 @@ import operator
 import os
 from typing import TYPE_CHECKING
 
-from d2ldev.errors import D2LDevError, InvalidDeviceError
+from d2ldev.errors import D2LDevError, InvalidDeviceError, shown
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend
@@ -35,7 +35,7 @@ def virtual_gpus(n: int) -> None:
     from d2ldev.registry import loaded_backends
 
     global _chosen
-    number = _checked(n, f"make {n!r} virtual GPUs")
+    number = _checked(n, f"make {shown(n)} virtual GPUs")
     for backend in loaded_backends():
         if backend.max_virtual_gpus and _made_by(backend) != number:
             raise D2LDevError(

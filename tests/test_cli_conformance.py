@@ -94,3 +94,17 @@ def test_too_few_gpus_are_pytests_usage_error():
     done = run_command("conformance", "reference", "--virtual-gpus", "0", "--require-gpus", "1")
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
     assert "1 GPUs are required" in done.stderr
+
+
+def test_a_report_that_cannot_be_written_is_told_before_the_tests_run(tmp_path):
+    (tmp_path / "file").touch()
+    done = run_command("conformance", "reference", "--report", str(tmp_path / "file" / "out"))
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "cannot write the report" in done.stderr
+    assert "passed" not in done.stdout
+
+
+def test_an_empty_name_is_no_backend():
+    done = run_command("conformance", "")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "cannot use the backend ''" in done.stderr

@@ -68,6 +68,7 @@ class ReferenceBackend(Backend):
         return getattr(xp, name)
 
     def dtype_of(self, x: Tensor) -> str:
+        self._require_tensor(x, "tell the dtype of a tensor")
         return str(x.dtype).removeprefix("array_api_strict.")
 
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -111,6 +112,7 @@ class ReferenceBackend(Backend):
         return np.array(np.from_dlpack(x))
 
     def address(self, x: Tensor) -> int:
+        self._require_tensor(x, "tell the address of a tensor")
         return int(np.from_dlpack(x).ctypes.data)
 
     def _from_dlpack(self, x: Any) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike, Tensor
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -44,14 +44,9 @@ def make_mlp(
     backend: Backend, sizes: Sequence[int], activation: str, device: DeviceLike, seed: int
 ) -> MLP:
     """See ``Backend.mlp``: weights uniform in +-1/sqrt(n_in), biases zero."""
-    if len(sizes) < 2 or activation not in _ACTIVATIONS:
-        raise UnsupportedValueError(
-            f"make an MLP of sizes {list(sizes)} with {activation!r}",
-            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
-            "net = backend.mlp([20, 64, 1], activation='relu')",
-        )
+    numbers, seed = checked_mlp(sizes, activation, seed, _ACTIVATIONS)
     layers = []
-    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
         uniform: Any = backend.rand((n_out, n_in), seed=seed + i, device=device)
         layers.append(
             {

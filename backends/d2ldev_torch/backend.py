@@ -123,6 +123,7 @@ class TorchBackend(Backend):
         return getattr(torch, name)  # type: ignore[no-any-return]
 
     def dtype_of(self, x: Tensor) -> str:
+        self._require_tensor(x, "tell the dtype of a tensor")
         return str(x.dtype).removeprefix("torch.")
 
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -164,7 +165,15 @@ class TorchBackend(Backend):
         return numpy_exchange.to_numpy(x)
 
     def address(self, x: Tensor) -> int:
-        return int(x.data_ptr())
+        self._require_tensor(x, "tell the address of a tensor")
+        try:
+            return int(x.data_ptr())
+        except RuntimeError as error:  # a sparse one has several, a nested one none
+            raise UnsupportedValueError(
+                "tell the address of a tensor",
+                f"a tensor of layout {x.layout} has no one address",
+                "backend.address(x.to_dense()), or of one of the tensors that it consists of",
+            ) from error
 
     def _from_dlpack(self, x: Any) -> Tensor:
         return from_dlpack(x)
@@ -213,7 +222,8 @@ class TorchBackend(Backend):
             self._accelerator.synchronize(device.index)
 
     def is_idle(self, device: DeviceLike = None) -> bool:
-        asked = self.devices() if device is None else [self.device(device)]
+        attempted = "ask whether there is work"
+        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
         return all(self._accelerator.is_idle(d.index) for d in asked if d is not CPU)
 
     def _memory(self, device: Device) -> Memory:

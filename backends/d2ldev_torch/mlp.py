@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import torch
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
@@ -18,14 +18,9 @@ def make_mlp(
     backend: Backend, sizes: Sequence[int], activation: str, device: DeviceLike, seed: int
 ) -> torch.nn.Sequential:
     """See ``Backend.mlp``: weights uniform in +-1/sqrt(n_in), biases zero."""
-    if len(sizes) < 2 or activation not in _ACTIVATIONS:
-        raise UnsupportedValueError(
-            f"make an MLP of sizes {list(sizes)} with {activation!r}",
-            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
-            "net = backend.mlp([20, 64, 1], activation='relu')",
-        )
+    numbers, seed = checked_mlp(sizes, activation, seed, _ACTIVATIONS)
     layers: list[torch.nn.Module] = []
-    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
         weight = backend.rand((n_out, n_in), seed=seed + i, dtype="float32", device=device)
         # Made without memory, then given tensors that were made on the device: nothing is drawn
         # from torch's random state, and nothing is made elsewhere.

@@ -10,6 +10,7 @@ a run in which nothing was tested.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,7 +53,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
     name = config.getoption("--d2ldev-backend")
-    if not name:
+    if name is None:
         return
     from d2ldev import D2LDevError, set_backend
     from d2ldev_conformance.report import Report
@@ -68,8 +69,21 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{required} GPUs are required, and {backend.name} has {gpus} here: "
             f"{', '.join(map(str, backend.devices()))}"
         )
+    _make_folder(config.getoption("--d2ldev-report"))
     config.stash[_BACKEND] = backend
     config.stash[_REPORT] = Report(backend)
+
+
+def _make_folder(folder: str | None) -> None:
+    """The folder for the report, before and not after the tests have run for it."""
+    if not folder:
+        return
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        if not os.access(folder, os.W_OK):
+            raise PermissionError(f"{folder} cannot be written to")
+    except OSError as error:
+        raise pytest.UsageError(f"cannot write the report: {error}") from error
 
 
 def backend_under_test(config: pytest.Config) -> Backend:

@@ -1,0 +1,131 @@
+"""What the creating, asking and copying calls refuse, and how: as d2ldev errors, all of it."""
+
+import copy
+import pickle
+
+import array_api_strict as xp
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
+from d2ldev.arguments import as_shape, checked_mlp
+
+
+class Shy:
+    """Fails at whatever is asked of it."""
+
+    def __repr__(self):
+        raise RuntimeError("do not look")
+
+    def __hash__(self):
+        raise RuntimeError("do not count")
+
+
+@pytest.mark.parametrize("shape", ["", "23", b"12", bytearray(b"1"), 2.0, None, {2}])
+def test_a_text_or_a_number_with_a_point_is_no_shape(shape):
+    with pytest.raises(UnsupportedValueError, match="a shape is an integer or a sequence"):
+        as_shape(shape)
+
+
+@pytest.mark.parametrize(
+    "sizes", [[], [3], [0, 1], [3, -1], [3.0, 1], "31", b"31", None, 5, [[3], 1]]
+)
+def test_sizes_that_make_no_layers_are_refused(sizes):
+    with pytest.raises(UnsupportedValueError, match="make an MLP of sizes"):
+        checked_mlp(sizes, "relu", 0, {"relu"})
+
+
+@pytest.mark.parametrize("activation", ["relo", None, ["relu"], Shy()])
+def test_an_activation_that_is_none_is_refused_with_those_that_are(activation):
+    with pytest.raises(UnsupportedValueError, match="the activations are 'relu'"):
+        checked_mlp([3, 1], activation, 0, ["relu"])
+
+
+@pytest.mark.parametrize("seed", [1.5, "1", None])
+def test_a_seed_that_is_no_integer_is_refused(seed):
+    with pytest.raises(UnsupportedValueError, match="seed"):
+        checked_mlp([3, 1], "relu", seed, {"relu"})
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda b, device: b.ones(1, device=device),
+        lambda b, device: b.to(b.ones(1), device),
+        lambda b, device: b.native(device),
+        lambda b, device: b.gpu(device),
+        lambda b, device: b.is_idle(device),
+    ],
+    ids=["ones", "to", "native", "gpu", "is_idle"],
+)
+def test_a_device_that_cannot_be_shown_nor_hashed_is_refused(reference, call):
+    with pytest.raises(InvalidDeviceError, match="Shy"):
+        call(reference, Shy())
+
+
+@pytest.mark.parametrize("arguments", [("a",), (0, "b"), ([1],), (np.zeros(2),)])
+def test_a_range_of_what_are_no_numbers_is_refused(reference, arguments):
+    with pytest.raises(UnsupportedValueError, match="make the range from"):
+        reference.arange(*arguments)
+
+
+def test_data_that_no_memory_holds_is_no_memory_error_of_numpys(reference):
+    wide = np.broadcast_to(np.float32(1), (2**45,))
+    with pytest.raises(d2ldev.OutOfDeviceMemoryError):
+        reference.asarray(wide)
+
+
+def test_asking_a_missing_device_for_work_is_an_error(reference):
+    with pytest.raises(DeviceUnavailableError, match="gpu:7"):
+        reference.is_idle("gpu:7")
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(MemoryError, d2ldev.OutOfDeviceMemoryError), (TypeError, UnsupportedValueError)],
+)
+@pytest.mark.parametrize(
+    ("primitive", "call"),
+    [
+        ("_astype", lambda b, x: b.asarray(x, dtype="int32")),
+        ("_to_numpy", lambda b, x: b.to_numpy(x)),
+        ("_copy", lambda b, x: b.copy(x)),
+    ],
+)
+def test_what_the_framework_raises_is_translated(
+    reference, monkeypatch, primitive, call, error, expected
+):
+    def fails(*_):
+        raise error("not today")
+
+    x = reference.ones(1)
+    monkeypatch.setattr(reference, primitive, fails)
+    with pytest.raises(expected, match="not today") as caught:
+        call(reference, x)
+    assert type(caught.value.__cause__) is error
+
+
+@pytest.mark.parametrize("primitive", ["_to_numpy", "_copy"])
+def test_what_the_driver_says_of_other_work_is_left_as_it_is(reference, monkeypatch, primitive):
+    def fails(*_):
+        raise RuntimeError("an earlier kernel failed")
+
+    x = reference.ones(1)
+    monkeypatch.setattr(reference, primitive, fails)
+    with pytest.raises(RuntimeError, match="an earlier kernel") as caught:
+        reference.to_numpy(x) if primitive == "_to_numpy" else reference.copy(x)
+    assert not isinstance(caught.value, d2ldev.D2LDevError)
+
+
+@pytest.mark.parametrize(
+    "again", [copy.copy, copy.deepcopy, lambda b: pickle.loads(pickle.dumps(b))]
+)
+def test_a_backend_is_found_again_by_its_name(reference, again):
+    assert again(reference) is reference
+    assert again({"backend": reference})["backend"] is reference
+
+
+def test_like_takes_a_tensor_and_nothing_else(reference):
+    with pytest.raises(UnsupportedValueError, match="dtype"):
+        reference.asarray(xp.zeros(1), like=np.zeros(1))
