@@ -97,7 +97,7 @@ class Moving(Resolution):
         """A tensor on the memory of another framework's tensor, without a copy.
 
         Args:
-            x: anything with ``__dlpack__`` and ``__dlpack_device__``.
+            x: anything with ``__dlpack__`` and ``__dlpack_device__``, or a tensor of a backend.
 
         Raises:
             UnsupportedValueError: if the protocol does not allow it: no such method, a dtype
@@ -105,7 +105,7 @@ class Moving(Resolution):
         """
         attempted = f"take over the memory of {describe(x)}"
         try:
-            return self._from_dlpack(x)
+            return self._from_dlpack(x if self.kinds[type(x)] is TENSOR else _exported(x))
         except Exception as error:
             raise UnsupportedValueError(
                 attempted,
@@ -181,10 +181,22 @@ class Moving(Resolution):
         fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
         if isinstance(x, self.object_types):
             fix = "model = backend.place(model, device) moves models and optimizers"
-        elif hasattr(x, "__dlpack__") and type(x).__module__ != "numpy":
+        elif hasattr(_exported(x), "__dlpack__") and type(x).__module__ != "numpy":
             fix = "x = backend.from_dlpack(x) takes over another framework's tensor"
         elif not hasattr(x, "__array__"):
             register = f"d2ldev.register_container({type(x).__name__}, children, rebuild)"
             fix = f"take it out of the batch, or {register}"
         problem = f"{describe(x)}{where} is {what}"
         return UnsupportedValueError(attempted, problem, fix)
+
+
+def _exported(x: Any) -> Any:
+    """What has ``__dlpack__`` for a value: itself, or what its backend puts in its stead."""
+    if hasattr(x, "__dlpack__"):
+        return x
+    from d2ldev.registry import backend_of
+
+    try:
+        return backend_of(x)._dlpack_of(x)
+    except UnsupportedValueError:
+        return x

@@ -219,6 +219,13 @@ class Primitives(ABC):
     def _from_dlpack(self, x: Any) -> Tensor:
         """A tensor on the memory of another framework's."""
 
+    def _dlpack_of(self, x: Tensor) -> Any:
+        """What has ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
+
+        The tensor itself, but for a framework whose tensors lack these methods: MXNet.
+        """
+        return x
+
     def _require_tensor(self, x: Any, attempted: str) -> None:
         """Raise an ``UnsupportedValueError`` unless ``x`` is a tensor of this backend."""
         if self.kinds[type(x)] is not TENSOR:
