@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from functools import lru_cache
+from functools import cache
 
 from d2ldev.device import Device
 from d2ldev.errors import DeviceUnavailableError
@@ -44,7 +44,7 @@ def has_cuda() -> bool:
     return bool(mx.runtime.Features().is_enabled("CUDA"))
 
 
-@lru_cache(1)
+@cache
 def capabilities() -> tuple[str, ...]:
     """The compute capability of each card that this process may use.
 
@@ -58,8 +58,9 @@ def capabilities() -> tuple[str, ...]:
     return tuple(done.stdout.split())
 
 
+@cache
 def check_card(device: Device) -> None:
-    """Run a first kernel on a card.
+    """Run a first kernel on a card; once is enough if it works.
 
     Raises:
         DeviceUnavailableError: if it fails, above all because the wheel has none for the card.

@@ -27,11 +27,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError
+from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.placing import Part, describe
+from d2ldev.placing import Part
 from d2ldev_mxnet import accelerator, numpy_exchange
-from d2ldev_mxnet.dlpack import from_dlpack
+from d2ldev_mxnet.dlpack import Exported, from_dlpack
 from d2ldev_mxnet.framework import NumPyShapes, mx
 from d2ldev_mxnet.memory import is_out_of_memory
 from d2ldev_mxnet.mlp import make_mlp
@@ -136,6 +136,7 @@ class MXNetBackend(Backend):
         return getattr(mx.np, name)  # type: ignore[no-any-return]
 
     def dtype_of(self, x: Tensor) -> str:
+        self._require_tensor(x, "tell the dtype of a tensor")
         return str(np.dtype(x.dtype).name)
 
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -197,6 +198,7 @@ class MXNetBackend(Backend):
         return numpy_exchange.to_numpy(x)
 
     def address(self, x: Tensor) -> int:
+        self._require_tensor(x, "tell the address of a tensor")
         x.wait_to_read()
         pointer = ctypes.c_void_p()
         _check(mx.base._LIB.MXNDArrayGetData(x.handle, ctypes.byref(pointer)))
@@ -204,6 +206,9 @@ class MXNetBackend(Backend):
 
     def _from_dlpack(self, x: Any) -> Tensor:
         return from_dlpack(x, 0 if self.virtual_gpus else self.num_gpus())
+
+    def _dlpack_of(self, x: Tensor) -> Any:
+        return Exported(x)
 
     # -- models ---------------------------------------------------------------------------
 
@@ -249,7 +254,7 @@ class MXNetBackend(Backend):
         # MXNet's engine does not say what is queued, on the CPU or elsewhere. The one true answer
         # that can be given is the one after waiting.
         mx.nd.waitall()
-        return True
+        return super().is_idle(device)
 
     def _memory(self, device: Device) -> Memory:
         if device is CPU or self.virtual_gpus:

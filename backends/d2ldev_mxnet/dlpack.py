@@ -1,4 +1,4 @@
-"""Taking over memory by DLPack, with what MXNet leaves unchecked checked before."""
+"""Memory by DLPack, in both directions, with what MXNet leaves unchecked checked before."""
 
 from __future__ import annotations
 
@@ -28,3 +28,24 @@ def from_dlpack(x: Any, gpus: int) -> Any:
     with NumPyShapes():
         # Of no version, which has no flag for read-only memory, so that its owner refuses.
         return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()
+
+
+class Exported:
+    """An array of MXNet with the methods of DLPack's protocol, which came after it.
+
+    Args:
+        x: the array; its contexts on the CPU are numbered in DLPack as in MXNet.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._array = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        context = self._array.ctx
+        is_gpu = context.device_type == "gpu"
+        return (_ON_CUDA if is_gpu else _ON_CPU, context.device_id)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        # MXNet returns when nothing that is queued reads or writes the memory: no stream of the
+        # consumer's has anything to wait for. Its capsules are of no version.
+        return self._array.to_dlpack_for_write()

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
@@ -26,15 +26,10 @@ def make_mlp(
     backend: Backend, sizes: Sequence[int], activation: str, device: DeviceLike, seed: int
 ) -> NumPySequential:
     """See ``Backend.mlp``: weights uniform in +-1/sqrt(n_in), biases zero."""
-    if len(sizes) < 2 or activation not in _ACTIVATIONS:
-        raise UnsupportedValueError(
-            f"make an MLP of sizes {list(sizes)} with {activation!r}",
-            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
-            "net = backend.mlp([20, 64, 1], activation='relu')",
-        )
+    numbers, seed = checked_mlp(sizes, activation, seed, _ACTIVATIONS)
     net = NumPySequential()
-    last = len(sizes) - 2
-    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+    last = len(numbers) - 2
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
         weight = backend.rand((n_out, n_in), seed=seed + i, dtype="float32", device=device)
         bias = backend.zeros(n_out, dtype="float32", device=device)
         dense = mx.gluon.nn.Dense(
