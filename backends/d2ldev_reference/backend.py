@@ -116,7 +116,9 @@ class ReferenceBackend(Backend):
         return int(np.from_dlpack(x).ctypes.data)
 
     def _from_dlpack(self, x: Any) -> Tensor:
-        return xp.from_dlpack(x)
+        # DLPack knows nothing of devices that are not there: said again, or it is the CPU's.
+        own = isinstance(x, self.tensor_types)
+        return xp.from_dlpack(x, device=self._native(self.device_of(x)) if own else None)
 
     # -- models ---------------------------------------------------------------------------
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from d2ldev import Backend
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
@@ -37,3 +40,16 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
     assert x.dtype == y.dtype
     assert x.shape == y.shape
     assert x.tobytes() == y.tobytes()
+
+
+def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
+    """The values of all that ``place`` looks after, by name."""
+    return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
+
+
+def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[Any]]) -> None:
+    """Same names in the same order, and the same bytes."""
+    after = values_of(backend, obj)
+    assert list(after) == list(values)
+    for name, value in values.items():
+        assert_same(after[name], value)

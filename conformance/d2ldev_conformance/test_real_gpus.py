@@ -62,6 +62,18 @@ def test_a_hidden_gpu_does_not_exist(backend, monkeypatch):
     assert _run("print(backend.num_gpus(), backend.try_gpu())", backend) == "0 cpu"
 
 
+@requirement("sync.queue-is-seen", section=SECTION)
+def test_a_gpu_that_works_is_not_idle(backend):
+    # Without it ``sync.waits-for-queued-work`` would be skipped on hardware: "nothing is queued".
+    x = backend.rand((8192, 8192), seed=0, device="gpu:0")
+    backend.synchronize()
+    for _ in range(16):
+        x @ x
+    assert not backend.is_idle("gpu:0")
+    backend.synchronize("gpu:0")
+    assert backend.is_idle("gpu:0")
+
+
 @requirement("memory.total", section=SECTION)
 def test_a_gpu_has_memory(backend):
     assert backend.memory("gpu:0").total > 256 * MEBIBYTE

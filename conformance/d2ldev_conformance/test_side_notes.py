@@ -34,15 +34,17 @@ def test_synchronize_takes_a_device(backend, place):
 
 
 @requirement("sync.missing-device", section=SECTION)
-def test_synchronize_refuses_a_missing_device(backend, missing):
+@pytest.mark.parametrize("method", ["synchronize", "is_idle"])
+def test_waiting_for_a_missing_device_is_an_error(backend, missing, method):
     with pytest.raises(DeviceUnavailableError, match=str(missing)):
-        backend.synchronize(missing)
+        getattr(backend, method)(missing)
 
 
 @requirement("sync.bad-device", section=SECTION)
-def test_synchronize_refuses_what_is_no_device(backend):
+@pytest.mark.parametrize("method", ["synchronize", "is_idle"])
+def test_waiting_for_what_is_no_device_is_an_error(backend, method):
     with pytest.raises(InvalidDeviceError):
-        backend.synchronize("gpu:x")
+        getattr(backend, method)("gpu:x")
 
 
 @pytest.fixture

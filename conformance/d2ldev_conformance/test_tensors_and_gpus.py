@@ -28,6 +28,14 @@ def test_what_is_no_tensor_has_no_device(backend, value):
         backend.device_of(value)
 
 
+@requirement("query.dtype-and-address-of-no-tensor", section=SECTION)
+@pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), np.float32])
+def test_what_is_no_tensor_has_no_dtype_and_no_address(backend, value):
+    for method in (backend.dtype_of, backend.address):
+        with pytest.raises(UnsupportedValueError):
+            method(value)
+
+
 @requirement("query.result-is-where-the-operands-are", section=SECTION)
 def test_an_operation_runs_where_its_operands_are(backend, place):
     x = backend.ones((3, 3), device=place)
@@ -71,6 +79,16 @@ def test_to_numpy_keeps_the_shape(backend, place, shape):
     assert_same(backend.to_numpy(backend.asarray(data, device=place)), data)
 
 
+@requirement("query.to-numpy-of-parts", section=SECTION)
+def test_a_part_of_a_tensor_has_its_own_values(backend, place):
+    data = numbers("float32", (4, 6))
+    x = backend.asarray(data, device=place)
+    for part in (np.s_[1:3, 2:5], np.s_[:, ::2], np.s_[:, 1]):
+        expected = np.ascontiguousarray(data[part])
+        assert_same(np.ascontiguousarray(backend.to_numpy(x[part])), expected)
+        assert_same(np.ascontiguousarray(backend.to_numpy(backend.copy(x[part]))), expected)
+
+
 @requirement("query.to-numpy-is-owned", section=SECTION)
 def test_the_array_is_the_callers_own(backend, place):
     x = backend.ones(3, device=place)
@@ -111,6 +129,14 @@ def test_from_dlpack_takes_the_backends_own_tensors(backend):
     assert backend.address(y) == backend.address(x)
 
 
+@requirement("query.dlpack-stays-on-the-device", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_from_dlpack_leaves_a_tensor_where_it_is(backend, place):
+    y = backend.from_dlpack(backend.ones(4, device=place))
+    assert backend.device_of(y) is place
+    np.testing.assert_array_equal(backend.to_numpy(y), np.ones(4, np.float32))
+
+
 @requirement("query.dlpack-refuses-others", section=SECTION)
 @pytest.mark.parametrize("value", [1.0, [1.0], "x", None])
 def test_from_dlpack_refuses_what_has_no_dlpack(backend, value):
@@ -143,6 +169,14 @@ def test_an_error_names_the_attempt_the_devices_and_the_fix(backend, missing):
     assert error.devices == tuple(map(str, backend.devices()))
     assert f"try_gpu({missing.index})" in error.fix
     assert all(text in str(error) for text in (error.attempted, error.problem, error.fix))
+
+
+@requirement("errors.keep-the-cause", section=SECTION)
+def test_the_frameworks_own_error_stays_chained(backend):
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.from_dlpack(1.0)
+    assert isinstance(caught.value.__cause__, Exception)
+    assert not isinstance(caught.value.__cause__, d2ldev.D2LDevError)
 
 
 @requirement("errors.survive-pickling", section=SECTION)

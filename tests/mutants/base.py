@@ -44,4 +44,6 @@ class Queued(Mutant):
         self._queued.discard(device)
 
     def is_idle(self, device: Any = None) -> bool:
-        return not self._queued if device is None else self.device(device) not in self._queued
+        if device is None:
+            return not self._queued
+        return self._existing(device, "ask whether there is work")[0] not in self._queued

@@ -7,7 +7,7 @@ import contextlib
 import array_api_strict as xp
 import numpy as np
 
-from d2ldev import DeviceUnavailableError
+from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU
 from mutants.base import Mutant
 
@@ -149,3 +149,77 @@ class LendsItsMemoryToNumpy(Mutant, caught_by="query.to-numpy-is-owned"):
 class CopiesThroughDlpack(Mutant, caught_by="query.dlpack-shares-numpy-memory"):
     def _from_dlpack(self, x):
         return self.copy(super()._from_dlpack(x))
+
+
+class LeavesTheDeviceThroughDlpack(Mutant, caught_by="query.dlpack-stays-on-the-device"):
+    def _from_dlpack(self, x):
+        return xp.from_dlpack(x)
+
+
+class TruncatesSeeds(Mutant, caught_by="create.seeds-are-taken-whole"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        seed = None if seed is None else seed % 2**16
+        return super()._random(distribution, shape, seed, dtype, native)
+
+
+class SeedsTheWholeProcess(Mutant, caught_by="create.seeds-leave-the-random-state"):
+    def _random(self, distribution, shape, seed, dtype, native):
+        if seed is not None:
+            np.random.seed(seed)
+        return super()._random(distribution, shape, None, dtype, native)
+
+
+class CountsInWholeNumbers(Mutant, caught_by="create.arange-of-fractions"):
+    def _arange(self, start, stop, step, dtype, native):
+        if any(isinstance(number, float) for number in (start, stop, step)):
+            dtype = dtype or xp.float32
+        return super()._arange(int(start), int(stop), int(step) or 1, dtype, native)
+
+
+class FillsWithFloats(Mutant, caught_by="create.integers-stay-integers"):
+    def _full(self, shape, value, dtype, native):
+        return super()._full(shape, float(value) if dtype is None else value, dtype, native)
+
+
+class FillsThroughFloats(Mutant, caught_by="create.integers-are-exact"):
+    def _full(self, shape, value, dtype, native):
+        value = int(np.float32(value)) if type(value) is int else value
+        return super()._full(shape, value, dtype, native)
+
+
+class HasFewDtypes(Mutant, caught_by="create.has-dtypes"):
+    dtype_names = ("float32", "float64", "int16", "int64")
+
+
+class LetsTheScopeBeatLike(Mutant, caught_by="create.like-beats-the-scope"):
+    def _destination(self, attempted, dtype, device, like):
+        if like is not None:
+            device = self._scope.get() or device
+        return super()._destination(attempted, dtype, device, like)
+
+
+class MovesTensorsIntoTheScope(Mutant, caught_by="create.a-tensor-stays-in-a-scope"):
+    def _convert(self, x, dtype, device, like):
+        return super()._convert(x, dtype, device or self._scope.get(), like)
+
+
+class ReadsPartsAsWholes(Mutant, caught_by="query.to-numpy-of-parts"):
+    def _to_numpy(self, x):
+        part = np.from_dlpack(x)
+        if part.flags.c_contiguous:
+            return np.array(part)
+        start = np.lib.stride_tricks.as_strided(part, (part.size,), (part.itemsize,))
+        return np.array(start).reshape(part.shape)
+
+
+class HidesTheCause(Mutant, caught_by="errors.keep-the-cause"):
+    def from_dlpack(self, x):
+        try:
+            return super().from_dlpack(x)
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(error.attempted, error.problem, error.fix) from None
+
+
+class NamesAnyDtype(Mutant, caught_by="query.dtype-and-address-of-no-tensor"):
+    def dtype_of(self, x):
+        return str(getattr(x, "dtype", "float32")).removeprefix("array_api_strict.")

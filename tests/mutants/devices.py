@@ -131,6 +131,18 @@ class SynchronizesWhatIsMissing(Mutant, caught_by="sync.missing-device"):
             super().synchronize(device)
 
 
+class CallsWhatIsMissingIdle(Mutant, caught_by="sync.missing-device"):
+    def is_idle(self, device=None):
+        return True
+
+
+class CallsWhatIsNoDeviceIdle(Mutant, caught_by="sync.bad-device"):
+    def is_idle(self, device=None):
+        with contextlib.suppress(ValueError):
+            return super().is_idle(device)
+        return True
+
+
 class MeasuresWhatIsMissing(Mutant, caught_by="memory.missing-device"):
     def memory(self, device):
         return Memory(0, 0, 0)

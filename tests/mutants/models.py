@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import numpy as np
 from d2ldev_reference.mlp import MLP
 
 from d2ldev import DeviceUnavailableError
@@ -103,3 +104,55 @@ class MakesConstantModels(Mutant, caught_by="mlp.not-constant"):
         net = super().mlp(sizes, activation=activation, device=device, seed=seed)
         layers = [{"weight": layer["weight"] * 0.0, "bias": layer["bias"]} for layer in net.layers]
         return dataclasses.replace(net, layers=layers)
+
+
+class EndsWithAnActivation(Mutant, caught_by="mlp.last-layer-is-affine"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+        return Bent(net.layers, net.activation)
+
+
+class Bent(MLP):
+    """An MLP whose outputs are bent a little."""
+
+    def __call__(self, x):
+        y = super().__call__(x)
+        return y + 0.1 * y * y
+
+
+class RepeatsItsLayers(Mutant, caught_by="mlp.layers-differ"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+        shapes = {layer["weight"].shape: layer for layer in net.layers}
+        layers = [shapes[layer["weight"].shape] for layer in net.layers]
+        return dataclasses.replace(net, layers=[dict(layer) for layer in layers])
+
+
+class SeedsTheProcessForModels(Mutant, caught_by="mlp.seed-leaves-the-random-state"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+        np.random.seed(seed)
+        return net
+
+
+class MakesModelsOfNothing(Mutant, caught_by="mlp.refuses-nonsense"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        sizes = [max(size, 1) for size in sizes] if isinstance(sizes, list) else sizes
+        return super().mlp(sizes, activation=activation, device=device, seed=seed)
+
+
+class MakesModelsInTheScope(Mutant, caught_by="mlp.a-device-beats-the-scope"):
+    def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+        device = self._scope.get() or device
+        return super().mlp(sizes, activation=activation, device=device, seed=seed)
+
+
+class HasNothingToPlace(Mutant, caught_by="place.has-samples"):
+    def samples(self):
+        return {}
+
+
+class ForgetsTheActivation(Mutant, caught_by="place.same-function"):
+    def place(self, obj, device):
+        placed = super().place(obj, device)
+        return placed if placed is obj or not isinstance(placed, MLP) else MLP(placed.layers)

@@ -111,3 +111,8 @@ class EmptiesTheSource(Mutant, caught_by="copy.to-leaves-the-source"):
 class TakesWhatIsNoTensor(Mutant, caught_by="copy.refuses-what-is-no-tensor"):
     def to(self, x, device):
         return super().to(x, device) if isinstance(x, (*self.tensor_types, dict)) else x
+
+
+class MovesIntoTheScope(Mutant, caught_by="copy.a-device-beats-the-scope"):
+    def to(self, x, device):
+        return super().to(x, self._scope.get() or device)
