@@ -11,7 +11,7 @@ import os
 import pkgutil
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import util
 from importlib.metadata import entry_points
@@ -32,7 +32,7 @@ _XLA_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
 def is_initialized() -> bool:
     """Whether JAX has its devices already; there is no public way to ask without making it so."""
-    return backends_are_initialized()
+    return bool(backends_are_initialized())
 
 
 class Accelerator:
@@ -79,7 +79,7 @@ class Accelerator:
         return self._cpus
 
     def gpus(self) -> list[jax.Device]:
-        """This process's GPUs; initialises JAX."""
+        """The GPUs of this process; initialises JAX."""
         self._start()
         return self._gpus
 
@@ -154,9 +154,10 @@ class VirtualAccelerator(Accelerator):
         if not is_initialized():
             forced = _XLA_COUNT.findall(os.environ.get("XLA_FLAGS", ""))
             wanted = max(needed, jax.config.jax_num_cpu_devices, *map(int, forced))
-            jax.config.update("jax_num_cpu_devices", wanted)
+            configure: Callable[[str, object], None] = jax.config.update
+            configure("jax_num_cpu_devices", wanted)
             # They stand in the hardware's stead: JAX's default device is the CPU as well.
-            jax.config.update("jax_platforms", "cpu")
+            configure("jax_platforms", "cpu")
         elif len(self.cpus()) < needed:
             raise DeviceUnavailableError(
                 f"make {number} virtual GPUs",

@@ -8,6 +8,7 @@ makes a context on each (``accelerator.py``).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -22,6 +23,7 @@ from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
 from d2ldev.placing import Part
 from d2ldev_jax import numpy_exchange, queue
 from d2ldev_jax.accelerator import Accelerator, VirtualAccelerator, is_initialized
+from d2ldev_jax.capacity import check_capacity, computed
 from d2ldev_jax.dlpack import from_dlpack
 from d2ldev_jax.draws import Draws
 from d2ldev_jax.memory import let_it_grow
@@ -49,9 +51,6 @@ _NARROW = tuple(
     )
     if hasattr(jnp, name)
 )
-# Above this many bytes a computation is waited for: JAX finds out that memory is short only while
-# it computes, and would say so to whoever reads the array first.
-_WAITED_FOR = 2**30
 
 
 class JaxBackend(Backend):
@@ -152,7 +151,8 @@ class JaxBackend(Backend):
                 "it holds random keys, and no numbers",
                 "jax.random.key_data(x) are their numbers",
             )
-        return np.dtype(scalar)
+        native: np.dtype[Any] = np.dtype(scalar)
+        return native
 
     def dtype_of(self, x: Tensor) -> str:
         return str(x.dtype.name)
@@ -163,27 +163,44 @@ class JaxBackend(Backend):
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         return numpy_exchange.from_data(obj, dtype, native, self._data_dtype)
 
+    # In a scope, because ``device`` alone does not suffice: JAX makes the array on its default
+    # device and copies it.
+
     def _full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
-        return jnp.full(shape, value, dtype=dtype, device=native)
+        with jax.default_device(native):
+            return jnp.full(shape, value, dtype=dtype, device=native)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        return jnp.zeros(shape, dtype=dtype, device=native)
+        with jax.default_device(native):
+            return jnp.zeros(shape, dtype=dtype, device=native)
 
     def _ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        return jnp.ones(shape, dtype=dtype, device=native)
+        with jax.default_device(native):
+            return jnp.ones(shape, dtype=dtype, device=native)
 
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
-        return _computed(jnp.arange(start, stop, step, dtype=dtype, device=native))
+        count = max(0, math.ceil((stop - start) / step))
+        check_capacity(count, 4 if dtype is None else dtype.itemsize, native)
+        # Of one number JAX 0.6 makes the range on the device, of three in NumPy.
+        if (start, step) == (0, 1):
+            start, stop, step = stop, None, None
+        with jax.default_device(native):
+            return computed(jnp.arange(start, stop, step, dtype, device=native))
 
     def _random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        key = self._draws.key(seed, native)
+        check_capacity(math.prod(shape), 4 if dtype is None else dtype.itemsize, native)
         draw = jax.random.uniform if distribution == "uniform" else jax.random.normal
         # A computation on a committed key is committed to its device.
-        return _computed(draw(key, shape, float if dtype is None else dtype))
+        key = self._draws.key(seed, native)
+        return computed(draw(key, shape, float if dtype is None else dtype))
 
     def _astype(self, x: Tensor, dtype: Any) -> Tensor:
+        if isinstance(x, jax.core.Tracer):
+            return x.astype(dtype)
+        if x.is_deleted():
+            self.device_of(x)  # refused, with the reason
         return jax.device_put(x.astype(dtype), x.sharding)
 
     def _copy(self, x: Tensor, native: Any) -> Tensor:
@@ -251,14 +268,9 @@ class JaxBackend(Backend):
         return Memory(used, peak, said.get("bytes_limit"))
 
     def _is_out_of_memory(self, error: Exception) -> bool:
-        # JAX has one exception for everything that XLA says, and XLA no code that it keeps to;
-        # the last two are of sizes that no address reaches.
-        words = ("RESOURCE_EXHAUSTED", "Out of memory", "overflow in static extent", "exceeding 2")
+        # JAX has one exception for all that XLA says, which keeps to no code of its own; the last
+        # is of sizes that no address reaches.
+        words = ("RESOURCE_EXHAUSTED", "Out of memory", "overflow in static extent")
         if isinstance(error, RuntimeError) and any(text in str(error) for text in words):
             return True
         return super()._is_out_of_memory(error)
-
-
-def _computed(x: Tensor) -> Tensor:
-    """The array, when it is large enough to be worth the wait; see ``_WAITED_FOR``."""
-    return jax.block_until_ready(x) if x.size * x.dtype.itemsize > _WAITED_FOR else x

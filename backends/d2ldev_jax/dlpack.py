@@ -12,6 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from d2ldev.interface import Tensor
+
 _ON_CPU = 1
 _ALIGNMENT = 64
 
@@ -59,7 +61,7 @@ class _Watched:
         return capsule
 
 
-def from_dlpack(x: Any) -> jax.Array:
+def from_dlpack(x: Any) -> Tensor:
     """An array on the memory of ``x``, committed to its device.
 
     Raises:

@@ -13,13 +13,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from d2ldev.interface import Tensor
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
 def from_data(
     obj: Any, dtype: np.dtype[Any] | None, native: jax.Device, narrow: Callable[[str], str]
-) -> jax.Array:
+) -> Tensor:
     """A new array with the values of a number, nested lists, or a NumPy array.
 
     Args:
@@ -39,7 +41,7 @@ def from_data(
     return jax.device_put(made, native)
 
 
-def to_numpy(x: jax.Array) -> NDArray[Any]:
+def to_numpy(x: Tensor) -> NDArray[Any]:
     """The values of an array, wherever it is, in an array of NumPy's; those of random keys too."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         x = jax.random.key_data(x)

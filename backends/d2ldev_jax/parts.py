@@ -22,7 +22,7 @@ from d2ldev.placing import Part
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32))
 
 
-class NnxObject(ABC):
+class NnxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
     """Modules, optimizers, metrics and random streams, which are all ``Pytree``; variables."""
 
     @classmethod

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -42,9 +43,9 @@ def is_idle(native: jax.Device) -> bool:
     return bool(ready)
 
 
-def _results(native: jax.Device) -> Iterator[jax.Array]:
+def _results(native: jax.Device) -> Iterator[Any]:
     """The arrays of a device that somebody holds."""
-    for x in jax.live_arrays(native.platform):
+    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
         with suppress(RuntimeError):
             if native in x.devices():
                 yield x
@@ -54,5 +55,5 @@ _add_one = jax.jit(lambda x: x + 1)
 
 
 @lru_cache
-def _number(native: jax.Device) -> jax.Array:
+def _number(native: jax.Device) -> Any:
     return jax.device_put(np.zeros((), np.int32), native)

@@ -36,12 +36,13 @@ def _trained_module(model: nnx.Module) -> dict[str, Any]:
     return {"model": model, "optimizer": optimizer}
 
 
-def _train_state() -> TrainState:
-    """linen's parameters with the state of an optimizer that has made a step."""
+def _train_state() -> Any:
+    """The parameters of linen with the state of an optimizer that has made a step."""
     model = linen.Dense(2)
     variables = model.init(jax.random.key(0), jnp.ones((1, 3)))
     momentum = optax.sgd(0.1, momentum=0.9)
-    state = TrainState.create(apply_fn=model.apply, params=variables["params"], tx=momentum)
+    create: Callable[..., Any] = TrainState.create
+    state = create(apply_fn=model.apply, params=variables["params"], tx=momentum)
     state = state.replace(step=jnp.zeros((), jnp.int32))
     return state.apply_gradients(grads=jax.tree.map(jnp.ones_like, state.params))
 

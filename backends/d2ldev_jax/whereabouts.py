@@ -24,8 +24,9 @@ def find(x: Any, device_for: Callable[[jax.Device], Device | None]) -> Device:
     """
     if isinstance(x, jax.core.Tracer):
         raise _nowhere(
-            f"a {x.aval.str_short()} is traced by jit, grad or vmap, and has no memory yet",
-            "ask outside of the traced function; jax.device_put(x, native) moves x inside of it",
+            f"a {x.dtype}{list(x.shape)} is traced by jit, grad or vmap, and has no memory yet",
+            "ask outside of the traced function; inside, x = jax.device_put(x, "
+            "backend.native('gpu:0')) moves it",
         )
     if not isinstance(x, jax.Array):
         raise _nowhere(f"{describe(x)} is no JAX array", "x = backend.asarray(x) makes an array")
@@ -43,7 +44,7 @@ def find(x: Any, device_for: Callable[[jax.Device], Device | None]) -> Device:
             "x = jax.device_put(x, backend.native('cpu')) brings it to one; x.sharding says "
             "which part is where",
         )
-    (native,) = natives
+    native: Any = next(iter(natives))
     device = device_for(native)
     if device is None:
         raise _nowhere(
@@ -54,9 +55,7 @@ def find(x: Any, device_for: Callable[[jax.Device], Device | None]) -> Device:
     if device is not CPU and memory not in (None, native.default_memory().kind):
         raise _nowhere(
             f"{kind} belongs to {device}, but its bytes are in the host's memory ({memory})",
-            "x = jax.device_put(x, jax.memory.Space.Device) brings them there"
-            if hasattr(jax, "memory")
-            else f"x = jax.device_put(x, backend.native('{device}')) brings them there",
+            f"x = jax.device_put(x, backend.native('{device}')) brings them there",
         )
     return device
 
