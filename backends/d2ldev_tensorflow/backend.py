@@ -12,23 +12,22 @@ Strings have no place but the CPU, and int32 variables none in TensorFlow's GPU 
 
 from __future__ import annotations
 
-import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
-from tensorflow.python.eager.context import async_wait
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError
+from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.placing import Inventory, Part, describe
-from d2ldev_tensorflow import numpy_exchange, nvml
+from d2ldev.placing import Inventory, Part
+from d2ldev_tensorflow import numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied
-from d2ldev_tensorflow.dlpack import from_dlpack
+from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
+from d2ldev_tensorflow.machine import answers_at_once, is_out_of_memory, memory_of_gpu, wait_for
 from d2ldev_tensorflow.mlp import make_mlp
 from d2ldev_tensorflow.parts import (
     OBJECT_TYPES,
@@ -43,9 +42,6 @@ from d2ldev_tensorflow.scopes import compute_at
 
 if TYPE_CHECKING:
     import numpy as np
-
-# How long a device may take to answer that it is idle, in seconds.
-_PATIENCE = 0.005
 
 
 class TensorFlowBackend(Backend):
@@ -114,10 +110,10 @@ class TensorFlowBackend(Backend):
 
     def _find(self, x: Tensor) -> Device:
         """The device of a variable, or of a tensor on a device that was not seen before."""
-        # A variable's own answer is that of its memory. One that is spread has several.
-        spread = isinstance(x, tf.Variable) and hasattr(x, "values")
-        is_variable = isinstance(x, tf.Variable) and not spread
-        name = x.device if is_variable else getattr(x, "backing_device", None)
+        spread = isinstance(x, tf.Variable) and hasattr(x, "values")  # it has several then
+        # A variable's ``device`` is that of its memory, unlike a tensor's.
+        whole = isinstance(x, tf.Variable) and not spread
+        name = x.device if whole else getattr(x, "backing_device", None)
         device = self._logical.place(name)
         if device is not None:
             self._places[name] = device
@@ -139,6 +135,7 @@ class TensorFlowBackend(Backend):
         return tf.as_dtype(name)
 
     def dtype_of(self, x: Tensor) -> str:
+        self._require_tensor(x, "tell the dtype of a tensor")
         return str(x.dtype.name)
 
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -222,10 +219,17 @@ class TensorFlowBackend(Backend):
         return numpy_exchange.to_numpy(x)
 
     def address(self, x: Tensor) -> int:
+        self._require_tensor(x, "tell the address of a tensor")
         return address_of(x)
 
     def _from_dlpack(self, x: Any) -> Tensor:
-        return from_dlpack(x)
+        if not isinstance(x, self.tensor_types):
+            return from_dlpack(x)
+        with tf.device(self._native(self.device_of(x))):
+            return tf.identity(x)  # the same memory
+
+    def _dlpack_of(self, x: Tensor) -> Any:
+        return Exported(x)
 
     # -- models ---------------------------------------------------------------------------
 
@@ -238,13 +242,14 @@ class TensorFlowBackend(Backend):
         seed: int = 0,
     ) -> Any:
         native = self._destination("make an MLP", None, device, None)[1]
-        net = make_mlp(sizes, activation, native, seed)
+        net = make_mlp(sizes, activation, seed, native)
         self._compute_at(net, native)
         return net
 
     def place(self, obj: Any, device: DeviceLike) -> Any:
-        placed = super().place(obj, device)
-        self._compute_at(placed, self.native(device))
+        with tf.init_scope():  # variables are moved now, also while a function is being traced
+            placed = super().place(obj, device)
+            self._compute_at(placed, self.native(device))
         return placed
 
     def _compute_at(self, obj: Any, native: str) -> None:
@@ -271,40 +276,23 @@ class TensorFlowBackend(Backend):
     # -- the machine ----------------------------------------------------------------------
 
     def _synchronize(self, device: Device) -> None:
-        if not has_started():
-            return
-        with tf.init_scope(), tf.device(self._native(device)):
-            tf.raw_ops.SyncDevice()
-        # For ``tf.config.experimental.set_synchronous_execution(False)``, after the other, which
-        # would be queued too.
-        async_wait()
+        if has_started():
+            wait_for(self._native(device))
 
     def is_idle(self, device: DeviceLike = None) -> bool:
-        asked = self.devices() if device is None else [self.device(device)]
-        return all(self._is_idle(each) for each in asked)
-
-    def _is_idle(self, device: Device) -> bool:
-        computes_first = tf.config.experimental.get_synchronous_execution()
-        if not has_started() or (computes_first and (device is CPU or self.virtual_gpus)):
+        attempted = "ask whether there is work"
+        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
+        if not has_started():
             return True
-        # TensorFlow can only be waited for: somebody else does, and is given little time.
-        waiting = threading.Thread(target=self._synchronize, args=(device,), daemon=True)
-        waiting.start()
-        waiting.join(_PATIENCE)
-        return not waiting.is_alive()
+        if tf.config.experimental.get_synchronous_execution():
+            # The CPU, which virtual GPUs are too, computes before it returns.
+            asked = [each for each in asked if self.platform(each) not in ("cpu", "virtual")]
+        return all(answers_at_once(self._native(each)) for each in asked)
 
     def _memory(self, device: Device) -> Memory:
         if device is CPU or self.virtual_gpus:
             return Memory(None, None, None)
-        total = nvml.memory_of(device.index) if tf.test.is_built_with_cuda() else None
-        if not has_started():
-            return Memory(0, 0, total)
-        held = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
-        return Memory(int(held["current"]), int(held["peak"]), total)
+        return memory_of_gpu(device.index, has_started())
 
     def _is_out_of_memory(self, error: Exception) -> bool:
-        if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
-            return True
-        # Sizes that no address reaches.
-        words = "would have more than 2**63 - 1 elements"
-        return isinstance(error, tf.errors.InvalidArgumentError) and words in str(error)
+        return is_out_of_memory(error)

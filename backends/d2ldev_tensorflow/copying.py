@@ -14,22 +14,30 @@ from tensorflow.python.eager import record
 
 from d2ldev_tensorflow.dlpack import data_pointer
 
+_WITH_SNAPSHOT = frozenset(
+    {
+        *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
+        *(tf.uint64, tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+    }
+)
+
 
 def copied(x: Any) -> tf.Tensor:
     """A tensor in new memory, on the device of the scope; gradients flow through it."""
-    x = tf.convert_to_tensor(x)
+    if isinstance(x, tf.Variable):
+        x = x.value()
     # Half of the time of a copy, and only a tape wants it. Private, but what
     # ``tf.custom_gradient`` asks itself.
     return _differentiable(x) if record.could_possibly_record() else _copied(x)
 
 
 def _copied(x: tf.Tensor) -> tf.Tensor:
+    if x.dtype in _WITH_SNAPSHOT:
+        return tf.raw_ops.Snapshot(input=x)
     if x.dtype == tf.string:
         return tf.raw_ops.DeepCopy(x=x)
-    if x.dtype.name.startswith("float8"):
-        flat = tf.reshape(x, [-1])
-        return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
-    return tf.raw_ops.Snapshot(input=x)
+    flat = tf.reshape(x, [-1])  # float8
+    return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
 
 
 @tf.custom_gradient

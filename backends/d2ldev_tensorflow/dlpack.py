@@ -36,14 +36,30 @@ _pointer_of.restype = ctypes.c_void_p
 _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
+class Exported:
+    """A tensor with the methods of DLPack, which TensorFlow's tensors lack.
+
+    Args:
+        x: a tensor or a variable.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._x = tf.convert_to_tensor(x)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return tf.experimental.dlpack.to_dlpack(self._x)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        tensor = _tensor_of(self.__dlpack__())
+        return tensor.device_type, tensor.device_id
+
+
 def from_dlpack(x: Any) -> tf.Tensor:
     """A tensor on the memory of ``x``.
 
     Raises:
         BufferError: if the memory begins where TensorFlow cannot use it, or ``x`` refuses.
     """
-    if isinstance(x, tf.Tensor):  # which has no ``__dlpack__``
-        return tf.experimental.dlpack.from_dlpack(tf.experimental.dlpack.to_dlpack(x))
     # Of no version, which has no flag for read-only memory, so that its owner refuses to give it.
     capsule = x.__dlpack__()
     on_cpu = _tensor_of(capsule).device_type == _ON_CPU

@@ -128,7 +128,7 @@ def _configure(virtual: int) -> None:
         if virtual:
             made = [tf.config.LogicalDeviceConfiguration() for _ in range(virtual + 1)]
             tf.config.set_logical_device_configuration(cpus[0], made)
-        late = has_started() and len(tf.config.list_logical_devices("CPU")) != max(1, virtual + 1)
+        late = has_started() and 0 < virtual != len(tf.config.list_logical_devices("CPU")) - 1
     except RuntimeError:  # so says TensorFlow once it has started
         late = True
     if late:

@@ -7,19 +7,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError
+from d2ldev.arguments import checked_mlp
+from d2ldev.errors import D2LDevError
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 
-def make_mlp(sizes: Sequence[int], activation: str, native: str, seed: int) -> Any:
+def make_mlp(sizes: Sequence[int], activation: str, seed: int, native: str) -> Any:
     """See ``Backend.mlp``: kernels uniform in +-1/sqrt(n_in), biases zero."""
-    if len(sizes) < 2 or activation not in _ACTIVATIONS:
-        raise UnsupportedValueError(
-            f"make an MLP of sizes {list(sizes)} with {activation!r}",
-            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
-            "net = backend.mlp([20, 64, 1], activation='relu')",
-        )
+    (n_in, *sizes), seed = checked_mlp(sizes, activation, seed, _ACTIVATIONS)
     import keras  # a second, which only those should wait for who use it
 
     if keras.config.backend() != "tensorflow":
@@ -28,16 +24,16 @@ def make_mlp(sizes: Sequence[int], activation: str, native: str, seed: int) -> A
             f"Keras computes with {keras.config.backend()} in this process",
             "set KERAS_BACKEND=tensorflow before Keras is imported, or unset it",
         )
-    layers = [keras.Input((sizes[0],))]
-    for i, n_out in enumerate(sizes[1:]):
+    layers = [keras.Input((n_in,))]
+    for i, n_out in enumerate(sizes):
         layers.append(
             keras.layers.Dense(
                 n_out,
-                activation=activation if i < len(sizes) - 2 else None,
+                activation=activation if i < len(sizes) - 1 else None,
                 # Keras' own name for it, so that the model can be saved and cloned. With a seed
                 # it draws from no state.
                 kernel_initializer=keras.initializers.VarianceScaling(
-                    1 / 3, "fan_in", "uniform", seed=seed + i
+                    1 / 3, "fan_in", "uniform", seed=(seed + i) % 2**63
                 ),
                 name=f"dense_{i}",
             )

@@ -9,11 +9,13 @@ from __future__ import annotations
 import sys
 import weakref
 from abc import ABC
-from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager.context import anonymous_name
 
 from d2ldev.containers import register_container
 from d2ldev.placing import Part
@@ -46,7 +48,7 @@ class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
 
 
 def _keras_classes() -> tuple[type, ...]:
-    keras = sys.modules.get("keras")
+    keras: Any = sys.modules.get("keras")
     if not hasattr(keras, "Optimizer") or keras.config.backend() != "tensorflow":
         return ()
     return (
@@ -61,7 +63,7 @@ OBJECT_TYPES: tuple[type, ...] = (tf.Module, tf.random.Generator, KerasObject)
 def parts_of(obj: Any) -> Iterator[Part]:
     """The parts of a module or of one of Keras' objects."""
     if not isinstance(obj, KerasObject):
-        return _attributes(obj, _OF_MODULES, setattr)
+        return _attributes(obj, _OF_MODULES, (), setattr)
     keras = sys.modules["keras"]
     if isinstance(obj, keras.Variable):
         return _variables([obj])
@@ -78,7 +80,9 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
         if hasattr(layer, "_variables")  # a metric's
         else [*layer._trainable_variables, *layer._non_trainable_variables]
     )
-    yield from _attributes(layer, _own_attributes(), lambda obj, *item: vars(obj).update([item]))
+    keras = sys.modules["keras"]
+    # Past ``__setattr__``, which refuses a layer that is built some of what it has.
+    yield from _attributes(layer, _own_attributes(), (keras.Variable,), _put_past_setattr)
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
             yield Part(f"{kind}.{index}", value, _stays)
@@ -103,26 +107,20 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
             yield Part(name, variable._value, _stays)
 
 
-def _attributes(obj: Any, own: frozenset[str], put: Any) -> Iterator[Part]:
+def _attributes(
+    obj: Any, own: frozenset[str], listed: tuple[type, ...], put: Callable[..., object]
+) -> Iterator[Part]:
     """The tensors, variables and modules in an object's attributes, and in their lists."""
+    skipped = (*_WITHOUT_TENSORS, *listed)
     for name, value in list(vars(obj).items()):
-        if name in own or name.startswith("_self_") or isinstance(value, _WITHOUT_TENSORS):
+        if name in own or name.startswith("_self_") or isinstance(value, skipped):
             continue
-        if type(value).__name__ == "Variable" and isinstance(value, KerasObject):
-            continue  # a layer's own, which were listed
         if not _stays_on_the_host(value):
-            yield Part(name, value, _Put(obj, name, put))
+            yield Part(name, value, partial(put, obj, name))
 
 
-class _Put:
-    """Stores another value in an attribute."""
-
-    def __init__(self, obj: Any, name: str, put: Any) -> None:
-        self._arguments = obj, name
-        self._put = put
-
-    def __call__(self, value: Any) -> None:
-        self._put(*self._arguments, value)
+def _put_past_setattr(obj: Any, name: str, value: Any) -> None:
+    vars(obj)[name] = value
 
 
 def _stays(_: Any) -> None:
@@ -152,32 +150,49 @@ def is_variable(x: Any) -> bool:
 def refill(x: Any, new: tf.Tensor) -> None:
     """Give a variable the memory of ``new``, and keep it who it is.
 
-    TensorFlow has no call for that. A variable is a handle of memory with a name and a shape; it
-    gets the handle of another variable, made where ``new`` is.
+    TensorFlow has no call for that. A variable is a handle of memory, with a name and a shape: it
+    gets another handle, made where ``new`` is, as ``tf.Variable`` makes its own.
     """
-    with tf.device(new.backing_device):
-        handle = tf.Variable(new, trainable=False, shape=x.shape, name="placed")._handle
     old = x._handle
-    handle._unique_id, handle._name, handle._parent_trackable = (
-        *(old._unique_id, old._name, weakref.ref(x)),
-    )
+    with tf.device(new.backing_device):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=new)
+    handle._handle_data = old._handle_data
+    handle._unique_id, handle._name = old._unique_id, old._name
+    handle._parent_trackable = weakref.ref(x)
     x._handle = handle
     # A function that was traced before holds the old handle for ever. Without its memory it fails,
     # instead of computing with forgotten values; and the memory is free at once.
-    tf.raw_ops.AssignVariableOp(resource=old, value=tf.zeros([0], x.dtype))
+    tf.raw_ops.AssignVariableOp(resource=old, value=_nothing(x.dtype))
+
+
+@lru_cache
+def _nothing(dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(np.zeros(0, dtype.as_numpy_dtype))
 
 
 def finish(obj: Any) -> None:
     """Let go of the functions that were traced with the old memory; they are traced again."""
+    attributes = vars(obj)
     for name in _TRACED:
-        if vars(obj).get(name) is not None:
-            vars(obj)[name] = None
-    for cls in type(obj).__mro__:
-        for function in vars(cls).values():
-            # Methods under ``tf.function``, which keeps what it traced by object. Private; the
-            # object itself is a ``WeakKeyDictionary``.
-            if isinstance(function, tf.types.experimental.PolymorphicFunction):
-                getattr(function, "_descriptor_cache", {}).pop(obj, None)
+        if attributes.get(name) is not None:
+            attributes[name] = None
+    for function in _functions_of(type(obj)):
+        # Private; TensorFlow keeps there what it traced for each object.
+        function._descriptor_cache.pop(obj, None)
+
+
+@lru_cache(1024)
+def _functions_of(cls: type) -> tuple[Any, ...]:
+    """The methods of a class that are ``tf.function``s."""
+    return tuple(
+        value
+        for base in cls.__mro__
+        for value in vars(base).values()
+        if isinstance(value, tf.types.experimental.PolymorphicFunction)
+    )
 
 
 def register_containers() -> None:
