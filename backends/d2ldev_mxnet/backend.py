@@ -182,7 +182,11 @@ class MXNetBackend(Backend):
             )
         draw = mx.np.random.uniform if distribution == "uniform" else mx.np.random.normal
         with NumPyShapes():
-            return draw(0.0, 1.0, shape, dtype=dtype, ctx=native, out=empty(shape, dtype, native))
+            x = draw(0.0, 1.0, shape, dtype=dtype, ctx=native, out=empty(shape, dtype, native))
+            if draw is mx.np.random.uniform and x.dtype == np.float16:
+                # MXNet rounds numbers just below 1 to 1, which is not in the interval.
+                x = mx.np.minimum(x, 1 - 2**-11, out=x)
+        return x
 
     def _astype(self, x: Tensor, dtype: Any) -> Tensor:
         with NumPyShapes():
