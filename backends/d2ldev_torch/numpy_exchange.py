@@ -29,10 +29,10 @@ def from_data(obj: Any, dtype: torch.dtype | None, device: torch.device) -> torc
 
 def to_numpy(x: torch.Tensor) -> np.ndarray[Any, Any]:
     """The values of a tensor, wherever it is, in an array of its own."""
-    x = x.detach().resolve_conj().resolve_neg()
+    x = x.detach()
     if x.layout is not torch.strided:
         x = x.to_dense()
-    # One copy: across from a device, or within the CPU's memory.
+    # One copy: across from a device, or within the CPU's memory, conjugated if ``x`` is lazily so.
     x = x.to("cpu", copy=True)
     name = str(x.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):

@@ -189,6 +189,19 @@ def test_a_part_of_a_tensor_moves_as_what_it_is(backend, route):
     assert_same(backend.to_numpy(backend.to(part, target)), np.ascontiguousarray(data[1]))
 
 
+@requirement("copy.ties-are-copied-once", section=SECTION)
+def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, monkeypatch):
+    x, original, copied = backend.ones(2, device=place), backend._copy_all, []
+
+    def counting(xs, native):
+        copied.extend(xs)
+        return original(xs, native)
+
+    monkeypatch.setattr(backend, "_copy_all", counting)
+    backend.copy({"x": x, "again": [x, (x,)]}, place)
+    assert len(copied) == 1
+
+
 @requirement("copy.refuses-what-is-no-tensor", section=SECTION)
 @pytest.mark.parametrize("method", ["to", "copy"])
 @pytest.mark.parametrize("value", [object(), np.zeros(2), {"a": object()}, len], ids=str)

@@ -134,3 +134,9 @@ class PassesUnknownObjects(Careless, caught_by="containers.unknown-object-is-nam
             known = {key: value for key, value in x.items() if key != "meta"}
             return {**self._copied(known, target, attempted, always=always), "meta": x["meta"]}
         return None
+
+
+class CopiesTiesTwice(Mutant, caught_by="copy.ties-are-copied-once"):
+    def copy(self, x, device=None):
+        super().copy(x, device)
+        return super().copy(x, device)

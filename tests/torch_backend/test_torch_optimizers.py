@@ -206,3 +206,22 @@ def test_on_a_device_of_torch_itself_the_state_moves(meta):
     meta.place((net, optimizer), "gpu")
     assert optimizer.state[net[0].weight]["sum"].is_meta
     assert optimizer.param_groups[0]["params"][0] is net[0].weight
+
+
+def test_what_a_group_keeps_moves_but_for_numbers_on_the_host(ledger):
+    net, *_ = regression()
+    optimizer = optim.Adam(net.parameters(), lr=torch.tensor(0.1), foreach=False)
+    optimizer.param_groups[0]["weights"] = torch.ones(2)
+    placement = ledger.placement(ledger.place(optimizer, gpu()))
+    assert placement["param_groups.0.weights"] is gpu()
+    assert "param_groups.0.lr" not in placement
+    assert ledger.device_of(optimizer.param_groups[0]["lr"]) is cpu()
+
+
+def test_a_step_that_is_no_number_on_the_host_moves(ledger):
+    net, optimizer, _, _, x, y = twins("adam")
+    train(net, optimizer, x, y, 1)
+    state = optimizer.state[net[0].weight]
+    state["step"] = torch.ones(1)
+    ledger.place(optimizer, gpu())
+    assert ledger.device_of(state["step"]) is gpu()
