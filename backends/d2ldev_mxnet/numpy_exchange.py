@@ -90,4 +90,4 @@ def full(shape: tuple[int, ...], value: int, dtype: Any, context: Any) -> Any:
 
 def arange(start: Any, stop: Any, step: Any, dtype: Any, context: Any) -> Any:
     """A range of numbers that MXNet would round."""
-    return from_data(np.arange(start, stop, step, dtype), dtype, context)
+    return from_data(np.arange(start, stop, step, dtype=dtype), dtype, context)
