@@ -108,17 +108,17 @@ class ReferenceBackend(Backend):
         return xp.asarray(self._to_numpy(x), dtype=x.dtype, device=native)
 
     def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
-        # Off the CPU ``np.asarray`` is refused; DLPack is not.
-        return np.array(np.from_dlpack(x))
+        return np.array(_numpy_of(x))
 
     def address(self, x: Tensor) -> int:
         self._require_tensor(x, "tell the address of a tensor")
-        return int(np.from_dlpack(x).ctypes.data)
+        return int(_numpy_of(x).ctypes.data)
 
     def _from_dlpack(self, x: Any) -> Tensor:
-        # DLPack knows nothing of devices that are not there: said again, or it is the CPU's.
-        own = isinstance(x, self.tensor_types)
-        return xp.from_dlpack(x, device=self._native(self.device_of(x)) if own else None)
+        if isinstance(x, self.tensor_types):
+            # DLPack knows nothing of devices that are not there, and makes everything the CPU's.
+            return xp.asarray(x, copy=False)
+        return xp.from_dlpack(x)
 
     # -- models ---------------------------------------------------------------------------
 
@@ -146,6 +146,16 @@ class ReferenceBackend(Backend):
 
     def _memory(self, device: Device) -> Memory:
         return Memory(None, None, None)
+
+
+def _numpy_of(x: Tensor) -> np.ndarray[Any, Any]:
+    """The NumPy array in a tensor.
+
+    array-api-strict's own, because neither public way works everywhere: off the CPU ``np.asarray``
+    is refused, and NumPy 1.26 passes no read-only memory on through DLPack.
+    """
+    array: np.ndarray[Any, Any] = x._array
+    return array
 
 
 def _scalar(value: Any, dtype: Any) -> Any:

@@ -26,7 +26,7 @@ print("used", *{names!r})
 """
 
 
-@pytest.mark.parametrize("pair", itertools.permutations(NAMES, 2), ids="-".join)
+@pytest.mark.parametrize("pair", list(itertools.permutations(NAMES, 2)), ids="-".join)
 def test_two_frameworks_imported_first_are_both_usable(pair):
     program = "\n".join([*(IMPORTS[name] for name in pair), USE.format(names=pair)])
     environment = {key: value for key, value in os.environ.items() if "D2LDEV" not in key}
@@ -36,7 +36,7 @@ def test_two_frameworks_imported_first_are_both_usable(pair):
     assert done.stdout == f"used {' '.join(pair)}\n", done.stderr
 
 
-@pytest.mark.parametrize("pair", itertools.permutations(NAMES, 2), ids="-".join)
+@pytest.mark.parametrize("pair", list(itertools.permutations(NAMES, 2)), ids="-".join)
 def test_two_frameworks_imported_by_d2ldev_are_both_usable(pair):
     environment = {key: value for key, value in os.environ.items() if "D2LDEV" not in key}
     done = subprocess.run(
