@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.active import backend
 from d2ldev.containers import register_container
 from d2ldev.device import Device, cpu, gpu
+from d2ldev.discovery import available_backends
 from d2ldev.errors import (
     BackendFallbackWarning,
     BackendNotInstalledError,
@@ -30,13 +31,7 @@ from d2ldev.errors import (
     UnsupportedValueError,
 )
 from d2ldev.interface import Backend, Memory
-from d2ldev.registry import (
-    available_backends,
-    backend_of,
-    get_backend,
-    set_backend,
-    use_backend,
-)
+from d2ldev.registry import backend_of, get_backend, set_backend, use_backend
 from d2ldev.virtual import virtual_gpus
 
 if TYPE_CHECKING:
@@ -79,7 +74,7 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """``from d2ldev import torch as d2l``: any backend that is known, by its name."""
-    from d2ldev.registry import ALIASES, known_backends
+    from d2ldev.discovery import ALIASES, known_backends
 
     if not name.startswith("_") and (name in known_backends() or name in ALIASES):
         return get_backend(name)

@@ -12,7 +12,7 @@ import os
 import warnings
 from collections.abc import Iterable
 
-from d2ldev.errors import D2LDevError, MemoryPolicyWarning
+from d2ldev.errors import MemoryPolicyWarning, UnsupportedValueError
 
 VARIABLE = "D2LDEV_GPU_MEMORY"
 
@@ -24,11 +24,12 @@ def user_has_chosen(variables: Iterable[str]) -> bool:
         variables: the framework's own environment variables for it.
 
     Raises:
-        D2LDevError: if ``D2LDEV_GPU_MEMORY`` is neither ``framework`` nor ``grow`` nor empty.
+        UnsupportedValueError: if ``D2LDEV_GPU_MEMORY`` is neither ``framework`` nor ``grow`` nor
+            empty.
     """
     policy = os.environ.get(VARIABLE, "").strip().lower()
     if policy not in ("", "framework", "grow"):
-        raise D2LDevError(
+        raise UnsupportedValueError(
             f"follow {VARIABLE}={os.environ[VARIABLE]!r}",
             "the policies are 'framework' and 'grow'",
             f"{VARIABLE}=framework leaves the framework's memory alone; grow is the default",

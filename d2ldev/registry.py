@@ -1,9 +1,4 @@
-"""Which backends there are, which one is active, and how that is changed.
-
-Backends are found through the entry-point group ``d2ldev.backends``, the built-in ones like
-anyone else's. An entry point names a subclass of ``Backend``; the package that holds it
-imports no framework until that class is asked for, and says which modules it needs in a
-``requires`` tuple (default: none), so that "is it installed?" is answered without importing.
+"""Which backend is active, and how that is changed.
 
 Held by ``tests/test_selection.py`` and ``tests/test_registry.py``.
 """
@@ -19,6 +14,19 @@ import warnings
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.discovery import (
+    ALIASES,
+    BROKEN,
+    FALLBACK,
+    PREFERENCE,
+    available_backends,
+    canonical_name,
+    choices,
+    known_backends,
+    missing_modules,
+    rank,
+    required_modules,
+)
 from d2ldev.errors import (
     BackendFallbackWarning,
     BackendNotInstalledError,
@@ -30,22 +38,15 @@ from d2ldev.errors import (
 from d2ldev.virtual import requested_virtual_gpus
 
 if TYPE_CHECKING:
-    from importlib.metadata import EntryPoint
-
     from d2ldev.interface import Backend
 
-GROUP = "d2ldev.backends"
 VARIABLE = "D2LDEV_BACKEND"
-ALIASES = {"pytorch": "torch", "tf": "tensorflow"}
-PREFERENCE = ("torch", "jax", "tensorflow", "mxnet")
-FALLBACK = "reference"
 _INSTALL = {
     **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
     FALLBACK: "pip install d2ldev",
 }
 
 _lock = threading.RLock()
-_entry_points: dict[str, EntryPoint] | None = None
 _loaded: dict[str, Backend] = {}
 _by_type: dict[type, Backend] = {}
 
@@ -61,76 +62,7 @@ _process: Backend | None = None
 _reason = ""
 
 
-# -- what there is ----------------------------------------------------------------------------
-
-
-def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
-    """Every backend that some installed distribution announces, by name.
-
-    Args:
-        refresh: look again, for what was installed since.
-    """
-    global _entry_points
-    if _entry_points is None or refresh:
-        from importlib.metadata import MetadataPathFinder, entry_points
-
-        # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
-        MetadataPathFinder().invalidate_caches()
-        found: dict[str, EntryPoint] = {}
-        for point in entry_points(group=GROUP):
-            found.setdefault(point.name.lower(), point)
-        _entry_points = found
-    return _entry_points
-
-
-def missing_modules(name: str) -> list[str]:
-    """What a known backend needs and is not installed, without importing any of it.
-
-    Raises:
-        Exception: whatever importing a broken third-party package raises.
-    """
-    package = importlib.import_module(known_backends()[name].module.partition(".")[0])
-    return [module for module in getattr(package, "requires", ()) if not _is_installed(module)]
-
-
-def available_backends() -> list[str]:
-    """The names of the backends whose framework is installed, in the order of preference.
-
-    No framework is imported. A third-party backend whose package cannot be imported is left
-    out; ``get_backend`` says why.
-    """
-    names = sorted(known_backends(), key=_rank)
-    return [name for name in names if _is_available(name)]
-
-
-def _rank(name: str) -> tuple[int, str]:
-    if name in PREFERENCE:
-        return PREFERENCE.index(name), name
-    return len(PREFERENCE) + (name == FALLBACK), name
-
-
-def _is_available(name: str) -> bool:
-    try:
-        return not missing_modules(name)
-    except Exception:
-        return False
-
-
-def _is_installed(module: str) -> bool:
-    if module in sys.modules:
-        return sys.modules[module] is not None
-    spec = importlib.util.find_spec(module)
-    # A folder that happens to have the name is a namespace package, which has no origin.
-    return spec is not None and spec.origin is not None
-
-
 # -- by name ----------------------------------------------------------------------------------
-
-
-def canonical_name(name: str) -> str:
-    """A backend's name without regard to case, white space and aliases."""
-    name = name.strip().lower()
-    return ALIASES.get(name, name)
 
 
 def get_backend(name: str | Backend) -> Backend:
@@ -190,29 +122,43 @@ def _load(name: str, source: str) -> Backend:
         if missing:
             raise BackendNotInstalledError(
                 attempted,
-                f"{' and '.join(missing)} is not installed; {_choices()}",
+                f"{' and '.join(missing)} is not installed; {choices()}",
                 install or f"install {' and '.join(missing)}, which {point.value} needs",
             )
         cls = point.load()
     except BackendNotInstalledError:
         raise
-    except Exception as error:
+    except BROKEN as error:
         # A framework that is there but broken: a missing shared library, a NumPy too new.
         raise BackendNotInstalledError(
             attempted,
-            f"{point.value} fails to import: {type(error).__name__}: {error}; {_choices()}",
+            f"{point.value} fails to import: {type(error).__name__}: {error}; {choices()}",
             f"reinstall it: {install}" if install else "reinstall it",
         ) from error
     problem = "is no subclass of d2ldev.interface.Backend"
     if isinstance(cls, type) and issubclass(cls, Backend):
         problem = f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
         if not cls.__abstractmethods__:
-            return cls(virtual_gpus=requested_virtual_gpus())
+            return _made(cls, attempted, point.value)
     raise BackendNotInstalledError(
         attempted,
-        f"{point.value} {problem}; {_choices()}",
+        f"{point.value} {problem}; {choices()}",
         "mend the entry point of its distribution, or uninstall it",
     )
+
+
+def _made(cls: type[Backend], attempted: str, where: str) -> Backend:
+    number = requested_virtual_gpus()
+    try:
+        return cls(virtual_gpus=number)
+    except D2LDevError:
+        raise
+    except BROKEN as error:
+        raise BackendNotInstalledError(
+            attempted,
+            f"{where} cannot be made: {type(error).__name__}: {error}; {choices()}",
+            "mend its __init__, which takes virtual_gpus=None, or choose another backend",
+        ) from error
 
 
 def _unknown(name: str, source: str) -> UnknownBackendError:
@@ -226,14 +172,9 @@ def _unknown(name: str, source: str) -> UnknownBackendError:
         fix = f"{suggestion}{VARIABLE}={installed[0]}, or d2ldev.set_backend(...)"
     return UnknownBackendError(
         f"use the backend {name!r}{source}",
-        f"no backend of that name is known; {_choices()}",
+        f"no backend of that name is known; {choices()}",
         fix,
     )
-
-
-def _choices() -> str:
-    known = ", ".join(sorted(known_backends(), key=_rank))
-    return f"known: {known}; installed: {', '.join(available_backends())}"
 
 
 def loaded_backends() -> list[Backend]:
@@ -347,7 +288,7 @@ def backend_of(x: Any) -> Backend:
     if backend is not None:
         return backend
     broken: D2LDevError | None = None
-    for name in sorted(known_backends(), key=_rank):
+    for name in sorted(known_backends(), key=rank):
         if not _is_imported(name):
             continue
         try:
@@ -361,7 +302,7 @@ def backend_of(x: Any) -> Backend:
             return backend
     raise UnsupportedValueError(
         f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}",
-        f"it is no tensor of an imported framework; {_choices()}",
+        f"it is no tensor of an imported framework; {choices()}",
         "x = backend.asarray(x) makes a tensor",
     ) from broken
 
@@ -371,8 +312,7 @@ def _is_imported(name: str) -> bool:
     if name in _loaded:
         return True
     try:
-        package = importlib.import_module(known_backends()[name].module.partition(".")[0])
-    except Exception:
+        requires = required_modules(name)
+    except BROKEN:
         return False  # a broken third-party package: not this tensor's
-    requires = getattr(package, "requires", ())
     return bool(requires) and all(module in sys.modules for module in requires)

@@ -11,7 +11,7 @@ import operator
 import os
 from typing import TYPE_CHECKING
 
-from d2ldev.errors import D2LDevError, InvalidDeviceError, shown
+from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, shown
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend
@@ -30,7 +30,7 @@ def virtual_gpus(n: int) -> None:
 
     Raises:
         InvalidDeviceError: if ``n`` is no integer, or out of range.
-        D2LDevError: if a backend in use already has another number of GPUs.
+        DeviceUnavailableError: if a backend in use already has another number of GPUs.
     """
     from d2ldev.registry import loaded_backends
 
@@ -38,7 +38,7 @@ def virtual_gpus(n: int) -> None:
     number = _checked(n, f"make {shown(n)} virtual GPUs")
     for backend in loaded_backends():
         if backend.max_virtual_gpus and _made_by(backend) != number:
-            raise D2LDevError(
+            raise DeviceUnavailableError(
                 f"make {number} virtual GPUs",
                 f"the {backend.name} backend is in use already, with {backend.num_gpus()} GPUs",
                 f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "

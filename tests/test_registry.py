@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import MINE, make_backend, make_distribution, make_package, run_python
 
-from d2ldev import registry
+from d2ldev import discovery
 
 ERROR = """
     import d2ldev
@@ -23,8 +23,8 @@ ERROR = """
 
 
 def test_the_built_in_backends_are_announced_by_the_same_entry_points():
-    points = {point.name: point for point in entry_points(group=registry.GROUP)}
-    assert {"torch", "reference"} <= points.keys() == registry.known_backends().keys()
+    points = {point.name: point for point in entry_points(group=discovery.GROUP)}
+    assert {"torch", "reference"} <= points.keys() == discovery.known_backends().keys()
 
 
 @pytest.mark.parametrize(
@@ -143,11 +143,36 @@ def test_threads_that_use_the_handle_first_get_one_object():
 
 # -- one that is broken -----------------------------------------------------------------------
 
+MINE_FAILS = """
+from d2ldev_reference.backend import ReferenceBackend
+
+class MyBackend(ReferenceBackend):
+    name = "mine"
+
+    def __init__(self, virtual_gpus=None):
+        raise {error}
+"""
+
 BROKEN = {
     "a module that fails to import": (
         {"source": "raise OSError('libcudart.so.12 is missing')"},
         "mine_backend.backend:MyBackend fails to import: OSError: libcudart.so.12 is missing",
         "OSError",
+    ),
+    "a module that ends the process": (
+        {"source": "raise SystemExit('no GPU, no fun')"},
+        "mine_backend.backend:MyBackend fails to import: SystemExit: no GPU, no fun",
+        "SystemExit",
+    ),
+    "a backend that cannot be made": (
+        {"source": MINE_FAILS.format(error="OSError('no driver')")},
+        "mine_backend.backend:MyBackend cannot be made: OSError: no driver",
+        "OSError",
+    ),
+    "a backend whose making ends the process": (
+        {"source": MINE_FAILS.format(error="SystemExit(1)")},
+        "mine_backend.backend:MyBackend cannot be made: SystemExit: 1",
+        "SystemExit",
     ),
     "a module that is not there": (
         {"source": "import no_such_module"},
@@ -203,6 +228,27 @@ def test_a_broken_backend_is_not_among_the_available(tmp_path):
     make_distribution(tmp_path, "gone", {"gone": "gone_package.backend:MyBackend"})
     code = "import d2ldev; show(d2ldev.available_backends())"
     assert run_python(code, path=[tmp_path]) == [["reference"]]
+
+
+@pytest.mark.parametrize(
+    "source", ["raise SystemExit('no GPU')", "raise OSError", "1 +", "requires = 3"]
+)
+def test_a_package_that_is_broken_hinders_no_other(tmp_path, source):
+    make_package(tmp_path, "bad_package", source)
+    make_distribution(tmp_path, "bad", {"bad": "bad_package.backend:MyBackend"})
+    code = """
+        import d2ldev, array_api_strict
+        x = array_api_strict.zeros(1)
+        show([d2ldev.available_backends(), d2ldev.backend_of(x).name])
+    """
+    assert run_python(code, path=[tmp_path]) == [[["reference"], "reference"]]
+
+
+def test_one_module_that_is_needed_may_be_given_without_a_tuple(tmp_path):
+    make_package(tmp_path, "one_package", "requires = 'no_such_module'")
+    make_distribution(tmp_path, "one", {"one": "one_package.backend:MyBackend"})
+    message, *_ = run_python(ERROR.format(name="one"), path=[tmp_path])
+    assert ": no_such_module is not installed" in message
 
 
 def test_a_broken_backend_can_be_tried_again_when_it_was_mended(tmp_path):

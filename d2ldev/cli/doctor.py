@@ -29,7 +29,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import registry, virtual
+from d2ldev import discovery, virtual
 from d2ldev.cli.examination import (
     BROKEN,
     INSTALLED,
@@ -114,7 +114,7 @@ def _details(report: BackendReport) -> Text:
         return Text(report.error, style="red")
     if report.status == MISSING:
         text = f"{', '.join(report.missing)} missing"
-        if report.name in registry.PREFERENCE:
+        if report.name in discovery.PREFERENCE:
             text += f": pip install 'd2ldev[{report.name}]'"
         return Text(text)
     found = [f"{name} {version}" for name, version in report.versions.items() if version]

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from d2ldev import __version__, registry
+from d2ldev import __version__, discovery, registry
 from d2ldev.cli.probe import examine
 from d2ldev.cli.screen import collected_warnings, exit_status, in_words
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
@@ -87,7 +87,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
     examination = Examination()
     with collected_warnings() as notes:
         active, error = _resolve()
-        for name in sorted(registry.known_backends(), key=_rank):
+        for name in sorted(discovery.known_backends(), key=_rank):
             report = look_up(name)
             if active is not None and name == active.name:
                 add_devices(report, active)
@@ -108,7 +108,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
 
 
 def _rank(name: str) -> tuple[bool, int, str]:
-    available = registry.available_backends()
+    available = discovery.available_backends()
     return name not in available, available.index(name) if name in available else 0, name
 
 
@@ -122,7 +122,7 @@ def _resolve() -> tuple[Backend, None] | tuple[None, Exception]:
 def _wanted() -> str:
     """The backend that would be active if it could be used."""
     text = os.environ.get(registry.VARIABLE, "")
-    return registry.canonical_name(text) or registry.available_backends()[0]
+    return discovery.canonical_name(text) or discovery.available_backends()[0]
 
 
 def _is_sick(report: BackendReport) -> bool:
@@ -138,16 +138,15 @@ def _is_sick(report: BackendReport) -> bool:
 
 def look_up(name: str) -> BackendReport:
     """What can be said of a known backend without importing its framework."""
-    point = registry.known_backends()[name]
+    point = discovery.known_backends()[name]
     found: dict[str, str | None] = {}
     if point.dist is not None and point.dist.name != "d2ldev":
         found[point.dist.name] = point.dist.version
     try:
-        missing = registry.missing_modules(name)
-    except Exception as error:
+        missing = discovery.missing_modules(name)
+    except discovery.BROKEN as error:
         return BackendReport(name, BROKEN, versions=found, error=in_words(error))
-    package = sys.modules[point.module.partition(".")[0]]
-    for module in getattr(package, "requires", ()):
+    for module in discovery.required_modules(name):
         found[module.replace("_", "-")] = installed_version(module)
     return BackendReport(name, MISSING if missing else INSTALLED, missing, found)
 

@@ -15,7 +15,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import registry, virtual
+from d2ldev import discovery, registry, virtual
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
 from d2ldev.errors import D2LDevError
@@ -91,7 +91,7 @@ class Tour:
     def _how_to_get_gpus(self) -> str:
         if self._backend.max_virtual_gpus >= 2:
             return "d2ldev tour --virtual-gpus 2"
-        return f"{registry.VARIABLE}={registry.FALLBACK} d2ldev tour --virtual-gpus 2"
+        return f"{registry.VARIABLE}={discovery.FALLBACK} d2ldev tour --virtual-gpus 2"
 
     def _show(self, cell: Cell, output: Text) -> None:
         code = Syntax(
