@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from d2ldev.errors import BackendNotInstalledError
+
 # The modules whose functions read ``numpy.bool``, and the name by which they know NumPy.
 _READERS = {
     "mxnet.numpy.multiarray": "_np",
@@ -30,6 +32,13 @@ _READERS = {
 def _import() -> Any:
     if "mxnet" in sys.modules:
         return sys.modules["mxnet"]
+    if "tensorflow" in sys.modules:
+        # Not only refused: loading the library would end the process with a segmentation fault.
+        raise BackendNotInstalledError(
+            "use the mxnet backend",
+            "TensorFlow was imported before it, and MXNet's library then crashes while it loads",
+            "import mxnet, or d2ldev.get_backend('mxnet'), before anything imports tensorflow",
+        )
     # ``hasattr`` would ask NumPy's ``__getattr__``, which warns.
     is_missing = "bool" not in vars(np)
     if is_missing:

@@ -115,8 +115,9 @@ class ReferenceBackend(Backend):
         return int(_numpy_of(x).ctypes.data)
 
     def _from_dlpack(self, x: Any) -> Tensor:
-        if isinstance(x, self.tensor_types):
-            # DLPack knows nothing of devices that are not there, and makes everything the CPU's.
+        if isinstance(x, (*self.tensor_types, np.ndarray)):
+            # DLPack makes everything the CPU's, because it knows nothing of devices that are not
+            # there; and NumPy 1.26 makes everything read-only.
             return xp.asarray(x, copy=False)
         return xp.from_dlpack(x)
 
