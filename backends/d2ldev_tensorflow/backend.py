@@ -26,6 +26,7 @@ from d2ldev.placing import Inventory, Part
 from d2ldev_tensorflow import numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
+from d2ldev_tensorflow.filling import cast, counted, filled
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
 from d2ldev_tensorflow.machine import answers_at_once, is_out_of_memory, memory_of_gpu, wait_for
 from d2ldev_tensorflow.mlp import make_mlp
@@ -144,11 +145,7 @@ class TensorFlowBackend(Backend):
 
     def _full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         with tf.device(native):
-            # TensorFlow fills with every dtype but float8.
-            whole = dtype is None or not dtype.name.startswith("float8")
-            one = numpy_exchange.from_data(value, dtype if whole else tf.float32)
-            filled = tf.fill(shape, one)
-            return self._settled(filled if whole else tf.cast(filled, dtype), native)
+            return self._settled(filled(shape, value, dtype), native)
 
     def _zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         if dtype is not None:
@@ -164,7 +161,7 @@ class TensorFlowBackend(Backend):
 
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         with tf.device(native):
-            return self._settled(numpy_exchange.arange(start, stop, step, dtype), native)
+            return self._settled(counted(start, stop, step, dtype), native)
 
     def _random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
@@ -183,7 +180,7 @@ class TensorFlowBackend(Backend):
     def _astype(self, x: Tensor, dtype: Any) -> Tensor:
         native = self._native(self.device_of(x))
         with tf.device(native):
-            return self._settled(tf.cast(x, dtype), native)
+            return self._settled(cast(x, dtype), native)
 
     def _copy(self, x: Tensor, native: Any) -> Tensor:
         here, there = self.device_of(x), self._places[native]
@@ -282,12 +279,7 @@ class TensorFlowBackend(Backend):
     def is_idle(self, device: DeviceLike = None) -> bool:
         attempted = "ask whether there is work"
         asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
-        if not has_started():
-            return True
-        if tf.config.experimental.get_synchronous_execution():
-            # The CPU, which virtual GPUs are too, computes before it returns.
-            asked = [each for each in asked if self.platform(each) not in ("cpu", "virtual")]
-        return all(answers_at_once(self._native(each)) for each in asked)
+        return not has_started() or all(answers_at_once(self._native(each)) for each in asked)
 
     def _memory(self, device: Device) -> Memory:
         if device is CPU or self.virtual_gpus:

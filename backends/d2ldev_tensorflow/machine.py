@@ -11,7 +11,7 @@ from d2ldev.interface import Memory
 from d2ldev_tensorflow import nvml
 
 # How long a device may take to answer that it is idle, in seconds.
-_PATIENCE = 0.005
+_PATIENCE = 0.05
 
 
 def wait_for(native: str) -> None:
@@ -26,7 +26,8 @@ def wait_for(native: str) -> None:
 def answers_at_once(native: str) -> bool:
     """Whether a device has nothing to finish.
 
-    TensorFlow can only be waited for: a thread does, and is given little time.
+    TensorFlow can only be waited for: a thread does, and is given little time. Also on the CPU,
+    because asking TensorFlow whether it computes before it returns waits for all that is queued.
     """
     waiting = threading.Thread(target=wait_for, args=(native,), daemon=True)
     waiting.start()

@@ -16,7 +16,7 @@ _ACTIVATIONS = ("relu", "tanh", "sigmoid")
 def make_mlp(sizes: Sequence[int], activation: str, seed: int, native: str) -> Any:
     """See ``Backend.mlp``: kernels uniform in +-1/sqrt(n_in), biases zero."""
     (n_in, *sizes), seed = checked_mlp(sizes, activation, seed, _ACTIVATIONS)
-    import keras  # a second, which only those should wait for who use it
+    import keras  # not before it is needed: who computes without Keras need not have it
 
     if keras.config.backend() != "tensorflow":
         raise D2LDevError(

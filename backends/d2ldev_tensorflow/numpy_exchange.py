@@ -21,19 +21,6 @@ def from_data(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
     return tf.constant(obj)  # which copies, also memory that is aligned
 
 
-def arange(start: Any, stop: Any, step: Any, dtype: tf.DType | None) -> tf.Tensor:
-    """The numbers from ``start`` to ``stop``, counted in 64 bits and then converted.
-
-    TensorFlow counts in the dtype itself, adding up its rounding errors, and only in a few.
-    """
-    real = any(isinstance(number, (float, np.floating)) for number in (start, stop, step))
-    numbers = tf.range(start, stop, step, dtype=tf.float64 if real else tf.int64)
-    if dtype is None:
-        narrow = all(abs(number) < 2**31 for number in (start, stop, step))
-        dtype = tf.float32 if real else tf.int32 if narrow else tf.int64
-    return tf.cast(numbers, dtype)
-
-
 def to_numpy(x: Any) -> np.ndarray[Any, Any]:
     """The values of a tensor or a variable, wherever it is, in an array of its own."""
     # TensorFlow copies arrays, and gives a scalar for what has no dimensions.
