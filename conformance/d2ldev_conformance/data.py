@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,25 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
     assert x.dtype == y.dtype
     assert x.shape == y.shape
     assert x.tobytes() == y.tobytes()
+
+
+def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
+    """A backend's ``_copy_all`` on a device with room for so many tensors, in one call or several.
+
+    One call for all and a call for each have to fail at the same tensor: only so is a backend
+    found out that has put the first in place before it copies the last.
+    """
+    copied: list[Any] = []
+
+    def copies(xs: list[Any], native: Any) -> list[Any]:
+        room = count - len(copied)
+        made = copy_all(xs[:room], native) if room else []
+        copied.extend(made)
+        if len(xs) > room:
+            raise MemoryError("none left")
+        return made
+
+    return copies
 
 
 def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
