@@ -38,21 +38,38 @@ class InScope:
             return self._method(*arguments, **named)
 
 
+class BuildInScope(InScope):
+    """A ``build`` that makes its variables on a device, also those that Keras makes later.
+
+    Where it only traces a model to find the shapes, it puts off making the variables until it has
+    left all scopes but its own.
+    """
+
+    def __init__(self, owner: Any, native: str) -> None:
+        super().__init__(owner.build, native)
+        self._owner = owner
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Build, and see to the variables that are put off."""
+        built = super().__call__(*arguments, **named)
+        for variable in self._owner.variables:
+            later = variable._deferred_initialize
+            if variable._value is None and not isinstance(later, InScope):
+                vars(variable)["_deferred_initialize"] = InScope(later, self.native)
+        return built
+
+
 def compute_at(obj: Any, native: str) -> None:
     """Let a layer or an optimizer build and compute on a device from now on."""
     if not isinstance(obj, KerasObject):
         return
     keras = sys.modules["keras"]
-    if isinstance(obj, keras.Layer):
-        names = ("build", "call")
-    elif isinstance(obj, keras.Optimizer):
-        names = ("build", "apply")
-    else:
+    if not isinstance(obj, (keras.Layer, keras.Optimizer)):
         return
-    for name in names:
-        method = getattr(obj, name)
-        if isinstance(method, InScope):
-            method.native = native
-        else:
-            # Past ``__setattr__``, which looks for state to track.
-            vars(obj)[name] = InScope(method, native)
+    compute = "call" if isinstance(obj, keras.Layer) else "apply"
+    if isinstance(obj.build, InScope):
+        obj.build.native = getattr(obj, compute).native = native
+    else:
+        # Past ``__setattr__``, which looks for state to track.
+        vars(obj)["build"] = BuildInScope(obj, native)
+        vars(obj)[compute] = InScope(getattr(obj, compute), native)
