@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import pkgutil
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -25,6 +26,8 @@ from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError
 from d2ldev_jax import nvml
 
 _PLATFORMS = ("cuda", "rocm")
+# Who may have loaded CUDA's libraries before JAX.
+_OTHERS = ("torch", "tensorflow", "mxnet")
 # The device file without which ROCm has no GPU.
 _ROCM_DRIVER = Path("/dev/kfd")
 _XLA_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
@@ -97,22 +100,18 @@ class Accelerator:
         """Initialise JAX, and find out what it has."""
         if self._started:
             return
-        reasons = []
-        # The first attempt fails loudly; after it JAX goes on without the GPU.
-        for platform in (None, *_PLATFORMS):
-            try:
-                devices = jax.local_devices(backend=platform)
-            except RuntimeError as error:
-                reasons.append(str(error))
-            else:
-                self._gpus = devices if platform else self._gpus
-            if self._gpus:
-                break
+        reasons: list[str] = []
+        # Where a GPU fails, the first attempt does; after it JAX goes on without.
+        _local_devices(None, reasons)
+        for platform in _PLATFORMS:
+            self._gpus = self._gpus or _local_devices(platform, reasons)
         if not self._gpus and (number := self._counted()):
-            self._failure = (
-                f"NVIDIA's driver shows {number} GPUs, and JAX can use none: {reasons[0]}. fix: "
-                "import jax, and use it, before other frameworks, which may load another cuDNN"
-            )
+            others = [name for name in _OTHERS if name in sys.modules]
+            fix = "update the driver, or d2ldev[jax-cuda]"
+            if others:
+                fix = f"use jax before {' and '.join(others)}, which may bring another cuDNN"
+            problem = f"NVIDIA's driver shows {number} GPUs, and JAX can use none"
+            self._failure = f"{problem}: {reasons[0]}. fix: {fix}"
         self._started = True
 
     def _counted(self) -> int:
@@ -180,6 +179,15 @@ class VirtualAccelerator(Accelerator):
 
     def _start(self) -> None:
         self._started = True
+
+
+def _local_devices(platform: str | None, reasons: list[str]) -> list[jax.Device]:
+    """The devices of a platform, or none and the reason."""
+    try:
+        return jax.local_devices(backend=platform)
+    except RuntimeError as error:
+        reasons.append(str(error))
+        return []
 
 
 def _plugins() -> Iterator[str]:

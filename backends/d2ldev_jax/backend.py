@@ -52,6 +52,8 @@ _NARROW = tuple(
     if hasattr(jnp, name)
 )
 
+_FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
+
 
 class JaxBackend(Backend):
     """JAX on the CPU and on CUDA or ROCm."""
@@ -157,30 +159,30 @@ class JaxBackend(Backend):
     def dtype_of(self, x: Tensor) -> str:
         return str(x.dtype.name)
 
+    def _float(self) -> np.dtype[Any]:
+        """The dtype that JAX gives to numbers without one."""
+        return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32
+
     def _data_dtype(self, name: str) -> str:
         return name if jax.config.jax_enable_x64 else _WIDE.get(name, name)
 
     def _from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         return numpy_exchange.from_data(obj, dtype, native, self._data_dtype)
 
-    # In a scope, because ``device`` alone does not suffice: JAX makes the array on its default
-    # device and copies it.
-
     def _full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        if dtype is None:
+            # JAX would give a traced array a type that yields to every other's.
+            dtype = self._float() if type(value) is float else jax.dtypes.result_type(value)
+        # ``device`` alone does not suffice, nor does a sharding: JAX makes the array on its default
+        # device, and copies it.
         with jax.default_device(native):
-            return jnp.full(shape, value, dtype=dtype, device=native)
-
-    def _zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        with jax.default_device(native):
-            return jnp.zeros(shape, dtype=dtype, device=native)
-
-    def _ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        with jax.default_device(native):
-            return jnp.ones(shape, dtype=dtype, device=native)
+            return jax.lax.full(
+                shape, value, dtype, sharding=jax.sharding.SingleDeviceSharding(native)
+            )
 
     def _arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
-        check_capacity(count, 4 if dtype is None else dtype.itemsize, native)
+        check_capacity(count, (dtype or self._float()).itemsize, native)
         # Of one number JAX 0.6 makes the range on the device, of three in NumPy.
         if (start, step) == (0, 1):
             start, stop, step = stop, None, None
@@ -190,11 +192,12 @@ class JaxBackend(Backend):
     def _random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        check_capacity(math.prod(shape), 4 if dtype is None else dtype.itemsize, native)
+        dtype = dtype or self._float()
+        check_capacity(math.prod(shape), dtype.itemsize, native)
         draw = jax.random.uniform if distribution == "uniform" else jax.random.normal
         # A computation on a committed key is committed to its device.
         key = self._draws.key(seed, native)
-        return computed(draw(key, shape, float if dtype is None else dtype))
+        return computed(draw(key, shape, dtype))
 
     def _astype(self, x: Tensor, dtype: Any) -> Tensor:
         if isinstance(x, jax.core.Tracer):
