@@ -1,4 +1,4 @@
-"""The GPUs that JAX has: CUDA's or ROCm's, or virtual ones.
+"""The GPUs that JAX has: CUDA's or ROCm's.
 
 JAX initialises all its devices at once, and that makes a context on each GPU. So nothing here
 initialises JAX before somebody wants a device of it: until then CUDA's GPUs are counted through the
@@ -7,12 +7,10 @@ driver.
 
 from __future__ import annotations
 
-import os
 import pkgutil
-import re
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from importlib import util
 from importlib.metadata import entry_points
@@ -30,7 +28,6 @@ _PLATFORMS = ("cuda", "rocm")
 _OTHERS = ("torch", "tensorflow", "mxnet")
 # The device file without which ROCm has no GPU.
 _ROCM_DRIVER = Path("/dev/kfd")
-_XLA_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
 
 def is_initialized() -> bool:
@@ -63,13 +60,29 @@ class Accelerator:
         """Whether JAX will make a context on a GPU when it is initialised."""
         return bool(self._counted()) or self._may_use("rocm")
 
+    def gpu(self, index: int) -> jax.Device:
+        """One of the GPUs that were counted; initialises JAX.
+
+        Raises:
+            DeviceUnavailableError: if it turns out that it cannot be used.
+        """
+        gpus = self.gpus()
+        if index < len(gpus):
+            return gpus[index]
+        raise DeviceUnavailableError(
+            f"use gpu:{index}",
+            self._failure or f"the driver showed it, and JAX has {len(gpus)} GPUs",
+            f"device = backend.try_gpu({index}), which knows it now",
+            [CPU, *map(gpu, range(len(gpus)))],
+        )
+
     def cpus(self) -> list[jax.Device]:
         """JAX's CPU devices, of which the first is the CPU; initialises JAX.
 
         Raises:
             DeviceUnavailableError: if JAX was told to have none, or cannot be initialised.
         """
-        self._start()
+        self.start()
         if not self._cpus:
             try:
                 self._cpus = jax.local_devices(backend="cpu")
@@ -83,20 +96,22 @@ class Accelerator:
 
     def gpus(self) -> list[jax.Device]:
         """The GPUs of this process; initialises JAX."""
-        self._start()
+        self.start()
         return self._gpus
 
     def places(self) -> dict[jax.Device, Device]:
         """Which device each of JAX's stands for."""
-        cpus = dict.fromkeys(self.cpus(), CPU)
-        return cpus | {native: gpu(index) for index, native in enumerate(self.gpus())}
+        found: dict[jax.Device, Device] = {}
+        with suppress(DeviceUnavailableError):  # JAX_PLATFORMS=cuda leaves no CPU
+            found.update(dict.fromkeys(self.cpus(), CPU))
+        return found | {native: gpu(index) for index, native in enumerate(self.gpus())}
 
     def platform(self, index: int) -> str:
         """``'cuda'`` or ``'rocm'``."""
         version = str(self.gpus()[index].client.platform_version)
         return "rocm" if "rocm" in version.lower() else "cuda"
 
-    def _start(self) -> None:
+    def start(self) -> None:
         """Initialise JAX, and find out what it has."""
         if self._started:
             return
@@ -136,58 +151,14 @@ class Accelerator:
         return any(platform in name for name in _plugins())
 
 
-class VirtualAccelerator(Accelerator):
-    """GPUs that are not there: CPU devices of JAX, past the first one, which is the CPU.
-
-    Args:
-        number: how many.
-
-    Raises:
-        DeviceUnavailableError: if JAX is initialised already, with fewer CPU devices.
-    """
-
-    def __init__(self, number: int) -> None:
-        super().__init__()
-        self._number = number
-        needed = number + 1
-        if not is_initialized():
-            forced = _XLA_COUNT.findall(os.environ.get("XLA_FLAGS", ""))
-            wanted = max(needed, jax.config.jax_num_cpu_devices, *map(int, forced))
-            configure: Callable[[str, object], None] = jax.config.update
-            configure("jax_num_cpu_devices", wanted)
-            # They stand in the hardware's stead: JAX's default device is the CPU as well.
-            configure("jax_platforms", "cpu")
-        elif len(self.cpus()) < needed:
-            raise DeviceUnavailableError(
-                f"make {number} virtual GPUs",
-                f"JAX is in use already, with {len(self.cpus())} CPU devices; it takes {needed}",
-                "use d2ldev's jax backend before anything asks JAX for a device or an array, or "
-                f"set XLA_FLAGS=--xla_force_host_platform_device_count={needed}",
-            )
-
-    def count(self) -> int:
-        return self._number
-
-    def may_be_used(self) -> bool:
-        return False
-
-    def gpus(self) -> list[jax.Device]:
-        return self.cpus()[1 : self._number + 1]
-
-    def platform(self, index: int) -> str:
-        return "virtual"
-
-    def _start(self) -> None:
-        self._started = True
-
-
 def _local_devices(platform: str | None, reasons: list[str]) -> list[jax.Device]:
     """The devices of a platform, or none and the reason."""
     try:
-        return jax.local_devices(backend=platform)
+        devices: list[jax.Device] = jax.local_devices(backend=platform)
     except RuntimeError as error:
         reasons.append(str(error))
         return []
+    return devices
 
 
 def _plugins() -> Iterator[str]:

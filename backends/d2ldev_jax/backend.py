@@ -22,13 +22,14 @@ from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
 from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
 from d2ldev.placing import Part
 from d2ldev_jax import numpy_exchange, queue
-from d2ldev_jax.accelerator import Accelerator, VirtualAccelerator, is_initialized
+from d2ldev_jax.accelerator import Accelerator, is_initialized
 from d2ldev_jax.capacity import check_capacity, computed
 from d2ldev_jax.dlpack import from_dlpack
 from d2ldev_jax.draws import Draws
 from d2ldev_jax.memory import let_it_grow
 from d2ldev_jax.parts import OBJECT_TYPES, parts_of
 from d2ldev_jax.pytrees import PytreeKinds
+from d2ldev_jax.virtual import VirtualAccelerator
 from d2ldev_jax.whereabouts import find
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class JaxBackend(Backend):
     def _native(self, device: Device) -> jax.Device:
         if device is CPU:
             return self._accelerator.cpus()[0]
-        return self._accelerator.gpus()[device.index]
+        return self._accelerator.gpu(device.index)
 
     def _from_native(self, native: Any) -> Device | None:
         if not isinstance(native, jax.Device):
@@ -105,7 +106,7 @@ class JaxBackend(Backend):
         return "cpu" if device is CPU else self._accelerator.platform(device.index)
 
     def default_device(self) -> Device:
-        self._accelerator.cpus()  # JAX is initialised there, where a GPU's failure is a warning
+        self._accelerator.start()  # where a GPU that fails is no exception
         default = jax.config.jax_default_device
         if default is None or isinstance(default, str):  # a platform's name
             default = jax.local_devices(backend=default)[0]
