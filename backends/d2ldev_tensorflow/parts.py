@@ -7,7 +7,6 @@ Variables are moved in place: the same ``tf.Variable`` gets memory on another de
 from __future__ import annotations
 
 import sys
-import weakref
 from abc import ABC
 from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache, partial
@@ -158,9 +157,8 @@ def refill(x: Any, new: tf.Tensor) -> None:
             dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
         )
         tf.raw_ops.AssignVariableOp(resource=handle, value=new)
-    handle._handle_data = old._handle_data
-    handle._unique_id, handle._name = old._unique_id, old._name
-    handle._parent_trackable = weakref.ref(x)
+    handle._handle_data = old._handle_data  # shape and dtype, for functions that are traced
+    vars(handle).update(vars(old))  # its name, and whose it is
     x._handle = handle
     # A function that was traced before holds the old handle for ever. Without its memory it fails,
     # instead of computing with forgotten values; and the memory is free at once.

@@ -232,6 +232,11 @@ def test_statistics_go_on_after_the_move(tensorflow_backend, x):
     assert tensorflow_backend.device_of(moved.moving_mean.value) is gpu(1)
 
 
+# Of TensorFlow's tensors under NumPy 2, wherever Keras makes arrays of them.
+arrays_of_keras = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
+
+
+@arrays_of_keras
 def test_a_placed_model_is_saved_and_read(tensorflow_backend, x, tmp_path):
     net = tensorflow_backend.mlp([3, 4, 1], device="gpu:1")
     net.save(tmp_path / "net.keras")
@@ -255,6 +260,7 @@ def test_a_checkpoint_finds_the_variables_after_the_move(tensorflow_backend, tmp
     np.testing.assert_array_equal(net.get_weights()[0], before[0])
 
 
+@arrays_of_keras
 @pytest.mark.parametrize("copied", [copy.deepcopy, keras.models.clone_model])
 def test_a_copy_of_a_placed_model_has_its_own_variables(tensorflow_backend, x, copied):
     net = tensorflow_backend.mlp([3, 1], device="gpu:1")

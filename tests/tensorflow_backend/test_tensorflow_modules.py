@@ -185,3 +185,21 @@ def test_a_failure_leaves_variables_and_tensors_where_they_were(tensorflow_backe
         tensorflow_backend.place(module, "gpu:1")
     assert set(tensorflow_backend.placement(module).values()) == {cpu()}
     assert [module.a.numpy().tolist(), module.c.numpy().tolist()] == [[1], [2]]
+
+
+def test_a_moved_module_is_exported(tensorflow_backend, tmp_path):
+    module = Linear()
+    tensorflow_backend.place(module, "gpu:1")
+    x = tf.constant([[1.0, 1.0]])
+    module(x)
+    tf.saved_model.save(module, str(tmp_path / "module"))
+    again = tf.saved_model.load(str(tmp_path / "module"))
+    assert float(again(x)[0, 0]) == 5
+
+
+def test_a_moved_variable_s_handle_says_whose_it_is(tensorflow_backend):
+    variable = tf.Variable([1.0], name="w")
+    before = vars(variable.handle)
+    tensorflow_backend.place(variable, "gpu:1")
+    assert vars(variable.handle) == before
+    assert variable.handle._parent_trackable() is variable
