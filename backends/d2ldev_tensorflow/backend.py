@@ -28,7 +28,13 @@ from d2ldev_tensorflow.copying import address_of, copied
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
-from d2ldev_tensorflow.machine import answers_at_once, is_out_of_memory, memory_of_gpu, wait_for
+from d2ldev_tensorflow.machine import (
+    answers_at_once,
+    distribution,
+    is_out_of_memory,
+    memory_of_gpu,
+    wait_for,
+)
 from d2ldev_tensorflow.mlp import make_mlp
 from d2ldev_tensorflow.parts import (
     OBJECT_TYPES,
@@ -49,7 +55,7 @@ class TensorFlowBackend(Backend):
     """TensorFlow on the CPU, on CUDA, ROCm and Metal, and on virtual GPUs."""
 
     name: ClassVar[str] = "tensorflow"
-    distributions: ClassVar[tuple[str, ...]] = ("tensorflow", "keras", "numpy")
+    distributions: ClassVar[tuple[str, ...]] = (distribution(), "keras", "numpy")
     max_virtual_gpus: ClassVar[int] = 8
     tensor_types: ClassVar[tuple[type, ...]] = (tf.Tensor, tf.Variable)
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES

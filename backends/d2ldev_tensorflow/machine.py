@@ -1,8 +1,10 @@
-"""Waiting for TensorFlow's devices, and their memory."""
+"""What is installed, waiting for devices, and their memory."""
 
 from __future__ import annotations
 
 import threading
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 
 import tensorflow as tf
 from tensorflow.python.eager.context import async_wait
@@ -12,6 +14,15 @@ from d2ldev_tensorflow import nvml
 
 # How long a device may take to answer that it is idle, in seconds.
 _PATIENCE = 0.05
+
+
+def distribution() -> str:
+    """The distribution that ``tensorflow`` was installed from, of which there are several."""
+    for name in ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly"):
+        with suppress(PackageNotFoundError):
+            version(name)
+            return name
+    return "tensorflow"
 
 
 def wait_for(native: str) -> None:

@@ -1,6 +1,7 @@
 """TensorFlow's devices: their names, how many there are, what is asked of them."""
 
 import time
+from importlib import metadata
 
 import pytest
 import tensorflow as tf
@@ -200,3 +201,7 @@ def test_an_answer_that_comes_at_once_means_none(monkeypatch, tensorflow_backend
 
     monkeypatch.setattr(machine, "_PATIENCE", 30)
     assert machine.answers_at_once("/CPU:0")
+
+
+def test_the_distribution_is_the_one_that_is_installed(tensorflow_backend):
+    assert metadata.version(tensorflow_backend.distributions[0]) == tf.__version__
