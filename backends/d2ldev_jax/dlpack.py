@@ -6,36 +6,15 @@ with ``jax_enable_x64``: https://github.com/jax-ml/jax/issues/29810
 
 from __future__ import annotations
 
-import ctypes
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from d2ldev.dlpack import ON_CPU, description_of
 from d2ldev.interface import Tensor
 
-_ON_CPU = 1
 _ALIGNMENT = 64
-
-
-class _Tensor(ctypes.Structure):
-    """``DLTensor`` of ``dlpack.h``, which is what a capsule points to at its start."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32),
-        ("dtype", ctypes.c_uint8 * 4),
-        ("shape", ctypes.POINTER(ctypes.c_int64)),
-        ("strides", ctypes.POINTER(ctypes.c_int64)),
-        ("byte_offset", ctypes.c_uint64),
-    ]
-
-
-_pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_of.restype = ctypes.c_void_p
-_pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _Watched:
@@ -53,10 +32,9 @@ class _Watched:
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         # Of no version, which every framework can give.
         capsule = self._x.__dlpack__(stream=stream)
-        tensor = _Tensor.from_address(_pointer_of(capsule, b"dltensor"))
-        self.address = (tensor.data or 0) + tensor.byte_offset
+        self.address = description_of(capsule).address
         # JAX warns on the standard error of the process before it copies.
-        if self._device[0] == _ON_CPU and self.address % _ALIGNMENT:
+        if self._device[0] == ON_CPU and self.address % _ALIGNMENT:
             raise BufferError(f"JAX takes memory that begins at a multiple of {_ALIGNMENT} bytes")
         return capsule
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from d2ldev.dlpack import ON_CPU, ON_CUDA
 from d2ldev_mxnet.framework import NumPyShapes, mx
-
-_ON_CPU, _ON_CUDA = 1, 2
 
 
 def from_dlpack(x: Any, gpus: int) -> Any:
@@ -23,7 +22,7 @@ def from_dlpack(x: Any, gpus: int) -> Any:
         # By a capsule it would lose its context, and its place in the engine's queue.
         return x.as_np_ndarray().detach()
     kind, index = x.__dlpack_device__()
-    if kind != _ON_CPU and not (kind == _ON_CUDA and index < gpus):
+    if kind != ON_CPU and not (kind == ON_CUDA and index < gpus):
         raise BufferError(f"MXNet has no device of DLPack's type {int(kind)} and index {index}")
     with NumPyShapes():
         # Of no version, which has no flag for read-only memory, so that its owner refuses.
@@ -43,7 +42,7 @@ class Exported:
     def __dlpack_device__(self) -> tuple[int, int]:
         context = self._array.ctx
         is_gpu = context.device_type == "gpu"
-        return (_ON_CUDA if is_gpu else _ON_CPU, context.device_id)
+        return (ON_CUDA if is_gpu else ON_CPU, context.device_id)
 
     def __dlpack__(self, **_: Any) -> Any:
         # MXNet returns when nothing that is queued reads or writes the memory: no stream of the

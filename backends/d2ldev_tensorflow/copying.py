@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from d2ldev_tensorflow.dlpack import data_pointer
+from d2ldev.dlpack import description_of
 
 _WITH_SNAPSHOT = frozenset(
     {
@@ -53,4 +53,4 @@ def address_of(x: Any) -> int:
         return int(x._numpy_internal().ctypes.data)
     # It is kept, so that the memory outlives the look at it.
     capsule = tf.experimental.dlpack.to_dlpack(x)
-    return data_pointer(capsule)
+    return description_of(capsule).address
