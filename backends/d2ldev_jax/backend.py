@@ -53,6 +53,8 @@ _NARROW = tuple(
     if hasattr(jnp, name)
 )
 
+# The class of ``jnp.float32`` and its like.
+_SCALAR = type(jnp.float32)
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 
@@ -67,7 +69,7 @@ class JaxBackend(Backend):
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
     plain_types: ClassVar[tuple[type, ...]] = (
         np.dtype,
-        type(jnp.float32),
+        _SCALAR,
         jax.Device,
         jax.sharding.Sharding,
     )
@@ -137,6 +139,8 @@ class JaxBackend(Backend):
         return (*_NARROW, *_WIDE) if jax.config.jax_enable_x64 else _NARROW
 
     def dtype(self, spec: DType) -> Any:
+        if isinstance(spec, _SCALAR):
+            spec = spec.dtype  # ``jnp.bool_`` has another name than its dtype
         try:
             return super().dtype(spec)
         except UnsupportedValueError as error:

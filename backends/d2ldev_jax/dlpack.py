@@ -1,7 +1,8 @@
 """Taking over memory by DLPack, or an error: JAX would rather copy than say that it cannot.
 
 It copies what does not begin at a multiple of 64 bytes, and what is of a dtype that it has only
-with ``jax_enable_x64``: https://github.com/jax-ml/jax/issues/29810
+with ``jax_enable_x64``: https://github.com/jax-ml/jax/issues/29810. What is not in the order of C
+some releases take over as if it were: https://github.com/jax-ml/jax/issues/17784.
 """
 
 from __future__ import annotations
@@ -32,9 +33,13 @@ class _Watched:
     def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
         # Of no version, which every framework can give.
         capsule = self._x.__dlpack__(stream=stream)
-        self.address = description_of(capsule).address
+        memory = description_of(capsule)
+        self.address = memory.address
+        sizes = memory.shape[: memory.ndim]
+        if not _is_in_the_order_of_c(sizes, memory.strides and memory.strides[: memory.ndim]):
+            raise BufferError("JAX takes memory in the order of C, without gaps")
         # JAX warns on the standard error of the process before it copies.
-        if self._device[0] == ON_CPU and self.address % _ALIGNMENT:
+        if self._device[0] == ON_CPU and self.address % _ALIGNMENT and 0 not in sizes:
             raise BufferError(f"JAX takes memory that begins at a multiple of {_ALIGNMENT} bytes")
         return capsule
 
@@ -51,3 +56,13 @@ def from_dlpack(x: Any) -> Tensor:
         raise BufferError(f"JAX takes over no such memory, and has made a {made.dtype} copy of it")
     (native,) = made.devices()
     return jax.device_put(made, native)
+
+
+def _is_in_the_order_of_c(sizes: list[int], strides: list[int] | None) -> bool:
+    """Whether neighbours in the last dimension are neighbours in memory, and so on."""
+    expected = 1
+    for size, stride in zip(reversed(sizes), reversed(strides or ()), strict=False):
+        if size > 1 and stride != expected:
+            return 0 in sizes
+        expected *= size
+    return True

@@ -22,7 +22,7 @@ _PATIENCE = 0.002
 
 def synchronize(native: jax.Device) -> None:
     """Return when a device has computed everything."""
-    marker = _add_one(_number(native))
+    marker = _marker(native)
     for x in _results(native):
         # What failed, or was deleted meanwhile, is done too; whoever reads it gets the error.
         with suppress(RuntimeError):
@@ -32,7 +32,7 @@ def synchronize(native: jax.Device) -> None:
 
 def is_idle(native: jax.Device) -> bool:
     """Whether a device has computed everything: if so, a small computation ends at once."""
-    marker = _add_one(_number(native))
+    marker = _marker(native)
     for x in _results(native):
         with suppress(RuntimeError):
             if x is not marker and not x.is_ready():
@@ -52,6 +52,12 @@ def _results(native: jax.Device) -> Iterator[Any]:
 
 
 _add_one = jax.jit(lambda x: x + 1)
+
+
+def _marker(native: jax.Device) -> Any:
+    """The result of a small computation that is queued now, also while JAX traces a function."""
+    with jax.ensure_compile_time_eval():
+        return _add_one(_number(native))
 
 
 @lru_cache
