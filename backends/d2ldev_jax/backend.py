@@ -162,6 +162,7 @@ class JaxBackend(Backend):
         return native
 
     def dtype_of(self, x: Tensor) -> str:
+        self._require_tensor(x, "tell the dtype of a tensor")
         return str(x.dtype.name)
 
     def _float(self) -> np.dtype[Any]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from flax import nnx
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike
 
 _ACTIVATIONS = {"relu": nnx.relu, "tanh": nnx.tanh, "sigmoid": nnx.sigmoid}
@@ -19,14 +19,9 @@ def make_mlp(
     backend: Backend, sizes: Sequence[int], activation: str, device: DeviceLike, seed: int
 ) -> nnx.Sequential:
     """See ``Backend.mlp``: weights uniform in +-1/sqrt(n_in), biases zero."""
-    if len(sizes) < 2 or activation not in _ACTIVATIONS:
-        raise UnsupportedValueError(
-            f"make an MLP of sizes {list(sizes)} with {activation!r}",
-            "it takes two sizes at least, and one of 'relu', 'tanh', 'sigmoid'",
-            "net = backend.mlp([20, 64, 1], activation='relu')",
-        )
+    numbers, seed = checked_mlp(sizes, activation, seed, _ACTIVATIONS)
     layers: list[Callable[..., Any]] = []
-    for i, (n_in, n_out) in enumerate(itertools.pairwise(sizes)):
+    for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
         uniform = backend.rand((n_in, n_out), seed=seed + i, dtype="float32", device=device)
         # Made without memory, then given arrays that were made on the device: nothing is drawn
         # from anyone's random state, and nothing is made elsewhere.
