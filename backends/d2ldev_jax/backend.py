@@ -268,7 +268,8 @@ class JaxBackend(Backend):
             queue.synchronize(self._native(device))
 
     def is_idle(self, device: DeviceLike = None) -> bool:
-        asked = self.devices() if device is None else [self.device(device)]
+        attempted = "ask whether there is work"
+        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
         return not is_initialized() or all(queue.is_idle(self._native(d)) for d in asked)
 
     def _memory(self, device: Device) -> Memory:
