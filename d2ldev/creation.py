@@ -216,11 +216,11 @@ class Creation(Moving):
         Raises:
             UnsupportedValueError: if the framework does not have it.
         """
-        # NumPy's dtypes have a ``name``, its scalar classes a ``__name__``.
+        # NumPy's dtypes have a ``name``, its scalar classes a ``__name__``, in NumPy 1 ``bool_``.
         name = spec if isinstance(spec, str) else getattr(spec, "name", None)
         if not isinstance(name, str):
             name = getattr(spec, "__name__", None)
-        if isinstance(name, str) and name in self.dtype_names:
+        if isinstance(name, str) and (name := name.removesuffix("_")) in self.dtype_names:
             return self._native_dtype(name)
         if any(spec is self._native_dtype(name) for name in self.dtype_names):
             return spec

@@ -85,10 +85,11 @@ class Moving(Resolution):
         """
         if kinds_name := self._foreign(x):
             raise self._refusal("make a NumPy array", x, "", kinds_name)
-        attempted = f"make a NumPy array of {describe(x)}"
         try:
             return self._to_numpy(x)
         except Exception as error:
+            # Described only now: the text of a tensor takes longer than its values.
+            attempted = f"make a NumPy array of {describe(x)}"
             if (translated := self._translated(error, attempted, self._native(CPU))) is None:
                 raise
             raise translated from error
@@ -103,12 +104,13 @@ class Moving(Resolution):
             UnsupportedValueError: if the protocol does not allow it: no such method, a dtype
                 without a number in DLPack, a tensor that needs gradients, read-only memory.
         """
-        attempted = f"take over the memory of {describe(x)}"
         try:
             return self._from_dlpack(x if self.kinds[type(x)] is TENSOR else _exported(x))
+        except D2LDevError:
+            raise
         except Exception as error:
             raise UnsupportedValueError(
-                attempted,
+                f"take over the memory of {describe(x)}",
                 f"{type(error).__name__}: {error}",
                 "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
             ) from error

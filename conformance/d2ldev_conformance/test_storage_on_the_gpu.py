@@ -112,6 +112,7 @@ def test_a_native_dtype_is_taken(backend, dtype):
 def test_a_dtype_of_numpy_is_taken(backend):
     assert backend.dtype_of(backend.zeros(1, dtype=np.dtype("int32"))) == "int32"
     assert backend.dtype_of(backend.zeros(1, dtype=np.float32)) == "float32"
+    assert backend.dtype_of(backend.zeros(1, dtype=np.bool_)) == "bool"
 
 
 @requirement("create.unknown-dtype", section=SECTION)
