@@ -42,6 +42,15 @@ __all__ = [
 ]
 
 
+def joined(path: str, label: object) -> str:
+    """The name of what ``label`` leads to in the container of the name ``path``.
+
+    >>> joined("layers", 0), joined("", "weight")
+    ('layers.0', 'weight')
+    """
+    return f"{path}.{label}" if path else str(label)
+
+
 def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
     """Whether ``holds`` is true of every tensor in the nesting ``x``, which may hold no others.
 
@@ -115,7 +124,7 @@ def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[
     """What is in a container, with its names."""
     try:
         return [
-            (f"{path}.{label}" if path else str(label), child)
+            (joined(path, label), child)
             for label, child in zip(kind.labels(x), kind.children(x), strict=True)
         ]
     except (D2LDevError, MemoryError, RecursionError):

@@ -22,6 +22,7 @@ from d2ldev.containers import (
     TENSOR,
     UNKNOWN,
     Kind,
+    joined,
     leaves,
     rebuild_all,
     too_deep,
@@ -99,14 +100,14 @@ class Inventory:
             if id(value) not in self._seen:
                 self._seen.add(id(value))
                 for part in self._backend._attached(value):
-                    full_name = f"{name}.{part.name}" if name else part.name
+                    full_name = joined(name, part.name)
                     self.parts.append(Part(full_name, part.value, part.put))
                     self.entries.append(Entry(full_name, part.value))
         elif kind is OBJECT and id(value) not in self._seen:
             self._seen.add(id(value))
             self.objects.append(value)
             for part in self._parts_of(value, name):
-                full_name = f"{name}.{part.name}" if name else part.name
+                full_name = joined(name, part.name)
                 if self._add_nesting(full_name, part.value):
                     self.parts.append(Part(full_name, part.value, part.put))
 
@@ -145,8 +146,13 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
         return obj
 
     copies = list(zip(elsewhere, backend._copies(elsewhere, device, attempted), strict=True))
-    refilled = [(old, new) for old, new in copies if backend._is_refilled(old)]
-    replaced = {id(old): new for old, new in copies if not backend._is_refilled(old)}
+    refilled: list[tuple[Any, Any]] = []
+    replaced: dict[int, Any] = {}
+    for old, new in copies:
+        if backend._is_refilled(old):
+            refilled.append((old, new))
+        else:
+            replaced[id(old)] = new
 
     def change(leaf: Any, _kind: Kind, _name: str) -> Any:
         return replaced.get(id(leaf), leaf)
