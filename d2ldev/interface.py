@@ -16,13 +16,16 @@ Source: D2L, section 6.7, "GPUs".
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from d2ldev.creation import Creation
 from d2ldev.device import Device
+from d2ldev.errors import DeviceMismatchError
 from d2ldev.placing import named_tensors, place
 from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
+from d2ldev.strictness import translate_uncaught
 
 __all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
 
@@ -73,6 +76,44 @@ class Backend(Creation):
     def named_tensors(self, obj: Any) -> Mapping[str, Tensor]:
         """The tensors that ``place`` looks after: name -> tensor."""
         return dict(named_tensors(self, obj))
+
+    # -- strictness: the contract ---------------------------------------------------------
+
+    @contextmanager
+    def strict(self) -> Iterator[None]:
+        """Have an operation whose tensor operands are on different devices raise, in a block.
+
+        Operations whose operands agree run where their operands are, also in TensorFlow. Python
+        numbers, and the 0-dim tensors of the host where the framework lets them mix (torch), are
+        no operands. It is in force in this thread or asyncio task, and in tasks started in it; a
+        thread that is started in it has blocks of its own. ``D2LDEV_STRICT=1`` puts the whole
+        process under it, every thread. Source: D2L, section 6.7.2.2.
+
+        >>> with backend.strict():                                         # doctest: +SKIP
+        ...     backend.ones(2, device='gpu:0') + backend.ones(2, device='gpu:1')
+        DeviceMismatchError: cannot run add: its operands are on different devices: ...
+
+        Raises:
+            DeviceMismatchError: from the operation, where d2ldev or the framework has a place for
+                it, and at the latest when the framework's own error, which stays chained as its
+                cause, leaves the block.
+        """
+        with self._strictness.block(), self._strict_scope(everywhere=False):
+            try:
+                yield
+            except DeviceMismatchError:
+                raise
+            except Exception as error:
+                found = self._mismatch(error)
+                if found is None:
+                    raise
+                raise found from error
+
+    def _be_strict(self) -> None:
+        """Put the whole process under ``strict()``, for good."""
+        self._strictness.everywhere()
+        self._strict_scope(everywhere=True).__enter__()
+        translate_uncaught(self._mismatch)
 
     # -- the machine: the contract --------------------------------------------------------
 

@@ -17,7 +17,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from d2ldev.containers import TENSOR, Kinds
 from d2ldev.device import Device
-from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
+from d2ldev.errors import (
+    DeviceMismatchError,
+    DeviceUnavailableError,
+    UnsupportedValueError,
+    describe,
+)
+from d2ldev.strictness import Strictness
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -81,6 +87,7 @@ class Primitives(ABC):
             )
         self.virtual_gpus = virtual_gpus
         self.kinds = Kinds(self.tensor_types, self.object_types, self.plain_types)
+        self._strictness = Strictness(self._refuse_mixing)
         # The device of the innermost ``on`` of this thread or task, and all that were entered.
         self._scope: ContextVar[Device | None] = ContextVar(f"{self.name}_scope", default=None)
         self._scopes: ContextVar[tuple[tuple[object, Device], ...]] = ContextVar(
@@ -234,6 +241,28 @@ class Primitives(ABC):
                 f"{describe(x)} is no tensor of the {self.name} backend",
                 "x = backend.asarray(x) makes a tensor",
             )
+
+    # -- strictness -----------------------------------------------------------------------
+
+    def _refuse_mixing(self) -> Callable[[], None]:
+        """Have the framework refuse operands of different devices; returns what ends that.
+
+        For a framework that does not refuse them by itself: its functions are replaced, where
+        ``self._strictness.in_force()`` they raise ``strictness.mismatch(...)``, and elsewhere
+        they do what they did. Called once, however many blocks there are.
+        """
+        return lambda: None
+
+    def _strict_scope(self, everywhere: bool) -> AbstractContextManager[Any]:
+        """The framework's own context that belongs to one block, if it has one.
+
+        With ``everywhere`` it is entered for every thread of the process, and never left.
+        """
+        return nullcontext()
+
+    def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
+        """What an exception of the framework says about mixed devices; None if it is another."""
+        return None
 
     # -- models ---------------------------------------------------------------------------
 

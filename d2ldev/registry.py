@@ -14,6 +14,7 @@ import warnings
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from d2ldev import strictness
 from d2ldev.discovery import (
     ALIASES,
     BROKEN,
@@ -148,9 +149,12 @@ def _load(name: str, source: str) -> Backend:
 
 
 def _made(cls: type[Backend], attempted: str, where: str) -> Backend:
-    number = requested_virtual_gpus()
+    number, strict = requested_virtual_gpus(), strictness.is_requested()
     try:
-        return cls(virtual_gpus=number)
+        backend = cls(virtual_gpus=number)
+        if strict:
+            backend._be_strict()
+        return backend
     except D2LDevError:
         raise
     except BROKEN as error:

@@ -18,6 +18,7 @@ from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev_reference.mlp import make_mlp
+from d2ldev_reference.strict import refuse_mixing
 
 _NATIVE = {CPU: xp.Device("CPU_DEVICE"), gpu(0): xp.Device("device1"), gpu(1): xp.Device("device2")}
 _DEVICES = {native: device for device, native in _NATIVE.items()}
@@ -120,6 +121,11 @@ class ReferenceBackend(Backend):
             # there; and NumPy 1.26 makes everything read-only.
             return xp.asarray(x, copy=False)
         return xp.from_dlpack(x)
+
+    # -- strictness -----------------------------------------------------------------------
+
+    def _refuse_mixing(self) -> Callable[[], None]:
+        return refuse_mixing(self)
 
     # -- models ---------------------------------------------------------------------------
 
