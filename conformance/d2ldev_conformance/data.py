@@ -72,3 +72,11 @@ def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[
     assert list(after) == list(values)
     for name, value in values.items():
         assert_same(after[name], value)
+
+
+def outcome_of(backend: Backend, operation: Callable[..., Any], *operands: Any) -> Any:
+    """What a framework makes of operands: the device of the result, or the class of the error."""
+    try:
+        return backend.device_of(operation(*operands))
+    except Exception as error:
+        return type(error)

@@ -18,7 +18,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
@@ -203,6 +203,22 @@ def _functions(owner: Any) -> dict[str, Any]:
     }
 
 
+def functions_of_modules(modules: Mapping[str, ModuleType]) -> dict[str, Any]:
+    """Every function of every module, and of every class that is made in one: name -> function."""
+    found: dict[str, Any] = {}
+    for name, module in list(modules.items()):
+        if not isinstance(module, ModuleType):
+            continue
+        for attribute, value in list(vars(module).items()):
+            if callable(value):
+                found[f"{name}.{attribute}"] = value
+            if isinstance(value, type) and getattr(value, "__module__", None) == name:
+                for method, function in list(vars(value).items()):
+                    if callable(function):
+                        found[f"{name}.{attribute}.{method}"] = function
+    return found
+
+
 def _name_of(owner: Any) -> str:
     if isinstance(owner, ModuleType):
         return owner.__name__
@@ -251,3 +267,4 @@ def _variables() -> Iterator[tuple[Any, Any]]:
     for backend in registry.loaded_backends():
         yield backend._scope, None
         yield backend._scopes, ()
+        yield backend._strictness._blocks, ()
