@@ -24,10 +24,10 @@ from d2ldev.creation import Creation
 from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.placing import named_tensors, place
-from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
+from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Step, Tensor
 from d2ldev.strictness import translate_uncaught
 
-__all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
+__all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Step", "Tensor"]
 
 
 class Backend(Creation):

@@ -41,6 +41,9 @@ DType = Any
 
 Shape = int | Sequence[int]
 
+Step = Callable[[Any, Tensor, Tensor], tuple[Any, Tensor]]
+"""One step of training: ``(learner, x, y) -> (learner, loss)``; see ``Backend.learner``."""
+
 
 class Memory(NamedTuple):
     """The memory of a device in bytes; ``None`` where the framework cannot say.
@@ -318,6 +321,19 @@ class Primitives(ABC):
         The conformance suite places each of them; each is made on the device that is given.
         """
         return {"mlp": lambda device: self.mlp([3, 4, 1], device=device)}
+
+    @abstractmethod
+    def learner(self, device: Device) -> tuple[Any, Step]:
+        """A small model with the optimizer that trains it, made on a device, and the step.
+
+        The conformance suite trains it on each device, and moves it between two steps.
+
+        Returns:
+            What ``place`` takes: a model of two features and one output with its optimizer, which
+            keeps a state (momentum, Adam); and ``step(learner, x, y) -> (learner, loss)``, which
+            fits it to ``x`` of shape ``(n, 2)`` and ``y`` of shape ``(n, 1)``, in float32, and
+            returns what to use from then on, with the mean squared error from before, a tensor.
+        """
 
     # -- the machine ----------------------------------------------------------------------
 

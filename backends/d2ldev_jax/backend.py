@@ -19,7 +19,7 @@ import numpy as np
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
-from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
+from d2ldev.interface import Backend, DeviceLike, DType, Memory, Step, Tensor
 from d2ldev.placing import Part
 from d2ldev_jax import numpy_exchange, queue
 from d2ldev_jax.accelerator import Accelerator, is_initialized
@@ -260,6 +260,11 @@ class JaxBackend(Backend):
         from d2ldev_jax.samples import make_samples
 
         return {**super().samples(), **make_samples(self)}
+
+    def learner(self, device: Device) -> tuple[Any, Step]:
+        from d2ldev_jax.learner import make_learner
+
+        return make_learner(self, device)
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -28,11 +28,12 @@ import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
-from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
 from d2ldev.placing import Part
 from d2ldev_mxnet import accelerator, numpy_exchange
 from d2ldev_mxnet.dlpack import Exported, from_dlpack
 from d2ldev_mxnet.framework import NumPyShapes, mx
+from d2ldev_mxnet.learner import make_learner
 from d2ldev_mxnet.memory import is_out_of_memory
 from d2ldev_mxnet.mlp import make_mlp
 from d2ldev_mxnet.numpy_exchange import empty, is_exact, number_dtype
@@ -247,6 +248,9 @@ class MXNetBackend(Backend):
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
+
+    def learner(self, device: Device) -> tuple[Any, Step]:
+        return make_learner(self, device)
 
     # -- the machine ----------------------------------------------------------------------
 

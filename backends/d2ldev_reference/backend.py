@@ -16,7 +16,8 @@ import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
+from d2ldev_reference.learner import make_learner
 from d2ldev_reference.mlp import make_mlp
 from d2ldev_reference.strict import refuse_mixing
 
@@ -145,6 +146,9 @@ class ReferenceBackend(Backend):
             return {"encoder": {"weight": weight}, "decoder": [weight, None, 2.5, "tied"]}
 
         return {**super().samples(), "pytree with a tie": tied}
+
+    def learner(self, device: Device) -> tuple[Any, Step]:
+        return make_learner(self, device)
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -21,12 +21,13 @@ import tensorflow as tf
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
-from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
 from d2ldev.placing import Inventory, Part
 from d2ldev_tensorflow import numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
+from d2ldev_tensorflow.learner import make_learner
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
 from d2ldev_tensorflow.machine import (
     answers_at_once,
@@ -275,6 +276,9 @@ class TensorFlowBackend(Backend):
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
+
+    def learner(self, device: Device) -> tuple[Any, Step]:
+        return make_learner(self, device)
 
     # -- the machine ----------------------------------------------------------------------
 

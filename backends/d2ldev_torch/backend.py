@@ -16,11 +16,12 @@ import torch
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
-from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
 from d2ldev.placing import Part
 from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
+from d2ldev_torch.learner import make_learner
 from d2ldev_torch.mlp import make_mlp
 from d2ldev_torch.parts import (
     OBJECT_TYPES,
@@ -214,6 +215,9 @@ class TorchBackend(Backend):
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
+
+    def learner(self, device: Device) -> tuple[Any, Step]:
+        return make_learner(self, device)
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -86,6 +86,13 @@ def mutable(backend: Backend) -> None:
         pytest.skip(f"tensors of {backend.name} are immutable")
 
 
+@pytest.fixture
+def virtual(backend: Backend) -> None:
+    """Skips where the GPUs are real: their kernels add in other orders than the CPU's."""
+    if backend.platform(d2ldev.gpu(0)) != "virtual":
+        pytest.skip(f"the GPUs of {backend.name} are real here")
+
+
 @pytest.fixture(autouse=True)
 def _leaves_no_trace(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """A test that leaks anything, the framework's default device included, has failed."""
