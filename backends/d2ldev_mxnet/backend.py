@@ -27,7 +27,12 @@ from typing import Any, ClassVar
 import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
+from d2ldev.errors import (
+    DeviceInitializationWarning,
+    DeviceMismatchError,
+    UnsupportedValueError,
+    describe,
+)
 from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
 from d2ldev.placing import Part
 from d2ldev_mxnet import accelerator, numpy_exchange
@@ -39,6 +44,8 @@ from d2ldev_mxnet.mlp import make_mlp
 from d2ldev_mxnet.numpy_exchange import empty, is_exact, number_dtype
 from d2ldev_mxnet.parts import OBJECT_TYPES, Placing, attached_to, parts_of, refill
 from d2ldev_mxnet.samples import make_samples
+from d2ldev_mxnet.strict import refuse_mixing
+from d2ldev_mxnet.strict_errors import translated
 
 _NDArray = mx.nd.NDArray
 _check = mx.base.check_call
@@ -214,6 +221,14 @@ class MXNetBackend(Backend):
 
     def _dlpack_of(self, x: Tensor) -> Any:
         return Exported(x)
+
+    # -- strictness -----------------------------------------------------------------------
+
+    def _refuse_mixing(self) -> Callable[[], None]:
+        return refuse_mixing(self)
+
+    def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
+        return translated(self, error)
 
     # -- models ---------------------------------------------------------------------------
 
