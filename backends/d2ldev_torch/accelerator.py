@@ -36,6 +36,10 @@ class Accelerator:
         """The index of the one that ``torch.device(type)`` means."""
         return int(self._module.current_device()) if self._module.is_initialized() else 0
 
+    def generator(self, native: torch.device) -> torch.Generator:
+        """A new generator for random numbers on a device: one of these, or the CPU."""
+        return torch.Generator(native)
+
     def synchronize(self, index: int) -> None:
         """Wait for one; one without a context has nothing to wait for."""
         if self._has_context(index):
@@ -89,8 +93,17 @@ class MetalAccelerator(Accelerator):
         return Memory(used, None, int(torch.mps.recommended_max_memory()))
 
 
-def find_accelerator() -> Accelerator:
-    """The accelerator of this machine; CUDA, with a count of 0, where there is none."""
+def find_accelerator(virtual_gpus: int | None = None) -> Accelerator:
+    """The accelerator of this machine; CUDA, with a count of 0, where there is none.
+
+    Args:
+        virtual_gpus: how many GPUs to make out of nothing in its stead, if any.
+    """
+    if virtual_gpus:
+        # Imported only where they are asked for: they change what torch knows of devices.
+        from d2ldev_torch.virtual.accelerator import VirtualAccelerator
+
+        return VirtualAccelerator(virtual_gpus)
     if torch.version.hip is not None:
         return Accelerator("cuda", "rocm", torch.cuda)
     if torch.version.cuda is None:

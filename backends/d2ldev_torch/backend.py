@@ -41,11 +41,12 @@ _CPU = torch.device("cpu")
 
 
 class TorchBackend(Backend):
-    """PyTorch on the CPU and on CUDA or ROCm, else XPU, else MPS."""
+    """PyTorch on the CPU and on CUDA or ROCm, else XPU, else MPS; or on virtual GPUs."""
 
     name: ClassVar[str] = "torch"
     distributions: ClassVar[tuple[str, ...]] = ("torch", "numpy")
     tensor_types: ClassVar[tuple[type, ...]] = (torch.Tensor,)
+    max_virtual_gpus: ClassVar[int] = 8
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
     plain_types: ClassVar[tuple[type, ...]] = (torch.dtype, torch.device)
     dtype_names: ClassVar[tuple[str, ...]] = tuple(
@@ -60,7 +61,7 @@ class TorchBackend(Backend):
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
-        self._accelerator = find_accelerator()
+        self._accelerator = find_accelerator(virtual_gpus)
         register_containers()
 
     # -- devices --------------------------------------------------------------------------
@@ -151,7 +152,7 @@ class TorchBackend(Backend):
     def _random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        generator = None if seed is None else torch.Generator(native).manual_seed(seed)
+        generator = None if seed is None else self._accelerator.generator(native).manual_seed(seed)
         draw = torch.rand if distribution == "uniform" else torch.randn
         return draw(shape, generator=generator, dtype=dtype, device=native)
 

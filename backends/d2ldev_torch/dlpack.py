@@ -19,6 +19,11 @@ def from_dlpack(x: Any) -> torch.Tensor:
     Raises:
         BufferError: if the memory is read-only or is walked backwards, or ``x`` refuses.
     """
+    if isinstance(x, torch.Tensor) and x.device.type == torch._C._get_privateuse1_backend_name():
+        # DLPack has no name for a virtual GPU, and needs none within torch.
+        if x.requires_grad:
+            raise BufferError("it requires a gradient: x.detach()")
+        return x.detach()
     if x.__dlpack_device__()[0] != ON_CPU:
         return torch.utils.dlpack.from_dlpack(x)
     # Of no version, which has no flag for read-only memory, so that its owner refuses to give it.

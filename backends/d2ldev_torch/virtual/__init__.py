@@ -1,0 +1,33 @@
+"""Virtual GPUs for PyTorch: real data, the CPU's kernels, real device semantics, no compiler.
+
+A tensor on ``vgpu:1`` is a ``torch.Tensor`` and nothing more: no subclass, no wrapper, so that
+``nn.Module``, ``torch.optim``, hooks and everything else in torch treat it as they treat a
+tensor on a GPU. torch keeps one device type, ``PrivateUse1``, for backends that it does not know;
+it is renamed, and its tensors are made by giving CPU memory another name.
+
+- ``labels.py``: the two names of one memory. A DLPack capsule's device is rewritten.
+- ``fallback.py``, ``schemas.py``: every operator runs its CPU kernel on the CPU's names of its
+  operands. That is where operands on different devices are refused.
+- ``copies.py``: what goes between devices, or gives a tensor other memory.
+- ``composites.py``: what torch composes differently on the CPU.
+- ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
+- ``engine.py``, ``module.py``: backward passes, and ``torch.vgpu``.
+- ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
+
+Views need none of that: torch's own kernels for views make them on the tensor itself, so that
+they share its storage.
+
+Two other ways were tried. A tensor subclass with a device of its own
+(``Tensor._make_wrapper_subclass``) has no storage and no gradients on any device but the first.
+A tensor subclass on the CPU that carries its index is on the CPU to everything in torch that is
+written in C++: ``deepcopy``, fused kernels, lazy modules and ``Module.to`` each have to be told
+otherwise. An extension in C++ would need a compiler on the user's machine.
+
+What torch's hooks for backends in Python lack, and how it is made up for:
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
+
+- They report one device, so that the engine would have a thread for the first one only
+  (``engine.py``), and the current device is always the first (``module.py``).
+- There is no allocator: a storage on its own cannot be made by torch (``storages.py``).
+- There are no generators: random numbers are drawn by the CPU's.
+"""

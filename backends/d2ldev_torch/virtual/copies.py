@@ -1,0 +1,112 @@
+"""Kernels that go between devices or change a tensor's memory: the fallback would refuse them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from d2ldev_torch.virtual.devices import index_of
+from d2ldev_torch.virtual.fallback import CPU_KERNELS, set_memory
+from d2ldev_torch.virtual.labels import NAME, as_cpu, as_virtual
+
+_aten = torch.ops.aten
+_CPU = torch.device("cpu")
+
+
+def _on_cpu(x: torch.Tensor) -> torch.Tensor:
+    """A tensor's values in the CPU's memory: the memory of a virtual GPU as it is."""
+    if x.device.type == NAME:
+        return as_cpu(x)
+    return x if x.is_cpu else x.to(_CPU)
+
+
+def _copy(
+    destination: torch.Tensor, source: torch.Tensor, _non_blocking: bool = False
+) -> torch.Tensor:
+    """``copy_``, between all devices."""
+    values = _on_cpu(source)
+    if destination.device.type == NAME:
+        _aten.copy_.default.redispatch(CPU_KERNELS, as_cpu(destination), values)
+    else:
+        destination.copy_(values)
+    return destination
+
+
+def _copy_from(
+    source: torch.Tensor, destination: torch.Tensor, _non_blocking: bool = False
+) -> torch.Tensor:
+    return _copy(destination, source)
+
+
+def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
+    return _copy(destination.resize_(source.shape), source)
+
+
+def _to_copy(
+    x: torch.Tensor,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> torch.Tensor:
+    """``to`` and all that is built on it: always a copy."""
+    target = x.device if device is None else device
+    options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
+    if target.type not in (NAME, "cpu"):
+        elsewhere: torch.Tensor = _aten._to_copy.default(
+            _on_cpu(x), device=target, pin_memory=pin_memory, non_blocking=non_blocking, **options
+        )
+        return elsewhere
+    index = index_of(target) if target.type == NAME else -1
+    new: torch.Tensor = _aten._to_copy.default.redispatch(
+        CPU_KERNELS, _on_cpu(x), device=_CPU, pin_memory=pin_memory, **options
+    )
+    return new if index < 0 else as_virtual(new, index)
+
+
+def _resize(
+    x: torch.Tensor, size: list[int], *, memory_format: torch.memory_format | None = None
+) -> torch.Tensor:
+    """``resize_``: memory that is to grow is made anew, and views of the old keep the old."""
+    like = torch.empty(0, dtype=x.dtype).resize_(size, memory_format=memory_format)
+    storage, offset = x.untyped_storage(), int(x.storage_offset())
+    needed = (offset + like.numel()) * x.element_size()
+    if needed > storage.nbytes():
+        grown = torch.empty(needed, dtype=torch.uint8)
+        grown[: storage.nbytes()] = bytes_of(storage)
+        storage = as_virtual(grown, x.device.index).untyped_storage()
+    set_memory(x, storage, offset, like)
+    return x
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """The memory of a storage on a virtual GPU, byte by byte, under its CPU name."""
+    view = as_virtual(torch.empty(0, dtype=torch.uint8), storage.device.index)
+    set_memory(view, storage, 0, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"))
+    return as_cpu(view)
+
+
+def _can_take_data_of(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether ``x.data = other`` works: as between the CPU and CUDA, so that parameters move.
+
+    torch answers for the devices that it knows, and not for ``PrivateUse1``.
+    """
+    return all(
+        one.layout is torch.strided and one.device.type in (NAME, "cpu") and not one.is_nested
+        for one in (x, other)
+    )
+
+
+COPYING: Mapping[str, Callable[..., Any]] = {
+    "copy_": _copy,
+    "_copy_from": _copy_from,
+    "_copy_from_and_resize": _copy_from_and_resize,
+    "_to_copy": _to_copy,
+    "resize_": _resize,
+    "_has_compatible_shallow_copy_type": _can_take_data_of,
+}
