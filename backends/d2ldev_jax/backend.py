@@ -18,10 +18,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
+from d2ldev.errors import (
+    BackendNotInstalledError,
+    DeviceMismatchError,
+    UnsupportedValueError,
+)
 from d2ldev.interface import Backend, DeviceLike, DType, Memory, Step, Tensor
 from d2ldev.placing import Part
-from d2ldev_jax import numpy_exchange, queue
+from d2ldev_jax import numpy_exchange, queue, strict
 from d2ldev_jax.accelerator import Accelerator, is_initialized
 from d2ldev_jax.capacity import check_capacity, computed
 from d2ldev_jax.dlpack import from_dlpack
@@ -234,6 +238,14 @@ class JaxBackend(Backend):
             self.device_of(x)
             return x
         return from_dlpack(x)
+
+    # -- strictness -----------------------------------------------------------------------
+
+    def _refuse_mixing(self) -> Callable[[], None]:
+        return strict.refuse_mixing(self)
+
+    def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
+        return strict.mismatch_in(self, error)
 
     # -- models ---------------------------------------------------------------------------
 

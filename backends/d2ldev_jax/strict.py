@@ -1,0 +1,178 @@
+"""What ``strict()`` adds to JAX, which refuses arrays that are *committed* to different devices.
+
+JAX's own error of those is raised as a ``DeviceMismatchError``. An array that is not committed, as
+``jnp.ones`` makes it, JAX moves to where the others are without a word; here it counts as being
+where its bytes are. No operands are:
+
+- Python numbers, NumPy's scalars and arrays, which have no device;
+- an array of shape ``()`` that is not committed and is on the CPU or on JAX's default device:
+  ``jnp.float32(3)``, the count of steps in an optimizer's state, ``jax.random.key(0)`` (not
+  ``jax.random.PRNGKey(0)``, of shape ``(2,)``). A number that d2ldev made is committed, and JAX
+  refuses it elsewhere;
+- arrays that are spread over several devices, and what ``jax.jit`` was told to take to a place by
+  ``in_shardings``.
+
+An array that a jitted function closes over is an operand. A function that was compiled ahead of
+time (``jax.jit(f).lower(...).compile()``) has its device already; what is given to it is moved
+there unless it is committed, also here.
+
+**How it costs nothing.** A call with operands of a kind that were seen before is done in C++, and
+never comes by here. Which kinds were seen is kept by JAX for each state of its settings. So one of
+them is changed in a block, in nothing but its identity: all that was seen outside is not seen yet,
+and what mixes devices is not let in. The first call of each kind in the process's first block is
+thus as slow as any first call; JAX before 0.7 also compiles once more for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import jax
+from jax._src import config, pjit, stages
+from jax._src.sharding_impls import UnspecifiedValue
+
+from d2ldev.device import Device
+from d2ldev.errors import DeviceMismatchError
+from d2ldev.interface import Backend
+from d2ldev.strictness import Operand, mismatch
+
+# As JAX says it of two arguments: the name, the operation, and the first of the devices.
+_ARGUMENT = re.compile(
+    r"argument (\S+) of (.+?) with shape \S+ and (?:with )?device ids \[(\d+)[^]]*\] "
+    r"on platform (\w+)"
+)
+
+
+class _Marked(int):
+    """A number that is what it was to whoever computes with it, and differs from its equals."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other
+
+    __hash__ = int.__hash__
+
+
+_marked = lru_cache(_Marked)
+
+
+def refuse_mixing(backend: Backend) -> Callable[[], None]:
+    """Have the calls that JAX has not seen yet looked at; returns what ends that.
+
+    In all threads: whether one of them is in a block is asked when devices are mixed.
+    """
+    run, describe = pjit._pjit_call_impl_python, stages._device_assignment_mismatch_error
+    # How often programs are profiled for a recompilation: of all settings that JAX keeps what it
+    # has seen apart by, the one that is read least.
+    setting: Any = config.pgle_profiling_runs
+    before = setting.get_global()
+    pjit._pjit_call_impl_python = _looking(backend, run)
+    stages._device_assignment_mismatch_error = _translating(backend, describe)
+    setting.set_global(_marked(before))
+
+    def restore() -> None:
+        if setting.get_global() is _marked(before):
+            setting.set_global(before)
+        pjit._pjit_call_impl_python = run
+        stages._device_assignment_mismatch_error = describe
+
+    return restore
+
+
+def mismatch_in(backend: Backend, error: BaseException) -> DeviceMismatchError | None:
+    """What an error of JAX's says about mixed devices; None if it is another."""
+    found = _ARGUMENT.findall(str(error)) if isinstance(error, ValueError) else []
+    operands = []
+    for name, _, number, platform in found:
+        for native in jax.local_devices(backend=platform.lower()):
+            if native.id == int(number) and (device := backend._from_native(native)):
+                operands.append((name, device))
+    return mismatch(found[0][1], operands) if _are_mixed(operands) else None
+
+
+def _looking(backend: Backend, run: Callable[..., Any]) -> Callable[..., Any]:
+    """``run`` executes what C++ could not; what it returns says whether C++ may do it next time."""
+
+    def look_and_run(*args: Any, **params: Any) -> Any:
+        jaxpr, specified = params["jaxpr"], params["in_shardings"]
+        names = getattr(jaxpr, "jaxpr", jaxpr).debug_info.arg_names or ()
+        unspecified = [
+            x if isinstance(place, UnspecifiedValue) else None
+            for x, place in zip(args, specified, strict=True)
+        ]
+        operands = [
+            *_operands(backend, unspecified, names),
+            *_operands(
+                backend, jaxpr.consts, [f"closed_over_{i}" for i in range(len(jaxpr.consts))]
+            ),
+        ]
+        if not _are_mixed(operands):
+            return run(*args, **params)
+        # If it is of JAX's own accord that it raises, its error is to be the cause.
+        refused = len({x.sharding for x in args if getattr(x, "_committed", False)}) > 1
+        if backend._strictness.in_force() and not refused:
+            raise mismatch(params["name"], operands)
+        # Without a program to remember, C++ will ask again.
+        out, _, *others = run(*args, **params)
+        return (out, None, *others)
+
+    return look_and_run
+
+
+def _translating(backend: Backend, describe: Callable[..., str]) -> Callable[..., str]:
+    """``describe`` makes the message of the error that JAX is about to raise."""
+
+    def describe_or_raise(
+        name: str, fails: Any, args: Any, api: str, names: Sequence[str] | None
+    ) -> str:
+        args = list(args)
+        message = describe(name, fails, args, api, names)
+        if backend._strictness.in_force():
+            operands = _operands(backend, args, names or ())
+            if _are_mixed(operands):
+                raise mismatch(name, operands) from ValueError(message)
+        return message
+
+    return describe_or_raise
+
+
+def _operands(backend: Backend, args: Sequence[Any], names: Sequence[str | None]) -> list[Operand]:
+    """The arguments that have a place of their own, by name.
+
+    Where there are more arguments than names, the last ones have them: JAX puts what a function
+    closes over first.
+    """
+    unnamed = max(0, len(args) - len(names))
+    every_name = [*[None] * unnamed, *names]
+    found = []
+    for index, (x, name) in enumerate(zip(args, every_name, strict=False)):
+        device = _device_of(backend, x)
+        if device is not None:
+            found.append((name or f"operand_{index}", device))
+    return found
+
+
+def _device_of(backend: Backend, x: Any) -> Device | None:
+    """Where an argument is; None if it is no operand that has one place."""
+    # Newer releases hand over what they know of the arguments, and not these, to the error.
+    sharding = getattr(x, "sharding", None)
+    if not isinstance(sharding, jax.sharding.Sharding) or isinstance(x, jax.core.Tracer):
+        return None
+    natives = getattr(sharding, "_internal_device_list", None) or sharding.device_set
+    if len(natives) != 1:
+        return None
+    device = backend._from_native(next(iter(natives)))
+    if isinstance(x, jax.Array) and not x.shape and not x.committed:  # type: ignore[attr-defined]
+        return None if device in (Device("cpu"), backend.default_device()) else device
+    return device
+
+
+def _are_mixed(operands: Sequence[Operand]) -> bool:
+    return len({device for _, device in operands}) > 1
