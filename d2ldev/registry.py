@@ -12,11 +12,9 @@ import sys
 import threading
 import warnings
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev import strictness
 from d2ldev.discovery import (
-    ALIASES,
     BROKEN,
     FALLBACK,
     PREFERENCE,
@@ -24,28 +22,21 @@ from d2ldev.discovery import (
     canonical_name,
     choices,
     known_backends,
-    missing_modules,
     rank,
     required_modules,
 )
 from d2ldev.errors import (
     BackendFallbackWarning,
-    BackendNotInstalledError,
     D2LDevError,
-    UnknownBackendError,
     UnsupportedValueError,
     shown,
 )
-from d2ldev.virtual import requested_virtual_gpus
+from d2ldev.loading import load, unknown
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend
 
 VARIABLE = "D2LDEV_BACKEND"
-_INSTALL = {
-    **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
-    FALLBACK: "pip install d2ldev",
-}
 
 _lock = threading.RLock()
 _loaded: dict[str, Backend] = {}
@@ -91,8 +82,8 @@ def _get(name: str | Backend, source: str) -> Backend:
         if key not in _loaded:
             importlib.invalidate_caches()  # it may have been installed a moment ago
             if key not in known_backends() and key not in known_backends(refresh=True):
-                raise _unknown(name, source)
-            _loaded[key] = _load(key, source)
+                raise unknown(name, source)
+            _loaded[key] = load(key, source)
         return _loaded[key]
 
 
@@ -112,73 +103,9 @@ def _checked_instance(backend: Any) -> Backend:
     return backend
 
 
-def _load(name: str, source: str) -> Backend:
-    from d2ldev.interface import Backend
-
-    attempted = f"use the {name} backend{source}"
-    point = known_backends()[name]
-    install = _INSTALL.get(name, "")
-    try:
-        missing = missing_modules(name)
-        if missing:
-            raise BackendNotInstalledError(
-                attempted,
-                f"{' and '.join(missing)} is not installed; {choices()}",
-                install or f"install {' and '.join(missing)}, which {point.value} needs",
-            )
-        cls = point.load()
-    except BackendNotInstalledError:
-        raise
-    except BROKEN as error:
-        # A framework that is there but broken: a missing shared library, a NumPy too new.
-        raise BackendNotInstalledError(
-            attempted,
-            f"{point.value} fails to import: {type(error).__name__}: {error}; {choices()}",
-            f"reinstall it: {install}" if install else "reinstall it",
-        ) from error
-    problem = "is no subclass of d2ldev.interface.Backend"
-    if isinstance(cls, type) and issubclass(cls, Backend):
-        problem = f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
-        if not cls.__abstractmethods__:
-            return _made(cls, attempted, point.value)
-    raise BackendNotInstalledError(
-        attempted,
-        f"{point.value} {problem}; {choices()}",
-        "mend the entry point of its distribution, or uninstall it",
-    )
-
-
-def _made(cls: type[Backend], attempted: str, where: str) -> Backend:
-    number, strict = requested_virtual_gpus(), strictness.is_requested()
-    try:
-        backend = cls(virtual_gpus=number)
-        if strict:
-            backend._be_strict()
-        return backend
-    except D2LDevError:
-        raise
-    except BROKEN as error:
-        raise BackendNotInstalledError(
-            attempted,
-            f"{where} cannot be made: {type(error).__name__}: {error}; {choices()}",
-            "mend its __init__, which takes virtual_gpus=None, or choose another backend",
-        ) from error
-
-
-def _unknown(name: str, source: str) -> UnknownBackendError:
-    import difflib  # only an error needs it
-
-    names = sorted([*known_backends(), *ALIASES])
-    close = difflib.get_close_matches(canonical_name(name), names, 1)
-    suggestion = f"did you mean {close[0]!r}? " if close else ""
-    fix = "pip install d2ldev: from its source tree alone no backend is found"
-    if installed := available_backends():
-        fix = f"{suggestion}{VARIABLE}={installed[0]}, or d2ldev.set_backend(...)"
-    return UnknownBackendError(
-        f"use the backend {name!r}{source}",
-        f"no backend of that name is known; {choices()}",
-        fix,
-    )
+def is_loaded(name: str) -> bool:
+    """Whether the backend of a canonical name was used so far."""
+    return name in _loaded
 
 
 def loaded_backends() -> list[Backend]:
@@ -205,23 +132,41 @@ def selection_reason() -> str:
     return "use_backend" if _scoped.get() is not None else _reason
 
 
+class Choice(NamedTuple):
+    """Which backend is the process's unless ``set_backend`` says otherwise, and why.
+
+    Args:
+        name: as it was written.
+        source: where the name came from, for a message; empty if d2ldev chose it.
+        reason: in words.
+    """
+
+    name: str
+    source: str
+    reason: str
+
+
+def choice() -> Choice:
+    """What ``D2LDEV_BACKEND`` and the installed frameworks say; nothing is loaded."""
+    text = os.environ.get(VARIABLE, "")
+    if text.strip():
+        return Choice(text, f" (from {VARIABLE}={text!r})", f"{VARIABLE}={text.strip()}")
+    preferred = ", ".join(PREFERENCE)
+    for name in available_backends():
+        if name in PREFERENCE:
+            return Choice(name, "", f"{name} is the first that is installed of {preferred}")
+    return Choice(FALLBACK, "", f"none of {preferred} is installed")
+
+
 def _resolve() -> Backend:
     global _process, _reason
     with _lock:
         if _process is not None:
             return _process
-        text = os.environ.get(VARIABLE, "")
-        if text.strip():
-            _process = _get(text, f" (from {VARIABLE}={text!r})")
-            _reason = f"{VARIABLE}={text.strip()}"
+        name, source, _reason = choice()
+        _process = _get(name, source)
+        if name != FALLBACK or source:
             return _process
-        installed = [name for name in available_backends() if name in PREFERENCE]
-        if installed:
-            _process = get_backend(installed[0])
-            _reason = f"{installed[0]} is the first that is installed of {', '.join(PREFERENCE)}"
-            return _process
-        _process = get_backend(FALLBACK)
-        _reason = f"none of {', '.join(PREFERENCE)} is installed"
         warnings.warn(
             f"{_reason}: the {FALLBACK} backend is used, which computes on the CPU only and "
             f"cannot train. fix: pip install 'd2ldev[torch]', or say {VARIABLE}={FALLBACK}",

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 from command_line import run_command
+from d2ldev_reference.backend import ReferenceBackend
 
-from d2ldev.cli.conformance import Request, command
+from d2ldev import loading
+from d2ldev.cli.conformance import Request, command, thrice
 
 START = ["python", "-m", "pytest", "--pyargs", "d2ldev_conformance", "--d2ldev-backend", "torch"]
 SUITE = Path("suite")
@@ -55,6 +57,42 @@ def test_an_expression_is_pytests():
 def test_further_arguments_come_last_so_that_they_win():
     argv, _ = made(expression="copy", extra=("-p", "cacheprovider"))
     assert argv[-4:] == ["-k", "copy", "-p", "cacheprovider"]
+
+
+def test_everywhere_is_the_cpu_alone_and_two_virtual_gpus_and_real_ones(monkeypatch):
+    monkeypatch.setattr(loading, "count_real_gpus", lambda name: 3)
+    runs = thrice(Request("reference", report=Path("out")))
+    assert [(r.virtual_gpus, r.require_gpus) for r in runs] == [(0, 0), (2, 2), (None, 3)]
+    assert [r.report for r in runs] == [Path("out/cpu"), Path("out/virtual"), Path("out/real")]
+
+
+def test_without_real_gpus_everywhere_is_two_runs():
+    assert [r.virtual_gpus for r in thrice(Request("reference"))] == [0, 2]
+
+
+def test_a_backend_without_virtual_gpus_has_no_run_on_them(monkeypatch):
+    monkeypatch.setattr(ReferenceBackend, "max_virtual_gpus", 0)
+    assert [r.virtual_gpus for r in thrice(Request("reference"))] == [0]
+
+
+def test_the_runs_everywhere_are_made_and_reported(tmp_path):
+    done = run_command(
+        *("conformance", "reference", "--everywhere", "--report", str(tmp_path / "report")),
+        *("-k", "there_is_one_cpu", "--", f"--basetemp={tmp_path / 'inner'}"),
+    )
+    assert done.returncode == 0
+    assert sorted(folder.name for folder in (tmp_path / "report").iterdir()) == ["cpu", "virtual"]
+
+
+def test_the_worst_status_of_the_runs_everywhere_is_the_commands():
+    # Nothing is selected, which is pytest's status 5.
+    done = run_command("conformance", "reference", "--everywhere", "-k", "no_such_test")
+    assert done.returncode == 5
+
+
+@pytest.mark.parametrize("option", ["--require-gpus", "--virtual-gpus"])
+def test_everywhere_has_its_own_numbers_of_gpus(option):
+    assert run_command("conformance", "reference", "--everywhere", option, "1").returncode == 2
 
 
 @pytest.mark.parametrize("option", ["--require-gpus", "--virtual-gpus"])

@@ -6,10 +6,12 @@ import sys
 
 import pytest
 from command_line import run_command
+from d2ldev_reference.backend import ReferenceBackend
 from rich.console import Console
 
+from d2ldev import loading, registry
 from d2ldev.cli.cells import Cell, read_cells, run_cell
-from d2ldev.cli.tour import CHAPTER, CODE_WIDTH, Tour
+from d2ldev.cli.tour import CHAPTER, CODE_WIDTH, Tour, _stand_ins
 
 CELLS = read_cells(CHAPTER.read_text("utf-8"))
 CODE = [cell for cell in CELLS if not cell.markdown]
@@ -178,7 +180,28 @@ def test_with_two_gpus_every_cell_runs(tour):
 
 
 def test_with_two_gpus_mixing_them_is_the_error_that_is_shown(tour):
-    assert "ValueError: Arrays from two different" in tour.stdout
+    assert "DeviceMismatchError: cannot" in tour.stdout
+
+
+def test_two_virtual_gpus_stand_in_for_those_of_a_machine_without_any(monkeypatch):
+    monkeypatch.setattr(loading, "count_real_gpus", lambda name: 0)
+    monkeypatch.setattr(registry, "is_loaded", lambda name: False)
+    monkeypatch.setenv(registry.VARIABLE, "reference")
+    assert _stand_ins() == 2
+
+
+def test_nothing_stands_in_for_a_real_gpu(monkeypatch):
+    monkeypatch.setattr(loading, "count_real_gpus", lambda name: 1)
+    monkeypatch.setattr(registry, "is_loaded", lambda name: False)
+    monkeypatch.setenv(registry.VARIABLE, "reference")
+    assert _stand_ins() is None
+
+
+def test_a_backend_without_virtual_gpus_is_shown_as_it_is(monkeypatch):
+    monkeypatch.setattr(ReferenceBackend, "max_virtual_gpus", 0)
+    monkeypatch.setattr(registry, "is_loaded", lambda name: False)
+    monkeypatch.setenv(registry.VARIABLE, "reference")
+    assert _stand_ins() is None
 
 
 def test_without_a_gpu_the_cells_for_two_are_left_out_and_the_rest_runs():

@@ -97,15 +97,11 @@ d2l.gpu(-1)
 # %% [markdown]
 # ### 6.7.2.2 Copying
 #
-# `X` is on the first GPU and `Y` on the second. No chip can add them where they are, and a framework that moves one of them by itself hides the most expensive part of the line. PyTorch, JAX and array-api-strict refuse; TensorFlow copies without a word, and MXNet does not look.
+# `X` is on the first GPU and `Y` on the second. No chip can add them where they are, and a framework that moves one of them by itself hides the most expensive part of the line. PyTorch, JAX and array-api-strict refuse by themselves; TensorFlow copies without a word, and MXNet does not look. In a `strict()` block it is an error everywhere, which says what to write instead; `D2LDEV_STRICT=1` puts the whole program into one.
 
-# %% gpus=2
-try:
+# %% gpus=2 raises=1
+with d2l.strict():
     X + Y
-except Exception as error:
-    print(type(error).__name__, error, sep=": ")
-else:
-    print("computed, without a word")
 
 # %% [markdown]
 # So we move `X` to where `Y` is, and say so.
@@ -115,10 +111,9 @@ Z = d2l.to(X, d2l.try_gpu(1))
 d2l.device_of(X), d2l.device_of(Z)
 
 # %%
-Y + Z
-
-# %%
-d2l.device_of(Y + Z)
+with d2l.strict():
+    total = Y + Z
+total, d2l.device_of(total)
 
 # %% [markdown]
 # What is there already does not move. `d2l.to` gives back the very same object then, on every framework, and costs next to nothing: it can stand in front of every step.
@@ -178,6 +173,35 @@ net(X)
 # %%
 for name, place in d2l.placement(net).items():
     print(name, "on", place)
+
+# %% [markdown]
+# A model on the first GPU does not take data of the second. Either of them has to move, and it is you who says which.
+
+# %% gpus=2 raises=1
+with d2l.strict():
+    net(Z)
+
+# %% gpus=2
+net = d2l.place(net, d2l.gpu(1))
+with d2l.strict():
+    y = net(Z)
+d2l.device_of(y)
+
+# %% [markdown]
+# An optimizer has a state of its own, such as momentum. It is placed with the model, and one step of training is taken on each GPU in turn. Here the model and its step are d2ldev's own example, a small regression.
+
+# %% gpus=2
+learner, step = d2l.learner(d2l.cpu())
+features = d2l.rand((8, 2), seed=0)
+batch = features, features @ d2l.ones((2, 1))
+for device in d2l.try_all_gpus():
+    learner = d2l.place(learner, device)
+    x, y = d2l.to(batch, device)
+    with d2l.strict():
+        learner, loss = step(learner, x, y)
+    places = d2l.placement(learner).values()
+    loss = float(d2l.to_numpy(loss))
+    print(f"{loss:.3f} on", *set(places))
 
 # %% [markdown]
 # A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. Nothing between them has to know where it runs.

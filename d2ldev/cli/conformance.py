@@ -11,11 +11,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from d2ldev import virtual
-from d2ldev.cli.screen import complain
+from d2ldev import discovery, loading, virtual
+from d2ldev.cli.screen import complain, exit_status
+from d2ldev.errors import D2LDevError
 
 SUITE = "d2ldev_conformance"
 # pytest's own status for "it could not be run as it was asked to".
@@ -75,6 +76,42 @@ def command(
     if request.virtual_gpus is not None:
         changed[virtual.VARIABLE] = str(request.virtual_gpus)
     return argv, changed
+
+
+def thrice(request: Request) -> list[Request]:
+    """The requests that make up a run everywhere: the CPU alone, two virtual GPUs, real GPUs.
+
+    Virtual ones only if the backend can make them, real ones only where the machine has some.
+
+    >>> [r.virtual_gpus for r in thrice(Request('reference'))]
+    [0, 2]
+    """
+    name = discovery.canonical_name(request.name)
+    runs: list[tuple[str, int | None, int]] = [("cpu", 0, 0)]
+    if name in discovery.known_backends():  # another one fails in the first run, in its words
+        if loading.backend_class(name).max_virtual_gpus >= 2:
+            runs.append(("virtual", 2, 2))
+        if count := loading.count_real_gpus(name):
+            runs.append(("real", None, count))
+    return [
+        replace(
+            request,
+            virtual_gpus=virtual_gpus,
+            require_gpus=needed,
+            report=request.report and request.report / where,
+        )
+        for where, virtual_gpus, needed in runs
+    ]
+
+
+def run_everywhere(request: Request) -> int:
+    """Run the suite on the CPU alone, on two virtual GPUs and on real ones; the worst status."""
+    try:
+        requests = thrice(request)
+    except D2LDevError as error:
+        complain(str(error))
+        return exit_status(error)
+    return max(run(each) for each in requests)
 
 
 def run(request: Request) -> int:

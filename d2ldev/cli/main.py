@@ -100,6 +100,13 @@ def conformance(
         ),
     ] = None,
     virtual_gpus: VirtualGpus = None,
+    everywhere: Annotated[
+        bool,
+        typer.Option(
+            "--everywhere",
+            help="Run it on the CPU alone, on two virtual GPUs, and on real ones if there are any.",
+        ),
+    ] = False,
     report: Annotated[
         Path | None,
         typer.Option(
@@ -122,15 +129,15 @@ def conformance(
     ] = None,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
-    raise typer.Exit(
-        conformance_command.run(
-            conformance_command.Request(
-                name=name,
-                require_gpus=require_gpus,
-                virtual_gpus=virtual_gpus,
-                report=report,
-                expression=expression,
-                extra=tuple(pytest_arguments or ()),
-            )
-        )
+    if everywhere and (require_gpus is not None or virtual_gpus is not None):
+        raise typer.BadParameter("--everywhere says how many GPUs each run needs")
+    request = conformance_command.Request(
+        name=name,
+        require_gpus=require_gpus,
+        virtual_gpus=virtual_gpus,
+        report=report,
+        expression=expression,
+        extra=tuple(pytest_arguments or ()),
     )
+    run = conformance_command.run_everywhere if everywhere else conformance_command.run
+    raise typer.Exit(run(request))

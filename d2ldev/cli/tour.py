@@ -15,7 +15,7 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import discovery, registry, virtual
+from d2ldev import discovery, loading, registry, virtual
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
 from d2ldev.errors import D2LDevError
@@ -34,12 +34,15 @@ def run(*, virtual_gpus: int | None) -> int:
     """Show the chapter and run its cells; 1 if one of them failed.
 
     Args:
-        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment.
+        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment, and if
+            that says nothing either, two stand in for the GPUs of a machine that has none.
     """
     console = make_console()
     console.width = min(console.width, _WIDEST)
     with collected_warnings() as notes:
         try:
+            if virtual_gpus is None and virtual.requested_virtual_gpus() is None:
+                virtual_gpus = _stand_ins()
             if virtual_gpus is not None:
                 virtual.virtual_gpus(virtual_gpus)
             backend = registry.active_backend()
@@ -47,6 +50,15 @@ def run(*, virtual_gpus: int | None) -> int:
             complain(str(error) if isinstance(error, D2LDevError) else in_words(error))
             return exit_status(error)
         return Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
+
+
+def _stand_ins() -> int | None:
+    """How many virtual GPUs the two-GPU sections need here: None where there are real ones."""
+    name = discovery.canonical_name(registry.choice().name)
+    if name not in discovery.known_backends() or registry.is_loaded(name):
+        return None
+    can_make_them = loading.backend_class(name).max_virtual_gpus >= 2
+    return 2 if can_make_them and not loading.count_real_gpus(name) else None
 
 
 class Tour:

@@ -1,0 +1,271 @@
+"""``strict()``: when functions are replaced, where it is in force, and what becomes of errors."""
+
+import asyncio
+import contextvars
+import subprocess
+import sys
+import threading
+
+import array_api_strict as xp
+import pytest
+
+import d2ldev
+from d2ldev import DeviceMismatchError, UnsupportedValueError, strictness
+from d2ldev.device import CPU, gpu
+from d2ldev.strictness import Strictness, mismatch, operands_of
+
+MIX = "b.ones(2, device='gpu:0') + b.ones(2, device='gpu:1')"
+
+
+@pytest.fixture
+def replaced():
+    """What happened to a framework's functions, in order."""
+    return []
+
+
+@pytest.fixture
+def strict(replaced):
+    def replace():
+        replaced.append("replaced")
+        return lambda: replaced.append("put back")
+
+    return Strictness(replace)
+
+
+def run(program, **environment):
+    """A program on the reference backend, in a process of its own."""
+    import os
+
+    code = f"import d2ldev\nb = d2ldev.get_backend('reference')\n{program}"
+    variables = {**os.environ, "D2LDEV_VIRTUAL_GPUS": "2", **environment}
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env=variables, check=False
+    )
+
+
+# -- blocks -----------------------------------------------------------------------------------
+
+
+def test_functions_are_replaced_once_however_many_blocks_there_are(strict, replaced):
+    with strict.block(), strict.block():
+        assert replaced == ["replaced"]
+    assert replaced == ["replaced", "put back"]
+
+
+def test_functions_are_replaced_again_for_a_later_block(strict, replaced):
+    for _ in range(2):
+        with strict.block():
+            pass
+    assert replaced == ["replaced", "put back"] * 2
+
+
+def test_a_block_is_in_force_until_it_ends(strict):
+    assert not strict.in_force()
+    with strict.block():
+        assert strict.in_force()
+    assert not strict.in_force()
+
+
+def test_a_block_is_not_in_force_in_a_thread_that_is_started_in_it(strict):
+    found = []
+    with strict.block():
+        thread = threading.Thread(target=lambda: found.append(strict.in_force()))
+        thread.start()
+        thread.join()
+    assert found == [False]
+
+
+def test_functions_stay_replaced_until_the_last_threads_block_ends(strict, replaced):
+    entered, leave = threading.Event(), threading.Event()
+
+    def other():
+        with strict.block():
+            entered.set()
+            assert leave.wait(60)
+
+    thread = threading.Thread(target=other)
+    with strict.block():
+        thread.start()
+        assert entered.wait(60)
+    assert replaced == ["replaced"]
+    leave.set()
+    thread.join()
+    assert replaced == ["replaced", "put back"]
+
+
+def test_a_task_that_outlives_its_block_is_in_none(strict):
+    async def outlives(ended):
+        inside = strict.in_force()
+        await ended.wait()
+        return inside, strict.in_force()
+
+    async def main():
+        ended = asyncio.Event()
+        with strict.block():
+            task = asyncio.create_task(outlives(ended))
+            await asyncio.sleep(0)
+        ended.set()
+        return await task
+
+    assert asyncio.run(main()) == (True, False)
+
+
+def test_an_outer_block_is_in_force_in_a_copied_context_whose_inner_one_has_ended(strict):
+    with strict.block():
+        with strict.block():
+            context = contextvars.copy_context()
+        assert context.run(strict.in_force)
+
+
+def test_everywhere_is_in_force_in_every_thread_and_is_not_put_back(strict, replaced):
+    strict.everywhere()
+    found = []
+    with strict.block():
+        thread = threading.Thread(target=lambda: found.append(strict.in_force()))
+        thread.start()
+        thread.join()
+    assert found == [True]
+    assert replaced == ["replaced"]
+
+
+def test_a_replacement_that_fails_leaves_no_block(replaced):
+    def fails():
+        raise ZeroDivisionError
+
+    strict = Strictness(fails)
+    with pytest.raises(ZeroDivisionError), strict.block():
+        pass
+    assert not strict.in_force()
+    strict._replace = lambda: lambda: replaced.append("put back")
+    with strict.block():
+        pass
+    assert replaced == ["put back"]
+
+
+# -- the error --------------------------------------------------------------------------------
+
+
+def test_the_error_names_the_operation_its_operands_and_the_line_that_fixes_it():
+    error = mismatch("add", [("x", gpu(0)), ("y", CPU), ("z", gpu(0))])
+    assert error.attempted == "run add"
+    assert error.problem.endswith("x on gpu:0, y on cpu, z on gpu:0")
+    assert error.fix == "y = backend.to(y, 'gpu:0')"
+    assert error.devices == ("gpu:0", "cpu")
+
+
+def test_every_operand_that_is_elsewhere_has_its_line():
+    error = mismatch("where", [("a", gpu(0)), ("b", gpu(1)), ("c", CPU)])
+    assert error.fix == "b = backend.to(b, 'gpu:0'); c = backend.to(c, 'gpu:0')"
+
+
+def test_operands_are_found_in_lists_and_among_keywords(reference):
+    x, y = reference.ones(1, device="gpu:0"), reference.ones(1)
+    found = operands_of(reference, ([x, y], 1, "text"), {"out": y})
+    assert found == [("operand_0[0]", gpu(0)), ("operand_0[1]", CPU), ("out", CPU)]
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x, y: xp.add(x, y),
+        lambda x, y: xp.concat([x, y]),
+        lambda x, y: xp.where(x > 0, x, y),
+        lambda x, y: xp.linalg.matmul(x, y),
+        lambda x, y: x.__iadd__(y),
+        lambda x, y: x.__setitem__(0, y),
+        lambda x, y: xp.searchsorted(x, y),
+        lambda x, y: xp.take(x, xp.astype(y, xp.int64)),
+    ],
+)
+def test_operations_of_the_reference_backend_raise_at_the_operation(reference, operation):
+    x, y = reference.ones(2, device="gpu:0"), reference.ones(2, device="gpu:1")
+    with reference.strict(), pytest.raises(DeviceMismatchError):
+        operation(x, y)
+
+
+def test_a_strict_function_is_one_whose_body_is_a_block(reference):
+    @reference.strict()
+    def add(x, y):
+        return x + y
+
+    with pytest.raises(DeviceMismatchError):
+        add(reference.ones(1, device="gpu:0"), reference.ones(1))
+
+
+def test_the_handle_has_it(reference):
+    with d2ldev.use_backend(reference), d2ldev.backend.strict():
+        assert reference._strictness.in_force()
+
+
+def test_the_frameworks_error_stays_chained_where_it_is_translated(reference, monkeypatch):
+    monkeypatch.setattr(
+        reference, "_mismatch", lambda error: mismatch("add", [("x", CPU), ("y", gpu(0))])
+    )
+    original = ValueError("two devices")
+    with pytest.raises(DeviceMismatchError) as caught, reference.strict():
+        raise original
+    assert caught.value.__cause__ is original
+
+
+# -- the process ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", ["1", " true ", "YES", "on"])
+def test_the_variable_puts_the_process_under_it(value):
+    program = f"try:\n    {MIX}\nexcept d2ldev.DeviceMismatchError:\n    print('strict')"
+    assert run(program, D2LDEV_STRICT=value).stdout == "strict\n"
+
+
+@pytest.mark.parametrize("value", ["", "0", "false", "No", "off"])
+def test_the_variable_can_say_no(value):
+    program = f"try:\n    {MIX}\nexcept Exception as error:\n    print(type(error).__name__)"
+    assert run(program, D2LDEV_STRICT=value).stdout == "ValueError\n"
+
+
+def test_the_variable_is_in_force_in_threads():
+    program = (
+        "import threading\n"
+        "def work():\n"
+        f"    try:\n        {MIX}\n"
+        "    except d2ldev.DeviceMismatchError:\n        print('strict')\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()"
+    )
+    assert run(program, D2LDEV_STRICT="1").stdout == "strict\n"
+
+
+def test_a_value_that_is_neither_yes_nor_no_is_an_error(monkeypatch):
+    monkeypatch.setenv(strictness.VARIABLE, "maybe")
+    with pytest.raises(UnsupportedValueError, match="maybe"):
+        strictness.is_requested()
+
+
+TRANSLATED = (
+    "from d2ldev.strictness import mismatch, translate_uncaught\n"
+    "from d2ldev.device import CPU, gpu\n"
+    "def translation(error):\n"
+    "    words = [('x', CPU), ('y', gpu(0))]\n"
+    "    return mismatch('add', words) if 'two devices' in str(error) else None\n"
+    "translate_uncaught(translation)\n"
+)
+
+
+def test_an_error_that_ends_the_program_is_shown_translated():
+    done = run(TRANSLATED + "raise RuntimeError('two devices')")
+    assert done.returncode == 1
+    assert "RuntimeError: two devices" in done.stderr
+    assert "DeviceMismatchError: cannot run add" in done.stderr
+
+
+def test_an_error_that_ends_a_thread_is_shown_translated():
+    done = run(
+        TRANSLATED + "import threading\n"
+        "def work():\n    raise RuntimeError('two devices')\n"
+        "thread = threading.Thread(target=work); thread.start(); thread.join()"
+    )
+    assert "DeviceMismatchError: cannot run add" in done.stderr
+
+
+def test_another_error_that_ends_the_program_is_shown_as_it_is():
+    done = run(TRANSLATED + "raise RuntimeError('something else')")
+    assert "DeviceMismatchError" not in done.stderr
+    assert "RuntimeError: something else" in done.stderr
