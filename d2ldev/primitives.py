@@ -86,7 +86,7 @@ class Primitives(ABC):
             raise DeviceUnavailableError(
                 f"make {virtual_gpus} virtual GPUs",
                 f"the {self.name} backend can make {self.max_virtual_gpus}",
-                "unset D2LDEV_VIRTUAL_GPUS, or D2LDEV_BACKEND=reference (2 virtual GPUs)",
+                f"D2LDEV_VIRTUAL_GPUS={self.max_virtual_gpus}, or unset it",
             )
         self.virtual_gpus = virtual_gpus
         self.kinds = Kinds(self.tensor_types, self.object_types, self.plain_types)

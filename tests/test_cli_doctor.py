@@ -1,12 +1,17 @@
 """``d2ldev doctor``: what it finds, what it shows, and its exit status."""
 
+import io
 import json
 import warnings
 
 import pytest
 from command_line import run_command
 from processes import MINE, make_backend, make_distribution, make_package
+from rich.console import Console
 
+from d2ldev import loading
+from d2ldev.cli.doctor import show
+from d2ldev.cli.examination import BackendReport, Examination, add_devices
 from d2ldev.cli.probe import examine, human, use
 from d2ldev.cli.screen import collected_warnings
 
@@ -81,7 +86,7 @@ def test_the_keys_of_the_document_are_stable(document):
         *("healthy", "active", "reason", "versions", "environment", "backends", "notes")
     ]
     assert list(document["backends"][0]) == [
-        *("name", "status", "missing", "versions", "error", "devices")
+        *("name", "status", "missing", "versions", "error", "devices", "real_gpus")
     ]
     assert document["backends"][0]["devices"][0] == {
         "device": "cpu",
@@ -231,6 +236,23 @@ def test_a_report_of_a_device_without_an_error_has_none(reference):
 
 def test_virtual_gpus_are_said_to_be_virtual(doctor):
     assert "note: gpu:0, gpu:1 of reference: virtual." in doctor.stdout
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [
+        (0, "The machine has no real one."),
+        (1, "They replace the 1 real one of the machine"),
+        (3, "They replace the 3 real ones of the machine"),
+    ],
+)
+def test_it_says_which_real_gpus_virtual_ones_replace(reference, monkeypatch, count, words):
+    monkeypatch.setattr(loading, "count_real_gpus", lambda name: count)
+    report = BackendReport("reference", "installed")
+    add_devices(report, reference)
+    console = Console(file=io.StringIO(), width=200)
+    show(console, Examination(active="reference", reason="said so", backends=[report]))
+    assert words in console.file.getvalue()
 
 
 def test_it_says_when_the_environment_asked_for_virtual_gpus():

@@ -8,9 +8,10 @@ The document of ``--json`` has these keys:
 - ``environment``: the variables ``D2LDEV_*`` that are set.
 - ``backends``: a list, best first, of ``name``, ``status`` (``installed``, ``missing``,
   ``broken``), ``missing`` (modules), ``versions`` (distribution -> version or null), ``error``
-  (null if there is none) and ``devices`` (null if they were not tried): a list of ``device``,
-  ``platform``, ``memory`` (``used``, ``peak``, ``total``: bytes or null), ``probe`` (``ok``,
-  ``failed``) and ``error``.
+  (null if there is none), ``real_gpus`` (how many it finds in the machine, also while virtual
+  ones replace them; null if it was not tried) and ``devices`` (null if they were not tried): a
+  list of ``device``, ``platform``, ``memory`` (``used``, ``peak``, ``total``: bytes or null),
+  ``probe`` (``ok``, ``failed``) and ``error``.
 - ``notes``: what d2ldev warned of meanwhile.
 - ``error``: only if there is no active backend: why.
 
@@ -155,7 +156,7 @@ def _show_errors(console: Console, report: BackendReport) -> None:
 def _about_virtual_gpus(examination: Examination) -> list[str]:
     notes = [
         f"{', '.join(names)} of {report.name}: virtual. Memory and device rules are a GPU's, and "
-        "the CPU computes."
+        f"the CPU computes. {_replaced(report.real_gpus)}"
         for report in examination.backends
         if (names := [device["device"] for device in report.devices or [] if _is_virtual(device)])
     ]
@@ -166,6 +167,13 @@ def _about_virtual_gpus(examination: Examination) -> list[str]:
             "those that the machine has."
         )
     return notes
+
+
+def _replaced(real_gpus: int | None) -> str:
+    if not real_gpus:
+        return "The machine has no real one."
+    number = "1 real one" if real_gpus == 1 else f"{real_gpus} real ones"
+    return f"They replace the {number} of the machine in this process."
 
 
 def _is_virtual(device: dict[str, Any]) -> bool:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from d2ldev import __version__, discovery, registry
+from d2ldev import __version__, discovery, loading, registry
 from d2ldev.cli.probe import examine
 from d2ldev.cli.screen import collected_warnings, exit_status, in_words
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
@@ -36,6 +36,7 @@ class BackendReport:
         versions: of its distributions, the framework's first; None where there is none.
         error: why it cannot be used; None if it can, or was not tried.
         devices: what ``DeviceReport.as_json`` gives for each; None if it was not tried.
+        real_gpus: how many GPUs it finds in the machine, used or not; None if it was not tried.
     """
 
     name: str
@@ -44,6 +45,7 @@ class BackendReport:
     versions: dict[str, str | None] = field(default_factory=dict)
     error: str | None = None
     devices: list[dict[str, Any]] | None = None
+    real_gpus: int | None = None
 
 
 @dataclass
@@ -156,6 +158,7 @@ def add_devices(report: BackendReport, backend: Backend) -> None:
     try:
         report.versions = {name: installed_version(name) for name in backend.distributions}
         report.devices = [examine(backend, device).as_json() for device in backend.devices()]
+        report.real_gpus = loading.count_real_gpus(backend.name)
     except Exception as error:
         report.error = in_words(error)
 
