@@ -47,6 +47,7 @@ from d2ldev_tensorflow.parts import (
 )
 from d2ldev_tensorflow.samples import make_samples
 from d2ldev_tensorflow.scopes import compute_at
+from d2ldev_tensorflow.strict import refuse_mixing
 
 if TYPE_CHECKING:
     import numpy as np
@@ -234,6 +235,11 @@ class TensorFlowBackend(Backend):
 
     def _dlpack_of(self, x: Tensor) -> Any:
         return Exported(x)
+
+    # -- strictness -----------------------------------------------------------------------
+
+    def _refuse_mixing(self) -> Callable[[], None]:
+        return refuse_mixing(self)
 
     # -- models ---------------------------------------------------------------------------
 
