@@ -62,7 +62,8 @@ def use(backend: Backend, device: Device) -> None:
     """
     ones = backend.ones((_SIZE, _SIZE), dtype="float32", device=device)
     _check_place(backend, ones, device, "the tensor of ones")
-    product = ones @ ones
+    with backend.strict():  # outside of a scope TensorFlow computes on its default device
+        product = ones @ ones
     _check_place(backend, product, device, "the product")
     # ``copy``, because on the CPU itself ``to`` would have nothing to do.
     on_cpu = backend.copy(product, backend.cpu())
