@@ -1,7 +1,7 @@
 """The Python functions of MXNet's that move an operand, or take it to NumPy, without being asked.
 
 Indexing moves indices and values to the array, what MXNet leaves to NumPy is computed on the
-host, and so are metrics.
+host, and so are metrics; and a few functions treat their operands one after the other.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from d2ldev.device import CPU, Device
 from d2ldev.interface import Backend
 from d2ldev.strictness import mismatch, operands_of
 from d2ldev_mxnet.framework import mx
@@ -18,6 +19,14 @@ from d2ldev_mxnet.strict_library import Replacement
 
 _NDArray, _NumPyArray = mx.nd.NDArray, mx.np.ndarray
 _MAY_HOLD = (_NDArray, tuple, list)
+_OF_MXNET = mx.np.multiarray._NUMPY_ARRAY_FUNCTION_DICT
+# What treats its operands one after the other, by a function that it gives all of them to.
+_COMPOSED = (
+    (mx.np.stride_tricks, "_broadcast_shape", "broadcast_arrays"),  # of ``meshgrid``, too
+    (_NDArray, "broadcast_like", "broadcast_like"),
+)
+# It assigns its operands to slices of the result.
+_CONCATENATE = mx.nd.concatenate.__code__
 
 
 def guarded_functions(backend: Backend) -> Iterator[Replacement]:
@@ -26,8 +35,10 @@ def guarded_functions(backend: Backend) -> Iterator[Replacement]:
         for name, guard in (("__getitem__", _getting), ("__setitem__", _setting)):
             if name in vars(owner):
                 yield owner, name, guard(backend, vars(owner)[name])
-    for name in ("__array_function__", "__array_ufunc__"):
-        yield _NumPyArray, name, staticmethod(_in_numpy(backend, vars(_NumPyArray)[name].__func__))
+    for name, protocol in (("__array_function__", _in_numpy), ("__array_ufunc__", _in_ufunc)):
+        yield _NumPyArray, name, staticmethod(protocol(backend, vars(_NumPyArray)[name].__func__))
+    for owner, name, operation in _COMPOSED:
+        yield owner, name, _composing(backend, operation, vars(owner)[name])
     for owner in _below(mx.metric.EvalMetric):
         if "update" in vars(owner):
             yield owner, "update", _updating(backend, vars(owner)["update"])
@@ -47,20 +58,21 @@ def _below(owner: type) -> Iterator[type]:
 
 
 def _is_asked(backend: Backend) -> bool:
-    """Whether the caller's caller is in a strict block, and no code of MXNet's."""
-    module = sys._getframe(2).f_globals.get("__name__", "")
-    return module.partition(".")[0] != "mxnet" and backend._strictness.in_force()
+    """Whether the caller's caller is in a strict block, and no code of MXNet's that copies."""
+    caller = sys._getframe(2)
+    copies = caller.f_globals.get("__name__", "").partition(".")[0] == "mxnet"
+    return (not copies or caller.f_code is _CONCATENATE) and backend._strictness.in_force()
 
 
 def _compare(
-    backend: Backend,
-    operation: str,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-) -> None:
+    backend: Backend, operation: str, arguments: Sequence[Any], keywords: Mapping[str, Any]
+) -> Device:
+    """Raise if the arrays among the arguments are on different devices; return the one."""
     operands = operands_of(backend, arguments, keywords)
-    if len({device for _, device in operands}) > 1:
+    devices = {device for _, device in operands}
+    if len(devices) > 1:
         raise mismatch(operation, operands)
+    return devices.pop() if devices else CPU
 
 
 def _getting(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -84,15 +96,44 @@ def _setting(backend: Backend, function: Callable[..., Any]) -> Callable[..., An
     return put
 
 
+def _at(backend: Backend, device: Device, result: Any) -> Any:
+    """What NumPy computed, where its operands are: MXNet leaves several results on the host."""
+    if isinstance(result, (list, tuple)):
+        return type(result)([_at(backend, device, each) for each in result])
+    return result.as_in_ctx(backend._native(device)) if isinstance(result, _NumPyArray) else result
+
+
 def _in_numpy(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
-    def run(self: Any, called: Any, how: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self: Any, called: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        # What MXNet has itself is checked where it runs; some of it only asks for dtypes.
+        if called not in _OF_MXNET and backend._strictness.in_force():
+            device = _compare(backend, called.__name__, args, kwargs)
+            return _at(backend, device, function(self, called, types, args, kwargs))
+        return function(self, called, types, args, kwargs)
+
+    return run
+
+
+def _in_ufunc(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(self: Any, called: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         if backend._strictness.in_force():
-            # ``__array_function__`` has the arguments packed, ``__array_ufunc__`` has not.
-            is_packed = how != "__call__" and len(args) == 2 and not kwargs
-            arguments, keywords = args if is_packed else (args, kwargs)
-            _compare(backend, called.__name__, arguments, keywords)
-        return function(self, called, how, *args, **kwargs)
+            device = _compare(backend, called.__name__, args, kwargs)
+            return _at(backend, device, function(self, called, method, *args, **kwargs))
+        return function(self, called, method, *args, **kwargs)
+
+    return run
+
+
+def _composing(
+    backend: Backend, operation: str, function: Callable[..., Any]
+) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if backend._strictness.in_force():
+            _compare(backend, operation, args, kwargs)
+        return function(*args, **kwargs)
 
     return run
 
@@ -116,8 +157,9 @@ def _updating(backend: Backend, function: Callable[..., Any]) -> Callable[..., A
 
 def _calling(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any) -> Any:
-        if backend._strictness.in_force():
-            _compare(backend, self.__name__, args, {})
+        arrays = [x for x in args if isinstance(x, _NDArray)]
+        if len(arrays) > 1 and backend._strictness.in_force():
+            _compare(backend, self.__name__, arrays, {})
         return function(self, *args)
 
     return call
