@@ -212,7 +212,8 @@ def functions_of_modules(modules: Mapping[str, ModuleType]) -> dict[str, Any]:
         for attribute, value in list(vars(module).items()):
             if callable(value):
                 found[f"{name}.{attribute}"] = value
-            if isinstance(value, type) and getattr(value, "__module__", None) == name:
+            # ``isinstance`` would ask the value itself, and some warn when they are asked.
+            if issubclass(type(value), type) and value.__module__ == name:
                 for method, function in list(vars(value).items()):
                     if callable(function):
                         found[f"{name}.{attribute}.{method}"] = function
