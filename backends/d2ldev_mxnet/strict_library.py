@@ -68,7 +68,7 @@ def _invoking(backend: Backend, function: Callable[..., int]) -> Callable[..., i
 def _backward(backend: Backend, function: Callable[..., int]) -> Callable[..., int]:
     def backward(count: Any, heads: Any, gradients: Any, *settings: Any) -> int:
         if isinstance(gradients, ctypes.Array) and backend._strictness.in_force():
-            for pair in zip(heads, gradients, strict=True):
+            for pair in zip(_listed(count, heads), gradients, strict=True):
                 _compare(backend, lambda: ("backward", ("head", "head_grad")), pair)
         return function(count, heads, gradients, *settings)
 
@@ -78,7 +78,8 @@ def _backward(backend: Backend, function: Callable[..., int]) -> Callable[..., i
 def _marking(backend: Backend, function: Callable[..., int]) -> Callable[..., int]:
     def mark(count: Any, variables: Any, requests: Any, gradients: Any) -> int:
         if backend._strictness.in_force():
-            for pair in zip(variables, gradients, strict=True):
+            listed = _listed(count, variables), _listed(count, gradients)
+            for pair in zip(*listed, strict=True):
                 _compare(backend, lambda: ("mark_variables", ("variable", "gradient")), pair)
         return function(count, variables, requests, gradients)
 
@@ -102,6 +103,12 @@ def _binding(backend: Backend, function: Callable[..., int]) -> Callable[..., in
         return function(symbol, kind, index, groups, *settings)
 
     return bind
+
+
+def _listed(count: Any, handles: Any) -> list[int | None]:
+    """The handles that an array of C holds, or what a pointer points to."""
+    found: list[int | None] = handles[: getattr(count, "value", count)]
+    return found
 
 
 def _compare(
