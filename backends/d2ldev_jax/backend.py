@@ -18,11 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import (
-    BackendNotInstalledError,
-    DeviceMismatchError,
-    UnsupportedValueError,
-)
+from d2ldev.errors import BackendNotInstalledError, DeviceMismatchError, UnsupportedValueError
 from d2ldev.interface import Backend, DeviceLike, DType, Memory, Step, Tensor
 from d2ldev.placing import Part
 from d2ldev_jax import numpy_exchange, queue, strict
@@ -30,6 +26,7 @@ from d2ldev_jax.accelerator import Accelerator, is_initialized
 from d2ldev_jax.capacity import check_capacity, computed
 from d2ldev_jax.dlpack import from_dlpack
 from d2ldev_jax.draws import Draws
+from d2ldev_jax.live_arrays import bytes_held
 from d2ldev_jax.memory import let_it_grow
 from d2ldev_jax.parts import OBJECT_TYPES, parts_of
 from d2ldev_jax.pytrees import PytreeKinds
@@ -71,12 +68,7 @@ class JaxBackend(Backend):
     # In newer releases a tracer is an instance of ``jax.Array``, but its class no subclass.
     tensor_types: ClassVar[tuple[type, ...]] = (jax.Array, jax.core.Tracer)
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
-    plain_types: ClassVar[tuple[type, ...]] = (
-        np.dtype,
-        _SCALAR,
-        jax.Device,
-        jax.sharding.Sharding,
-    )
+    plain_types = (np.dtype, _SCALAR, jax.Device, jax.sharding.Sharding)
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
@@ -290,7 +282,10 @@ class JaxBackend(Backend):
         return not is_initialized() or all(queue.is_idle(self._native(d)) for d in asked)
 
     def _memory(self, device: Device) -> Memory:
-        said = self._native(device).memory_stats() or {}
+        native = self._native(device)
+        said = native.memory_stats()
+        if not said:
+            return Memory(bytes_held(native), None, None)
         used, peak = said.get("bytes_in_use"), said.get("peak_bytes_in_use")
         return Memory(used, peak, said.get("bytes_limit"))
 

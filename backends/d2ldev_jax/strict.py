@@ -38,6 +38,7 @@ from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.interface import Backend
 from d2ldev.strictness import Operand, mismatch
+from d2ldev_jax.provenance import given_arrays, is_going_backward
 
 # As JAX says it of two arguments: the name, the operation, and the first of the devices.
 _ARGUMENT = re.compile(
@@ -89,11 +90,11 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
 def mismatch_in(backend: Backend, error: BaseException) -> DeviceMismatchError | None:
     """What an error of JAX's says about mixed devices; None if it is another."""
     found = _ARGUMENT.findall(str(error)) if isinstance(error, ValueError) else []
-    operands = []
+    operands: list[Operand] = []
     for name, _, number, platform in found:
         for native in jax.local_devices(backend=platform.lower()):
-            if native.id == int(number) and (device := backend._from_native(native)):
-                operands.append((name, device))
+            device = backend._from_native(native) if native.id == int(number) else None
+            operands += [(name, device)] if device else []
     return mismatch(found[0][1], operands) if _are_mixed(operands) else None
 
 
@@ -107,18 +108,16 @@ def _looking(backend: Backend, run: Callable[..., Any]) -> Callable[..., Any]:
             x if isinstance(place, UnspecifiedValue) else None
             for x, place in zip(args, specified, strict=True)
         ]
-        operands = [
-            *_operands(backend, unspecified, names),
-            *_operands(
-                backend, jaxpr.consts, [f"closed_over_{i}" for i in range(len(jaxpr.consts))]
-            ),
-        ]
+        closed_over = _operands(backend, jaxpr.consts, _numbered(jaxpr.consts))
+        operands = [*_operands(backend, unspecified, names), *closed_over]
         if not _are_mixed(operands):
             return run(*args, **params)
         # If it is of JAX's own accord that it raises, its error is to be the cause.
         refused = len({x.sharding for x in args if getattr(x, "_committed", False)}) > 1
-        if backend._strictness.in_force() and not refused:
-            raise mismatch(params["name"], operands)
+        if not refused and backend._strictness.in_force() and not is_going_backward():
+            given = [*_operands(backend, given_arrays(backend), ()), *closed_over]
+            if _are_mixed(given):
+                raise mismatch(params["name"], operands)
         # Without a program to remember, C++ will ask again.
         out, _, *others = run(*args, **params)
         return (out, None, *others)
@@ -141,6 +140,10 @@ def _translating(backend: Backend, describe: Callable[..., str]) -> Callable[...
         return message
 
     return describe_or_raise
+
+
+def _numbered(consts: Sequence[Any]) -> list[str]:
+    return [f"closed_over_{index}" for index in range(len(consts))]
 
 
 def _operands(backend: Backend, args: Sequence[Any], names: Sequence[str | None]) -> list[Operand]:
