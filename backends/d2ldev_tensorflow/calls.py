@@ -1,67 +1,95 @@
-"""Where the operands are of what a user called.
+"""What a user called, and where its operands are.
 
 Many of TensorFlow's and Keras' functions make tensors on their way: a window, a first state, the
-tensor of a list. In these an operation has no operands of its own; it belongs where those of the
-call are that the user wrote. The call is found on the stack, in its outermost frame.
+tensor of a list, zeros for a gradient. None of these is the user's. What the user wrote is the
+outermost call of TensorFlow or Keras on the stack; where its operands are on one device, whatever
+it makes belongs there.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from itertools import chain, islice
-from types import CodeType, FrameType
+from itertools import islice
+from types import FrameType
 from typing import Any
 
+import tensorflow as tf
+
 _LIBRARIES = ("tensorflow.", "keras.")
+_OWN = __name__.partition(".")[0]
 # How many values of a call are looked at; a batch of thousands of tensors is on one device.
-_ENOUGH = 64
+_ENOUGH = 256
+_HAS_REST, _HAS_KEYWORDS = 0x04, 0x08  # a code's flags for *args and **kwargs
+# Where a variable is has no bearing on its gradient, which is computed where the loss was.
+_NO_OPERANDS = ("sources",)
 
 
-class _InLibraries(dict[CodeType, bool]):
-    """Whether code is TensorFlow's or Keras'; remembered, for a stack is deep."""
+class _InLibraries(dict[str, bool]):
+    """Whether a module is TensorFlow's or Keras'."""
 
-    def of(self, frame: FrameType) -> bool:
-        code = frame.f_code
-        found = self.get(code)
-        if found is None:
-            found = str(frame.f_globals.get("__name__", "")).startswith(_LIBRARIES)
-            self[code] = found
+    def __missing__(self, name: str) -> bool:
+        self[name] = found = name.startswith(_LIBRARIES)
         return found
 
 
 _in_libraries = _InLibraries()
 
 
-def outermost_call(frame: FrameType | None) -> FrameType | None:
-    """The frame of the function of TensorFlow or Keras that a user called."""
-    found = None
-    while frame is not None and _in_libraries.of(frame):
-        found, frame = frame, frame.f_back
-    return found
-
-
-def home_of_call(place_of: Callable[[Any], str | None], depth: int = 2) -> str | None:
-    """The device of the first operand of the call that runs; None if it has none.
+class Call:
+    """The outermost call of TensorFlow or Keras that is running.
 
     Args:
-        place_of: the name of a value's device; None for what is nowhere in particular.
-        depth: how many frames lie between this function and TensorFlow's.
+        place_of: TensorFlow's name of the device where an operand is, None for what is none.
     """
-    frame = outermost_call(sys._getframe(depth))
-    if frame is None:
-        return None
-    code = frame.f_code
+
+    def __init__(self, place_of: Callable[[Any], str | None]) -> None:
+        self._place_of = place_of
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+            frame = frame.f_back
+        found = None
+        while frame is not None and _in_libraries[frame.f_globals.get("__name__", "")]:
+            found, frame = frame, frame.f_back
+        self._arguments = [] if found is None else list(_arguments_of(found))
+
+    def home(self) -> str | None:
+        """The device of its first operand; None if it has none."""
+        return next(self._places(), None)
+
+    def only_home(self) -> str | None:
+        """The one device of all of its operands; None if it has none, or they are on several.
+
+        A ``tf.function`` has operands that are not among its arguments.
+        """
+        if any(isinstance(each, tf.types.experimental.Callable) for each in self._arguments):
+            return None
+        places = set(islice(self._places(), _ENOUGH))
+        return places.pop() if len(places) == 1 else None
+
+    def _places(self) -> Iterator[str]:
+        for value in _leaves(self._arguments):
+            there = self._place_of(value)
+            if there is not None:
+                yield there
+        for value in _state_of(self._arguments):
+            there = self._place_of(value)
+            if there is not None:
+                yield there
+
+
+def _arguments_of(frame: FrameType) -> Iterator[Any]:
+    code, local = frame.f_code, frame.f_locals
     count = code.co_argcount + code.co_kwonlyargcount
-    count += bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)  # *args, **kwargs
-    local = frame.f_locals
-    arguments = [local[name] for name in code.co_varnames[:count] if name in local]
-    # Where they are not on one device, an operation of the call raises, if it uses them together.
-    for value in chain(islice(_leaves(arguments), _ENOUGH), _state_of(arguments)):
-        there = place_of(value)
-        if there is not None:
-            return there
-    return None
+    count += bool(code.co_flags & _HAS_REST) + bool(code.co_flags & _HAS_KEYWORDS)
+    for name in code.co_varnames[:count]:
+        if name not in _NO_OPERANDS and name in local:
+            value = local[name]
+            # Most functions are wrapped in one that takes anything.
+            if isinstance(value, (tuple, dict)):
+                yield from value.values() if isinstance(value, dict) else value
+            else:
+                yield value
 
 
 def _leaves(values: Iterable[Any]) -> Iterator[Any]:
@@ -70,14 +98,19 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield from _leaves(value)
         elif isinstance(value, dict):
             yield from _leaves(value.values())
+        elif isinstance(value, tf.__internal__.CompositeTensor):
+            # A sparse or a ragged tensor, a linear operator; a variable has its handle.
+            yield from tf.nest.flatten(value, expand_composites=True)
         else:
             yield value
 
 
 def _state_of(arguments: Iterable[Any]) -> Iterator[Any]:
-    """The variables of the layers, models and optimizers among the arguments of a call."""
+    """The variables of the layers, optimizers and modules among the arguments of a call."""
     keras = sys.modules.get("keras")
+    holders: tuple[type, ...] = (tf.Module,)
     if keras is not None:
-        for value in _leaves(arguments):
-            if isinstance(value, (keras.Layer, keras.Optimizer)):
-                yield from value.variables
+        holders += (keras.Layer, keras.Optimizer, keras.Metric)
+    for value in arguments:
+        if isinstance(value, holders):
+            yield from value.variables

@@ -9,18 +9,21 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from d2ldev.device import CPU
 from d2ldev.interface import Backend
 from d2ldev.strictness import mismatch
+from d2ldev_tensorflow.calls import Call
 
 EagerTensor: type = tf.__internal__.EagerTensor
-_VARIABLE = {"resource": "variable", "var": "variable"}
-_ON_THE_HOST = (tf.string, tf.resource, tf.variant)
+HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+"""TensorFlow's name of the CPU."""
+
+_CALLED = {"resource": "variable", "var": "variable"}
+_ON_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant))
 
 # What every GPU kernel with an input of that name asks for in the host's memory, as TensorFlow's
 # registry of kernels says; and what it computes from a seed, which is made where it is asked for.
@@ -37,8 +40,11 @@ _READ_BY_THE_HOST = re.compile(
     r"|shape_to_prepend|shapes|shift|size|size_indices|size_splits|slice_sizes|split_dim|start"
     r"|strides|window_dilations|window_dimensions|window_strides"
 )
-# These make tensors of numbers, which the host reads.
-_CREATES = frozenset({"Fill", "LinSpace", "Range"})
+# These make tensors of numbers, which may be 0-dim tensors of the CPU: it says nothing about where
+# the new tensor belongs.
+OF_NUMBERS = frozenset(
+    {"BroadcastTo", "ExpandDims", "Fill", "LinSpace", "Pack", "Range", "Reshape", "Tile"}
+)
 # Writing values into a variable is a copy that the user wrote, as ``copy_`` is in torch; reading
 # them is done where it is. Data sets and their iterators are the host's, whatever they are given.
 _LEFT_ALONE = re.compile(r"AssignVariableOp|ReadVariableOp|\w*(Dataset|Iterator)\w*")
@@ -59,23 +65,48 @@ _ALIKE = {
 }
 
 
-class Positions(dict[str, tuple[int, ...] | None]):
-    """Operation -> which of its inputs, in the order of its definition, are operands.
+class Inputs(NamedTuple):
+    """The inputs of an operation.
 
-    None for an operation that is left alone.
+    Args:
+        names: what each is called.
+        several: whether each is a list of tensors.
+        positions: which of them are operands.
     """
 
-    def __missing__(self, operation: str) -> tuple[int, ...] | None:
-        found: tuple[int, ...] | None = None
-        if not _LEFT_ALONE.fullmatch(operation):
-            definition = op_def_registry.get(operation)
-            inputs = () if definition is None else definition.input_arg
-            found = tuple(
-                index
-                for index, each in enumerate(inputs)
-                if not _READ_BY_THE_HOST.fullmatch(each.name) and operation not in _CREATES
-            )
+    names: tuple[str, ...]
+    several: tuple[bool, ...]
+    positions: tuple[int, ...]
+
+
+class Definitions(dict[str, Inputs | None]):
+    """Operation -> its inputs, as TensorFlow's registry has them; None for a function."""
+
+    def __missing__(self, operation: str) -> Inputs | None:
+        definition = op_def_registry.get(operation)
+        found = None
+        if definition is not None:
+            each = list(definition.input_arg)
+            names = tuple(_CALLED.get(one.name, one.name) for one in each)
+            several = tuple(bool(one.number_attr or one.type_list_attr) for one in each)
+            used = enumerate(names)
+            positions = tuple(i for i, name in used if not _READ_BY_THE_HOST.fullmatch(name))
+            found = Inputs(names, several, positions)
         self[operation] = found
+        return found
+
+
+class Positions(dict[str, tuple[int, ...] | None]):
+    """Operation -> which of its inputs are operands; None for an operation that is left alone."""
+
+    def __init__(self, definitions: Definitions) -> None:
+        super().__init__()
+        self._definitions = definitions
+
+    def __missing__(self, operation: str) -> tuple[int, ...] | None:
+        inputs = self._definitions[operation]
+        left_alone = inputs is None or _LEFT_ALONE.fullmatch(operation)
+        self[operation] = found = None if left_alone or inputs is None else inputs.positions
         return found
 
 
@@ -88,85 +119,93 @@ class Operands:
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
-        self.positions = Positions()
+        self._definitions = Definitions()
+        self.positions = Positions(self._definitions)
 
-    def home_of(self, operation: str, inputs: Sequence[Any]) -> str | None:
+    def home_of(self, operation: str, values: Sequence[Any]) -> str | None:
         """TensorFlow's name of the device where all operands are; None if there are none.
 
         Args:
-            operation: its name in TensorFlow's registry, or a function's.
-            inputs: in the order of its definition, those that are lists as lists; what follows
-                them is not looked at.
+            operation: its name in TensorFlow's registry.
+            values: its inputs, those that are lists as lists; what follows is not looked at.
 
         Raises:
             DeviceMismatchError: if they are on several.
         """
-        definition = op_def_registry.get(operation)
-        if definition is None:
-            return self._agreed(operation, _numbered(inputs))
+        inputs = self._definitions[operation]
+        positions = self.positions[operation]
+        if inputs is None or positions is None:
+            return None
         named: list[tuple[str, Any]] = []
-        for index in self.positions[operation] or ():
-            name, value = definition.input_arg[index].name, inputs[index]
+        for index in positions:
+            name, value = inputs.names[index], values[index]
             if isinstance(value, (list, tuple)):
                 named += [(f"{name}[{i}]", item) for i, item in enumerate(value)]
             else:
-                named.append((_VARIABLE.get(name, name), value))
+                named.append((name, value))
         return self._agreed(operation, named)
 
-    def home_of_flat(self, operation: str, inputs: Sequence[Any]) -> str | None:
-        """As ``home_of``, of inputs in one flat list."""
-        definition = op_def_registry.get(operation)
-        if definition is None:
-            return self.home_of(operation, inputs)
-        arguments = definition.input_arg
-        of_several = [bool(each.number_attr or each.type_list_attr) for each in arguments]
-        if sum(of_several) > 1:
-            return self._agreed(operation, _numbered(inputs))
-        left, length = iter(inputs), len(inputs) - len(arguments) + 1
-        nested = [list(islice(left, length)) if each else next(left) for each in of_several]
+    def home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
+        """As ``home_of``, of inputs in one flat list; also of a call of a function."""
+        inputs = self._definitions[operation]
+        if inputs is None or sum(inputs.several) > 1:
+            return self._agreed(operation, [(f"operand_{i}", x) for i, x in enumerate(values)])
+        if not any(inputs.several):
+            return self.home_of(operation, values)
+        left, length = iter(values), len(values) - len(inputs.names) + 1
+        nested = [list(islice(left, length)) if each else next(left) for each in inputs.several]
         return self.home_of(operation, nested)
 
     def _agreed(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
-        found = [(name, there) for name, value in named if (there := self.place_of(value))]
-        if not found:
-            return None
-        home = found[0][1]
-        if any(there != home for _, there in found):
-            error = mismatch(
-                title_of(operation), [(name, self._backend.device(there)) for name, there in found]
-            )
-            # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with.
-            vars(error)["_keras_call_info_injected"] = True
-            raise error
+        home: str | None = None
+        for _, value in named:
+            there = self.place_of(value)
+            if there is not None and there != home:
+                if home is not None:
+                    return self._agreed_by_the_call(operation, named)
+                home = there
         return home
+
+    def _agreed_by_the_call(self, operation: str, named: list[tuple[str, Any]]) -> str:
+        """What TensorFlow made on the way, for operands that agree, is not the user's."""
+        home = Call(self.place_of).only_home()
+        if home is not None:
+            return home
+        places = [(name, self.place_of(value)) for name, value in named]
+        error = mismatch(
+            title_of(operation),
+            [(name, self._backend.device(there)) for name, there in places if there is not None],
+        )
+        # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with.
+        vars(error)["_keras_call_info_injected"] = True
+        raise error
 
     def place_of(self, value: Any) -> str | None:
         """TensorFlow's name of the device where an operand is.
 
         None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number.
         """
-        if isinstance(value, EagerTensor):
-            # Where the operation ran that made it. The bytes are elsewhere only where TensorFlow
-            # keeps them in the host's memory, as it does int32, shapes and handles of variables.
-            there: str = value.device
-            rank = value._rank()
-            if value.dtype in _ON_THE_HOST:
-                # A variable's handle knows the shape of what it leads to; an iterator's does not.
-                data = getattr(value, "_handle_data", None)
-                if data is None or not data.is_set:
-                    return None
-                shape = data.shape_and_type[0].shape
-                rank = -1 if shape.unknown_rank else len(shape.dim)
-            return there if rank or self._backend.device(there) is not CPU else None
-        if not isinstance(value, tf.Variable):
-            value = getattr(value, "_value", None)  # of Keras' variable
+        if type(value) is not EagerTensor:
             if not isinstance(value, tf.Variable):
+                value = getattr(value, "_value", None)  # of Keras' variable
+                if not isinstance(value, tf.Variable):
+                    return None
+            value = getattr(value, "handle", None)
+            if type(value) is not EagerTensor:
                 return None
-        return self.place_of(getattr(value, "handle", None))
-
-
-def _numbered(inputs: Sequence[Any]) -> list[tuple[str, Any]]:
-    return [(f"operand_{index}", value) for index, value in enumerate(inputs)]
+        # Where the operation ran that made it. The bytes are elsewhere only where TensorFlow keeps
+        # them in the host's memory, as it does int32, shapes, and handles of variables.
+        there: str = value.device
+        if value._datatype_enum() in _ON_THE_HOST:
+            # A variable's handle knows the shape of what it leads to; an iterator's does not.
+            data = getattr(value, "_handle_data", None)
+            if data is None or not data.is_set:
+                return None
+            shape = data.shape_and_type[0].shape
+            rank = -1 if shape.unknown_rank else len(shape.dim)
+        else:
+            rank = value._rank()
+        return None if there == HOST and not rank else there
 
 
 def title_of(operation: str) -> str:

@@ -23,14 +23,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
 from tensorflow.python import pywrap_tfe
-from tensorflow.python.framework import constant_op
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.interface import Backend
-from d2ldev_tensorflow.calls import home_of_call
-from d2ldev_tensorflow.operands import EagerTensor, Operands
+from d2ldev_tensorflow.calls import Call
+from d2ldev_tensorflow.operands import HOST, OF_NUMBERS, EagerTensor, Operands
 
 _Function = Callable[..., Any]
 
@@ -42,7 +40,6 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
         (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
         (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
         (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
-        (constant_op, "convert_to_eager_tensor", _converting),
     )
     replaced = [(owner, name, getattr(owner, name)) for owner, name, _ in replacing]
     for owner, name, make in replacing:
@@ -88,8 +85,8 @@ def _refusing(backend: Backend, operands: Operands, function: _Function) -> _Fun
         outer = local.device_name
         if outer:
             return function(ctx, operation, name, *inputs)
-        if home is None:
-            home = home_of_call(operands.place_of)
+        if home is None or (home == HOST and operation in OF_NUMBERS):
+            home = operands.home_of(operation, inputs) or Call(operands.place_of).home() or home
         if home is None or home == _default(ctx):
             return function(ctx, operation, name, *inputs)
         before = local.device_spec
@@ -111,29 +108,10 @@ def _refusing_flat(backend: Backend, operands: Operands, function: _Function) ->
             name = operation.decode() if isinstance(operation, bytes) else operation
             home = operands.home_of_flat(name, inputs)
             if not device:
-                device = home or home_of_call(operands.place_of) or device
+                device = home or Call(operands.place_of).home() or device
         return function(handle, device, operation, inputs, *others)
 
     return run
-
-
-def _converting(backend: Backend, operands: Operands, function: _Function) -> _Function:
-    """For the tensors that TensorFlow makes of arrays and lists that it is given."""
-    in_force = backend._strictness.in_force
-
-    def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
-        if isinstance(value, _SCALARS) or not in_force() or ctx.device_name:
-            return function(value, ctx, dtype)
-        home = home_of_call(operands.place_of)
-        if home is None:
-            return function(value, ctx, dtype)
-        with tf.device(home):
-            return function(value, ctx, dtype)
-
-    return convert
-
-
-_SCALARS = (EagerTensor, bool, int, float, complex, str, bytes)
 
 
 def _default(ctx: Any) -> str:
