@@ -45,6 +45,7 @@ from d2ldev_mxnet.numpy_exchange import empty, is_exact, number_dtype
 from d2ldev_mxnet.parts import OBJECT_TYPES, Placing, attached_to, parts_of, refill
 from d2ldev_mxnet.samples import make_samples
 from d2ldev_mxnet.strict import refuse_mixing
+from d2ldev_mxnet.strict_backward import refused
 from d2ldev_mxnet.strict_errors import translated
 
 _NDArray = mx.nd.NDArray
@@ -228,7 +229,7 @@ class MXNetBackend(Backend):
         return refuse_mixing(self)
 
     def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
-        return translated(self, error)
+        return refused(error) or translated(self, error)
 
     # -- models ---------------------------------------------------------------------------
 

@@ -20,6 +20,7 @@ from collections.abc import Callable
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.interface import Backend
 from d2ldev_mxnet.framework import mx
+from d2ldev_mxnet.strict_backward import guarded_backward
 from d2ldev_mxnet.strict_errors import translating
 from d2ldev_mxnet.strict_library import guarded_library
 from d2ldev_mxnet.strict_python import guarded_functions
@@ -40,6 +41,7 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
     replacements = [
         *guarded_library(backend),
         *guarded_functions(backend),
+        *guarded_backward(backend),
         *translating(backend),
     ]
     originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]

@@ -1,17 +1,10 @@
-"""MXNet's own errors of operands on different devices, in d2ldev's words.
-
-The backward pass of a user's ``autograd.Function`` runs in a thread of MXNet's, after the call
-that asked for it. It is in the strict blocks of its forward pass; its error is printed by MXNet,
-and raised as an ``MXNetError`` that does not say which, from whatever waits for the result.
-"""
+"""MXNet's own errors of operands on different devices, in d2ldev's words."""
 
 from __future__ import annotations
 
 import functools
 import re
-from collections import deque
 from collections.abc import Callable, Iterator
-from contextvars import Context, copy_context
 from typing import Any
 
 from d2ldev.errors import DeviceMismatchError
@@ -37,19 +30,12 @@ _OPERATOR = re.compile(
 )
 
 
-# What the last backward pass in a thread of MXNet's failed with, if it was refused and is not
-# raised yet.
-_refused: deque[DeviceMismatchError] = deque(maxlen=1)
-
-
 def translated(
     backend: Backend, error: BaseException, operation: str = "an operation of mxnet"
 ) -> DeviceMismatchError | None:
     """What an error of MXNet's says about mixed devices; None if it is another."""
     text = str(error)
-    if "CustomFunctionBwdFunc" in text and isinstance(error, mx.base.MXNetError) and _refused:
-        return _refused.pop()
-    if not isinstance(error, (RuntimeError, ValueError)) or "context" not in text:
+    if not isinstance(error, (RuntimeError, ValueError)):
         return None
     named: list[tuple[str, str, str]] = []
     if found := _PARAMETER.search(text):
@@ -76,9 +62,8 @@ def translated(
 
 
 def translating(backend: Backend) -> Iterator[Replacement]:
-    """Calling a block and a ``Function``, with their errors kept or translated."""
-    for owner, guard in ((mx.gluon.Block, _calling), (mx.autograd.Function, _recording)):
-        yield owner, "__call__", guard(backend, vars(owner)["__call__"])
+    """Calling a block, with MXNet's errors translated where they are raised."""
+    yield mx.gluon.Block, "__call__", _calling(backend, vars(mx.gluon.Block)["__call__"])
 
 
 def _calling(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -97,25 +82,3 @@ def _calling(backend: Backend, function: Callable[..., Any]) -> Callable[..., An
             raise found from error
 
     return call
-
-
-def _recording(backend: Backend, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def call(self: Any, *inputs: Any) -> Any:
-        if backend._strictness.in_force():
-            self.backward = functools.partial(_run_in, copy_context(), self.backward)
-        return function(self, *inputs)
-
-    return call
-
-
-def _run_in(context: Context, backward: Callable[..., Any], *gradients: Any) -> Any:
-    try:
-        # A copy, because one context cannot be entered by two threads.
-        return context.copy().run(backward, *gradients)
-    except DeviceMismatchError as error:
-        _refused.append(error)
-        raise
-    except BaseException:
-        _refused.clear()
-        raise
