@@ -6,9 +6,10 @@ where its bytes are. No operands are:
 
 - Python numbers, NumPy's scalars and arrays, which have no device;
 - an array of shape ``()`` that is not committed and is on the CPU or on JAX's default device:
-  ``jnp.float32(3)``, the count of steps in an optimizer's state, ``jax.random.key(0)`` (not
-  ``jax.random.PRNGKey(0)``, of shape ``(2,)``). A number that d2ldev made is committed, and JAX
-  refuses it elsewhere;
+  ``jnp.float32(3)``, the count of steps in an optimizer's state, ``jax.random.key(0)``. A number
+  that d2ldev made is committed, and JAX refuses it elsewhere;
+- what JAX, Flax or Optax make in the course of a function that was given arrays of one device
+  (``provenance.py``). Such calls are not left to C++;
 - arrays that are spread over several devices, and what ``jax.jit`` was told to take to a place by
   ``in_shardings``.
 
@@ -74,7 +75,7 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
     # has seen apart by, the one that is read least.
     setting: Any = config.pgle_profiling_runs
     before = setting.get_global()
-    pjit._pjit_call_impl_python = _looking(backend, run)
+    pjit._pjit_call_impl_python = _looking(backend, run, describe)
     stages._device_assignment_mismatch_error = _translating(backend, describe)
     setting.set_global(_marked(before))
 
@@ -98,7 +99,9 @@ def mismatch_in(backend: Backend, error: BaseException) -> DeviceMismatchError |
     return mismatch(found[0][1], operands) if _are_mixed(operands) else None
 
 
-def _looking(backend: Backend, run: Callable[..., Any]) -> Callable[..., Any]:
+def _looking(
+    backend: Backend, run: Callable[..., Any], describe: Callable[..., str]
+) -> Callable[..., Any]:
     """``run`` executes what C++ could not; what it returns says whether C++ may do it next time."""
 
     def look_and_run(*args: Any, **params: Any) -> Any:
@@ -112,17 +115,29 @@ def _looking(backend: Backend, run: Callable[..., Any]) -> Callable[..., Any]:
         operands = [*_operands(backend, unspecified, names), *closed_over]
         if not _are_mixed(operands):
             return run(*args, **params)
-        # If it is of JAX's own accord that it raises, its error is to be the cause.
-        refused = len({x.sharding for x in args if getattr(x, "_committed", False)}) > 1
-        if not refused and backend._strictness.in_force() and not is_going_backward():
+        # Without a program to remember, C++ will ask again.
+        if not backend._strictness.in_force():
+            return _unremembered(run(*args, **params))
+        # What JAX refuses of its own accord has its error as the cause.
+        arrays = [x for x in args if getattr(x, "_committed", False)]
+        if len({x.sharding for x in arrays}) > 1:
+            try:
+                return _unremembered(run(*args, **params))
+            except stages.DeviceAssignmentMismatchError as error:
+                own = ValueError(describe(params["name"], error.args[0], arrays, "jit", None))
+            raise mismatch(params["name"], operands) from own
+        if not is_going_backward():
             given = [*_operands(backend, given_arrays(backend), ()), *closed_over]
             if _are_mixed(given):
                 raise mismatch(params["name"], operands)
-        # Without a program to remember, C++ will ask again.
-        out, _, *others = run(*args, **params)
-        return (out, None, *others)
+        return _unremembered(run(*args, **params))
 
     return look_and_run
+
+
+def _unremembered(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    out, _, *others = result
+    return (out, None, *others)
 
 
 def _translating(backend: Backend, describe: Callable[..., str]) -> Callable[..., str]:
