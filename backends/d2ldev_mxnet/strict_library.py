@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from types import FrameType
 from typing import Any
 
 from d2ldev.device import Device
@@ -25,7 +26,12 @@ _get_context = _library["MXNDArrayGetContext"]
 _get_context.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 # They are for moving.
 _COPIES = ("_copyto", "_npi_copyto", "_CrossDeviceCopy")
-_STORE = vars(mx.kvstore.kvstore)
+# Functions that MXNet gives to its library, by their modules' namespaces.
+_CALLED_BACK = {
+    "updater_handle": vars(mx.kvstore.kvstore),
+    "forward_entry": vars(mx.operator),
+    "backward_entry": vars(mx.operator),
+}
 _PREFIXES = ("_npi_", "_npx_", "_np_", "_contrib_", "_internal_", "_")
 
 
@@ -59,7 +65,7 @@ def _invoking(backend: Backend, function: Callable[..., int]) -> Callable[..., i
                 if first is None:
                     first = context.value
                 elif context.value != first:
-                    is_allowed = operator.value in copies or _is_of_a_store()
+                    is_allowed = operator.value in copies or _is_called_back()
                     if not is_allowed and backend._strictness.in_force():
                         _compare(backend, lambda: _description(operator, n), handles)
                     break
@@ -68,18 +74,19 @@ def _invoking(backend: Backend, function: Callable[..., int]) -> Callable[..., i
     return invoke
 
 
-def _is_of_a_store() -> bool:
-    """Whether a KVStore is updating a weight of its own.
+def _is_called_back() -> bool:
+    """Whether the library itself called what runs the operator, and does not say where things are.
 
-    It takes the weight from the host to its gradient's GPU, but not to a context of the CPU,
-    which a virtual GPU is; and an error would be lost in the library. Source:
-    https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``.
+    A KVStore takes its weight from the host to its gradient's GPU before it is updated, but not to
+    a context of the CPU, which a virtual GPU is, and loses an error. Source:
+    https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``. And what
+    a ``CustomOp`` is given says ``cpu(0)`` in all contexts of the CPU.
     """
-    frame = sys._getframe(2)
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name == "updater_handle" and frame.f_globals is _STORE:
+        if _CALLED_BACK.get(frame.f_code.co_name) is frame.f_globals:
             return True
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return False
 
 

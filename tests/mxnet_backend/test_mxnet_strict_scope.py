@@ -1,7 +1,6 @@
-"""strict() on MXNet: where it is in force, what is in place when it is not, MXNet's own errors."""
+"""strict() on MXNet: where it is in force, and what is in place when it is not."""
 
 import asyncio
-import mmap
 import operator
 import os
 import subprocess
@@ -12,7 +11,7 @@ import pytest
 from d2ldev_mxnet.backend import MXNetBackend
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.strict_backward import guarded_backward
-from d2ldev_mxnet.strict_errors import translated, translating
+from d2ldev_mxnet.strict_errors import translating
 from d2ldev_mxnet.strict_library import guarded_library
 from d2ldev_mxnet.strict_python import guarded_functions
 
@@ -224,68 +223,35 @@ def test_the_variable_puts_every_thread_under_it():
     assert (done.stdout, done.returncode) == ("refused\n" * 3 + "[2. 2.]\n", 0), done.stderr
 
 
-# -- MXNet's own errors -------------------------------------------------------------------
-
-OWN = {
-    "parameter": (
-        RuntimeError,
-        "Parameter 'dense0_weight' was not initialized on context gpu(1). "
-        "It was only initialized on [gpu(0)].",
-        ("gpu:0", "gpu:1"),
-    ),
-    "cached": (
-        mx.base.MXNetError,
-        "CachedOp requires all inputs to live on the same context. "
-        "But data is on gpu(0) while dense0_weight is on cpu(0)",
-        ("cpu", "gpu:0"),
-    ),
-    "inputs": (
-        ValueError,
-        "Find multiple contexts in the input, After hybridized, the HybridBlock only supports one "
-        "input context. Find all contexts = {gpu(0), cpu(0)}",
-        ("gpu:0", "cpu"),
-    ),
-    "operator": (
-        mx.base.MXNetError,
-        "Operator broadcast_add require all inputs live on the same context. "
-        "But the first argument is on gpu(0) while the 2-th argument is on cpu(0)",
-        ("gpu:0", "cpu"),
-    ),
-}
+CUSTOM = """
+import d2ldev
+backend = d2ldev.get_backend("mxnet")
+import mxnet as mx
+class Add(mx.operator.CustomOp):
+    def forward(self, is_train, req, in_data, out_data, aux):
+        there = mx.nd.ones((2,), ctx=mx.cpu(2))
+        self.assign(out_data[0], req[0], in_data[0] + in_data[1] + there)
+@mx.operator.register("add_custom")
+class Properties(mx.operator.CustomOpProp):
+    def list_arguments(self):
+        return ["x", "y"]
+    def create_operator(self, context, shapes, dtypes):
+        return Add()
+x, y = (mx.nd.ones((2,), ctx=mx.cpu(i)) for i in (1, 2))
+print(mx.nd.Custom(y, y, op_type="add_custom").asnumpy())
+try:
+    mx.nd.Custom(x, y, op_type="add_custom")
+except d2ldev.DeviceMismatchError:
+    print("refused")
+"""
 
 
-@pytest.mark.parametrize(("kind", "text", "devices"), OWN.values(), ids=OWN)
-def test_an_error_of_mxnet_s_own_is_translated_when_it_leaves(hardware, kind, text, devices):
-    with pytest.raises(DeviceMismatchError) as caught, hardware.strict():
-        raise kind(text)
-    assert caught.value.devices == devices
-    assert isinstance(caught.value.__cause__, kind)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        ValueError("Find multiple contexts in the input. Find all contexts = {cpu(0), cpu(1)}"),
-        RuntimeError("Parameter 'w' has not been initialized"),
-        KeyError("Parameter 'w' was not initialized on context gpu(1)"),
-    ],
-    ids=repr,
-)
-def test_an_error_of_something_else_is_left_alone(hardware, error):
-    assert translated(hardware, error) is None
-    with pytest.raises(type(error)) as caught, hardware.strict():
-        raise error
-    assert caught.value is error
-
-
-def test_mxnet_s_check_of_operators_says_what_is_translated():
-    # The text is in the library, which refuses only devices that are not here.
-    parts = (b" require all inputs live on the same context. ", b"But the first argument is on ")
-    with (
-        open(mx.libinfo.find_lib_path()[0], "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
-    ):
-        assert all(library.find(part) > 0 for part in parts)
+def test_a_custom_operator_runs_and_refuses_to_mix_its_operands():
+    environment = os.environ | {"D2LDEV_STRICT": "1", "D2LDEV_VIRTUAL_GPUS": "2"}
+    done = subprocess.run(
+        [sys.executable, "-c", CUSTOM], capture_output=True, text=True, env=environment, check=False
+    )
+    assert (done.stdout, done.returncode) == ("[3. 3.]\nrefused\n", 0), done.stderr
 
 
 def test_operators_of_python_outside_are_mxnet_s(backend):
