@@ -21,13 +21,12 @@ import tensorflow as tf
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
-from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import Inventory, Part
 from d2ldev_tensorflow import numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
-from d2ldev_tensorflow.learner import make_learner
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
 from d2ldev_tensorflow.machine import (
     answers_at_once,
@@ -46,7 +45,7 @@ from d2ldev_tensorflow.parts import (
     register_containers,
 )
 from d2ldev_tensorflow.samples import make_samples
-from d2ldev_tensorflow.scopes import compute_at
+from d2ldev_tensorflow.scopes import DefaultDevice, compute_at
 from d2ldev_tensorflow.strict import refuse_mixing
 
 if TYPE_CHECKING:
@@ -107,7 +106,7 @@ class TensorFlowBackend(Backend):
             return self.device_of(tf.zeros(()))
 
     def _native_scope(self, device: Device) -> AbstractContextManager[Any]:
-        return tf.device(self._native(device))  # type: ignore[no-any-return]
+        return DefaultDevice(self._native(device))
 
     # -- tensors --------------------------------------------------------------------------
 
@@ -283,8 +282,19 @@ class TensorFlowBackend(Backend):
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
 
-    def learner(self, device: Device) -> tuple[Any, Step]:
-        return make_learner(self, device)
+    def _learner(self, model: Any, settings: Settings) -> Learner:
+        from d2ldev_tensorflow.learner import TensorFlowLearner
+
+        return TensorFlowLearner(self, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        with self.on(self.device_of(prediction)):
+            found = tf.argmax(prediction, -1, output_type=y.dtype)
+            return tf.reduce_mean(tf.cast(found == y, tf.float32))
+
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        with self.on(self.device_of(xs[0])):
+            return tf.stack(xs)
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -16,7 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-_LIBRARIES = ("tensorflow.", "keras.")
+# Keras calls layers that were placed through ``scopes``.
+_LIBRARIES = ("tensorflow.", "keras.", "d2ldev_tensorflow.scopes")
 _OWN = __name__.partition(".")[0]
 # How many values of a call are looked at; a batch of thousands of tensors is on one device.
 _ENOUGH = 256

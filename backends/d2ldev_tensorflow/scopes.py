@@ -15,7 +15,63 @@ from typing import Any
 
 import tensorflow as tf
 
+# Private, but where ``tf.device`` itself says which device it is.
+from tensorflow.python.eager.context import context
+from tensorflow.python.framework.device_spec import DeviceSpecV2
+
 from d2ldev_tensorflow.parts import KerasObject
+
+
+class _Specifications(dict[str, Any]):
+    """TensorFlow's parsed device, with the full name, for what ``tf.device`` takes."""
+
+    def __missing__(self, native: str) -> Any:
+        whole = DeviceSpecV2.from_string(context()._context_devices[0])
+        self[native] = found = whole.make_merged_spec(DeviceSpecV2.from_string(native))
+        _of_defaults.add(id(found))
+        return found
+
+
+_specifications = _Specifications()
+_of_defaults: set[int] = set()
+
+
+class DefaultDevice:
+    """A scope that says where tensors are made.
+
+    It is ``tf.device``, but for ``strict()``: an operation whose operands are elsewhere runs where
+    they are. A ``tf.device`` is the user's word on where it runs.
+
+    Args:
+        native: what ``tf.device`` takes.
+    """
+
+    def __init__(self, native: str) -> None:
+        self._native = native
+        self._scope: Any = None
+        self._before: tuple[str, Any] = ("", None)
+
+    def __enter__(self) -> None:
+        current = context()
+        if not tf.executing_eagerly():
+            self._scope = tf.device(self._native)
+            self._scope.__enter__()
+            return
+        current.ensure_initialized()
+        self._before = current.device_name, current.device_spec
+        specification = _specifications[self._native]
+        current._set_device(specification.to_string(), specification)
+
+    def __exit__(self, *error: object) -> None:
+        if self._scope is not None:
+            self._scope.__exit__(*error)
+        else:
+            context()._set_device(*self._before)
+
+
+def is_default_only(specification: Any) -> bool:
+    """Whether the innermost scope is a ``DefaultDevice``, by TensorFlow's parsed device."""
+    return id(specification) in _of_defaults
 
 
 class InScope:
@@ -34,7 +90,7 @@ class InScope:
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         """Run the method."""
-        with tf.device(self.native):
+        with DefaultDevice(self.native):
             return self._method(*arguments, **named)
 
 

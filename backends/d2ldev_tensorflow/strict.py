@@ -2,20 +2,22 @@
 
 TensorFlow copies what is elsewhere without a word, and runs an operation on its default device
 unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
-operations, the calls of its functions too, go through three functions of one module, as attributes
-of it; they are what is replaced while a block is in force. A fourth makes tensors of NumPy arrays
-and lists on the way.
+operations, and the calls of its functions, go through three functions of one module, as attributes
+of it; they are what is replaced while a block is in force.
 
-- An operation whose operands agree runs where they are. A ``tf.device`` around it is the user's
-  word on where it runs; operands of different devices are refused in one, too.
+- An operation whose operands agree runs where they are, also in ``backend.on``, which says where
+  tensors are made. A ``tf.device`` around it is the user's word on where it runs; operands of
+  different devices are refused in one, too.
 - Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
   everything, as in torch; so do shapes, axes and seeds (``operands.py``), strings, and handles of
   iterators and tables, which are the host's.
+- What TensorFlow or Keras makes on its way is no reason to refuse, where the operands of the call
+  agree that the user wrote (``calls.py``): layers, ``fit`` with NumPy arrays, ``tape.gradient``.
 - A variable is an operand. ``assign`` copies into it, which is what the user wrote; ``assign_add``
   and optimizers compute, and refuse.
-- A call of a ``tf.function`` is one operation, whose operands are its arguments and what it has
-  captured. In one that is traced, tensors have no place that could be told: the call is refused
-  when it runs, whatever the function does with its operands.
+- A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured;
+  it is refused when it is called, whatever it does with them. While it is traced, tensors have no
+  place that could be told.
 """
 
 from __future__ import annotations
@@ -24,30 +26,35 @@ from collections.abc import Callable
 from typing import Any
 
 from tensorflow.python import pywrap_tfe
+from tensorflow.python.eager.context import context
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.interface import Backend
 from d2ldev_tensorflow.calls import Call
 from d2ldev_tensorflow.operands import HOST, OF_NUMBERS, EagerTensor, Operands
+from d2ldev_tensorflow.scopes import is_default_only
 
 _Function = Callable[..., Any]
+# In a scope it copies, which is what the user wrote.
+_IDENTITY = "Identity"
 
 
 def refuse_mixing(backend: Backend) -> Callable[[], None]:
     """Replace what all eager operations go through; returns what puts it back."""
     operands = Operands(backend)
+    in_force = backend._strictness.in_force
     replacing = (
-        (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
-        (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
-        (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
+        ("TFE_Py_FastPathExecute", _refusing),
+        ("TFE_Py_Execute", _refusing_flat),
+        ("TFE_Py_ExecuteCancelable", _refusing_flat),
     )
-    replaced = [(owner, name, getattr(owner, name)) for owner, name, _ in replacing]
-    for owner, name, make in replacing:
-        setattr(owner, name, make(backend, operands, getattr(owner, name)))
+    replaced = {name: getattr(pywrap_tfe, name) for name, _ in replacing}
+    for name, make in replacing:
+        setattr(pywrap_tfe, name, make(in_force, operands, replaced[name]))
 
     def restore() -> None:
-        for owner, name, function in replaced:
-            setattr(owner, name, function)
+        for name, function in replaced.items():
+            setattr(pywrap_tfe, name, function)
 
     return restore
 
@@ -63,9 +70,9 @@ class _Specifications(dict[str, Any]):
 _specifications = _Specifications()
 
 
-def _refusing(backend: Backend, operands: Operands, function: _Function) -> _Function:
+def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _Function:
     """For operations whose inputs are given as they are, before what is no tensor is converted."""
-    in_force, positions = backend._strictness.in_force, operands.positions
+    positions = operands.positions
 
     def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
         if not in_force():
@@ -73,7 +80,7 @@ def _refusing(backend: Backend, operands: Operands, function: _Function) -> _Fun
         places = positions[operation]
         if places is None:
             return function(ctx, operation, name, *inputs)
-        # In this loop almost all of the time is spent that strictness costs.
+        # From here on it is what strictness costs an operation.
         home: str | None = None
         for index in places:
             value = inputs[index]
@@ -82,14 +89,14 @@ def _refusing(backend: Backend, operands: Operands, function: _Function) -> _Fun
                 break
             home = there
         local = ctx._thread_local_data
-        outer = local.device_name
-        if outer:
-            return function(ctx, operation, name, *inputs)
+        outer, before = local.device_name, local.device_spec
         if home is None or (home == HOST and operation in OF_NUMBERS):
-            home = operands.home_of(operation, inputs) or Call(operands.place_of).home() or home
-        if home is None or home == _default(ctx):
+            home = operands.home_of(operation, inputs)
+            if home is None and not outer:
+                home = Call(operands.place_of).home()
+        if home is None or _runs_there(ctx, operation, home, outer, before):
             return function(ctx, operation, name, *inputs)
-        before = local.device_spec
+        # As ``tf.device`` does it, at a tenth of the time.
         local.device_name, local.device_spec = home, _specifications[home]
         try:
             return function(ctx, operation, name, *inputs)
@@ -99,22 +106,34 @@ def _refusing(backend: Backend, operands: Operands, function: _Function) -> _Fun
     return run
 
 
-def _refusing_flat(backend: Backend, operands: Operands, function: _Function) -> _Function:
+def _refusing_flat(in_force: _Function, operands: Operands, function: _Function) -> _Function:
     """For operations whose inputs are all tensors, in one list, and for calls of functions."""
-    in_force = backend._strictness.in_force
 
     def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
         if in_force():
             name = operation.decode() if isinstance(operation, bytes) else operation
             home = operands.home_of_flat(name, inputs)
-            if not device:
-                device = home or Call(operands.place_of).home() or device
+            if home is None and not device:
+                home = Call(operands.place_of).home()
+            ctx = context()
+            if home is not None and not _runs_there(ctx, name, home, device, ctx.device_spec):
+                device = home
         return function(handle, device, operation, inputs, *others)
 
     return run
 
 
-def _default(ctx: Any) -> str:
-    """Where TensorFlow runs an operation that is in no scope."""
+def _runs_there(ctx: Any, operation: str, home: str, outer: str, specification: Any) -> bool:
+    """Whether an operation runs on its operands' device by itself, or elsewhere by the user's word.
+
+    Args:
+        ctx: TensorFlow's context.
+        operation: its name.
+        home: the device of its operands.
+        outer: that of the innermost scope, empty if there is none.
+        specification: the same, parsed.
+    """
+    if outer:
+        return home == outer or operation == _IDENTITY or not is_default_only(specification)
     devices: list[str] = ctx._context_devices
-    return next((name for name in devices if "GPU" in name), devices[0])
+    return home == next((name for name in devices if "GPU" in name), devices[0])
