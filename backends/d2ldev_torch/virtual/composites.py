@@ -14,8 +14,9 @@ from typing import Any
 
 import torch
 
-from d2ldev_torch.virtual.fallback import Operands
-from d2ldev_torch.virtual.labels import as_cpu, as_virtual
+from d2ldev.errors import UnsupportedValueError
+from d2ldev_torch.virtual.fallback import CPU_AUTOCAST, Operands
+from d2ldev_torch.virtual.labels import NAME, as_cpu, as_virtual
 from d2ldev_torch.virtual.schemas import Plan
 
 # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml
@@ -97,6 +98,28 @@ class _DifferentiableOperands(Operands):
 
 def run_composed(plan: Plan, *args: Any, **kwargs: Any) -> Any:
     """Run an operator as torch composes it for the CPU."""
+    if torch._C._are_functorch_transforms_active():
+        # There operands have no memory of their own: torch composes for a device it does not know.
+        return plan.op.decompose(*args, **kwargs)
     operands = _DifferentiableOperands(plan)
     new, named = operands.renamed(args, kwargs)
-    return operands.given_back(plan.op(*new, **named))
+    with torch._C._ExcludeDispatchKeyGuard(CPU_AUTOCAST):
+        return operands.given_back(plan.op(*new, **named))
+
+
+def run_autocast(plan: Plan, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator under ``torch.autocast('vgpu')``, as the CPU does under its own.
+
+    Raises:
+        UnsupportedValueError: under a transform of ``torch.func``.
+    """
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedValueError(
+            f"compute {plan.name} under torch.autocast({NAME!r}) and a transform of torch.func",
+            "its operands have no memory of their own there",
+            f"leave torch.autocast({NAME!r}), or torch.func",
+        )
+    operands = _DifferentiableOperands(plan)
+    new, named = operands.renamed(args, kwargs)
+    with torch.autocast("cpu", dtype=torch.get_autocast_dtype(NAME)):
+        return operands.given_back(plan.op(*new, **named))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from d2ldev_torch.virtual.devices import index_of
-from d2ldev_torch.virtual.fallback import CPU_KERNELS, set_memory
+from d2ldev_torch.virtual.fallback import CPU_KERNELS, plan_of, set_memory
 from d2ldev_torch.virtual.labels import NAME, as_cpu, as_virtual
 
 _aten = torch.ops.aten
@@ -91,6 +91,19 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return as_cpu(view)
 
 
+def _set_to(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
+    """``set_`` to another tensor, which has to be on the same device."""
+    if x.device != source.device:
+        raise plan_of(_aten.set_.source_Tensor).mismatch((x, source), {})
+    set_memory(x, source.untyped_storage(), int(source.storage_offset()), source)
+    return x
+
+
+def _set_to_nothing(x: torch.Tensor) -> torch.Tensor:
+    """``set_`` without arguments."""
+    return _set_to(x, torch.empty(0, dtype=x.dtype, device=x.device))
+
+
 def _can_take_data_of(x: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether ``x.data = other`` works: as between the CPU and CUDA, so that parameters move.
 
@@ -108,5 +121,7 @@ COPYING: Mapping[str, Callable[..., Any]] = {
     "_copy_from_and_resize": _copy_from_and_resize,
     "_to_copy": _to_copy,
     "resize_": _resize,
+    "set_": _set_to_nothing,
+    "set_.source_Tensor": _set_to,
     "_has_compatible_shallow_copy_type": _can_take_data_of,
 }

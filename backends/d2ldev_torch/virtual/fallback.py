@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from d2ldev.errors import UnsupportedValueError
 from d2ldev_torch.virtual import devices
 from d2ldev_torch.virtual.labels import NAME, as_cpu, as_virtual
 from d2ldev_torch.virtual.schemas import Plan
@@ -19,8 +20,9 @@ from d2ldev_torch.virtual.schemas import Plan
 CPU_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """With these keys an operator runs the CPU's kernel, whatever its operands' devices."""
 
-# The tensors are not the CPU's to torch, so its autocast does not change them.
-_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+CPU_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
+"""``torch.autocast('cpu')``, which is not about tensors on a virtual GPU."""
+
 _CPU = torch.device("cpu")
 _Tensor = torch.Tensor
 
@@ -32,12 +34,18 @@ class Operands:
         plan: what the operator's schema says.
     """
 
-    __slots__ = ("_agree", "_hosts", "_plan", "aliases", "index")
+    __slots__ = (
+        *("_agree", "_hosts", "_is_made_elsewhere", "_plan"),
+        *("aliases", "holds_nested", "index"),
+    )
 
     def __init__(self, plan: Plan) -> None:
         self._plan = plan
         self._hosts: list[_Tensor] = []
         self._agree = True
+        # Whether a device was given that is none of ours, as in ``zeros_like(x, device='cpu')``.
+        self._is_made_elsewhere = False
+        self.holds_nested = False
         self.index = -1
         # By the alias's identity, which is its own for as long as it is kept here.
         self.aliases: dict[int, tuple[_Tensor, _Tensor]] = {}
@@ -68,12 +76,17 @@ class Operands:
             if self.index != device.index:
                 self._agree = not self.aliases
                 self.index = device.index
+            if value.is_nested:
+                self.holds_nested = True
             alias = self._alias(value)
             self.aliases[id(alias)] = alias, value
             return alias
         if isinstance(value, (list, tuple)):
             return [self._rename(item) for item in value]
-        if isinstance(value, torch.device) and value.type == NAME:
+        if isinstance(value, torch.device):
+            self._is_made_elsewhere = value.type != NAME
+            if self._is_made_elsewhere:
+                return value
             self.index = devices.index_of(value)
             return _CPU
         return value
@@ -83,23 +96,22 @@ class Operands:
 
     def _may_mix(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the tensors that are elsewhere are those that torch lets be on the host."""
-        allowed = self._plan.host_tensors(args, kwargs)
         return all(
-            host.is_cpu
-            and (
-                any(host is one for one in allowed)
-                or (host.dim() == 0 and not self._plan.is_written(host, args, kwargs))
-            )
-            for host in self._hosts
+            host.is_cpu and self._plan.may_be_host(host, args, kwargs) for host in self._hosts
         )
 
     def given_back(self, result: Any) -> Any:
         """What the CPU kernel returned, on the virtual GPU; operands as themselves."""
         if isinstance(result, _Tensor):
             known = self.aliases.get(id(result))
-            return self._label(result) if known is None else known[1]
+            if known is not None:
+                return known[1]
+            return result if self._is_made_elsewhere else self._label(result)
         if isinstance(result, (list, tuple)):
-            return type(result)(map(self.given_back, result))
+            hosts = self._plan.host_results
+            return type(result)(
+                item if i in hosts else self.given_back(item) for i, item in enumerate(result)
+            )
         return result
 
     def _label(self, result: _Tensor) -> _Tensor:
@@ -111,9 +123,9 @@ def run(plan: Plan, *args: Any, **kwargs: Any) -> Any:
     operands = Operands(plan)
     new, named = operands.renamed(args, kwargs)
     if not plan.is_mutable:
-        return operands.given_back(_call(plan, new, named))
+        return operands.given_back(_call(plan, operands, new, named))
     try:
-        result = _call(plan, new, named)
+        result = _call(plan, operands, new, named)
     except RuntimeError as error:
         # A name for memory cannot grow: what is to be resized is made anew.
         if not plan.outs or "not resizable" not in str(error):
@@ -125,12 +137,13 @@ def run(plan: Plan, *args: Any, **kwargs: Any) -> Any:
     return operands.given_back(result)
 
 
-def _call(plan: Plan, args: list[Any], kwargs: dict[str, Any]) -> Any:
+def _call(plan: Plan, operands: Operands, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call the CPU's kernel."""
-    if not plan.has_number(args):
+    if not operands.holds_nested and not plan.has_number(args):
         return plan.op.redispatch(CPU_KERNELS, *args, **kwargs)
-    # A number where the schema has a tensor, as in ``x + 2``: only the whole call takes one.
-    with torch._C._ExcludeDispatchKeyGuard(_AUTOCAST):
+    # Only the whole call takes a number where the schema has a tensor, as in ``x + 2``, and finds
+    # the kernels of nested tensors.
+    with torch._C._ExcludeDispatchKeyGuard(CPU_AUTOCAST):
         return plan.op(*args, **kwargs)
 
 
@@ -140,7 +153,7 @@ def _run_with_new_outs(
     for name in plan.outs:
         named[name] = fresh = torch.empty(0, dtype=named[name].dtype)
         operands.aliases[id(fresh)] = fresh, kwargs[name]
-    result = _call(plan, new, named)
+    result = _call(plan, operands, new, named)
     for name in plan.outs:
         made = as_virtual(named[name], operands.index)
         set_memory(kwargs[name], made.untyped_storage(), 0, made)
@@ -150,6 +163,20 @@ def _run_with_new_outs(
 def run_any(op: Any, *args: Any, **kwargs: Any) -> Any:
     """The kernel of every operator that has none of its own."""
     return run(plan_of(op), *args, **kwargs)
+
+
+def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """The kernel of every operator on sparse and quantized tensors.
+
+    Raises:
+        UnsupportedValueError: always.
+    """
+    raise UnsupportedValueError(
+        f"compute {plan_of(op).name}",
+        "virtual GPUs hold dense numbers, no sparse or quantized tensors",
+        "keep the tensor on the CPU, or make it dense first: x.to_dense(), x.dequantize(); "
+        "Embedding(..., sparse=False)",
+    )
 
 
 @lru_cache(None)

@@ -54,8 +54,16 @@ _WITHOUT_LABEL = frozenset(
 
 def as_cpu(x: torch.Tensor) -> torch.Tensor:
     """A CPU tensor on the memory of one on a virtual GPU, without its history."""
+    if x.is_nested:
+        return _view_of(as_cpu(_buffer_of(x)), x)
     capsule = _export(x)
     description = _at(_pointer_in(capsule, b"dltensor"))
+    if description.data is None and x.numel():
+        raise UnsupportedValueError(
+            "compute with a tensor on a virtual GPU",
+            f"its {x.numel()} elements have no memory: torch only pretends that it is there",
+            "leave the context of the fake or transformed tensors first",
+        )
     description.device_type = _ON_CPU
     description.device_id = 0
     alias = _take(capsule)
@@ -73,14 +81,17 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     Raises:
         UnsupportedValueError: for a layout or a dtype that has no plain memory.
     """
-    if x.layout is not torch.strided or x.dtype in _WITHOUT_LABEL or x.is_nested:
+    if x.is_nested:
+        return _view_of(as_virtual(_buffer_of(x), index), x)
+    if x.layout is not torch.strided or x.dtype in _WITHOUT_LABEL:
         raise UnsupportedValueError(
             f"make a tensor on {NAME}:{index}",
-            f"virtual GPUs hold dense numbers, not {'nested ' if x.is_nested else ''}tensors of "
-            f"layout {x.layout} and dtype {x.dtype}",
+            f"virtual GPUs hold dense numbers, not {x.dtype} in layout {x.layout}",
             "keep it on the CPU, or make it dense first: x.to_dense(), x.dequantize()",
             (f"{NAME}:{index}",),
         )
+    if x._is_zerotensor():
+        x = x.clone()  # zeros that have no memory until they are needed
     capsule = _export(x)
     description = _at(_pointer_in(capsule, b"dltensor"))
     description.device_type = _ON_EXTENSION
@@ -92,3 +103,28 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
         torch._C._set_neg(new, True)
     ledger.count(new.untyped_storage(), index)
     return new
+
+
+# A nested tensor is one dense tensor, and the sizes of its parts, which are on the host. The
+# kernels that tell the parts look at no number, so that the CPU's are right for every device.
+_PARTS = torch._C.DispatchKeySet(torch._C.DispatchKey.NestedTensorCPU)
+_aten = torch.ops.aten
+
+
+def _buffer_of(x: torch.Tensor) -> torch.Tensor:
+    buffer: torch.Tensor = _aten.values.default.redispatch(_PARTS, x)
+    return buffer
+
+
+def _view_of(buffer: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    parts = (
+        op.default.redispatch(_PARTS, x)
+        for op in (
+            _aten._nested_tensor_size,
+            _aten._nested_tensor_strides,
+            _aten._nested_tensor_storage_offsets,
+        )
+    )
+    dense = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    nested: torch.Tensor = _aten._nested_view_from_buffer.default.redispatch(dense, buffer, *parts)
+    return nested

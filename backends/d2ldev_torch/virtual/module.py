@@ -73,6 +73,11 @@ def max_memory_allocated(device: Any = None) -> int:
     return ledger.used_and_peak(_index(device))[1]
 
 
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """What ``torch.autocast('vgpu')`` takes: what the CPU's does."""
+    return [torch.bfloat16, torch.float16]
+
+
 def empty_cache() -> None:
     """There is no cache."""
 

@@ -31,7 +31,10 @@ _HOST_ARGUMENTS = {
     "aten::rnn_relu": "batch_sizes",
 }
 
-
+# What CUDA's kernels, too, return on the host.
+_HOST_RESULTS = {"aten::_pack_padded_sequence": (1,), "aten::_pad_packed_sequence": (1,)}
+# A 0-dim tensor of the host stands for a number, but not for an index or a piece of a tensor.
+_NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
 _NUMBERS = frozenset((bool, int, float, complex))
 
 
@@ -42,7 +45,10 @@ class Plan:
         op: a ``torch._ops.OpOverload``.
     """
 
-    __slots__ = ("_host", "_names", "_tensors", "_written", "is_mutable", "name", "op", "outs")
+    __slots__ = (
+        *("_host", "_names", "_tensors", "_written"),
+        *("host_results", "is_mutable", "name", "op", "outs"),
+    )
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -60,6 +66,7 @@ class Plan:
             if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
         )
         self._host = _HOST_ARGUMENTS.get(schema.name)
+        self.host_results = _HOST_RESULTS.get(schema.name, ())
 
     def mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMismatchError:
         """The error of a call whose tensors are on different devices."""
@@ -76,18 +83,16 @@ class Plan:
         number = len(args)
         return any(i < number and type(args[i]) in _NUMBERS for i in self._tensors)
 
-    def host_tensors(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-        """The tensors that may be on the host."""
-        if self._host is None:
-            return []
-        return list(_tensors_in(self._named(args, kwargs).get(self._host)))
-
-    def is_written(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the operator writes to one of its operands."""
-        if not self._written:
-            return False
-        named = self._named(args, kwargs)
-        return any(x is one for name in self._written for one in _tensors_in(named.get(name)))
+    def may_be_host(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether an operand may be on the host: a number, or what is always there."""
+        roles = {
+            name
+            for name, value in self._named(args, kwargs).items()
+            if any(x is one for one in _tensors_in(value))
+        }
+        if roles <= {self._host}:
+            return True
+        return x.dim() == 0 and not roles & self._written and not roles & _NO_NUMBERS
 
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self._names, args, strict=False)), **kwargs}

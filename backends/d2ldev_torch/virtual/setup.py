@@ -9,10 +9,10 @@ import torch
 from torch.utils import backend_registration
 
 from d2ldev.errors import DeviceUnavailableError
-from d2ldev_torch.virtual import devices, engine, storages
-from d2ldev_torch.virtual.composites import COMPOSED_BY_DEVICE, run_composed
+from d2ldev_torch.virtual import devices, engine, methods, optimizers, storages
+from d2ldev_torch.virtual.composites import COMPOSED_BY_DEVICE, run_autocast, run_composed
 from d2ldev_torch.virtual.copies import COPYING
-from d2ldev_torch.virtual.fallback import CPU_KERNELS, plan_of, run, run_any
+from d2ldev_torch.virtual.fallback import CPU_KERNELS, plan_of, refuse_layout, run, run_any
 from d2ldev_torch.virtual.labels import NAME
 from d2ldev_torch.virtual.module import make_module
 
@@ -36,11 +36,16 @@ def set_up(number: int) -> None:
     everything.fallback(run_any, "PrivateUse1")
     aten = _Library("aten", "IMPL")
     _libraries.extend((everything, aten))
+    everything.fallback(run_any, "NestedTensorPrivateUse1")
+    for layout in ("Sparse", "SparseCsr", "Quantized"):
+        everything.fallback(refuse_layout, f"{layout}PrivateUse1")
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::"):
             _register(aten, name.removeprefix("aten::"))
     engine.install()
     storages.install()
+    methods.install(aten)
+    optimizers.install()
 
 
 def _name_the_device() -> None:
@@ -64,6 +69,8 @@ def _register(aten: Any, name: str) -> None:
     """
     packet, _, overload = name.partition(".")
     op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    if _has(name, "AutocastCPU"):
+        aten.impl(name, partial(run_autocast, plan_of(op)), "AutocastPrivateUse1")
     if name in COPYING:
         aten.impl(name, COPYING[name], "PrivateUse1")
         if _has(name, "CompositeImplicitAutograd"):
@@ -75,7 +82,11 @@ def _register(aten: Any, name: str) -> None:
     elif _is_view(op):
         if _has(name, "CPU"):
             aten.impl(name, partial(op.redispatch, CPU_KERNELS), "PrivateUse1")
-    elif packet not in _ABOUT_TENSORS and any(_has(name, key) for key in _COMPOSED):
+    elif packet not in _ABOUT_TENSORS and (
+        any(_has(name, key) for key in _COMPOSED)
+        # The CPU's kernel, and a composition for all others.
+        or (_has(name, "CPU") and _has(name, "CompositeImplicitAutograd"))
+    ):
         aten.impl(name, partial(run, plan_of(op)), "PrivateUse1")
 
 

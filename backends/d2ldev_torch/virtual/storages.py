@@ -25,7 +25,7 @@ def install() -> None:
             return make(cls, *args, device=device, **kwargs)
         return _on_virtual(*args, index=index_of(native), **kwargs)
 
-    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign, assignment]
+    torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
 
 
 def _on_virtual(size: int = 0, *, index: int) -> torch.UntypedStorage:
