@@ -15,7 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
+from d2ldev.errors import (
+    DeviceInitializationWarning,
+    DeviceMismatchError,
+    UnsupportedValueError,
+    describe,
+)
 from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
 from d2ldev.placing import Part
 from d2ldev_torch import numpy_exchange
@@ -33,6 +38,7 @@ from d2ldev_torch.parts import (
     register_containers,
 )
 from d2ldev_torch.samples import make_samples
+from d2ldev_torch.strict import mismatch_in
 
 if TYPE_CHECKING:
     import numpy as np
@@ -179,6 +185,9 @@ class TorchBackend(Backend):
 
     def _from_dlpack(self, x: Any) -> Tensor:
         return from_dlpack(x)
+
+    def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
+        return mismatch_in(error)
 
     # -- models ---------------------------------------------------------------------------
 
