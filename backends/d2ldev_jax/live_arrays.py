@@ -16,8 +16,9 @@ def bytes_held(native: jax.Device) -> int:
     for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
         # Deleted, or not computed and in error: it holds nothing.
         with suppress(RuntimeError):
-            for shard in x.addressable_shards:
-                if shard.device == native and shard.data.size:
-                    address = shard.data.unsafe_buffer_pointer()
-                    held[address] = max(held.get(address, 0), shard.data.nbytes)
+            # Its shards would do; but asked for once, they are kept, in a cycle.
+            for part in x._arrays:
+                if part.size and native in part.devices():
+                    address = part.unsafe_buffer_pointer()
+                    held[address] = max(held.get(address, 0), part.nbytes)
     return sum(held.values())

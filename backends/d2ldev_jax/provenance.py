@@ -49,8 +49,9 @@ def given_arrays(backend: Backend) -> list[Any]:
     if entry is None:
         return []
     arguments = inspect.getargvalues(entry)
-    named = [*arguments.args, arguments.varargs, arguments.keywords]
-    values = [arguments.locals.get(name) for name in named if name is not None]
+    # ``self`` may have been among those of no name.
+    named = {*arguments.args, arguments.varargs, arguments.keywords, "self"}
+    values = [value for name, value in arguments.locals.items() if name in named]
     opened = [
         _opened(backend, x) for x in jax.tree.leaves(values, is_leaf=partial(_is_object, backend))
     ]

@@ -18,17 +18,16 @@ time (``jax.jit(f).lower(...).compile()``) has its device already; what is given
 there unless it is committed, also here.
 
 **How it costs nothing.** A call with operands of a kind that were seen before is done in C++, and
-never comes by here. Which kinds were seen is kept by JAX for each state of its settings. So one of
-them is changed in a block, in nothing but its identity: all that was seen outside is not seen yet,
-and what mixes devices is not let in. The first call of each kind in the process's first block is
-thus as slow as any first call; JAX before 0.7 also compiles once more for it.
+never comes by here. Which kinds were seen is kept by JAX for each state of its settings. So there
+is one more of them, which is another in a block: all that was seen outside is not seen yet, and
+what mixes devices is not let in. Nothing is traced or compiled again for it.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import cache
 from typing import Any
 
 import jax
@@ -48,44 +47,33 @@ _ARGUMENT = re.compile(
 )
 
 
-class _Marked(int):
-    """A number that is what it was to whoever computes with it, and differs from its equals."""
-
-    __slots__ = ()
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    def __ne__(self, other: object) -> bool:
-        return self is not other
-
-    __hash__ = int.__hash__
-
-
-_marked = lru_cache(_Marked)
-
-
 def refuse_mixing(backend: Backend) -> Callable[[], None]:
     """Have the calls that JAX has not seen yet looked at; returns what ends that.
 
     In all threads: whether one of them is in a block is asked when devices are mixed.
     """
     run, describe = pjit._pjit_call_impl_python, stages._device_assignment_mismatch_error
-    # How often programs are profiled for a recompilation: of all settings that JAX keeps what it
-    # has seen apart by, the one that is read least.
-    setting: Any = config.pgle_profiling_runs
-    before = setting.get_global()
+    setting = _setting()
     pjit._pjit_call_impl_python = _looking(backend, run, describe)
     stages._device_assignment_mismatch_error = _translating(backend, describe)
-    setting.set_global(_marked(before))
+    setting.set_global(True)
 
     def restore() -> None:
-        if setting.get_global() is _marked(before):
-            setting.set_global(before)
+        setting.set_global(False)
         pjit._pjit_call_impl_python = run
         stages._device_assignment_mismatch_error = describe
 
     return restore
+
+
+@cache
+def _setting() -> Any:
+    """A setting of JAX's that nothing reads, made with the process's first block."""
+    new = config.config_ext.Config
+    try:
+        return new("d2ldev_strict", False, include_in_jit_key=True, include_in_trace_context=False)
+    except TypeError:  # before JAX 0.7 they have no names
+        return new(False, include_in_jit_key=True)
 
 
 def mismatch_in(backend: Backend, error: BaseException) -> DeviceMismatchError | None:
