@@ -1,6 +1,8 @@
 """The torch backend as it is, and with places other than the CPU."""
 
 import pytest
+import torch
+from d2ldev_torch.backend import TorchBackend
 from torch_places import LedgerBackend, MetaBackend
 
 import d2ldev
@@ -17,6 +19,24 @@ def _compiler_s_folder(tmp_path_factory):
 @pytest.fixture(scope="session")
 def torch_backend():
     return d2ldev.get_backend("torch")
+
+
+@pytest.fixture(scope="session")
+def virtual():
+    """A torch backend with two virtual GPUs."""
+    return TorchBackend(virtual_gpus=2)
+
+
+@pytest.fixture(params=["vgpu:0", "vgpu:1"])
+def place(virtual, request):
+    """Each virtual GPU, by torch's name."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def vgpu(virtual):
+    """The second virtual GPU, which torch's hooks for backends in Python know nothing of."""
+    return torch.device("vgpu:1")
 
 
 @pytest.fixture

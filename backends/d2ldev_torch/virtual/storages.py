@@ -23,11 +23,8 @@ def install() -> None:
         native = torch.get_default_device() if device is None else torch.device(device)
         if native.type != NAME:
             return make(cls, *args, device=device, **kwargs)
-        return _on_virtual(*args, index=index_of(native), **kwargs)
+        index = index_of(native)
+        storage = make(cls, *args, device="cpu", **kwargs)
+        return as_virtual(torch.empty(0, dtype=torch.uint8).set_(storage), index).untyped_storage()
 
     torch.UntypedStorage.__new__ = new  # type: ignore[method-assign]
-
-
-def _on_virtual(size: int = 0, *, index: int) -> torch.UntypedStorage:
-    """A storage of a number of bytes on a virtual GPU."""
-    return as_virtual(torch.empty(size, dtype=torch.uint8), index).untyped_storage()
