@@ -24,10 +24,11 @@ from d2ldev.creation import Creation
 from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.placing import named_tensors, place
-from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Step, Tensor
+from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
 from d2ldev.strictness import translate_uncaught
+from d2ldev.training.learner import Learner, Loss, Settings
 
-__all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Step", "Tensor"]
+__all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
 
 
 class Backend(Creation):
@@ -76,6 +77,36 @@ class Backend(Creation):
     def named_tensors(self, obj: Any) -> Mapping[str, Tensor]:
         """The tensors that ``place`` looks after: name -> tensor."""
         return dict(named_tensors(self, obj))
+
+    # -- training: the contract -----------------------------------------------------------
+
+    def learner(
+        self,
+        model: Any,
+        *,
+        loss: Loss = "mse",
+        optimizer: Any = "sgd",
+        lr: float = 0.01,
+        gradient_clip_val: float = 0.0,
+    ) -> Learner:
+        """A model that is trained step by step, on the device where it is.
+
+        ``d2ldev.Trainer`` is the loop around it.
+
+        Args:
+            model: one of the framework's, placed already.
+            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, or the framework's own.
+            lr: the learning rate of one that is built here.
+            gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+
+        Raises:
+            UnsupportedValueError: if the framework cannot train with it.
+
+        >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
+        >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
+        """
+        return self._learner(model, Settings(loss, optimizer, lr, gradient_clip_val).checked())
 
     # -- strictness: the contract ---------------------------------------------------------
 

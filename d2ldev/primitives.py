@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from d2ldev.placing import Part
+    from d2ldev.training.learner import Learner, Settings
 
 Tensor = Any
 """A native tensor of the backend."""
@@ -40,9 +41,6 @@ DType = Any
 """A dtype's name such as ``'float32'``, the framework's own dtype, or NumPy's."""
 
 Shape = int | Sequence[int]
-
-Step = Callable[[Any, Tensor, Tensor], tuple[Any, Tensor]]
-"""One step of training: ``(learner, x, y) -> (learner, loss)``; see ``Backend.learner``."""
 
 
 class Memory(NamedTuple):
@@ -322,18 +320,31 @@ class Primitives(ABC):
         """
         return {"mlp": lambda device: self.mlp([3, 4, 1], device=device)}
 
-    @abstractmethod
-    def learner(self, device: Device) -> tuple[Any, Step]:
-        """A small model with the optimizer that trains it, made on a device, and the step.
+    # -- training -------------------------------------------------------------------------
 
-        The conformance suite trains it on each device, and moves it between two steps.
+    @abstractmethod
+    def _learner(self, model: Any, settings: Settings) -> Learner:
+        """A model that is placed, with its loss and optimizer; the settings are checked.
+
+        Raises:
+            UnsupportedValueError: for a model or an optimizer that is none of the framework's.
+        """
+
+    @abstractmethod
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """The share of examples whose largest prediction is at their label; it stays there.
+
+        Args:
+            prediction: of shape ``(n, classes)``.
+            y: integer labels of shape ``(n,)``, on the same device.
 
         Returns:
-            What ``place`` takes: a model of two features and one output with its optimizer, which
-            keeps a state (momentum, Adam); and ``step(learner, x, y) -> (learner, loss)``, which
-            fits it to ``x`` of shape ``(n, 2)`` and ``y`` of shape ``(n, 1)``, in float32, and
-            returns what to use from then on, with the mean squared error from before, a tensor.
+            A scalar in float32, on that device.
         """
+
+    @abstractmethod
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        """Tensors of one shape, dtype and device as one tensor with a first axis more."""
 
     # -- the machine ----------------------------------------------------------------------
 

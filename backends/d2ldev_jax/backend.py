@@ -19,8 +19,9 @@ import numpy as np
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import BackendNotInstalledError, DeviceMismatchError, UnsupportedValueError
-from d2ldev.interface import Backend, DeviceLike, DType, Memory, Step, Tensor
+from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
 from d2ldev.placing import Part
+from d2ldev.training.learner import Learner, Settings
 from d2ldev_jax import numpy_exchange, queue, strict
 from d2ldev_jax.accelerator import Accelerator, is_initialized
 from d2ldev_jax.capacity import check_capacity, computed
@@ -265,10 +266,16 @@ class JaxBackend(Backend):
 
         return {**super().samples(), **make_samples(self)}
 
-    def learner(self, device: Device) -> tuple[Any, Step]:
-        from d2ldev_jax.learner import make_learner
+    def _learner(self, model: Any, settings: Settings) -> Learner:
+        from d2ldev_jax.learner import JaxLearner
 
-        return make_learner(self, device)
+        return JaxLearner(self, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return jnp.mean(jnp.argmax(prediction, -1) == y)
+
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        return jnp.stack(xs)
 
     # -- the machine ----------------------------------------------------------------------
 

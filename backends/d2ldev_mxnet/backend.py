@@ -33,12 +33,12 @@ from d2ldev.errors import (
     UnsupportedValueError,
     describe,
 )
-from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import Part
+from d2ldev.training.learner import Learner, Settings
 from d2ldev_mxnet import accelerator, numpy_exchange
 from d2ldev_mxnet.dlpack import Exported, from_dlpack
-from d2ldev_mxnet.framework import NumPyShapes, mx
-from d2ldev_mxnet.learner import make_learner
+from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 from d2ldev_mxnet.memory import is_out_of_memory
 from d2ldev_mxnet.mlp import make_mlp
 from d2ldev_mxnet.numpy_exchange import empty, is_exact, number_dtype
@@ -265,8 +265,19 @@ class MXNetBackend(Backend):
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
 
-    def learner(self, device: Device) -> tuple[Any, Step]:
-        return make_learner(self, device)
+    def _learner(self, model: Any, settings: Settings) -> Learner:
+        from d2ldev_mxnet.learner import MXNetLearner
+
+        return MXNetLearner(self, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        with NumPySemantics():
+            found = mx.np.argmax(prediction, axis=-1)
+            return (found.astype("int64") == y.astype("int64")).astype("float32").mean()
+
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        with NumPySemantics():
+            return mx.np.stack(xs)
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -16,8 +16,8 @@ import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
-from d2ldev_reference.learner import make_learner
+from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.training.learner import Learner, Settings
 from d2ldev_reference.mlp import make_mlp
 from d2ldev_reference.strict import refuse_mixing
 
@@ -147,8 +147,17 @@ class ReferenceBackend(Backend):
 
         return {**super().samples(), "pytree with a tie": tied}
 
-    def learner(self, device: Device) -> tuple[Any, Step]:
-        return make_learner(self, device)
+    def _learner(self, model: Any, settings: Settings) -> Learner:
+        from d2ldev_reference.learner import ReferenceLearner
+
+        return ReferenceLearner(self, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        found = xp.astype(xp.argmax(prediction, axis=-1), y.dtype)
+        return xp.mean(xp.astype(found == y, xp.float32))
+
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        return xp.stack(list(xs))
 
     # -- the machine ----------------------------------------------------------------------
 

@@ -1,28 +1,158 @@
-"""The reference backend's ``learner``: array-api-strict has no gradients: they are written out."""
+"""The reference backend's ``Learner``: array-api-strict has no gradients: they are written out.
+
+It trains the reference backend's own MLP and nothing else, so that what is built on the interface
+can be tried where no framework is installed.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.device import Device
-from d2ldev.interface import Backend, Step, Tensor
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.interface import Backend, Tensor
+from d2ldev.training.learner import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    Learner,
+    Settings,
+)
+from d2ldev_reference.mlp import MLP, activate
+
+# The derivative of an activation, from what it gave.
+_DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
+    "relu": lambda a: xp.astype(a > 0, a.dtype),
+    "tanh": lambda a: 1 - a * a,
+    "sigmoid": lambda a: a * (1 - a),
+}
 
 
-def make_learner(backend: Backend, device: Device) -> tuple[Any, Step]:
-    """See ``Backend.learner``: a linear model, trained with momentum."""
-    net = backend.mlp([2, 1], device=device)
-    (layer,) = net.layers
-    return {"model": net, "velocity": {name: x * 0.0 for name, x in layer.items()}}, _step
+class ReferenceLearner(Learner):
+    """The reference backend's MLP, trained by gradients that are written out."""
 
+    def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
+        super().__init__(backend, model, settings)
+        if not isinstance(model, MLP) or not isinstance(settings.loss, str):
+            raise UnsupportedValueError(
+                f"train {describe(model)} with the loss {describe(settings.loss)}",
+                "without a framework there are no gradients but those of its own MLP",
+                "net = backend.mlp([2, 1]); loss='mse', or D2LDEV_BACKEND=torch",
+            )
+        if not isinstance(settings.optimizer, str):
+            raise UnsupportedValueError(
+                f"train with the optimizer {describe(settings.optimizer)}",
+                "array-api-strict has no optimizers",
+                "optimizer='sgd'",
+            )
+        self._model = model
+        self._optimizer: dict[str, Any]
+        zeros = [{name: x * 0.0 for name, x in layer.items()} for layer in model.layers]
+        self._optimizer = {"first": zeros, "second": zeros, "steps": 0}
 
-def _step(learner: Any, x: Tensor, y: Tensor) -> tuple[Any, Tensor]:
-    net = learner["model"]
-    (layer,) = net.layers
-    error = net(x) - y
-    per_output = error * (2.0 / error.shape[0])
-    gradients = {"weight": per_output.T @ x, "bias": xp.sum(per_output, axis=0)}
-    velocity = {name: 0.9 * learner["velocity"][name] + gradients[name] for name in layer}
-    moved = {name: layer[name] - 0.05 * velocity[name] for name in layer}
-    return {"model": type(net)([moved], net.activation), "velocity": velocity}, xp.mean(error**2)
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self._model, "optimizer": self._optimizer}
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self._model, self._optimizer = parts["model"], parts["optimizer"]
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        (x,) = inputs
+        activations = [x]
+        *hidden, last = self._model.layers
+        for layer in hidden:
+            x = activate(self._model.activation, x @ layer["weight"].T + layer["bias"])
+            activations.append(x)
+        prediction = x @ last["weight"].T + last["bias"]
+        loss, error = self._loss(prediction, y)
+        gradients = self._gradients(activations, error)
+        self._update(self._clipped(gradients))
+        return loss, prediction
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        prediction = self._model(*inputs)
+        return self._loss(prediction, y)[0], prediction
+
+    def state(self) -> dict[str, Any]:
+        return {"layers": self._model.layers, "optimizer": self._optimizer}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        shapes = [[x.shape for x in layer.values()] for layer in state["layers"]]
+        if shapes != [[x.shape for x in layer.values()] for layer in self._model.layers]:
+            raise CheckpointError(
+                "restore a training state",
+                f"it is of a model with the shapes {shapes}",
+                "resume with the model that the run began with",
+            )
+        self._model = MLP(state["layers"], self._model.activation)
+        self._optimizer = state["optimizer"]
+
+    def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss, and its derivative by the prediction."""
+        if self.settings.loss == "mse":
+            difference = prediction - y
+            size = difference.shape[0] * difference.shape[1]
+            return xp.mean(difference * difference), difference * (2.0 / size)
+        exponents = xp.exp(prediction - xp.max(prediction, axis=1, keepdims=True))
+        shares = exponents / xp.sum(exponents, axis=1, keepdims=True)
+        classes = xp.arange(prediction.shape[1], dtype=y.dtype, device=y.device)
+        truth = xp.astype(y[:, None] == classes[None, :], prediction.dtype)
+        count = prediction.shape[0]
+        return -xp.sum(truth * xp.log(shares)) / count, (shares - truth) / count
+
+    def _gradients(self, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
+        gradients = []
+        for layer, x in zip(reversed(self._model.layers), reversed(activations), strict=True):
+            gradients.append({"weight": error.T @ x, "bias": xp.sum(error, axis=0)})
+            error = (error @ layer["weight"]) * _DERIVATIVES[self._model.activation](x)
+        return gradients[::-1]
+
+    def _clipped(self, gradients: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+        if not self.settings.gradient_clip_val:
+            return gradients
+        squares = [xp.sum(g * g) for layer in gradients for g in layer.values()]
+        norm = float(sum(squares[1:], squares[0])) ** 0.5
+        factor = min(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
+        return [{name: g * factor for name, g in layer.items()} for layer in gradients]
+
+    def _update(self, gradients: list[dict[str, Tensor]]) -> None:
+        steps = self._optimizer["steps"] + 1
+        layers, firsts, seconds = [], [], []
+        for layer, gradient, first, second in zip(
+            self._model.layers,
+            gradients,
+            self._optimizer["first"],
+            self._optimizer["second"],
+            strict=True,
+        ):
+            updated = {
+                name: self._updated(layer[name], gradient[name], first[name], second[name], steps)
+                for name in layer
+            }
+            layers.append({name: three[0] for name, three in updated.items()})
+            firsts.append({name: three[1] for name, three in updated.items()})
+            seconds.append({name: three[2] for name, three in updated.items()})
+        self._model = MLP(layers, self._model.activation)
+        self._optimizer = {"first": firsts, "second": seconds, "steps": steps}
+
+    def _updated(
+        self, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor, steps: int
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """A parameter and its two moments after one step."""
+        lr = self.settings.lr
+        if self.settings.optimizer == "sgd":
+            return x - lr * gradient, first, second
+        if self.settings.optimizer == "momentum":
+            first = MOMENTUM * first + gradient
+            return x - lr * first, first, second
+        if self.settings.optimizer == "adagrad":
+            second = second + gradient * gradient
+            return x - lr * gradient / (xp.sqrt(second) + ADAGRAD_EPSILON), first, second
+        first = BETAS[0] * first + (1 - BETAS[0]) * gradient
+        second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
+        unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
+        return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second

@@ -36,7 +36,7 @@ class MLP:
         """Map ``(n, sizes[0])`` to ``(n, sizes[-1])``."""
         *hidden, last = self.layers
         for layer in hidden:
-            x = _ACTIVATIONS[self.activation](_dense(layer, x))
+            x = activate(self.activation, _dense(layer, x))
         return _dense(last, x)
 
 
@@ -55,6 +55,11 @@ def make_mlp(
             }
         )
     return MLP(layers, activation)
+
+
+def activate(activation: str, x: Tensor) -> Tensor:
+    """An activation by name, of each number."""
+    return _ACTIVATIONS[activation](x)
 
 
 def _dense(layer: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -23,8 +23,9 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import Inventory, Part
+from d2ldev.training.learner import Learner, Settings
 from d2ldev_tensorflow import numpy_exchange
-from d2ldev_tensorflow.copying import address_of, copied
+from d2ldev_tensorflow.copying import address_of, copied, copied_across
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
@@ -201,7 +202,7 @@ class TensorFlowBackend(Backend):
         with tf.device(native):
             # On its way to a GPU and back ``tf.identity`` copies, but not int32.
             crosses = not self.virtual_gpus and here is not there and x.dtype != tf.int32
-            return self._settled(tf.identity(x) if crosses else copied(x), native)
+            return self._settled(copied_across(x) if crosses else copied(x), native)
 
     def _settled(self, x: Tensor, native: Any) -> Tensor:
         """A new tensor where it was wanted, also of the dtypes that TensorFlow likes elsewhere."""

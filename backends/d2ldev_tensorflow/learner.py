@@ -9,7 +9,14 @@ import tensorflow as tf
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
-from d2ldev.training.learner import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM, Learner, Settings
+from d2ldev.training.learner import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    Learner,
+    Settings,
+)
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),

@@ -21,12 +21,12 @@ from d2ldev.errors import (
     UnsupportedValueError,
     describe,
 )
-from d2ldev.interface import Backend, DeviceLike, Memory, Step, Tensor
+from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import Part
+from d2ldev.training.learner import Learner, Settings
 from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
-from d2ldev_torch.learner import make_learner
 from d2ldev_torch.mlp import make_mlp
 from d2ldev_torch.parts import (
     OBJECT_TYPES,
@@ -226,8 +226,16 @@ class TorchBackend(Backend):
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
 
-    def learner(self, device: Device) -> tuple[Any, Step]:
-        return make_learner(self, device)
+    def _learner(self, model: Any, settings: Settings) -> Learner:
+        from d2ldev_torch.learner import TorchLearner
+
+        return TorchLearner(self, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return (prediction.argmax(-1) == y).float().mean()
+
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        return torch.stack(tuple(xs))
 
     # -- the machine ----------------------------------------------------------------------
 

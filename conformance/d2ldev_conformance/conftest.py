@@ -43,11 +43,15 @@ def backend(pytestconfig: pytest.Config) -> Backend:
     """The backend under test, every kind of object of which was made once.
 
     The first use of a part of a framework leaves its own traces (torch's first optimizer step
-    sets an environment variable and replaces ``torch.manual_seed``), which are no test's leaks.
+    sets an environment variable and replaces ``torch.manual_seed``, TensorFlow's AutoGraph keeps
+    the source that it generated in a file), which are no test's leaks.
     """
     backend = backend_under_test(pytestconfig)
     for make in backend.samples().values():
         make(backend.cpu())
+    learner = backend.learner(backend.mlp([1, 1]))
+    for teach in (learner.step, learner.evaluate):
+        teach((backend.ones((1, 1)),), backend.ones((1, 1)))
     return backend
 
 

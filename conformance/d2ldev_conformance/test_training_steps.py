@@ -20,17 +20,22 @@ def data():
     return inputs, (inputs.sum(1, keepdims=True) ** 2 - inputs[:, :1]).astype("float32")
 
 
+def _learner(backend, device):
+    net = backend.mlp([2, 8, 1], activation="tanh", device=device)
+    return backend.learner(net, optimizer="adam", lr=0.05)
+
+
 def _trained(backend, device, data, move_to=None):
-    """A learner after some steps, with the losses; moved in the middle, if asked to."""
-    learner, step = backend.learner(device)
+    """A learner's parts after some steps, with the losses; moved in the middle, if asked to."""
+    learner = _learner(backend, device)
     losses = []
     for i in range(STEPS):
         if i == STEPS // 2 and move_to is not None:
-            learner, device = backend.place(learner, move_to), move_to
+            learner.place(move_to)
+            device = move_to
         x, y = (backend.asarray(array, device=device) for array in data)
-        learner, loss = step(learner, x, y)
-        losses.append(loss)
-    return learner, losses
+        losses.append(learner.step((x,), y)[0])
+    return learner.parts, losses
 
 
 @pytest.fixture
@@ -47,18 +52,18 @@ def test_the_loss_falls(on_the_cpu):
 @requirement("train.stays-on-the-device", section=SECTION)
 def test_a_training_step_leaves_everything_on_the_device(backend, place, data):
     with backend.strict():
-        learner, losses = _trained(backend, place, data)
-    assert set(backend.placement(learner).values()) == {place}
+        parts, losses = _trained(backend, place, data)
+    assert set(backend.placement(parts).values()) == {place}
     assert [backend.device_of(loss) for loss in losses] == [place] * STEPS
 
 
 @requirement("train.changes-the-parameters", section=SECTION)
 def test_a_training_step_changes_the_parameters(backend, place, data):
-    learner, step = backend.learner(place)
-    model = learner["model"]
-    before = values_of(backend, model)
+    learner = _learner(backend, place)
+    before = values_of(backend, learner.parts["model"])
     x, y = (backend.asarray(array, device=place) for array in data)
-    after = values_of(backend, step(learner, x, y)[0]["model"])
+    learner.step((x,), y)
+    after = values_of(backend, learner.parts["model"])
     assert any(not np.array_equal(after[name], value) for name, value in before.items())
 
 
@@ -81,8 +86,8 @@ def test_virtual_gpus_compute_what_the_cpu_computes(backend, route, data):
 def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_cpu):
     source, target = route
     with backend.strict():
-        learner, losses = _trained(backend, source, data, move_to=target)
-    assert set(backend.placement(learner).values()) == {target}
+        parts, losses = _trained(backend, source, data, move_to=target)
+    assert set(backend.placement(parts).values()) == {target}
     values = [float(backend.to_numpy(loss)) for loss in losses]
     np.testing.assert_allclose(values, on_the_cpu, rtol=1e-4)
 
@@ -90,16 +95,16 @@ def test_a_move_between_two_steps_changes_nothing(backend, route, data, on_the_c
 @requirement("train.data-from-elsewhere-raises", section=SECTION)
 def test_a_step_with_data_from_elsewhere_raises(backend, route, data):
     source, target = route
-    learner, step = backend.learner(source)
+    learner = _learner(backend, source)
     x, y = (backend.asarray(array, device=target) for array in data)
     with pytest.raises(DeviceMismatchError), backend.strict():
-        step(learner, x, y)
+        learner.step((x,), y)
 
 
 @requirement("train.targets-from-elsewhere-raise", section=SECTION)
 def test_a_step_with_targets_from_elsewhere_raises(backend, route, data):
     source, target = route
-    learner, step = backend.learner(source)
+    learner = _learner(backend, source)
     x, y = backend.asarray(data[0], device=source), backend.asarray(data[1], device=target)
     with pytest.raises(DeviceMismatchError), backend.strict():
-        step(learner, x, y)
+        learner.step((x,), y)

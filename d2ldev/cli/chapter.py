@@ -188,18 +188,19 @@ with d2l.strict():
 d2l.device_of(y)
 
 # %% [markdown]
-# An optimizer has a state of its own, such as momentum. It is placed with the model, and one step of training is taken on each GPU in turn. Here the model and its step are d2ldev's own example, a small regression.
+# An optimizer has a state of its own, such as momentum, which follows the model. So one step of training can be taken on each GPU in turn.
 
 # %% gpus=2
-learner, step = d2l.learner(d2l.cpu())
+net = d2l.mlp([2, 8, 1])
+learner = d2l.learner(net, lr=0.1)
 features = d2l.rand((8, 2), seed=0)
 batch = features, features @ d2l.ones((2, 1))
 for device in d2l.try_all_gpus():
-    learner = d2l.place(learner, device)
+    learner.place(device)
     x, y = d2l.to(batch, device)
     with d2l.strict():
-        learner, loss = step(learner, x, y)
-    places = d2l.placement(learner).values()
+        loss, _ = learner.step((x,), y)
+    places = d2l.placement(learner.parts).values()
     loss = float(d2l.to_numpy(loss))
     print(f"{loss:.3f} on", *set(places))
 

@@ -205,48 +205,48 @@ class LeavesAFunctionPatched(Mutant, caught_by="strict.leaves-nothing-patched"):
         return restore_most
 
 
-class TrainsOnTheCpu(Mutant, caught_by="train.stays-on-the-device"):
-    def learner(self, device):
-        learner, step = super().learner(device)
+class Taught(Mutant):
+    """A mutant whose learner's step is replaced by ``taught(learner, step, inputs, y)``."""
 
-        def on_cpu(learner, x, y):
-            back = self.device_of(x)
-            after, loss = step(*self.to((self.place(learner, CPU), x, y), CPU))
-            return self.place(after, back), loss
-
-        return learner, on_cpu
+    def _learner(self, model, settings):
+        learner = super()._learner(model, settings)
+        step = learner.step
+        learner.step = lambda inputs, y: self.taught(learner, step, inputs, y)
+        return learner
 
 
-class LearnsNothing(Mutant, caught_by="train.learns"):
-    def learner(self, device):
-        learner, step = super().learner(device)
-        return learner, lambda learner, x, y: (learner, step(learner, x, y)[1])
+class TrainsOnTheCpu(Taught, caught_by="train.stays-on-the-device"):
+    def taught(self, learner, step, inputs, y):
+        learner.place(CPU)
+        return step(self.to(inputs, CPU), self.to(y, CPU))
+
+
+class LearnsNothing(Taught, caught_by="train.learns"):
+    def taught(self, learner, step, inputs, y):
+        return learner.evaluate(inputs, y)
 
 
 class ForgetsMomentum(Mutant, caught_by="train.state-follows"):
     def place(self, obj, device):
         placed = super().place(obj, device)
-        if isinstance(obj, dict) and "velocity" in obj and placed is not obj:
-            placed["velocity"] = {name: x * 0.0 for name, x in placed["velocity"].items()}
+        if isinstance(obj, dict) and "optimizer" in obj and placed is not obj:
+            first = [{name: x * 0.0 for name, x in layer.items()} for layer in _moments(placed)]
+            placed = {**placed, "optimizer": {**placed["optimizer"], "first": first}}
         return placed
 
 
 class LeavesMomentumBehind(Mutant, caught_by="train.state-follows"):
     def place(self, obj, device):
         placed = super().place(obj, device)
-        if isinstance(obj, dict) and "velocity" in obj:
-            placed = {**placed, "velocity": obj["velocity"]}
+        if isinstance(obj, dict) and "optimizer" in obj:
+            placed = {**placed, "optimizer": obj["optimizer"]}
         return placed
 
 
-class ComputesOtherBits(Mutant, caught_by="train.same-bits"):
-    def learner(self, device):
-        learner, step = super().learner(device)
-
-        def rough(learner, x, y):
-            return step(learner, x * (1.0 if self.device_of(x) is CPU else 1.000001), y)
-
-        return learner, rough
+class ComputesOtherBits(Taught, caught_by="train.same-bits"):
+    def taught(self, learner, step, inputs, y):
+        (x,) = inputs
+        return step((x * (1.0 if self.device_of(x) is CPU else 1.000001),), y)
 
 
 class HasOneGpu(Mutant, caught_by="chapter.y-on-the-second-gpu"):
@@ -260,6 +260,10 @@ class AddsOnTheFirstGpu(Mutant, caught_by="chapter.y-plus-z-stays"):
             return self.to(add(x, y), gpu(0))
 
         return _replacing("__add__", on_the_first, super()._refuse_mixing())
+
+
+def _moments(parts):
+    return parts["optimizer"]["first"]
 
 
 def _replacing(name, function, restore):

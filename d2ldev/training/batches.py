@@ -1,0 +1,82 @@
+"""Batches: from what a loader yields to tensors of one backend on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.kinds import TENSOR
+
+if TYPE_CHECKING:
+    from d2ldev.interface import Backend, DeviceLike
+
+
+def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
+    """A batch on a device, whoever made it.
+
+    Args:
+        backend: whose tensors are wanted.
+        batch: its tensors, NumPy arrays, or another framework's tensors, which are copied by way
+            of the host; or any nesting of them in tuples, lists, dicts, and what ``to`` takes.
+        device: where to.
+
+    Returns:
+        The batch; what was there already is the same object.
+    """
+    if not _has_foreign(backend, batch):
+        return backend.to(batch, device)
+    if isinstance(batch, Mapping):
+        return {key: bring(backend, value, device) for key, value in batch.items()}
+    if isinstance(batch, (list, tuple)):
+        brought = [bring(backend, value, device) for value in batch]
+        return type(batch)(*brought) if hasattr(batch, "_fields") else type(batch)(brought)
+    if not isinstance(batch, (np.ndarray, np.generic)):
+        from d2ldev.registry import backend_of
+
+        batch = backend_of(batch).to_numpy(batch)
+    return backend.asarray(batch, device=device)
+
+
+def _has_foreign(backend: Backend, batch: Any) -> bool:
+    """Whether there is anything in a batch that ``to`` does not move."""
+    if isinstance(batch, Mapping):
+        return any(_has_foreign(backend, value) for value in batch.values())
+    if isinstance(batch, (list, tuple)):
+        return any(_has_foreign(backend, value) for value in batch)
+    if isinstance(batch, (np.ndarray, np.generic)):
+        return True
+    return backend.kinds[type(batch)] is not TENSOR and hasattr(batch, "__dlpack__")
+
+
+def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
+    """What a model is called with, and what its prediction is compared with.
+
+    Args:
+        batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose
+            last value, is the target.
+
+    Raises:
+        UnsupportedValueError: if there are not two things in it.
+    """
+    if isinstance(batch, Mapping):
+        values = dict(batch)
+        target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
+        parts = (*values.values(), target)
+    else:
+        parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
+    if len(parts) < 2:
+        raise UnsupportedValueError(
+            f"train on a batch, {describe(batch)}",
+            "a batch has inputs and a target",
+            "yield (X, y) from the data, or override Trainer.prepare_batch",
+        )
+    return parts[:-1], parts[-1]
+
+
+def count_of(y: Any) -> int:
+    """How many examples a batch has: the length of its target's first axis, 1 if it has none."""
+    shape = tuple(getattr(y, "shape", ()))
+    return int(shape[0]) if shape else 1

@@ -1,0 +1,134 @@
+"""``Learner``: a model, its loss and its optimizer, as one framework trains them.
+
+It has what differs between frameworks, one step of training, and nothing about epochs, data or
+devices; ``Trainer`` has those, and says them once.
+
+Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same numbers everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from d2ldev.errors import UnsupportedValueError, describe
+
+if TYPE_CHECKING:
+    from d2ldev.interface import Backend, DeviceLike, Tensor
+
+Loss = str | Callable[[Any, Any], Any]
+"""``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``."""
+
+LOSSES = ("mse", "cross_entropy")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+# The frameworks do not agree on where it is added, below the root or beside it: with so little it
+# cannot be told from the rounding.
+ADAGRAD_EPSILON = 1e-10
+
+
+class Settings(NamedTuple):
+    """How a model is to be trained.
+
+    Args:
+        loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over the
+            examples, of logits of shape ``(n, classes)`` and integer labels of shape ``(n,)``),
+            or ``(prediction, y) -> scalar tensor``.
+        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
+            or the framework's own object, whose learning rate is its own.
+        lr: the learning rate.
+        gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+    """
+
+    loss: Loss = "mse"
+    optimizer: Any = "sgd"
+    lr: float = 0.01
+    gradient_clip_val: float = 0.0
+
+    def checked(self) -> Settings:
+        """The settings, if they can be used; UnsupportedValueError if not."""
+        if not callable(self.loss) and self.loss not in LOSSES:
+            raise UnsupportedValueError(
+                f"train with the loss {describe(self.loss)}",
+                f"a loss is one of {', '.join(LOSSES)}, or (prediction, y) -> scalar tensor",
+                "loss='mse'",
+            )
+        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
+            raise UnsupportedValueError(
+                f"train with the optimizer {self.optimizer!r}",
+                f"an optimizer is one of {', '.join(OPTIMIZERS)}, or the framework's own object",
+                "optimizer='sgd'",
+            )
+        for name in ("lr", "gradient_clip_val"):
+            value = getattr(self, name)
+            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < float("inf"):
+                raise UnsupportedValueError(
+                    f"train with {name}={describe(value)}",
+                    "it is a number that is not negative",
+                    f"{name}={0.01 if name == 'lr' else 0}",
+                )
+        return self
+
+
+class Learner(ABC):
+    """A model that is trained, one step after the other, on the device where it is.
+
+    Args:
+        backend: the framework's.
+        model: placed already.
+        settings: how it is trained; checked already.
+    """
+
+    def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
+        self.backend = backend
+        self.settings = settings
+
+    @property
+    @abstractmethod
+    def parts(self) -> dict[str, Any]:
+        """``{'model': ..., 'optimizer': ...}`` as they are after the last step, for ``place``."""
+
+    @abstractmethod
+    def replace(self, parts: dict[str, Any]) -> None:
+        """Go on with these parts, as ``place`` returned them."""
+
+    @abstractmethod
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """One step of training on one batch, without waiting for it.
+
+        Args:
+            inputs: what the model is called with, on its device.
+            y: what its prediction is compared with, there too.
+
+        Returns:
+            The loss before the step, a scalar on the device, and the prediction.
+        """
+
+    @abstractmethod
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """The loss and the prediction on one batch, without dropout and without gradients."""
+
+    @abstractmethod
+    def state(self) -> dict[str, Any]:
+        """Everything that the next step depends on, as a nesting that ``save`` takes.
+
+        The model, the optimizer, and the framework's random state as far as it can be read.
+        """
+
+    @abstractmethod
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` returned, in this process or an earlier one.
+
+        Raises:
+            CheckpointError: if it is the state of another model or optimizer; nothing has
+                changed then.
+        """
+
+    def place(self, device: DeviceLike) -> None:
+        """Move the model and the optimizer with its state, between two steps."""
+        self.replace(self.backend.place(self.parts, device))

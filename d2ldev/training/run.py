@@ -1,0 +1,81 @@
+"""One run of ``fit``: how far it is, and the checkpoint from which it can go on.
+
+A run that was killed and resumed gives the same parameters as one that was not: the state after an
+epoch holds the model, the optimizer, the random state, and how often the data was gone through.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from d2ldev.device import Device
+from d2ldev.errors import CheckpointError
+from d2ldev.training.learner import Learner
+
+_FORMAT = "d2ldev training state 1"
+
+
+class Run:
+    """How far a run is.
+
+    Args:
+        learner: what is trained.
+        data: a loader whose ``state_dict`` and ``load_state_dict``, if it has them, are its
+            shuffling state, as in ``torchdata``'s ``StatefulDataLoader``.
+        checkpoint: where the state is kept; None keeps none.
+
+    Attributes:
+        epoch: how many epochs are done.
+        history: name -> one number for each of them.
+    """
+
+    def __init__(self, learner: Learner, data: Any, checkpoint: Any) -> None:
+        self.epoch = 0
+        self.history: dict[str, list[float]] = {}
+        self._learner = learner
+        self._data = data
+        self._path = None if checkpoint is None else Path(os.fspath(checkpoint))
+
+    def record(self, found: dict[str, float]) -> None:
+        """An epoch is done: its numbers, and a checkpoint if one is kept."""
+        for name, value in found.items():
+            self.history.setdefault(name, []).append(value)
+        self.epoch += 1
+        if self._path is not None:
+            self._learner.backend.save(self._state(), self._path)
+
+    def resume(self, device: Device) -> None:
+        """Go on from the checkpoint; from the beginning if there is none yet.
+
+        Raises:
+            CheckpointError: if the file is broken, or is none of such a run.
+        """
+        if self._path is None:
+            raise CheckpointError(
+                "resume a run", "no checkpoint is named", "fit(..., checkpoint='run.safetensors')"
+            )
+        if not self._path.exists():
+            return
+        state = self._learner.backend.load(self._path, device=device)
+        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+            raise CheckpointError(
+                f"resume from {self._path}",
+                "the file holds no state of a training run",
+                "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
+            )
+        self._learner.restore(state["learner"])
+        self.epoch, self.history = state["epoch"], state["history"]
+        if state["data"] is not None and hasattr(self._data, "load_state_dict"):
+            self._data.load_state_dict(state["data"])
+
+    def _state(self) -> dict[str, Any]:
+        has_state = hasattr(self._data, "state_dict")
+        return {
+            "format": _FORMAT,
+            "epoch": self.epoch,
+            "history": self.history,
+            "learner": self._learner.state(),
+            "data": self._data.state_dict() if has_state else None,
+        }

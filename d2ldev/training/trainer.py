@@ -1,0 +1,229 @@
+"""``Trainer``: the training loop that moves the model once, and each batch at the boundary.
+
+Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare_model``).
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.device import CPU, Device, gpu
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
+from d2ldev.training.batches import bring, count_of, inputs_and_target
+from d2ldev.training.device_log import DeviceLog
+from d2ldev.training.learner import Loss
+from d2ldev.training.metrics import Metric, named_metrics
+from d2ldev.training.progress import progress_bar
+from d2ldev.training.run import Run
+
+if TYPE_CHECKING:
+    from d2ldev.interface import Backend
+
+History = dict[str, list[float]]
+"""Name -> one number per epoch."""
+
+
+class Trainer:
+    """Train models of any framework on one device.
+
+    Args:
+        max_epochs: how often the data is gone through.
+        num_gpus: 0 is the CPU, 1 is ``gpu(0)``, -1 is all that there are.
+        gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+        backend: the framework's; None is the active one.
+        callback: called after each epoch with its number, from 0, and the history so far.
+        progress: whether a bar is shown in the terminal.
+
+    Attributes:
+        gpus: the GPUs that it uses; empty is the CPU.
+        model: what was trained, once ``fit`` has begun: go on with it, because some frameworks
+            move the model itself and others make a new one.
+
+    Raises:
+        DeviceUnavailableError: if there are fewer GPUs, or more than one is asked for.
+
+    >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
+    >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
+    >>> history['loss']                                                    # doctest: +SKIP
+    [2.31, 0.52, 0.13]
+    """
+
+    def __init__(
+        self,
+        max_epochs: int,
+        num_gpus: int = 0,
+        gradient_clip_val: float = 0,
+        *,
+        backend: Backend | None = None,
+        callback: Callable[[int, History], None] | None = None,
+        progress: bool = False,
+    ) -> None:
+        if backend is None:
+            from d2ldev.registry import active_backend
+
+            backend = active_backend()
+        self.backend = backend
+        self.max_epochs = _whole("max_epochs", max_epochs, least=0)
+        self.gradient_clip_val = gradient_clip_val
+        self.callback = callback
+        self.progress = progress
+        self.gpus = _gpus(backend, _whole("num_gpus", num_gpus, least=-1))
+        self.device: Device = self.gpus[0] if self.gpus else CPU
+        self.model: Any = None
+
+    # -- the book's hooks -----------------------------------------------------------------
+
+    def prepare_model(self, model: Any) -> Any:
+        """The model on the device: moved once, before anything else; to be overridden."""
+        return self.backend.place(model, self.device)
+
+    def prepare_batch(self, batch: Any) -> Any:
+        """A batch on the device, at the boundary of the loop; to be overridden."""
+        return bring(self.backend, batch, self.device)
+
+    def on_epoch_end(self, epoch: int, history: History) -> None:
+        """After each epoch; to be overridden, or given as ``callback``."""
+        if self.callback is not None:
+            self.callback(epoch, history)
+
+    # -- training -------------------------------------------------------------------------
+
+    def fit(
+        self,
+        model: Any,
+        train_data: Iterable[Any],
+        val_data: Iterable[Any] | None = None,
+        *,
+        loss: Loss = "mse",
+        optimizer: Any = "sgd",
+        lr: float = 0.01,
+        metrics: Sequence[Metric] = (),
+        checkpoint: str | PathLike[str] | None = None,
+        resume: bool = False,
+    ) -> History:
+        """Train a model.
+
+        Args:
+            model: one of the framework's; it is placed by ``prepare_model``.
+            train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
+                dicts of tensors or NumPy arrays, from any iterable that can begin again.
+            val_data: batches to evaluate the model on after each epoch.
+            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
+                the model is placed; or the framework's own, which is placed too.
+            lr: the learning rate of one that is built here.
+            metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
+                over the examples.
+            checkpoint: a file that holds the state after each epoch.
+            resume: go on from that file, if it is there.
+
+        Returns:
+            The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
+            ``val_data``; one float per epoch, the mean over the examples.
+
+        Raises:
+            UnsupportedValueError: for a loss, an optimizer or data that cannot be used.
+            CheckpointError: if the file is not of such a run, or is broken.
+        """
+        functions = named_metrics(self.backend, metrics)
+        if self.max_epochs > 1:
+            _check_can_begin_again(train_data, "train_data")
+            _check_can_begin_again(val_data, "val_data")
+        # The optimizer is built after the model is placed: one that is built before would hold
+        # what the model no longer is, in a framework that moves by making new tensors.
+        learner = self.backend.learner(
+            self.prepare_model(model),
+            loss=loss,
+            optimizer=optimizer,
+            lr=lr,
+            gradient_clip_val=self.gradient_clip_val,
+        )
+        run = Run(learner, train_data, checkpoint)
+        if resume:
+            run.resume(self.device)
+        try:
+            with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
+                for epoch in range(run.epoch, self.max_epochs):
+                    found = self._epoch(learner.step, train_data, functions)
+                    if val_data is not None:
+                        after = self._epoch(learner.evaluate, val_data, functions)
+                        found |= {f"val_{name}": value for name, value in after.items()}
+                    run.record(found)
+                    self.model = learner.parts["model"]
+                    show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
+                    self.on_epoch_end(epoch, run.history)
+        finally:
+            self.model = learner.parts["model"]
+        return run.history
+
+    def _epoch(
+        self,
+        step: Callable[[tuple[Any, ...], Any], tuple[Any, Any]],
+        data: Iterable[Any],
+        metrics: Mapping[str, Callable[[Any, Any], Any]],
+    ) -> dict[str, float]:
+        """Go through the data once; the means over its examples.
+
+        Nothing is moved in here but the batches, and nothing is waited for: the numbers stay on
+        the device until the end.
+        """
+        log = DeviceLog(self.backend, self.device)
+        for batch in data:
+            inputs, y = inputs_and_target(self.prepare_batch(batch))
+            loss, prediction = step(inputs, y)
+            measured = {name: metric(prediction, y) for name, metric in metrics.items()}
+            log.add(count_of(y), loss=loss, **measured)
+        means = log.means()
+        if not means:
+            raise UnsupportedValueError(
+                "go through the data of an epoch",
+                "there is no batch in it",
+                "data has to be an iterable that begins again: a list or a loader, no generator",
+            )
+        return means
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise UnsupportedValueError(
+            f"train with {name}={describe(value)}",
+            f"it is an integer, {least} or more",
+            f"{name}=1",
+        )
+    return number
+
+
+def _gpus(backend: Backend, wanted: int) -> list[Device]:
+    there = backend.num_gpus()
+    number = there if wanted == -1 else wanted
+    if number > there:
+        raise DeviceUnavailableError(
+            f"train on {number} GPU{'' if number == 1 else 's'}",
+            f"{backend.name} has {there} GPU{'' if there == 1 else 's'} here",
+            f"Trainer(max_epochs, num_gpus={min(there, 1)})",
+            backend.devices(),
+        )
+    if number > 1:
+        raise DeviceUnavailableError(
+            f"train on {number} GPUs",
+            "a model is trained on one device",
+            "Trainer(max_epochs, num_gpus=1)",
+            backend.devices(),
+        )
+    return [gpu(i) for i in range(number)]
+
+
+def _check_can_begin_again(data: Any, name: str) -> None:
+    if data is not None and iter(data) is data:
+        raise UnsupportedValueError(
+            f"go through {name} more than once",
+            f"{describe(data)} is an iterator, which is used up after one epoch",
+            f"{name}=list({name}), or a loader",
+        )
