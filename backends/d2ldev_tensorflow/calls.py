@@ -16,9 +16,9 @@ from typing import Any
 
 import tensorflow as tf
 
-# Keras calls layers that were placed through ``scopes``.
-_LIBRARIES = ("tensorflow.", "keras.", "d2ldev_tensorflow.scopes")
-_OWN = __name__.partition(".")[0]
+# Keras calls layers that were placed through ``scopes``, and walks nestings with ``optree``.
+_LIBRARIES = ("tensorflow.", "keras.", "optree.", "d2ldev_tensorflow.scopes")
+_OWN = frozenset(f"d2ldev_tensorflow.{name}" for name in ("calls", "operands", "strict"))
 # How many values of a call are looked at; a batch of thousands of tensors is on one device.
 _ENOUGH = 256
 _HAS_REST, _HAS_KEYWORDS = 0x04, 0x08  # a code's flags for *args and **kwargs
@@ -47,7 +47,7 @@ class Call:
     def __init__(self, place_of: Callable[[Any], str | None]) -> None:
         self._place_of = place_of
         frame: FrameType | None = sys._getframe(1)
-        while frame is not None and frame.f_globals.get("__name__", "").startswith(_OWN):
+        while frame is not None and frame.f_globals.get("__name__", "") in _OWN:
             frame = frame.f_back
         found = None
         while frame is not None and _in_libraries[frame.f_globals.get("__name__", "")]:

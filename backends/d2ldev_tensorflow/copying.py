@@ -7,6 +7,7 @@ new memory, and no one of them does so for every dtype.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -23,12 +24,33 @@ _WITH_SNAPSHOT = frozenset(
 
 
 def copied(x: Any) -> tf.Tensor:
-    """A tensor in new memory, on the device of the scope; gradients flow through it."""
+    """A tensor in new memory, on the device of the scope; gradients flow back through it."""
+    return _recorded(_copied, x)
+
+
+def copied_across(x: Any) -> tf.Tensor:
+    """As ``copied``, between the CPU and a GPU."""
+    return _recorded(tf.identity, x)
+
+
+def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
     if isinstance(x, tf.Variable):
         x = x.value()
     # Half of the time of a copy, and only a tape wants it. Private, but what
     # ``tf.custom_gradient`` asks itself.
-    return _differentiable(x) if record.could_possibly_record() else _copied(x)
+    if not record.could_possibly_record():
+        return copy(x)
+    here = getattr(x, "backing_device", None)  # a tensor that is only traced has none
+
+    def back(gradient: Any) -> Any:
+        """The gradient where the tensor is that was copied, as an operation gives it."""
+        parts = tf.nest.flatten(gradient, expand_composites=True)  # that of ``tf.gather`` has three
+        if here is None or all(getattr(part, "backing_device", here) == here for part in parts):
+            return gradient
+        with tf.device(here):
+            return tf.nest.map_structure(copy, gradient, expand_composites=True)
+
+    return tf.custom_gradient(lambda x: (copy(x), back))(x)
 
 
 def _copied(x: tf.Tensor) -> tf.Tensor:
@@ -38,11 +60,6 @@ def _copied(x: tf.Tensor) -> tf.Tensor:
         return tf.raw_ops.DeepCopy(x=x)
     flat = tf.reshape(x, [-1])  # float8
     return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
-
-
-@tf.custom_gradient
-def _differentiable(x: tf.Tensor) -> Any:
-    return _copied(x), lambda gradient: gradient
 
 
 def address_of(x: Any) -> int:

@@ -149,7 +149,7 @@ class Operands:
         """As ``home_of``, of inputs in one flat list; also of a call of a function."""
         inputs = self._definitions[operation]
         if inputs is None or sum(inputs.several) > 1:
-            return self._agreed(operation, [(f"operand_{i}", x) for i, x in enumerate(values)])
+            return self._agreed(operation, [(_name(i, x), x) for i, x in enumerate(values)])
         if not any(inputs.several):
             return self.home_of(operation, values)
         left, length = iter(values), len(values) - len(inputs.names) + 1
@@ -176,8 +176,9 @@ class Operands:
             title_of(operation),
             [(name, self._backend.device(there)) for name, there in places if there is not None],
         )
-        # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with.
-        vars(error)["_keras_call_info_injected"] = True
+        # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with, and
+        # AutoGraph an error of its own, to add a line of the user's.
+        vars(error).update(_keras_call_info_injected=True, ag_pass_through=True)
         raise error
 
     def place_of(self, value: Any) -> str | None:
@@ -206,6 +207,12 @@ class Operands:
         else:
             rank = value._rank()
         return None if there == HOST and not rank else there
+
+
+def _name(index: int, value: Any) -> str:
+    """What an input of a function is called: a variable by its name."""
+    name = getattr(value, "_name", None)  # of a variable's handle
+    return name.partition(":")[0] if isinstance(name, str) else f"operand_{index}"
 
 
 def title_of(operation: str) -> str:

@@ -3,7 +3,7 @@
 TensorFlow copies what is elsewhere without a word, and runs an operation on its default device
 unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
 operations, and the calls of its functions, go through three functions of one module, as attributes
-of it; they are what is replaced while a block is in force.
+of it; they are what is replaced while a block is in force, and what makes tensors of arrays.
 
 - An operation whose operands agree runs where they are, also in ``backend.on``, which says where
   tensors are made. A ``tf.device`` around it is the user's word on where it runs; operands of
@@ -23,10 +23,14 @@ of it; they are what is replaced while a block is in force.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
+import numpy as np
+import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager.context import context
+from tensorflow.python.framework import constant_op
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.interface import Backend
@@ -43,18 +47,19 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
     """Replace what all eager operations go through; returns what puts it back."""
     operands = Operands(backend)
     in_force = backend._strictness.in_force
-    replacing = (
-        ("TFE_Py_FastPathExecute", _refusing),
-        ("TFE_Py_Execute", _refusing_flat),
-        ("TFE_Py_ExecuteCancelable", _refusing_flat),
+    replacing: tuple[tuple[Any, str, Callable[..., _Function]], ...] = (
+        (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
+        (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
+        (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
+        (constant_op, "convert_to_eager_tensor", _converting),
     )
-    replaced = {name: getattr(pywrap_tfe, name) for name, _ in replacing}
-    for name, make in replacing:
-        setattr(pywrap_tfe, name, make(in_force, operands, replaced[name]))
+    replaced = [(owner, name, getattr(owner, name)) for owner, name, _ in replacing]
+    for owner, name, make in replacing:
+        setattr(owner, name, make(in_force, operands, getattr(owner, name)))
 
     def restore() -> None:
-        for name, function in replaced.items():
-            setattr(pywrap_tfe, name, function)
+        for owner, name, function in replaced:
+            setattr(owner, name, function)
 
     return restore
 
@@ -123,6 +128,21 @@ def _refusing_flat(in_force: _Function, operands: Operands, function: _Function)
     return run
 
 
+def _converting(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+    """For the tensors that TensorFlow and Keras make of NumPy arrays that they are given."""
+
+    def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
+        # Axes and shapes are int32, and may be anywhere.
+        if isinstance(value, np.ndarray) and dtype is not tf.int32 and in_force():
+            home = None if ctx.device_name else Call(operands.place_of).home()
+            if home is not None:
+                with tf.device(home):
+                    return function(value, ctx, dtype)
+        return function(value, ctx, dtype)
+
+    return convert
+
+
 def _runs_there(ctx: Any, operation: str, home: str, outer: str, specification: Any) -> bool:
     """Whether an operation runs on its operands' device by itself, or elsewhere by the user's word.
 
@@ -135,5 +155,11 @@ def _runs_there(ctx: Any, operation: str, home: str, outer: str, specification: 
     """
     if outer:
         return home == outer or operation == _IDENTITY or not is_default_only(specification)
+    return home == _default_of(ctx)
+
+
+@lru_cache(1)
+def _default_of(ctx: Any) -> str:
+    """Where TensorFlow, which has started, runs an operation that is in no scope."""
     devices: list[str] = ctx._context_devices
-    return home == next((name for name in devices if "GPU" in name), devices[0])
+    return next((name for name in devices if "GPU" in name), devices[0])

@@ -54,6 +54,17 @@ def test_gradients_flow_to_a_variable(tensorflow_backend, transfer):
     assert tape.gradient(y, variable).numpy().tolist() == [2, 4]
 
 
+@pytest.mark.parametrize("taken", [tf.identity, lambda x: tf.gather(x, [1])], ids=["all", "sparse"])
+def test_a_gradient_is_where_the_tensor_is_that_was_moved(tensorflow_backend, taken):
+    x = tf.Variable([1.0, 2.0])
+    with tensorflow_backend.strict():
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(taken(tensorflow_backend.to(x, "gpu:1")))
+        gradient = tape.gradient(y, x)
+    assert tensorflow_backend.device_of(y) is gpu(1)
+    assert tensorflow_backend.device_of(tf.convert_to_tensor(gradient)) is cpu()
+
+
 def test_second_gradients_flow_through_a_copy(tensorflow_backend, transfer):
     x = tf.constant(3.0)
     with tf.GradientTape() as outer:
