@@ -200,9 +200,9 @@ for device in d2l.try_all_gpus():
     x, y = d2l.to(batch, device)
     with d2l.strict():
         loss, _ = learner.step((x,), y)
-    places = d2l.placement(learner.parts).values()
+    found = d2l.placement(learner.parts)
     loss = float(d2l.to_numpy(loss))
-    print(f"{loss:.3f} on", *set(places))
+    print(f"{loss:.3f} on", *set(found.values()))
 
 # %% [markdown]
 # A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. Nothing between them has to know where it runs.
