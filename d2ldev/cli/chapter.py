@@ -202,7 +202,7 @@ for device in d2l.try_all_gpus():
         loss, _ = learner.step((x,), y)
     found = d2l.placement(learner.parts)
     loss = float(d2l.to_numpy(loss))
-    print(f"{loss:.3f} on", *set(found.values()))
+    print(f"{loss:.3f}", *set(found.values()))
 
 # %% [markdown]
 # A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. Nothing between them has to know where it runs.
