@@ -9,9 +9,15 @@ where its bytes are. No operands are:
   ``jnp.float32(3)``, the count of steps in an optimizer's state, ``jax.random.key(0)``. A number
   that d2ldev made is committed, and JAX refuses it elsewhere;
 - what JAX, Flax or Optax make in the course of a function that was given arrays of one device
-  (``provenance.py``). Such calls are not left to C++;
+  (``provenance.py``). C++ is not left such calls: eager ``x.at[0].set(1.0)`` and ``x[indices]`` of
+  NumPy's take up to twice their time where ``x`` is not on the default device;
 - arrays that are spread over several devices, and what ``jax.jit`` was told to take to a place by
   ``in_shardings``.
+
+Two arrays look like the user's and are JAX's: NumPy's that ``jnp.concatenate``, ``stack``,
+``array_equal``, ``union1d`` or ``isin`` has made an array of by itself, and what
+``jnp.zeros_like(x)`` is in a function that ``jax.grad`` runs without ``jit``, on the default device
+and not where ``x`` is. They raise; ``with backend.on(device):`` makes them where they belong.
 
 An array that a jitted function closes over is an operand. A function that was compiled ahead of
 time (``jax.jit(f).lower(...).compile()``) has its device already; what is given to it is moved

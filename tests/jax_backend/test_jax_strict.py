@@ -178,6 +178,20 @@ def test_what_jax_mixes_by_itself_is_not_refused(backend, x, name):
         assert all(np.array_equal(a, b) and a.devices() == b.devices() for a, b in pairs)
 
 
+JAXS_OWN = {
+    "NumPy's": lambda x: jnp.concatenate([x, VALUES]),
+    "zeros_like": jax.grad(lambda x: ((x + jnp.zeros_like(x)) ** 2).sum()),
+}
+
+
+@pytest.mark.parametrize("name", JAXS_OWN)
+def test_what_looks_like_the_user_s_is_made_there_in_the_device_s_scope(backend, x, name):
+    with backend.strict(), pytest.raises(DeviceMismatchError):
+        JAXS_OWN[name](x)
+    with backend.strict(), backend.on("gpu:1"):
+        assert backend.device_of(JAXS_OWN[name](x)) is gpu(1)
+
+
 def test_what_jit_was_told_to_take_to_a_place_may_be_elsewhere(backend, x, free):
     there = jax.sharding.SingleDeviceSharding(x.device)
     with backend.strict():
