@@ -81,10 +81,6 @@ def test_asking_does_not_wait_for_long(backend, work, monkeypatch):
     assert not results[-1].is_ready()
 
 
-def test_jax_cannot_say_the_cpu_s_memory(backend):
-    assert backend.memory("cpu") == Memory(None, None, None)
-
-
 def test_what_jax_says_of_a_device_s_memory_is_passed_on(backend, monkeypatch):
     class Native:
         def memory_stats(self):
