@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from itertools import islice
 from types import FrameType
 from typing import Any
@@ -114,4 +115,5 @@ def _state_of(arguments: Iterable[Any]) -> Iterator[Any]:
         holders += (keras.Layer, keras.Optimizer, keras.Metric)
     for value in arguments:
         if isinstance(value, holders):
-            yield from value.variables
+            with suppress(AttributeError):  # in its own ``__init__`` it is not complete
+                yield from list(value.variables)

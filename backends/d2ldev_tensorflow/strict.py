@@ -132,8 +132,9 @@ def _converting(in_force: _Function, operands: Operands, function: _Function) ->
     """For the tensors that TensorFlow and Keras make of NumPy arrays that they are given."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
-        # Axes and shapes are int32, and may be anywhere.
-        if isinstance(value, np.ndarray) and dtype is not tf.int32 and in_force():
+        # TensorFlow's own are axes, which may be anywhere.
+        is_given = isinstance(value, np.ndarray) and (dtype is not None or value.dtype != np.int32)
+        if is_given and in_force():
             home = None if ctx.device_name else Call(operands.place_of).home()
             if home is not None:
                 with tf.device(home):
