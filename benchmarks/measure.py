@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
 from timeit import Timer
@@ -31,6 +32,10 @@ print([between - start, time.perf_counter() - between])
 """
 
 
+def _nothing() -> None:
+    """What is waited for where nothing is queued."""
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Our statement against theirs.
@@ -42,6 +47,8 @@ class Comparison:
         aim: the ratio of their times that ours should not exceed; None for information.
         names: what both statements use.
         note: why a statement cannot run, or what to know about the row.
+        within: the context in which ours is measured.
+        finish: called at the end of each sample, such as what waits for the device.
     """
 
     name: str
@@ -50,6 +57,8 @@ class Comparison:
     aim: float | None
     names: Mapping[str, Any] = field(default_factory=dict)
     note: str = ""
+    within: Callable[[], AbstractContextManager[Any]] = nullcontext
+    finish: Callable[[], object] = _nothing
 
 
 @dataclass(frozen=True)
@@ -132,9 +141,9 @@ def measure(row: Row) -> Result:
         return _result(row, ours, theirs, ours / theirs, "of theirs")
     if not row.theirs:
         return _result(row, None, None, None, "ratio")
-    ours, theirs = _interleaved(
-        _sampler(row.ours, row.names), _sampler(row.theirs, row.names), _ROUNDS
-    )
+    ours_in_context = _sampler(row.ours, row.names, row.within, row.finish)
+    plain = _sampler(row.theirs, row.names, nullcontext, row.finish)
+    ours, theirs = _interleaved(ours_in_context, plain, _ROUNDS)
     return _result(row, ours, theirs, ours / theirs, "ratio")
 
 
@@ -156,13 +165,26 @@ def _interleaved(
     return median(samples[0]), median(samples[1])
 
 
-def _sampler(statement: str, names: Mapping[str, Any]) -> Callable[[], float]:
+def _sampler(
+    statement: str,
+    names: Mapping[str, Any],
+    within: Callable[[], AbstractContextManager[Any]],
+    finish: Callable[[], object],
+) -> Callable[[], float]:
     """A function that gives the seconds of one execution, from as many as make a sample."""
     timer = Timer(statement, globals=dict(names))
+
+    def sample(number: int) -> float:
+        with within():
+            start = time.perf_counter()
+            timer.timeit(number)
+            finish()
+            return time.perf_counter() - start
+
     number = 1
-    while timer.timeit(number) < _SECONDS_PER_SAMPLE:
+    while sample(number) < _SECONDS_PER_SAMPLE:
         number *= 2
-    return lambda: timer.timeit(number) / number
+    return lambda: sample(number) / number
 
 
 def _process(program: str) -> tuple[float, str]:

@@ -63,6 +63,7 @@ def torch_rows() -> Iterator[Row]:
         yield row("to, a batch that is there", "to(batch, device)", theirs, 0.4, accelerate)
         yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
 
+    yield from _strict_rows(1.05)
     yield _first_use("torch", "import torch; torch.ones(2, 3)")
 
 
@@ -99,6 +100,7 @@ def jax_rows() -> Iterator[Row]:
         "import jax; d = jax.devices('cpu')[0]; s = jax.sharding.SingleDeviceSharding(d)\n"
         "with jax.default_device(d): jax.lax.full((2, 3), 1.0, 'float32', sharding=s)"
     )
+    yield from _strict_rows(1.05)
     yield _first_use("jax", theirs)
 
 
@@ -139,6 +141,7 @@ def tensorflow_rows() -> Iterator[Row]:
         ones="ones(native)",
         place="by_hand(twin, next(natives))",
     )
+    yield from _strict_rows(1.5)
     yield _first_use("tensorflow", "import tensorflow as tf; tf.ones((2, 3))")
 
 
@@ -171,6 +174,7 @@ def mxnet_rows() -> Iterator[Row]:
     theirs = (
         "import numpy; numpy.bool = bool; import mxnet as mx; mx.np.ones((2, 3)).wait_to_read()"
     )
+    yield from _strict_rows(1.5)
     yield _first_use("mxnet", theirs)
 
 
@@ -210,6 +214,34 @@ def _rows(
     yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.10, names)
     ours = "backend.place(model, next(devices))"
     yield Comparison(f"place, {_LAYERS} layers that move", ours, place, 1.10, names)
+
+
+def _strict_rows(aim: float) -> Iterator[Row]:
+    """What an operation of small tensors costs inside ``strict()``, against outside of it."""
+    import d2ldev
+
+    backend = d2ldev.backend
+    names = {
+        "x": backend.ones((8, 8)),
+        "y": backend.ones((8, 8)),
+        "net": backend.mlp([8, 8]),
+        "learner": backend.learner(backend.mlp([8, 8])),
+    }
+    for name, statement in {
+        "add": "x + y",
+        "matmul": "x @ y",
+        "a dense layer": "net(x)",
+        "a training step": "learner.step((x,), y)",
+    }.items():
+        yield Comparison(
+            f"strict: {name}",
+            statement,
+            statement,
+            aim,
+            names,
+            within=backend.strict,
+            finish=backend.synchronize,
+        )
 
 
 def _first_use(name: str, theirs: str) -> Addition:
