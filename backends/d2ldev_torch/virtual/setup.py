@@ -51,7 +51,9 @@ def set_up(number: int) -> None:
 def _name_the_device() -> None:
     taken = torch._C._get_privateuse1_backend_name()
     try:
-        backend_registration._setup_privateuseone_for_python_backend(NAME, make_module())
+        backend_registration._setup_privateuseone_for_python_backend(
+            NAME, make_module(), device_guard=engine.DeviceGuard()
+        )
     except RuntimeError as error:
         raise DeviceUnavailableError(
             "make virtual GPUs",
