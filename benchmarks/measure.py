@@ -181,6 +181,7 @@ def _sampler(
             finish()
             return time.perf_counter() - start
 
+    sample(3)  # what the first times do, such as compiling, is not what is counted
     number = 1
     while sample(number) < _SECONDS_PER_SAMPLE:
         number *= 2
