@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import tensorflow as tf
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
+from d2ldev.placing import Inventory
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -22,25 +24,37 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": MOMENTUM}),
     "adam": ("Adam", {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}),
-    "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON}),
+    # Keras adds it below the root.
+    "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
-    return tf.reduce_mean((prediction - y) ** 2)
+    prediction = _wide(prediction)
+    return tf.reduce_mean((prediction - tf.cast(y, prediction.dtype)) ** 2)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    if y.dtype not in (tf.int32, tf.int64):
+        y = tf.cast(y, tf.int64)
     return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=prediction)
+        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=_wide(prediction))
     )
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
 
 
+def _wide(prediction: Tensor) -> Tensor:
+    """A mean over a batch needs more digits than bfloat16 and float16 have."""
+    return tf.cast(prediction, tf.float32) if prediction.dtype.size < 4 else prediction
+
+
 class TensorFlowLearner(Learner):
-    """A Keras model or a ``tf.Module`` that a Keras optimizer trains."""
+    """A Keras model or a ``tf.Module`` that a Keras optimizer trains.
+
+    A model that has no variables yet, as Keras allows, gets them from the first batch.
+    """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
         super().__init__(backend, model, settings)
@@ -52,82 +66,172 @@ class TensorFlowLearner(Learner):
                 "it is neither a Keras model nor a tf.Module",
                 "keras.Sequential([...])",
             )
-        # Only Keras' layers are told that they are trained.
-        is_layer = isinstance(model, keras.Layer)
-        self._in_training, self._in_use = (
-            ({"training": True}, {"training": False}) if is_layer else ({}, {})
-        )
         self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
-        self._device = next(iter(backend.placement(model).values()))
-        with backend.on(self._device):
-            self.replace({"model": model, "optimizer": self._made(model, settings)})
-
-    def _made(self, model: Any, settings: Settings) -> Any:
-        import keras
-
-        optimizer = settings.optimizer
-        if isinstance(optimizer, str):
-            name, options = _OPTIMIZERS[optimizer]
-            optimizer = getattr(keras.optimizers, name)(settings.lr, **options)
-        if not isinstance(optimizer, keras.optimizers.Optimizer):
-            raise UnsupportedValueError(
-                f"train with the optimizer {describe(optimizer)}",
-                "it is no keras.optimizers.Optimizer",
-                "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
-            )
-        if not optimizer.built:
-            optimizer.build(model.trainable_variables)
-        return self.backend.place(optimizer, self._device)
+        self.replace({"model": model, "optimizer": _made(settings)})
 
     @property
     def parts(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
     def replace(self, parts: dict[str, Any]) -> None:
+        import keras
+
         self._model, self._optimizer = parts["model"], parts["optimizer"]
-        self._device = next(iter(self.backend.placement(self._model).values()))
+        # A functional model takes several inputs as one list: what follows is ``training``.
+        is_functional = isinstance(self._model, keras.Model) and hasattr(self._model, "inputs")
+        self._takes_list = is_functional and len(self._model.inputs or ()) > 1
+        self._is_layer = isinstance(self._model, keras.Layer)
+        takes_training = self._is_layer or _takes_training(self._model)
+        self._in_training = {"training": True} if takes_training else {}
+        self._in_use = {"training": False} if takes_training else {}
+        self._is_ready = False
+        if self._model.built if self._is_layer else self._model.variables:
+            self._make_ready()
+
+    def _make_ready(self) -> None:
+        """Build the optimizer, where the model is, and the functions."""
+        self._is_ready = True
+        self._device = next(iter(self.backend.placement(self._model).values()), None)
         self._variables = list(self._model.trainable_variables)
+        if not self._variables:
+            raise UnsupportedValueError(
+                f"train {describe(self._model)}",
+                "it has no trainable variables",
+                "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
+            )
+        if not self._optimizer.built:
+            with self.backend.on(self._device):
+                self._optimizer.build(self._variables)
+        self.backend.place(self._optimizer, self._device)
         # Traced anew: a function that was traced holds the devices that it was traced on.
         self._step, self._evaluate = tf.function(self._train), tf.function(self._predict)
 
+    def _build(self, inputs: tuple[Any, ...]) -> None:
+        """Have the model make its variables, on the device of the batch."""
+        device = self.backend.device_of(tf.nest.flatten(inputs)[0])
+        with self.backend.on(device):
+            self._call(inputs, self._in_use)
+        self._make_ready()
+
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if not self._is_ready:
+            self._build(inputs)
         loss, prediction = self._step(inputs, y)
         return loss, prediction
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if not self._is_ready:
+            self._build(inputs)
         loss, prediction = self._evaluate(inputs, y)
         return loss, prediction
 
     def _train(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with tf.device(self.backend.native(self._device)):
             with tf.GradientTape() as tape:
-                prediction = self._model(*inputs, **self._in_training)
-                loss = self._loss(prediction, y)
-            gradients = tape.gradient(loss, self._variables)
+                prediction = self._call(inputs, self._in_training)
+                loss = self._whole_loss(prediction, y)
+                # Times 1 but in an optimizer that works around the range of float16.
+                scaled = self._optimizer.scale_loss(loss)
+            gradients = tape.gradient(scaled, self._variables)
             if self.settings.gradient_clip_val:
-                gradients, _ = tf.clip_by_global_norm(gradients, self.settings.gradient_clip_val)
+                gradients = self._clipped(gradients)
             self._optimizer.apply(gradients, self._variables)
             return loss, prediction
 
     def _predict(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with tf.device(self.backend.native(self._device)):
-            prediction = self._model(*inputs, **self._in_use)
-            return self._loss(prediction, y), prediction
+            prediction = self._call(inputs, self._in_use)
+            return self._whole_loss(prediction, y), prediction
+
+    def _call(self, inputs: tuple[Any, ...], mode: dict[str, bool]) -> Any:
+        if self._takes_list:
+            return self._model(list(inputs), **mode)
+        return self._model(*inputs, **mode)
+
+    def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
+        """The loss with what the layers add to it, such as regularization, as Keras' ``fit``."""
+        loss = self._loss(prediction, y)
+        added = self._model.losses if self._is_layer else []
+        return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
+
+    def _clipped(self, gradients: list[Any]) -> list[Any]:
+        """The gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
+        # That of an embedding has a row for each use: its norm is not that of their sums.
+        dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+        squares = [tf.reduce_sum(tf.cast(g, tf.float32) ** 2) for g in dense if g is not None]
+        norm = tf.sqrt(tf.add_n(squares)) / self._optimizer.scale_loss(tf.ones(()))
+        factor = tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
+        return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
 
     def state(self) -> dict[str, Any]:
         return {
-            "model": [tf.convert_to_tensor(v) for v in self._model.variables],
-            "optimizer": [tf.convert_to_tensor(v) for v in self._optimizer.variables],
+            part: [tf.convert_to_tensor(variable) for variable in variables]
+            for part, variables in self._all_variables().items()
+        }
+
+    def _all_variables(self) -> dict[str, list[tf.Variable]]:
+        """All that a step may change: also the state of BatchNorm and of random generators."""
+        return {
+            part: [x for x in _unique(self.backend, obj) if isinstance(x, tf.Variable)]
+            for part, obj in self.parts.items()
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        saved = [*state["model"], *state["optimizer"]]
-        variables = [*self._model.variables, *self._optimizer.variables]
-        if [tuple(x.shape) for x in saved] != [tuple(v.shape) for v in variables]:
-            raise CheckpointError(
-                "restore a training state",
-                "it is of another model or optimizer",
-                "resume with the model and the optimizer that the run began with",
-            )
-        for variable, value in zip(variables, saved, strict=True):
-            variable.assign(value)
+        if not self._is_ready:
+            raise _refusal("the model has no variables before its first batch", "net.build(shape)")
+        variables = self._all_variables()
+        for part in variables:
+            _check(part, variables[part], state)
+        values = {
+            part: [self.backend.asarray(x, device=self._device) for x in state[part]]
+            for part in variables
+        }
+        with self.backend.on(self._device):
+            for part in variables:
+                for variable, value in zip(variables[part], values[part], strict=True):
+                    variable.assign(value)
+
+
+def _made(settings: Settings) -> Any:
+    import keras
+
+    optimizer = settings.optimizer
+    if isinstance(optimizer, str):
+        name, options = _OPTIMIZERS[optimizer]
+        optimizer = getattr(keras.optimizers, name)(settings.lr, **options)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UnsupportedValueError(
+            f"train with the optimizer {describe(optimizer)}",
+            "it is no keras.optimizers.Optimizer",
+            "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
+        )
+    return optimizer
+
+
+def _takes_training(module: tf.Module) -> bool:
+    """Whether a module is told, as Keras' layers are, that it is trained."""
+    return "training" in inspect.signature(module).parameters
+
+
+def _unique(backend: Backend, obj: Any) -> list[Any]:
+    entries = Inventory(backend, obj, "read a training state").entries
+    return list({id(entry.tensor): entry.tensor for entry in entries}.values())
+
+
+def _check(part: str, variables: list[tf.Variable], state: Any) -> None:
+    saved = state.get(part) if isinstance(state, Mapping) else None
+    if not isinstance(saved, (list, tuple)) or len(saved) != len(variables):
+        problem = f"its {part} is no list of {len(variables)} tensors"
+        raise _refusal(problem)
+    for i, (x, variable) in enumerate(zip(saved, variables, strict=True)):
+        expected = tuple(variable.shape), variable.dtype.name
+        dtype = getattr(x, "dtype", type(x))
+        found = tuple(getattr(x, "shape", ())), getattr(dtype, "name", str(dtype))
+        if found != expected:
+            raise _refusal(f"tensor {i} of its {part} is {found}, and {expected} is expected")
+
+
+def _refusal(
+    problem: str, fix: str = "resume with the model and the optimizer that the run began with"
+) -> CheckpointError:
+    return CheckpointError("restore a training state", problem, fix)
