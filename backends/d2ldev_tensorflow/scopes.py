@@ -48,25 +48,22 @@ class DefaultDevice:
 
     def __init__(self, native: str) -> None:
         self._native = native
-        self._scope: Any = None
-        self._before: tuple[str, Any] = ("", None)
+        self._scope = tf.device(native)
+        # What ``tf.device`` has set, of which nobody else's is told apart.
+        self._theirs: Any = None
 
     def __enter__(self) -> None:
-        current = context()
-        if not tf.executing_eagerly():
-            self._scope = tf.device(self._native)
-            self._scope.__enter__()
-            return
-        current.ensure_initialized()
-        self._before = current.device_name, current.device_spec
-        specification = _specifications[self._native]
-        current._set_device(specification.to_string(), specification)
+        self._scope.__enter__()
+        if tf.executing_eagerly():
+            current = context()
+            self._theirs = current.device_spec
+            current._set_device(current.device_name, _specifications[self._native])
 
     def __exit__(self, *error: object) -> None:
-        if self._scope is not None:
-            self._scope.__exit__(*error)
-        else:
-            context()._set_device(*self._before)
+        current = context()
+        if self._theirs is not None and current.device_spec is _specifications[self._native]:
+            current._set_device(current.device_name, self._theirs)
+        self._scope.__exit__(*error)
 
 
 def is_default_only(specification: Any) -> bool:
