@@ -18,9 +18,15 @@ from d2ldev.training.learner import (
     Settings,
 )
 
+
+def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    # Labels of the other integer dtypes, which NumPy data has, are refused by torch.
+    return torch.nn.functional.cross_entropy(prediction, y.long())
+
+
 _LOSSES: dict[str, Callable[..., Tensor]] = {
     "mse": torch.nn.functional.mse_loss,
-    "cross_entropy": torch.nn.functional.cross_entropy,
+    "cross_entropy": _cross_entropy,
 }
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

@@ -49,9 +49,13 @@ def backend(pytestconfig: pytest.Config) -> Backend:
     backend = backend_under_test(pytestconfig)
     for make in backend.samples().values():
         make(backend.cpu())
-    learner = backend.learner(backend.mlp([1, 1]))
-    for teach in (learner.step, learner.evaluate):
-        teach((backend.ones((1, 1)),), backend.ones((1, 1)))
+    for loss, y in (
+        ("mse", backend.ones((1, 1))),
+        ("cross_entropy", backend.zeros(1, dtype="int32")),
+    ):
+        learner = backend.learner(backend.mlp([1, 1]), loss=loss, gradient_clip_val=1)
+        for teach in (learner.step, learner.evaluate):
+            teach((backend.ones((1, 1)),), y)
     return backend
 
 
