@@ -100,7 +100,7 @@ class JaxLearner(Learner):
                 "put parameters of your own into an nnx.Module, as nnx.Param",
             )
         self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
-        self._compiled: dict[Any, tuple[Callable[..., Any], Callable[..., Any]]] = {}
+        self._splits: tuple[_Split, ...] = ()
         self.replace({"model": model, "optimizer": self._made(model, settings)})
 
     def _made(self, model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
@@ -120,8 +120,9 @@ class JaxLearner(Learner):
     @property
     def parts(self) -> dict[str, Any]:
         if not self._lent:
-            self._model_split.put(self._model, self._model_arrays)
-            self._optimizer_split.put(self._optimizer, self._optimizer_arrays)
+            model_split, optimizer_split = self._splits
+            model_split.put(self._model, self._model_arrays)
+            optimizer_split.put(self._optimizer, self._optimizer_arrays)
             self._lent = True
         return {"model": self._model, "optimizer": self._optimizer}
 
@@ -143,17 +144,16 @@ class JaxLearner(Learner):
         """Take the arrays from the model and the optimizer."""
         if nnx.state(self._model, nnx.Intermediate):
             nnx.pop(self._model, nnx.Intermediate)
-        self._model_split, model_arrays = _split(self._model)
-        self._optimizer_split, optimizer_arrays = _split(self._optimizer)
+        model_split, model_arrays = _split(self._model)
+        optimizer_split, optimizer_arrays = _split(self._optimizer)
         self._model_arrays = self._settled(model_arrays)
         self._optimizer_arrays = self._settled(optimizer_arrays)
-        split = self._model_split, self._optimizer_split
-        if split not in self._compiled:
-            self._compiled[split] = (
-                jax.jit(_make_step(*split, self._loss, self.settings)),
-                jax.jit(_make_evaluation(self._model_split, self._loss)),
+        if self._splits != (model_split, optimizer_split):
+            self._splits = model_split, optimizer_split
+            self._step = jax.jit(
+                _make_step(model_split, optimizer_split, self._loss, self.settings)
             )
-        self._step, self._evaluate = self._compiled[split]
+            self._evaluate = jax.jit(_make_evaluation(model_split, self._loss))
         self._lent = False
 
     def _settled(self, leaves: list[Any]) -> list[Tensor]:
@@ -186,9 +186,10 @@ class JaxLearner(Learner):
     def state(self) -> dict[str, Any]:
         if self._lent:
             self._take()
+        model_split, optimizer_split = self._splits
         return {
-            "model": arrays_of(self._model_split.names, self._model_arrays),
-            "optimizer": arrays_of(self._optimizer_split.names, self._optimizer_arrays),
+            "model": arrays_of(model_split.names, self._model_arrays),
+            "optimizer": arrays_of(optimizer_split.names, self._optimizer_arrays),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:

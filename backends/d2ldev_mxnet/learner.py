@@ -21,7 +21,8 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {}),
     "momentum": ("sgd", {"momentum": MOMENTUM}),
     "adam": ("adam", {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}),
-    "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON}),
+    # MXNet adds it below the root.
+    "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
 }
 
 

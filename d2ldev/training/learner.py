@@ -26,8 +26,8 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
-# The frameworks do not agree on where it is added, below the root or beside it: with so little it
-# cannot be told from the rounding.
+# Added beside the root; a framework that adds below it is given the square. So a gradient of 0 is
+# divided by the same number, and what is larger cannot be told apart but by the rounding.
 ADAGRAD_EPSILON = 1e-10
 
 
