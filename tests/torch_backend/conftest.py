@@ -16,6 +16,14 @@ def _compiler_s_folder(tmp_path_factory):
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def _no_virtual_gpus_by_name():
+    """The handle's backend is the hardware's; ``virtual`` is made past the registry."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("D2LDEV_VIRTUAL_GPUS", raising=False)
+        yield
+
+
 @pytest.fixture(scope="session")
 def torch_backend():
     return d2ldev.get_backend("torch")
