@@ -48,7 +48,10 @@ def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
         if here is None or all(getattr(part, "backing_device", here) == here for part in parts):
             return gradient
         with tf.device(here):
-            return tf.nest.map_structure(copy, gradient, expand_composites=True)
+            # Itself recorded, for second gradients.
+            return tf.nest.map_structure(
+                lambda part: _recorded(copy, part), gradient, expand_composites=True
+            )
 
     return tf.custom_gradient(lambda x: (copy(x), back))(x)
 

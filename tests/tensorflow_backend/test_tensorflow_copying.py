@@ -1,5 +1,7 @@
 """``to`` and ``copy`` of TensorFlow's tensors: new memory, gradients, tensors of several parts."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -65,9 +67,12 @@ def test_a_gradient_is_where_the_tensor_is_that_was_moved(tensorflow_backend, ta
     assert tensorflow_backend.device_of(tf.convert_to_tensor(gradient)) is cpu()
 
 
-def test_second_gradients_flow_through_a_copy(tensorflow_backend, transfer):
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_second_gradients_flow_through_a_copy(tensorflow_backend, transfer, is_strict):
     x = tf.constant(3.0)
-    with tf.GradientTape() as outer:
+    # Where the gradient is computed elsewhere than on the default device, it is moved back.
+    strictness = tensorflow_backend.strict() if is_strict else nullcontext()
+    with strictness, tf.GradientTape() as outer:
         outer.watch(x)
         with tf.GradientTape() as inner:
             inner.watch(x)
