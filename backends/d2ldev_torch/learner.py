@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
+from d2ldev.containers import rebuild
+from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
+from d2ldev.kinds import TENSOR, Kind
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -17,27 +21,46 @@ from d2ldev.training.learner import (
     Learner,
     Settings,
 )
+from d2ldev_torch import training_state
+from d2ldev_torch.modes import Modes
 
-
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
-    # Labels of the other integer dtypes, which NumPy data has, are refused by torch.
-    return torch.nn.functional.cross_entropy(prediction, y.long())
-
-
-_LOSSES: dict[str, Callable[..., Tensor]] = {
-    "mse": torch.nn.functional.mse_loss,
-    "cross_entropy": _cross_entropy,
-}
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=MOMENTUM),
     "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, BETAS, ADAM_EPSILON),
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
+_NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32)
+
+
+def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    if prediction.shape != y.shape:  # torch would subtract each from each
+        raise UnsupportedValueError(
+            "take the squared errors of a prediction",
+            f"it is of shape {tuple(prediction.shape)}, and y of shape {tuple(y.shape)}",
+            "y.reshape(prediction.shape), or a loss of your own",
+        )
+    return torch.nn.functional.mse_loss(prediction, y)
+
+
+def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    # torch wants labels of 64 bits; other frameworks make them with 32.
+    return torch.nn.functional.cross_entropy(
+        prediction, y.long() if y.dtype in _NARROW_INTEGERS else y
+    )
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
 
 
 class TorchLearner(Learner):
-    """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains."""
+    """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains.
+
+    The optimizer of a model with lazy modules is made in the first step, when they have shapes.
+    The model is in training mode in ``step`` (but for modules in it that are frozen by
+    ``eval()``), in evaluation mode in ``evaluate``, and, after ``parts``, in the mode in which it
+    was handed over.
+    """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
         super().__init__(backend, model, settings)
@@ -47,67 +70,148 @@ class TorchLearner(Learner):
                 "it is no torch.nn.Module",
                 "put the parameters into a torch.nn.Module",
             )
-        self._model = model
-        self._parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = self._made(settings)
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UnsupportedValueError(
+                f"train the {type(model).__name__}",
+                "it has no parameter with requires_grad",
+                "model.requires_grad_(True)",
+            )
         self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
+        self._optimizer: torch.optim.Optimizer | None = None
+        is_lazy = any(torch.nn.parameter.is_lazy(p) for p in model.parameters())
+        self._model, self._modes = model, Modes(model)
+        if not (is_lazy and isinstance(settings.optimizer, str)):
+            self._use(self._made(settings))
 
     def _made(self, settings: Settings) -> torch.optim.Optimizer:
-        optimizer = settings.optimizer
+        optimizer, parameters = settings.optimizer, list(self._model.parameters())
         if isinstance(optimizer, str):
-            return _OPTIMIZERS[optimizer](self._parameters, lr=settings.lr)
-        if isinstance(optimizer, torch.optim.Optimizer):
-            device = next(iter(self.backend.placement(self._model).values()))
-            placed: torch.optim.Optimizer = self.backend.place(optimizer, device)
-            return placed
-        raise UnsupportedValueError(
-            f"train with the optimizer {describe(optimizer)}",
-            "it is no torch.optim.Optimizer",
-            "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
-        )
+            # All of them: a frozen one has no gradient, and may be thawed later.
+            return _OPTIMIZERS[optimizer](parameters, lr=settings.lr)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UnsupportedValueError(
+                f"train with the optimizer {describe(optimizer)}",
+                "it is no torch.optim.Optimizer",
+                "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
+            )
+        known = {id(parameter) for parameter in parameters}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            raise UnsupportedValueError(
+                f"train with the optimizer {type(optimizer).__name__}",
+                f"none of its parameters is one of the {type(self._model).__name__}'s",
+                f"torch.optim.{type(optimizer).__name__}(net.parameters()), of this very net",
+            )
+        placed: torch.optim.Optimizer = self.backend.place(optimizer, self._device())
+        return placed
+
+    def _use(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        # LBFGS computes the loss several times in a step, and has no other way of stepping.
+        self._needs_closure = closure is not None and closure.default is inspect.Parameter.empty
+
+    def _device(self) -> Device:
+        return self.backend.device_of(next(self._model.parameters()))
 
     @property
     def parts(self) -> dict[str, Any]:
+        self._modes.restore()
         return {"model": self._model, "optimizer": self._optimizer}
 
     def replace(self, parts: dict[str, Any]) -> None:
-        self._model, self._optimizer = parts["model"], parts["optimizer"]
-        self._parameters = [p for p in self._model.parameters() if p.requires_grad]
+        if parts["model"] is not self._model:
+            self._model, self._modes = parts["model"], Modes(parts["model"])
+        if parts["optimizer"] is not None:
+            self._use(parts["optimizer"])
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self._model.train()
-        self._optimizer.zero_grad()
+        self._modes.train()
+        optimizer = self._optimizer
+        if optimizer is None:
+            loss, prediction = self._losses(inputs, y)
+            self._use(self._made(self.settings))
+            return self._descend(self._optimizer, loss, prediction)
+        if self._needs_closure:
+            return self._search(optimizer, inputs, y)
+        optimizer.zero_grad()
+        return self._descend(optimizer, *self._losses(inputs, y))
+
+    def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._model(*inputs)
         loss = self._loss(prediction, y)
+        if not isinstance(loss, torch.Tensor) or loss.dim():
+            found = f"of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else describe(loss)
+            raise UnsupportedValueError(
+                "take a step of training", f"the loss is {found}, and no scalar", "loss.mean()"
+            )
+        return loss, prediction
+
+    def _descend(self, optimizer: Any, loss: Tensor, prediction: Any) -> tuple[Tensor, Any]:
         loss.backward()
+        self._clip(optimizer)
+        optimizer.step()
+        return loss.detach(), self._detached(prediction)
+
+    def _search(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        first: list[Any] = []
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss, prediction = self._losses(inputs, y)
+            loss.backward()
+            self._clip(optimizer)
+            if not first:
+                first.extend((loss.detach(), self._detached(prediction)))
+            return loss
+
+        optimizer.step(closure)
+        return first[0], first[1]
+
+    def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
-            torch.nn.utils.clip_grad_norm_(self._parameters, self.settings.gradient_clip_val)
-        self._optimizer.step()
-        return loss.detach(), prediction.detach()
+            # Of what it trains, which may be less than the model has: no one zeroes the others'.
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, self.settings.gradient_clip_val)
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self._model.eval()
+        self._modes.evaluate()
         with torch.no_grad():
-            prediction = self._model(*inputs)
-            return self._loss(prediction, y), prediction
+            return self._losses(inputs, y)
 
     def state(self) -> dict[str, Any]:
-        return {
-            "model": dict(self._model.state_dict()),
-            "optimizer": self._optimizer.state_dict(),
-            "random": torch.get_rng_state(),
+        optimizer = self._optimizer
+        state = {
+            "model": training_state.state_of_model(self._model),
+            "optimizer": optimizer and training_state.state_of_optimizer(optimizer, self._model),
+            "random": training_state.random_state(self.backend.native(self._device())),
         }
+        # Training goes on in the same memory.
+        return self.backend.copy(state)  # type: ignore[no-any-return]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        before = self._model.state_dict()
-        try:
-            self._model.load_state_dict(state["model"])
-            self._optimizer.load_state_dict(state["optimizer"])
-        except (KeyError, RuntimeError, ValueError) as error:
-            self._model.load_state_dict(before)
+        if not isinstance(state, Mapping) or state.keys() != {"model", "optimizer", "random"}:
             raise CheckpointError(
                 "restore a training state",
-                f"it is of another model or optimizer: {error}",
-                "resume with the model and the optimizer that the run began with",
-            ) from error
-        torch.set_rng_state(state["random"].cpu())
+                f"{describe(state)} is none of a torch learner",
+                "restore what learner.state() returned",
+            )
+        saved = self.backend.copy({**state})
+        training_state.check_model(self._model, saved["model"])
+        if self._optimizer is not None:
+            training_state.check_optimizer(self._optimizer, self._model, saved["optimizer"])
+        training_state.load_model(self._model, saved["model"])
+        if self._optimizer is None and saved["optimizer"] is not None:
+            self._use(self._made(self.settings))
+        if self._optimizer is not None:
+            training_state.load_optimizer(self._optimizer, saved["optimizer"])
+        training_state.set_random_state(saved["random"], self.backend.native(self._device()))
+
+    def _detached(self, prediction: Any) -> Any:
+        """A prediction without what is needed to go back through it."""
+        if isinstance(prediction, torch.Tensor):
+            return prediction.detach()
+        return rebuild(prediction, self.backend.kinds, _detached_leaf, "take a step of training")
+
+
+def _detached_leaf(leaf: Any, kind: Kind, _name: str) -> Any:
+    return leaf.detach() if kind is TENSOR else leaf

@@ -1,0 +1,133 @@
+"""What the next step of a torch ``Learner`` depends on, as a nesting, and back.
+
+The model and the optimizer by their own ``state_dict``; for each of the optimizer's parameters
+its name in the model, because the state itself has only numbers; and the generators from which
+dropout draws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from d2ldev.errors import CheckpointError, describe
+from d2ldev.interface import Tensor
+
+State = Mapping[str, Any]
+
+
+def state_of_model(model: torch.nn.Module) -> dict[str, Any]:
+    """Its parameters and buffers by name; of a lazy one that has no shape yet, ``None``."""
+    return {
+        name: None if torch.nn.parameter.is_lazy(value) else value
+        for name, value in model.state_dict().items()
+    }
+
+
+def state_of_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> dict[str, Any]:
+    """Its class, the names of its parameters, and its ``state_dict``."""
+    return {
+        "class": type(optimizer).__name__,
+        "parameters": _parameter_names(optimizer, model),
+        **optimizer.state_dict(),
+    }
+
+
+def _parameter_names(optimizer: torch.optim.Optimizer, model: torch.nn.Module) -> list[Any]:
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return [[names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups]
+
+
+def check_model(model: torch.nn.Module, saved: Any) -> None:
+    """See that a state is one of this model.
+
+    Raises:
+        CheckpointError: if a name, a shape or a dtype differs.
+    """
+    current = state_of_model(model)
+    if not isinstance(saved, Mapping):
+        raise _refusal("model", f"{describe(saved)} is no dict of tensors")
+    different = sorted(current.keys() ^ saved.keys(), key=str)
+    if different:
+        raise _refusal("model", f"only one of the two has {different[0]}")
+    for name, x in current.items():
+        if x is not None and _form(x) != _form(saved[name]):
+            raise _refusal("model", f"{name} is {_form(x)}, and {_form(saved[name])} in the state")
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: Any) -> None:
+    """See that a state is one of this optimizer, of the same parameters in the same order.
+
+    Raises:
+        CheckpointError: if it is not.
+    """
+    current = state_of_optimizer(optimizer, model)
+    if not isinstance(saved, Mapping) or current.keys() != saved.keys():
+        raise _refusal("optimizer", f"{describe(saved)} is no state of one")
+    for key in ("class", "parameters"):
+        if current[key] != saved[key]:
+            raise _refusal("optimizer", f"its {key}: {current[key]}, {saved[key]} in the state")
+
+
+def load_model(model: torch.nn.Module, saved: State) -> None:
+    """Give a model a state that ``check_model`` found to be one of it.
+
+    Raises:
+        CheckpointError: if the model itself refuses it, such as one with an extra state.
+    """
+    current = model.state_dict()
+    values = {name: current[name] if x is None else x for name, x in saved.items()}
+    try:
+        model.load_state_dict(values)
+    except (RuntimeError, ValueError, TypeError, KeyError) as error:
+        raise _refusal("model", str(error)) from error
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> None:
+    """Give an optimizer a state, which it will go on changing.
+
+    The number of steps stays on the host, where torch's optimizers keep it whatever the device of
+    the parameters: ``load_state_dict`` moves all but that.
+    """
+    state = {
+        index: {
+            name: x.cpu() if name == "step" and isinstance(x, torch.Tensor) else x
+            for name, x in kept.items()
+        }
+        for index, kept in saved["state"].items()
+    }
+    optimizer.load_state_dict({"state": state, "param_groups": saved["param_groups"]})
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    """The states of the CPU's generator and of a device's own."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type != "cpu":
+        states["device"] = torch.get_device_module(device).get_rng_state(device)
+    return states
+
+
+def set_random_state(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Let the generators go on from what ``random_state`` returned.
+
+    One of a run that began on the CPU has none for a GPU, and is continued as far as it goes.
+    """
+    torch.set_rng_state(states["cpu"].cpu())
+    if device.type != "cpu" and "device" in states:
+        torch.get_device_module(device).set_rng_state(states["device"].cpu(), device)
+
+
+def _form(x: Any) -> str:
+    if isinstance(x, torch.Tensor):
+        return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
+    return describe(x)
+
+
+def _refusal(part: str, problem: str) -> CheckpointError:
+    return CheckpointError(
+        "restore a training state",
+        f"it is of another {part}: {problem}",
+        "resume with the model and the optimizer that the run began with",
+    )
