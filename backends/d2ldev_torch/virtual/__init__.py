@@ -9,9 +9,10 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``fallback.py``, ``schemas.py``: every operator runs its CPU kernel on the CPU's names of its
   operands. That is where operands on different devices are refused.
 - ``copies.py``: what goes between devices, or gives a tensor other memory.
-- ``composites.py``: what torch composes differently on the CPU.
+- ``composites.py``: what torch composes differently on the CPU, and autocast.
 - ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
-- ``engine.py``, ``module.py``: backward passes, and ``torch.vgpu``.
+- ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
+  do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
 
 Views need none of that: torch's own kernels for views make them on the tensor itself, so that
@@ -27,7 +28,15 @@ What torch's hooks for backends in Python lack, and how it is made up for:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 - They report one device, so that the engine would have a thread for the first one only
-  (``engine.py``), and the current device is always the first (``module.py``).
-- There is no allocator: a storage on its own cannot be made by torch (``storages.py``).
-- There are no generators: random numbers are drawn by the CPU's.
+  (``engine.py``), and the current device is always the first (``module.py``). That thread is
+  started nevertheless: after a backward pass, a forked process goes forward only.
+- There is no allocator: a storage on its own cannot be made by torch (``storages.py``), and does
+  not grow.
+- There are no generators: random numbers are drawn by the CPU's, and
+  ``torch.Generator(device='vgpu')`` is an error of torch.
+- ``torch.accelerator`` names the device and counts it; it can neither synchronise it nor tell its
+  memory, which ``torch.vgpu`` can.
+
+Sparse and quantized tensors are refused by name. ``torch.compile`` is refused by its default
+compiler. An operation costs about ten microseconds more than on the CPU.
 """

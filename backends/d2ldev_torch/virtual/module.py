@@ -11,6 +11,7 @@ import torch
 
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev_torch.virtual import devices, ledger
+from d2ldev_torch.virtual.compiler import attribute_of_module
 from d2ldev_torch.virtual.labels import NAME
 
 
@@ -130,4 +131,5 @@ def make_module() -> ModuleType:
     for name, value in globals().items():
         if callable(value) and getattr(value, "__module__", None) == __name__:
             setattr(module, name, value)
+    vars(module)["__getattr__"] = attribute_of_module
     return module
