@@ -35,6 +35,10 @@ from d2ldev.registry import backend_of, get_backend, set_backend, use_backend
 from d2ldev.virtual import virtual_gpus
 
 if TYPE_CHECKING:
+    from d2ldev.training.array_loader import ArrayLoader
+    from d2ldev.training.device_log import DeviceLog
+    from d2ldev.training.trainer import Trainer
+
     jax: Backend
     mxnet: Backend
     reference: Backend
@@ -43,7 +47,15 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
+# What is imported when it is first asked for, and from where: most programs have no use for it.
+_LAZY = {
+    "ArrayLoader": "d2ldev.training.array_loader",
+    "DeviceLog": "d2ldev.training.device_log",
+    "Trainer": "d2ldev.training.trainer",
+}
+
 __all__ = [
+    "ArrayLoader",
     "Backend",
     "BackendFallbackWarning",
     "BackendNotInstalledError",
@@ -51,12 +63,14 @@ __all__ = [
     "D2LDevError",
     "Device",
     "DeviceInitializationWarning",
+    "DeviceLog",
     "DeviceMismatchError",
     "DeviceUnavailableError",
     "InvalidDeviceError",
     "Memory",
     "MemoryPolicyWarning",
     "OutOfDeviceMemoryError",
+    "Trainer",
     "UnknownBackendError",
     "UnsupportedValueError",
     "available_backends",
@@ -73,7 +87,15 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``from d2ldev import torch as d2l``: any backend that is known, by its name."""
+    """``from d2ldev import torch as d2l``: any backend that is known, by its name.
+
+    And what is imported when it is first asked for, such as ``Trainer``.
+    """
+    if name in _LAZY:
+        import importlib
+
+        value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        return value
     from d2ldev.discovery import ALIASES, known_backends
 
     if not name.startswith("_") and (name in known_backends() or name in ALIASES):

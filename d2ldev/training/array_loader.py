@@ -1,0 +1,189 @@
+"""``ArrayLoader``: batches of arrays, shuffled anew in each epoch, without any framework."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from d2ldev.device import CPU
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from d2ldev.interface import Backend
+
+
+class ArrayLoader:
+    """Batches of arrays, to be gone through again and again.
+
+    Args:
+        arrays: NumPy arrays, which stay where they are, or tensors of any backend on the CPU,
+            whose values are copied once; all of one length, the number of examples.
+        batch_size: how many examples a batch has; the last one has what is left.
+        shuffle: whether each epoch has an order of its own. It depends on ``seed`` and on the
+            number of the epoch alone, whatever else is drawn, and on every version of NumPy.
+        seed: of the order, an integer that is not negative; None draws one from the operating
+            system, which ``state_dict`` holds.
+        drop_last: whether a last batch that is not full is left out.
+
+    Yields:
+        Tuples with one entry for each array, of the same kind as it. NumPy's are copies if the
+        loader shuffles, else views: who writes into one writes into the array. Tensors are new.
+
+    Raises:
+        UnsupportedValueError: for what is none of this.
+
+    >>> import numpy as np
+    >>> loader = ArrayLoader(np.arange(5), np.arange(5) * 10, batch_size=3)
+    >>> [y.tolist() for x, y in loader], len(loader)
+    ([[0, 10, 20], [30, 40]], 2)
+    """
+
+    def __init__(
+        self,
+        *arrays: Any,
+        batch_size: int,
+        shuffle: bool = False,
+        seed: int | None = 0,
+        drop_last: bool = False,
+    ) -> None:
+        if not arrays:
+            raise UnsupportedValueError(
+                "make batches of arrays", "none is given", "ArrayLoader(X, y, batch_size=32)"
+            )
+        self._columns = tuple(_column(array, number) for number, array in enumerate(arrays))
+        lengths = [len(column.values) for column in self._columns]
+        if len(set(lengths)) > 1:
+            raise UnsupportedValueError(
+                "make batches of arrays",
+                f"their lengths are {', '.join(map(str, lengths))}",
+                "ArrayLoader(X, y, batch_size=32) with len(X) == len(y)",
+            )
+        self._batch_size = _whole("batch_size", batch_size, least=1)
+        self._shuffle = _truth("shuffle", shuffle)
+        self._drop_last = _truth("drop_last", drop_last)
+        drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
+        self._seed = drawn if seed is None else _whole("seed", seed, least=0)
+        # How many epochs were begun: the one that is under way is counted, so that whoever goes on
+        # after it, or after a part of it, goes on with the next.
+        self._epoch = 0
+
+    def __len__(self) -> int:
+        """How many batches an epoch has."""
+        examples = len(self._columns[0].values)
+        full, left = divmod(examples, self._batch_size)
+        return full + (left > 0 and not self._drop_last)
+
+    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+        """Go through an epoch, which begins with its first batch and not with this call."""
+        epoch = self._epoch
+        self._epoch += 1
+        order = self._order(epoch) if self._shuffle else None
+        for number in range(len(self)):
+            part = slice(number * self._batch_size, (number + 1) * self._batch_size)
+            chosen = part if order is None else order[part]
+            yield tuple(column.batch(chosen) for column in self._columns)
+
+    def state_dict(self) -> dict[str, int]:
+        """Which epoch comes next, and the seed, for ``load_state_dict``."""
+        return {"seed": self._seed, "epoch": self._epoch}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where the loader of another run, or this one, was: with its seed too.
+
+        Raises:
+            CheckpointError: if it is no such state.
+        """
+        try:
+            seed = _whole("seed", state["seed"], least=0)
+            epoch = _whole("epoch", state["epoch"], least=0)
+        except (KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                "go on with the order of an ArrayLoader",
+                f"{describe(state)} is none of its states",
+                "loader.load_state_dict(loader.state_dict())",
+            ) from error
+        self._seed, self._epoch = seed, epoch
+
+    def _order(self, epoch: int) -> NDArray[np.intp]:
+        # The raw numbers of a bit generator are the same in every version of NumPy, which its
+        # ``permutation`` need not be: https://numpy.org/neps/nep-0019-rng-policy.html
+        seed = np.random.SeedSequence(self._seed, spawn_key=(epoch,))
+        numbers = np.random.PCG64(seed).random_raw(len(self._columns[0].values))
+        return np.argsort(np.asarray(numbers), kind="stable")
+
+
+class _Column(NamedTuple):
+    """One of the arrays.
+
+    Args:
+        values: in NumPy's memory.
+        backend: whose tensor it was; None is NumPy.
+        dtype: the tensor's, by name.
+    """
+
+    values: NDArray[Any]
+    backend: Backend | None
+    dtype: str | None
+
+    def batch(self, chosen: slice | NDArray[np.intp]) -> Any:
+        part = self.values[chosen]
+        if self.backend is None:
+            return part
+        return self.backend.asarray(part, dtype=self.dtype, device=CPU)
+
+
+def _column(array: Any, number: int) -> _Column:
+    from d2ldev.registry import backend_of
+
+    attempted = f"make batches of the array at {number}"
+    column = _Column(array, None, None)
+    if not isinstance(array, np.ndarray):
+        try:
+            backend = backend_of(array)
+            device = backend.device_of(array)
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(
+                attempted,
+                f"{describe(array)} is no NumPy array and no tensor with values",
+                "np.asarray(x) makes an array of a list",
+            ) from error
+        if device is not CPU:
+            raise UnsupportedValueError(
+                attempted,
+                f"it is on {device}, and its batches are made on the CPU",
+                "backend.to(x, 'cpu'); the Trainer moves each batch to where the model is",
+                [device],
+            )
+        column = _Column(backend.to_numpy(array), backend, backend.dtype_of(array))
+    if column.values.ndim == 0:
+        raise UnsupportedValueError(
+            attempted, "it has no axis to divide", "give it one: x.reshape(1)"
+        )
+    return column
+
+
+def _whole(name: str, value: Any, least: int) -> int:
+    try:
+        number = least - 1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise UnsupportedValueError(
+            f"make batches with {name}={describe(value)}",
+            f"it is an integer, {least} or more",
+            f"{name}={max(least, 0)}",
+        )
+    return number
+
+
+def _truth(name: str, value: Any) -> bool:
+    if not isinstance(value, (bool, np.bool_)):
+        raise UnsupportedValueError(
+            f"make batches with {name}={describe(value)}", "it is True or False", f"{name}=True"
+        )
+    return bool(value)
