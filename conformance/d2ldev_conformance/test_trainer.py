@@ -23,12 +23,10 @@ def batches():
     return [(inputs[i : i + 4], targets[i : i + 4]) for i in range(0, 14, 4)]
 
 
-@pytest.fixture
-def num_gpus(place):
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"])
+def num_gpus(request):
     """For the trainer: the CPU, or the first GPU."""
-    if place.kind == "gpu" and place.index:
-        pytest.skip("a trainer with one GPU uses the first")
-    return int(place.kind == "gpu")
+    return request.param
 
 
 def _fit(backend, batches, num_gpus, **options):
@@ -58,8 +56,8 @@ def test_classes_are_learnt(backend, num_gpus):
 
 
 @requirement("fit.on-the-device", section=SECTION)
-def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus, place):
-    where = []
+def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
+    where, place = [], backend.gpu(0) if num_gpus else backend.cpu()
 
     class Watching(Trainer):
         def prepare_batch(self, batch):
