@@ -218,3 +218,13 @@ def test_the_compiler_refuses_and_says_what_to_do_instead():
         "print(torch.compile(lambda x: x * 2, backend='eager')(x).device)"
     )
     assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True", "vgpu:1"]
+
+
+def test_a_torch_that_is_too_old_for_them_is_named():
+    code = (
+        "import d2ldev, torch; from torch.utils import backend_registration as registration\n"
+        "del registration._setup_privateuseone_for_python_backend\n"
+        "try: d2ldev.get_backend('torch')\n"
+        "except d2ldev.DeviceUnavailableError as error: print(torch.__version__ in error.problem)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True"]

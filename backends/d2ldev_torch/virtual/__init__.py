@@ -40,3 +40,16 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 Sparse and quantized tensors are refused by name. ``torch.compile`` is refused by its default
 compiler. An operation costs about ten microseconds more than on the CPU.
 """
+
+import torch
+from torch.utils import backend_registration
+
+from d2ldev.errors import DeviceUnavailableError
+
+# Asked before anything else is imported, which derives from classes that an older torch lacks.
+if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
+    raise DeviceUnavailableError(
+        "make virtual GPUs",
+        f"torch {torch.__version__} takes no backends that are written in Python",
+        "pip install --upgrade torch, or unset D2LDEV_VIRTUAL_GPUS",
+    )
