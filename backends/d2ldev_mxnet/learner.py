@@ -1,4 +1,4 @@
-"""The MXNet backend's ``Learner``: ``autograd``, Gluon's losses, ``gluon.Trainer``."""
+"""The MXNet backend's ``Learner``: ``autograd``, Gluon blocks, ``gluon.Trainer``."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from d2ldev.training.learner import (
     Settings,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.training_state import Restoration, random_state, set_random_state, state_of
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {}),
@@ -27,6 +28,12 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    if prediction.shape != y.shape:  # MXNet would subtract each from each
+        raise UnsupportedValueError(
+            "take the squared errors of a prediction",
+            f"it is of shape {prediction.shape}, and y of shape {y.shape}",
+            "y.reshape(prediction.shape), or a loss of your own",
+        )
     return ((prediction - y) ** 2).mean()
 
 
@@ -38,7 +45,11 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy"
 
 
 class MXNetLearner(Learner):
-    """A Gluon block that a ``gluon.Trainer`` trains."""
+    """A Gluon block, hybridized or not, that a ``gluon.Trainer`` trains.
+
+    A loss for each example, as Gluon's own losses give them, is averaged. Parameters that a step
+    does not use stay as they are in it.
+    """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
         super().__init__(backend, model, settings)
@@ -48,32 +59,46 @@ class MXNetLearner(Learner):
                 "it is no gluon.Block",
                 "put the parameters into a gluon.Block",
             )
+        _check_parameters(model)
         self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
         self._model = model
-        self._trainer = self._made(settings)
-        self._find_gradients()
+        self.replace({"model": model, "optimizer": self._made(settings)})
 
     def _made(self, settings: Settings) -> Any:
-        optimizer, parameters = settings.optimizer, self._model.collect_params()
-        if isinstance(optimizer, str):
-            name, options = _OPTIMIZERS[optimizer]
-            with NumPySemantics():
-                return mx.gluon.Trainer(parameters, name, {"learning_rate": settings.lr, **options})
-        if isinstance(optimizer, mx.optimizer.Optimizer):
-            with NumPySemantics():
-                return mx.gluon.Trainer(parameters, optimizer)
+        optimizer = settings.optimizer
+        # In the order of the layers: by MXNet's names, which count on, two models differ.
+        parameters = list(self._model.collect_params().values())
         if isinstance(optimizer, mx.gluon.Trainer):
-            device = next(iter(self.backend.placement(self._model).values()))
-            return self.backend.place(optimizer, device)
+            return self._placed(optimizer, parameters)
+        with NumPySemantics():
+            if isinstance(optimizer, str):
+                name, options = _OPTIMIZERS[optimizer]
+                return mx.gluon.Trainer(parameters, name, {"learning_rate": settings.lr, **options})
+            if isinstance(optimizer, mx.optimizer.Optimizer):
+                return mx.gluon.Trainer(parameters, optimizer)
         raise UnsupportedValueError(
             f"train with the optimizer {describe(optimizer)}",
             "it is neither a gluon.Trainer nor an mx.optimizer.Optimizer",
             "optimizer=gluon.Trainer(net.collect_params(), 'sgd'), or optimizer='sgd'",
         )
 
-    def _find_gradients(self) -> None:
-        parameters = self._model.collect_params().values()
-        self._trained = [p for p in parameters if p.grad_req != "null"]
+    def _placed(self, trainer: Any, parameters: list[Any]) -> Any:
+        known = {id(parameter) for parameter in parameters}
+        if not any(id(parameter) in known for parameter in trainer._params):
+            raise UnsupportedValueError(
+                "train with a gluon.Trainer",
+                f"none of its parameters is one of the {type(self._model).__name__}'s",
+                "gluon.Trainer(net.collect_params(), ...), of this very net",
+            )
+        store = trainer._kvstore_params["kvstore"]
+        if store is not None and (not isinstance(store, str) or "dist" in store):
+            raise UnsupportedValueError(
+                "train with a gluon.Trainer",
+                "its parameters are updated in a KVStore, and not where the model is",
+                "gluon.Trainer(net.collect_params(), ...) without a kvstore",
+            )
+        context = parameters[0].list_ctx()[0]
+        return self.backend.place(trainer, context)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -81,57 +106,79 @@ class MXNetLearner(Learner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._trainer = parts["model"], parts["optimizer"]
-        self._find_gradients()
+        self._summed = [p for p in self._trainer._params if p.grad_req == "add"]
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics():
+            for parameter in self._summed:
+                parameter.zero_grad()
             with mx.autograd.record():
-                prediction = self._model(*inputs)
-                loss = self._loss(prediction, y)
+                loss, prediction = self._losses(inputs, y)
             loss.backward()
             if self.settings.gradient_clip_val:
                 self._clip(self.settings.gradient_clip_val)
-            self._trainer.step(1)  # the loss is a mean already
+            # By 1: the loss is a mean already.
+            self._trainer.step(1, ignore_stale_grad=True)
         return loss, prediction
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        with NumPySemantics():
-            prediction = self._model(*inputs)
-            return self._loss(prediction, y), prediction
+        with NumPySemantics(), mx.autograd.pause():
+            return self._losses(inputs, y)
+
+    def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        prediction = self._model(*inputs)
+        loss = self._loss(prediction, y)
+        if not isinstance(loss, mx.np.ndarray):
+            raise UnsupportedValueError(
+                "take a step of training",
+                f"the loss is {describe(loss)}, and no mx.np.ndarray",
+                "loss=lambda prediction, y: ((prediction - y) ** 2).mean()",
+            )
+        return (loss.mean() if loss.ndim else loss), prediction
 
     def _clip(self, largest: float) -> None:
-        # gluon.utils.clip_global_norm would wait for the norm.
-        gradients = [parameter.list_grad()[0].as_np_ndarray() for parameter in self._trained]
+        # gluon.utils.clip_global_norm would wait for the norm, and count what is stale.
+        gradients = [
+            parameter.list_grad()[0].as_np_ndarray()
+            for parameter in self._trainer._params
+            if parameter.grad_req != "null" and parameter.data()._fresh_grad
+        ]
         norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
-        factor = mx.np.minimum(1.0, largest / (norm + 1e-6))
+        factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
         for gradient in gradients:
             gradient *= factor
 
     def state(self) -> dict[str, Any]:
-        updater = self._trainer._updaters[0]
-        optimizer = self._trainer.optimizer
-        return {
-            "model": {p.name: p.data() for p in self._model.collect_params().values()},
-            "optimizer": dict(updater.states),
-            "counts": dict(optimizer._index_update_count),
-            "updates": optimizer.num_update,
-        }
+        # Training goes on in the same memory.
+        state = self.backend.copy(state_of(self._model, self._trainer))
+        return {**state, "random": random_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        parameters = list(self._model.collect_params().values())
-        saved = list(state["model"].values())
-        if [x.shape for x in saved] != [p.shape for p in parameters]:
+        if not isinstance(state, Mapping) or state.keys() != {"model", "optimizer", "random"}:
             raise CheckpointError(
                 "restore a training state",
-                "it is of another model",
-                "resume with the model that the run began with",
+                f"{describe(state)} is none of an MXNet learner",
+                "restore what learner.state() returned",
             )
-        with NumPySemantics():
-            for parameter, value in zip(parameters, saved, strict=True):
-                parameter.set_data(value)
-        optimizer = self._trainer.optimizer
-        updater = self._trainer._updaters[0]
-        updater.states.update(state["optimizer"])
-        updater.states_synced.update(dict.fromkeys(state["optimizer"], True))
-        optimizer._index_update_count.update(state["counts"])
-        optimizer.num_update = state["updates"]
+        Restoration(self._model, self._trainer, state).carry_out()
+        set_random_state(state["random"])
+
+
+def _check_parameters(model: Any) -> None:
+    parameters = list(model.collect_params().values())
+    attempted = f"train the {type(model).__name__}"
+    if all(parameter.grad_req == "null" for parameter in parameters):
+        raise UnsupportedValueError(
+            attempted, "it has no parameter with a gradient", "parameter.grad_req = 'write'"
+        )
+    for parameter in parameters:
+        if parameter._data is None and not parameter._deferred_init:
+            raise UnsupportedValueError(
+                attempted, f"its {parameter.name} is not initialised", "net.initialize()"
+            )
+        if any(not isinstance(array, mx.np.ndarray) for array in parameter._data or ()):
+            raise UnsupportedValueError(
+                attempted,
+                f"its {parameter.name} is one of MXNet's old arrays, mx.nd.NDArray",
+                "npx.set_np(), before net.initialize()",
+            )
