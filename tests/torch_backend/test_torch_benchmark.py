@@ -24,7 +24,9 @@ def seen(value):
         return [seen(item) for item in value]
     return value.tolist() if isinstance(value, torch.Tensor) else str(value)
 
-rows = [row for row in torch_rows() if isinstance(row, Comparison) and row.theirs]
+# Those of ``strict()`` time one statement inside of a block and outside of it.
+rows = [row for row in torch_rows() if isinstance(row, Comparison) and row.theirs != row.ours]
+rows = [row for row in rows if row.theirs]
 print(json.dumps([
     [f'{row.ours} | {row.theirs}', *(seen(eval(text, dict(row.names)))
     for text in (row.ours, row.theirs))]
