@@ -16,7 +16,7 @@ Source: D2L, section 6.7, "GPUs".
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -27,6 +27,7 @@ from d2ldev.placing import named_tensors, place
 from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
 from d2ldev.strictness import translate_uncaught
 from d2ldev.training.learner import Learner, Loss, Settings
+from d2ldev.training.prefetching import check_depth, check_source
 
 __all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
 
@@ -107,6 +108,34 @@ class Backend(Creation):
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         return self._learner(model, Settings(loss, optimizer, lr, gradient_clip_val).checked())
+
+    def prefetch(
+        self, batches: Iterable[Any], device: DeviceLike, depth: int = 2
+    ) -> Generator[Any, None, None]:
+        """Move batches to a device ahead of their use, while it computes with the one before.
+
+        Args:
+            batches: any iterable of them: tensors, NumPy arrays, or nestings of them. It must not
+                write into a tensor that it has yielded; an array it may use again.
+            device: where to.
+            depth: how many batches are on their way besides the one in use; 0 moves each when it
+                is asked for.
+
+        Returns:
+            A generator of the same batches in the same order, which begins with the first of them
+            that is asked for. An exception of ``batches`` comes in the place of the batch that it
+            belongs to. Closing it closes ``batches``, if that is a generator.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            UnsupportedValueError: if ``batches`` is no iterable, or ``depth`` no such number.
+
+        >>> for X, y in backend.prefetch(loader, 'gpu:0'):                 # doctest: +SKIP
+        ...     loss, prediction = learner.step((X,), y)
+        """
+        target = self._existing(device, "prefetch batches")[0]
+        check_source(batches)
+        return self._prefetch(batches, target, check_depth(depth))
 
     # -- strictness: the contract ---------------------------------------------------------
 

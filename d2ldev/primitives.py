@@ -10,7 +10,7 @@ standard, 2024.12.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
@@ -359,3 +359,20 @@ class Primitives(ABC):
     def _is_out_of_memory(self, error: Exception) -> bool:
         """Whether an exception of the framework says that memory ran out."""
         return isinstance(error, MemoryError)
+    def _prefetch(
+        self, batches: Iterable[Any], device: Device, depth: int
+    ) -> Generator[Any, None, None]:
+        """Batches that are moved ``depth`` batches before they are asked for.
+
+        This is all that a framework needs whose copies are asynchronous; to be overridden where
+        one has something better. A generator: nothing happens before the first batch is asked for.
+        """
+        from d2ldev.training.batches import bring
+        from d2ldev.training.prefetching import moved_ahead
+
+        def start(batch: Any) -> Any:
+            # By way of tensors of the host: what goes from tensor to tensor is not waited for.
+            return self.to(bring(self, batch, None), device)  # type: ignore[attr-defined, arg-type]
+
+        return moved_ahead(batches, depth, start)
+

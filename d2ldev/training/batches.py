@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.kinds import TENSOR
 
@@ -21,13 +22,14 @@ def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
         backend: whose tensors are wanted.
         batch: its tensors, NumPy arrays, or another framework's tensors, which are copied by way
             of the host; or any nesting of them in tuples, lists, dicts, and what ``to`` takes.
-        device: where to.
+        device: where to. None makes tensors in the host's memory of what is none of the backend's,
+            and leaves the rest where it is.
 
     Returns:
         The batch; what was there already is the same object.
     """
     if not _has_foreign(backend, batch):
-        return backend.to(batch, device)
+        return batch if device is None else backend.to(batch, device)
     if isinstance(batch, Mapping):
         return {key: bring(backend, value, device) for key, value in batch.items()}
     if isinstance(batch, (list, tuple)):
@@ -37,7 +39,7 @@ def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
         from d2ldev.registry import backend_of
 
         batch = backend_of(batch).to_numpy(batch)
-    return backend.asarray(batch, device=device)
+    return backend.asarray(batch, device=CPU if device is None else device)
 
 
 def _has_foreign(backend: Backend, batch: Any) -> bool:

@@ -6,7 +6,8 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -171,11 +172,12 @@ class Trainer:
         the device until the end.
         """
         log = DeviceLog(self.backend, self.device)
-        for batch in data:
-            inputs, y = inputs_and_target(self.prepare_batch(batch))
-            loss, prediction = step(inputs, y)
-            measured = {name: metric(prediction, y) for name, metric in metrics.items()}
-            log.add(count_of(y), loss=loss, **measured)
+        with closing(self._prepared(data)) as batches:
+            for batch in batches:
+                inputs, y = inputs_and_target(batch)
+                loss, prediction = step(inputs, y)
+                measured = {name: metric(prediction, y) for name, metric in metrics.items()}
+                log.add(count_of(y), loss=loss, **measured)
         means = log.means()
         if not means:
             raise UnsupportedValueError(
@@ -184,6 +186,13 @@ class Trainer:
                 "data has to be an iterable that begins again: a list or a loader, no generator",
             )
         return means
+
+    def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
+        """The batches on the device: ahead of their use, unless the user prepares them."""
+        is_overridden = getattr(self.prepare_batch, "__func__", None) is not Trainer.prepare_batch
+        if self.gpus and not is_overridden:
+            return self.backend.prefetch(data, self.device)
+        return (self.prepare_batch(batch) for batch in data)
 
 
 def _whole(name: str, value: Any, least: int) -> int:
