@@ -14,6 +14,7 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_shapes,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training_state import Restoration, random_state, set_random_state, state_of
@@ -28,12 +29,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
-    if prediction.shape != y.shape:  # MXNet would subtract each from each
-        raise UnsupportedValueError(
-            "take the squared errors of a prediction",
-            f"it is of shape {prediction.shape}, and y of shape {y.shape}",
-            "y.reshape(prediction.shape), or a loss of your own",
-        )
+    check_shapes(prediction.shape, y.shape)
     return ((prediction - y) ** 2).mean()
 
 

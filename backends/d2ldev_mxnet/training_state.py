@@ -106,9 +106,8 @@ class Restoration:
     def _made(self, parameter: Any) -> Any:
         """A new state of the optimizer for a parameter."""
         index = self._trainer._param2idx[parameter.name]
-        weight = parameter.data()
-        if not getattr(self._trainer.optimizer, "allow_np_array", True):
-            weight = weight.as_nd_ndarray()
+        # As an updater makes it: of an array of the old kind.
+        weight = parameter.data().as_nd_ndarray()
         return self._trainer.optimizer.create_state_multi_precision(index, weight)
 
     def carry_out(self) -> None:

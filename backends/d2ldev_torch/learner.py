@@ -20,6 +20,7 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_shapes,
 )
 from d2ldev_torch import training_state
 from d2ldev_torch.modes import Modes
@@ -34,12 +35,7 @@ _NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32)
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
-    if prediction.shape != y.shape:  # torch would subtract each from each
-        raise UnsupportedValueError(
-            "take the squared errors of a prediction",
-            f"it is of shape {tuple(prediction.shape)}, and y of shape {tuple(y.shape)}",
-            "y.reshape(prediction.shape), or a loss of your own",
-        )
+    check_shapes(prediction.shape, y.shape)
     return torch.nn.functional.mse_loss(prediction, y)
 
 
