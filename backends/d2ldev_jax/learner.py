@@ -25,7 +25,9 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_shapes,
 )
+from d2ldev_jax.modes import train
 from d2ldev_jax.training_state import arrays_of, checked_arrays
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
@@ -38,6 +40,7 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
     return jnp.mean((_wide(prediction) - y) ** 2)
 
 
@@ -212,7 +215,7 @@ def _make_step(
         model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
     ) -> Any:
         model, optimizer = model_split.merge(model_arrays), optimizer_split.merge(optimizer_arrays)
-        model.train()
+        train(model)
         gradient = nnx.value_and_grad(
             loss_and_prediction, argnums=nnx.DiffState(0, optimizer.wrt), has_aux=True
         )

@@ -18,6 +18,7 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_shapes,
 )
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -30,6 +31,8 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    if not prediction.shape.is_compatible_with(y.shape):
+        check_shapes(prediction.shape, y.shape)
     prediction = _wide(prediction)
     return tf.reduce_mean((prediction - tf.cast(y, prediction.dtype)) ** 2)
 

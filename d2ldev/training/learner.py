@@ -9,7 +9,7 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, describe
@@ -73,6 +73,24 @@ class Settings(NamedTuple):
                     f"{name}={0.01 if name == 'lr' else 0}",
                 )
         return self
+
+
+def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
+    """That ``'mse'`` can be taken: frameworks would subtract each of ``y`` from each prediction.
+
+    Args:
+        prediction: the shape of the prediction.
+        y: that of what it is compared with.
+
+    Raises:
+        UnsupportedValueError: if they are not the same.
+    """
+    if tuple(prediction) != tuple(y):
+        raise UnsupportedValueError(
+            "take the squared errors of a prediction",
+            f"it is of shape {tuple(prediction)}, and y of shape {tuple(y)}",
+            "y.reshape(prediction.shape), or a loss of your own",
+        )
 
 
 class Learner(ABC):
