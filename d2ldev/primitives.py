@@ -376,3 +376,28 @@ class Primitives(ABC):
 
         return moved_ahead(batches, depth, start)
 
+    def _detached(self, x: Tensor) -> Tensor:
+        """A scalar to be kept for long, without a copy of it where one can be avoided.
+
+        For a framework whose tensors hold what they were computed from, or a larger tensor that
+        they are a view of: those would stay in the memory with it.
+        """
+        return x
+
+    @abstractmethod
+    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
+        """Tensors of one shape, dtype and device as one tensor with a first axis more."""
+
+    # -- the machine ----------------------------------------------------------------------
+
+    @abstractmethod
+    def _synchronize(self, device: Device) -> None:
+        """Return when all work queued on a device is done, without making a context there."""
+
+    @abstractmethod
+    def _memory(self, device: Device) -> Memory:
+        """The memory of a device that exists."""
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        """Whether an exception of the framework says that memory ran out."""
+        return isinstance(error, MemoryError)

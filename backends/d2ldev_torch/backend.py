@@ -234,6 +234,10 @@ class TorchBackend(Backend):
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         return (prediction.argmax(-1) == y).float().mean()
 
+    def _detached(self, x: Tensor) -> Tensor:
+        x = x.detach()
+        return x.clone() if x.untyped_storage().nbytes() > x.element_size() else x
+
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         return torch.stack(tuple(xs))
 
