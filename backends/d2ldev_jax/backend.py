@@ -31,6 +31,7 @@ from d2ldev_jax.live_arrays import bytes_held
 from d2ldev_jax.memory import let_it_grow
 from d2ldev_jax.parts import OBJECT_TYPES, parts_of
 from d2ldev_jax.pytrees import PytreeKinds
+from d2ldev_jax.stacking import stack
 from d2ldev_jax.virtual import VirtualAccelerator
 from d2ldev_jax.whereabouts import find
 
@@ -275,7 +276,7 @@ class JaxBackend(Backend):
         return jnp.mean(jnp.argmax(prediction, -1) == y)
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
-        return jnp.stack(xs)
+        return stack(xs)
 
     # -- the machine ----------------------------------------------------------------------
 
