@@ -1,0 +1,128 @@
+"""What an epoch of ``Trainer.fit`` costs over the framework's own training loop.
+
+    python benchmarks/training.py [--framework NAME] [--json FILE]
+
+Both train the same model on the same batches, which are tensors on the CPU already. They run in
+turn, epoch by epoch in one process: the hand-written epoch is in the trainer's callback. Reported
+are the medians of the epochs, each with what it takes until the device has done all of it. The
+exit status is 0 also where the aim is not met.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, Framework
+from measure import Result
+from overhead import document, table
+from rich.console import Console
+
+import d2ldev
+from d2ldev.training.trainer import Trainer
+
+AIM = 1.05
+_WARM_UP = 3
+_EPOCHS = 41
+
+
+def results(name: str) -> list[Result]:
+    """Every comparison for one framework."""
+    backend, framework = d2ldev.get_backend(name), FRAMEWORKS[name]()
+    found = []
+    for case, make_model, batches in _cases(backend, framework):
+        for described, make_epoch in framework.loops.items():
+            ours, theirs = _medians(backend, make_model, batches, make_epoch)
+            statement = "Trainer(epochs).fit(net, batches)"
+            found.append(
+                Result(case, statement, described, ours, theirs, ours / theirs, "ratio", AIM, "")
+            )
+    return found
+
+
+def _cases(
+    backend: d2ldev.Backend, framework: Framework
+) -> list[tuple[str, Callable[[], Any], Batches]]:
+    """Two models of the book with the sizes of its batches: sections 5.2 and 7.6."""
+    images = (28, 28, 1) if framework.is_channels_last else (1, 28, 28)
+
+    def mlp() -> Any:
+        return _hybridized(backend.mlp([784, 256, 10]))
+
+    return [
+        ("an epoch of an MLP, 30 batches of 256", mlp, _batches(backend, 30, 256, (784,))),
+        (
+            "an epoch of LeNet, 10 batches of 128",
+            lambda: _hybridized(framework.lenet()),
+            _batches(backend, 10, 128, images),
+        ),
+    ]
+
+
+def _batches(backend: d2ldev.Backend, number: int, size: int, shape: tuple[int, ...]) -> Batches:
+    draw = np.random.default_rng(0)
+    return [
+        (
+            backend.asarray(draw.standard_normal((size, *shape), "float32"), device="cpu"),
+            backend.asarray(draw.integers(0, 10, size), device="cpu"),
+        )
+        for _ in range(number)
+    ]
+
+
+def _hybridized(model: Any) -> Any:
+    """The model as its framework runs fastest, where that is the user's to say."""
+    if hasattr(model, "hybridize"):
+        model.hybridize(static_alloc=True, static_shape=True)
+    return model
+
+
+def _medians(
+    backend: d2ldev.Backend,
+    make_model: Callable[[], Any],
+    batches: Batches,
+    make_epoch: Callable[[Any], Epoch],
+) -> tuple[float, float]:
+    """The seconds of an epoch of ours, and of theirs."""
+    epoch_of_theirs = make_epoch(make_model())
+    ours: list[float] = []
+    theirs: list[float] = []
+    began = 0.0
+
+    def callback(_epoch: int, _history: object) -> None:
+        nonlocal began
+        backend.synchronize()
+        between = time.perf_counter()
+        ours.append(between - began)
+        epoch_of_theirs(batches)
+        backend.synchronize()
+        began = time.perf_counter()
+        theirs.append(began - between)
+
+    trainer = Trainer(_WARM_UP + _EPOCHS, backend=backend, callback=callback)
+    trainer.fit(make_model(), batches, loss="cross_entropy", lr=LEARNING_RATE)
+    return median(ours[_WARM_UP:]), median(theirs[_WARM_UP:])
+
+
+def main() -> None:
+    """Measure, print, and write the file that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args()
+    found = results(arguments.framework)
+    title = f"a training epoch of d2ldev's against {arguments.framework}'s own loop, on the CPU"
+    Console().print(table(title, found))
+    if arguments.json is not None:
+        text = json.dumps(document(found, arguments.framework), indent=2)
+        arguments.json.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
