@@ -342,23 +342,6 @@ class Primitives(ABC):
             A scalar in float32, on that device.
         """
 
-    @abstractmethod
-    def _stack(self, xs: Sequence[Tensor]) -> Tensor:
-        """Tensors of one shape, dtype and device as one tensor with a first axis more."""
-
-    # -- the machine ----------------------------------------------------------------------
-
-    @abstractmethod
-    def _synchronize(self, device: Device) -> None:
-        """Return when all work queued on a device is done, without making a context there."""
-
-    @abstractmethod
-    def _memory(self, device: Device) -> Memory:
-        """The memory of a device that exists."""
-
-    def _is_out_of_memory(self, error: Exception) -> bool:
-        """Whether an exception of the framework says that memory ran out."""
-        return isinstance(error, MemoryError)
     def _prefetch(
         self, batches: Iterable[Any], device: Device, depth: int
     ) -> Generator[Any, None, None]:
