@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -56,7 +57,9 @@ def _wide(prediction: Tensor) -> Tensor:
 class TensorFlowLearner(Learner):
     """A Keras model or a ``tf.Module`` that a Keras optimizer trains.
 
-    A model that has no variables yet, as Keras allows, gets them from the first batch.
+    A model that has no variables yet, as Keras allows, gets them from the first batch. Python's
+    ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of their
+    own.
     """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
@@ -106,8 +109,12 @@ class TensorFlowLearner(Learner):
             with self.backend.on(self._device):
                 self._optimizer.build(self._variables)
         self.backend.place(self._optimizer, self._device)
-        # Traced anew: a function that was traced holds the devices that it was traced on.
-        self._step, self._evaluate = tf.function(self._train), tf.function(self._predict)
+        # Traced anew: a function that was traced holds the devices that it was traced on. Without
+        # AutoGraph, as in Keras' own fit: it would wrap the errors of what it converts. TensorFlow
+        # counts the traces of a method in all its objects, and warns; those of a partial it does
+        # not mix up.
+        self._step = tf.function(partial(self._train), autograph=False)
+        self._evaluate = tf.function(partial(self._predict), autograph=False)
 
     def _build(self, inputs: tuple[Any, ...]) -> None:
         """Have the model make its variables, on the device of the batch."""

@@ -1,0 +1,276 @@
+"""``TensorFlowLearner``: steps of training of Keras' models, with Keras' optimizers."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras_models import INPUTS, Plain, Subclassed, batches, convolutional, made, recurrent
+
+from d2ldev import UnsupportedValueError, gpu
+
+models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
+
+
+@pytest.fixture
+def backend(tensorflow_backend):
+    return tensorflow_backend
+
+
+def values(variable):
+    return np.array(variable.numpy())  # a copy: what ``numpy`` returns may change with it
+
+
+@pytest.fixture
+def line(backend):
+    """A linear model on the second virtual GPU, and a batch for it."""
+    return backend.mlp([2, 1], device="gpu:1"), (
+        (backend.rand((4, 2), seed=0, device="gpu:1"),),
+        backend.rand((4, 1), seed=1, device="gpu:1"),
+    )
+
+
+@models
+def test_everything_stays_on_the_device(backend, model):
+    data = batches(backend, model, "gpu:1")
+    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    with backend.strict():
+        steps = [learner.step(*batch) for batch in data]
+        evaluated = learner.evaluate(*data[0])
+    assert {backend.device_of(x) for x in (*steps[-1], *evaluated)} == {gpu(1)}
+    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert (tuple(steps[0][0].shape), steps[0][0].dtype) == ((), tf.float32)
+
+
+@models
+def test_a_traced_step_has_no_copy_between_devices(backend, model):
+    ((inputs, y),) = batches(backend, model, "gpu:1", 1)
+    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    learner.step(inputs, y)
+    kinds = {node.op for node in _nodes(learner._step.get_concrete_function(inputs, y))}
+    assert kinds.isdisjoint({"_Send", "_Recv", "PyFunc", "EagerPyFunc", "NumpyFunction"})
+    places = {
+        backend.device(node.device)
+        for node in _nodes(learner._step.get_concrete_function(inputs, y))
+        if node.op in ("MatMul", "ResourceApplyAdam", "AssignSubVariableOp", "ReadVariableOp")
+        and node.device
+    }
+    assert places == {gpu(1)}
+
+
+def _nodes(function):
+    definition = function.graph.as_graph_def()
+    yield from definition.node
+    for inner in definition.library.function:
+        yield from inner.node_def
+
+
+@models
+def test_the_losses_fall_and_are_those_of_the_cpu(backend, model):
+    losses = {}
+    for device in ("cpu", "gpu:1"):
+        learner = backend.learner(made(backend, model, device), loss="cross_entropy", lr=0.1)
+        (batch,) = batches(backend, model, device, 1)
+        losses[device] = [float(learner.step(*batch)[0]) for _ in range(10)]
+    assert losses["gpu:1"] == losses["cpu"]
+    assert losses["cpu"][-1] < losses["cpu"][0]
+
+
+@pytest.mark.parametrize("model", [convolutional, recurrent], ids=["convolutional", "recurrent"])
+def test_the_losses_are_those_of_keras_own_fit(backend, model):
+    data = batches(backend, model, "cpu", 4)
+    learner = backend.learner(
+        made(backend, model, "cpu"), loss="cross_entropy", optimizer="adam", lr=0.01
+    )
+    losses = [float(learner.step(*batch)[0]) for batch in data]
+    evaluated = float(learner.evaluate(*data[0])[0])
+    net = made(backend, model, "cpu")
+    net.compile(
+        keras.optimizers.Adam(0.01, epsilon=1e-8),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    expected = [net.train_on_batch(x, y) for (x,), y in data]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    ((x,), y) = data[0]
+    np.testing.assert_allclose(evaluated, net.test_on_batch(x, y), rtol=1e-5)
+
+
+@models
+def test_a_step_is_traced_once_for_each_shape(backend, model):
+    traced = []
+
+    def loss(prediction, y):
+        traced.append(prediction.shape[0])
+        return tf.reduce_mean(prediction**2)
+
+    data = batches(backend, model, "cpu", 3)
+    data.append(tf.nest.map_structure(lambda x: x[:3], data[0]))
+    learner = backend.learner(made(backend, model, "cpu"), loss=loss, optimizer="adam")
+    for _ in range(2):  # epochs
+        for batch in data:
+            learner.step(*batch)
+        assert learner.parts["model"]  # as at the end of an epoch
+    assert traced == [4, 3]
+
+
+def test_batch_norm_learns_its_statistics_in_training_and_uses_them_in_evaluation(backend):
+    ((inputs, y),) = batches(backend, convolutional, "cpu", 1)
+    net = made(backend, convolutional, "cpu")
+    learner = backend.learner(net, loss="cross_entropy")
+    mean = net.layers[1].moving_mean
+    learner.evaluate(inputs, y)
+    assert not np.any(mean)
+    learner.step(inputs, y)
+    assert np.any(mean)
+    expected = net(*inputs, training=False)
+    np.testing.assert_allclose(learner.evaluate(inputs, y)[1], expected, rtol=1e-5)
+
+
+def test_dropout_draws_anew_in_each_step_and_not_in_evaluation(backend):
+    ((inputs, y),) = batches(backend, Subclassed, "cpu", 1)
+    learner = backend.learner(made(backend, Subclassed, "cpu"), loss="cross_entropy", lr=0.0)
+    first, second = (float(learner.step(inputs, y)[0]) for _ in range(2))
+    assert first != second
+    first, second = (float(learner.evaluate(inputs, y)[0]) for _ in range(2))
+    assert first == second
+
+
+def test_frozen_layers_are_not_trained(backend):
+    net = backend.mlp([2, 3, 1], device="gpu:1")
+    net.layers[0].trainable = False
+    before = [values(v) for v in net.variables]
+    learner = backend.learner(net, lr=0.1)
+    learner.step((backend.ones((4, 2), device="gpu:1"),), backend.ones((4, 1), device="gpu:1"))
+    same = [np.array_equal(v, old) for v, old in zip(net.variables, before, strict=True)]
+    assert same == [True, True, False, False]
+
+
+def test_frozen_variables_of_a_module_are_not_trained(backend):
+    net = made(backend, Plain, "gpu:1")
+    before = values(net.weight)
+    learner = backend.learner(net, loss="cross_entropy", lr=0.1)
+    learner.step(*batches(backend, Plain, "gpu:1", 1)[0])
+    assert not np.any(net.bias)
+    assert not np.array_equal(net.weight, before)
+
+
+SCHEDULE = keras.optimizers.schedules
+OPTIMIZERS = {
+    "schedule": lambda: keras.optimizers.SGD(SCHEDULE.CosineDecay(0.1, 8)),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulating": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "scaling the loss": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_users_optimizers_train_on_the_device(backend, line, make):
+    net, batch = line
+    learner = backend.learner(net, optimizer=make())
+    with backend.strict():
+        losses = [float(learner.step(*batch)[0]) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_an_optimizer_is_built_before_the_model_is_placed_or_after(backend, before):
+    net, optimizer = backend.mlp([2, 1]), keras.optimizers.Adam(0.1)
+    if before:
+        optimizer.build(net.trainable_variables)
+    backend.place(net, "gpu:1")
+    learner = backend.learner(net, optimizer=optimizer)
+    x, y = backend.ones((4, 2), device="gpu:1"), backend.ones((4, 1), device="gpu:1")
+    with backend.strict():
+        losses = [float(learner.step((x,), y)[0]) for _ in range(3)]
+    assert losses[-1] < losses[0]
+    assert learner.parts == {"model": net, "optimizer": optimizer}
+    assert set(backend.placement(optimizer).values()) == {gpu(1)}
+
+
+def test_the_scale_of_a_loss_changes_neither_the_loss_nor_the_clipping(backend, line):
+    _, batch = line
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024)
+    losses = []
+    for optimizer in (scaling, keras.optimizers.SGD(0.1)):
+        clone = backend.mlp([2, 1], device="gpu:1")
+        learner = backend.learner(clone, optimizer=optimizer, gradient_clip_val=0.1)
+        losses.append([float(learner.step(*batch)[0]) for _ in range(3)])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_a_learner_moves_between_two_steps(backend, line):
+    net, (inputs, y) = line
+    learner = backend.learner(net, optimizer="adam")
+    learner.step(inputs, y)
+    learner.place("gpu:0")
+    loss, _ = learner.step(backend.to(inputs, "gpu:0"), backend.to(y, "gpu:0"))
+    assert backend.device_of(loss) is gpu(0)
+    assert set(backend.placement(learner.parts).values()) == {gpu(0)}
+
+
+def test_gradients_are_clipped_by_the_formula_of_torch(backend):
+    x, y = backend.ones((4, 2)), backend.full((4, 1), 100.0)
+    steps = []
+    for clip in (0, 0.5):
+        net = backend.mlp([2, 1])
+        before = [values(v) for v in net.variables]
+        backend.learner(net, lr=1.0, gradient_clip_val=clip).step((x,), y)
+        steps.append([values(v) - old for v, old in zip(net.variables, before, strict=True)])
+    norm = np.sqrt(sum(np.sum(step**2) for step in steps[0]))
+    for step, shorter in zip(*steps, strict=True):
+        np.testing.assert_allclose(shorter, step * (0.5 / (norm + 1e-6)), rtol=1e-5)
+
+
+def test_the_gradient_of_a_word_that_is_used_twice_has_the_norm_of_the_sum(backend):
+    net = keras.Sequential(
+        [keras.Input((2,), dtype="int32"), keras.layers.Embedding(3, 1, "zeros")]
+    )
+    before = values(net.variables[0])
+    learner = backend.learner(
+        net, loss=lambda prediction, y: -tf.reduce_sum(prediction), lr=1.0, gradient_clip_val=1.0
+    )
+    learner.step((backend.zeros((4, 2), dtype="int32"),), backend.ones(4))
+    step = values(net.variables[0]) - before
+    np.testing.assert_allclose(step, [[1], [0], [0]], rtol=1e-5)
+
+
+def test_a_model_of_mixed_precision_has_a_loss_of_float32(backend):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="mixed_bfloat16")])
+    learner = backend.learner(backend.place(net, "gpu:1"), optimizer="adam", gradient_clip_val=1.0)
+    x = backend.ones((4, 2), device="gpu:1")
+    loss, prediction = learner.step((x,), x[:, :1])
+    assert (loss.dtype, prediction.dtype) == (tf.float32, tf.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", ["int8", "int32", "int64", "uint8"])
+def test_labels_are_of_any_integer_dtype(backend, dtype):
+    learner = backend.learner(backend.mlp([2, 3]), loss="cross_entropy")
+    y = backend.asarray([0, 2], dtype=dtype)
+    assert float(learner.step((backend.ones((2, 2)),), y)[0]) > 0
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+
+def test_what_is_no_model_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match="neither a Keras model"):
+        backend.learner(lambda x: x)
+
+
+def test_another_optimizer_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match=r"no keras\.optimizers\.Optimizer"):
+        backend.learner(backend.mlp([2, 1]), optimizer=object())
+
+
+def test_a_model_of_which_all_is_frozen_is_refused(backend):
+    net = backend.mlp([2, 1])
+    net.trainable = False
+    with pytest.raises(UnsupportedValueError, match="no trainable variables"):
+        backend.learner(net)
+
+
+def test_shapes_that_would_be_broadcast_are_refused(backend):
+    learner = backend.learner(backend.mlp([2, 1]))
+    with pytest.raises(UnsupportedValueError, match=r"\(4, 1\), and y of shape \(4,\)"):
+        learner.step((backend.ones((4, 2)),), backend.ones(4))
