@@ -5,6 +5,7 @@ Source: D2L, section 6.7.2.2, "Copying".
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.containers import PLAIN, TENSOR, Kind, every, rebuild
@@ -15,6 +16,9 @@ from d2ldev.resolution import Resolution
 
 if TYPE_CHECKING:
     import numpy as np
+
+CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
+"""What copies tensors to a native device, as ``_copy_all`` does."""
 
 
 class Moving(Resolution):
@@ -115,7 +119,15 @@ class Moving(Resolution):
                 "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
             ) from error
 
-    def _copied(self, x: Any, target: Device | None, attempted: str, *, always: bool) -> Any:
+    def _copied(
+        self,
+        x: Any,
+        target: Device | None,
+        attempted: str,
+        *,
+        always: bool,
+        copy_all: CopyAll | None = None,
+    ) -> Any:
         wanted: dict[Device, list[Tensor]] = {}
 
         def collect(leaf: Any, kind: Kind, name: str) -> Any:
@@ -130,7 +142,9 @@ class Moving(Resolution):
         copies = {
             id(old): new
             for device, tensors in wanted.items()
-            for old, new in zip(tensors, self._copies(tensors, device, attempted), strict=True)
+            for old, new in zip(
+                tensors, self._copies(tensors, device, attempted, copy_all), strict=True
+            )
         }
 
         def change(leaf: Any, _kind: Kind, _name: str) -> Any:
@@ -139,15 +153,23 @@ class Moving(Resolution):
             # A container may make its children anew each time they are asked for.
             there = self.device_of(leaf)
             moves = always or there is not target
-            return self._copies([leaf], target or there, attempted)[0] if moves else leaf
+            if not moves:
+                return leaf
+            return self._copies([leaf], target or there, attempted, copy_all)[0]
 
         return rebuild(x, self.kinds, change, attempted)
 
-    def _copies(self, tensors: list[Tensor], device: Device, attempted: str) -> list[Tensor]:
+    def _copies(
+        self,
+        tensors: list[Tensor],
+        device: Device,
+        attempted: str,
+        copy_all: CopyAll | None = None,
+    ) -> list[Tensor]:
         """Copies of several tensors on a device; all of them, or an exception."""
         native = self._natives.get(device) or self._existing(device, attempted)[1]
         try:
-            return self._copy_all(tensors, native)
+            return (copy_all or self._copy_all)(tensors, native)
         except Exception as error:
             if (translated := self._translated(error, attempted, native)) is None:
                 raise

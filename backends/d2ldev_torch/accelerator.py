@@ -49,6 +49,10 @@ class Accelerator:
         """Whether nothing is queued on its current stream."""
         return not self._has_context(index) or self._module.current_stream(index).query()
 
+    def streams(self) -> ModuleType | None:
+        """What has ``Stream``, ``stream`` and ``current_stream``; None where there is one queue."""
+        return self._module
+
     def memory(self, index: int) -> Memory:
         """What torch's allocator holds for tensors, and the size of the card, in bytes."""
         total = int(self._module.get_device_properties(index).total_memory)
@@ -87,6 +91,9 @@ class MetalAccelerator(Accelerator):
         event = torch.mps.Event()
         event.record()
         return bool(event.query())
+
+    def streams(self) -> None:
+        """Metal has one queue."""
 
     def memory(self, index: int) -> Memory:
         used = int(torch.mps.current_allocated_memory())

@@ -8,7 +8,7 @@ What torch does differently and is put right here: ``torch.device('cuda')`` is n
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -24,6 +24,7 @@ from d2ldev.errors import (
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.placing import Part
 from d2ldev.training.learner import Learner, Settings
+from d2ldev.training.prefetching import moved_ahead
 from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
@@ -37,6 +38,7 @@ from d2ldev_torch.parts import (
     refill,
     register_containers,
 )
+from d2ldev_torch.prefetching import SideStream
 from d2ldev_torch.samples import make_samples
 from d2ldev_torch.strict import mismatch_in
 
@@ -233,6 +235,15 @@ class TorchBackend(Backend):
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         return (prediction.argmax(-1) == y).float().mean()
+
+    def _prefetch(
+        self, batches: Iterable[Any], device: Device, depth: int
+    ) -> Generator[Any, None, None]:
+        streams = None if device is CPU else self._accelerator.streams()
+        if streams is None or not depth:
+            return super()._prefetch(batches, device, depth)
+        side = SideStream(self, streams, device)
+        return moved_ahead(batches, depth, side.start, side.finish)
 
     def _detached(self, x: Tensor) -> Tensor:
         x = x.detach()

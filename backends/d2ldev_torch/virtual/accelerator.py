@@ -38,6 +38,9 @@ class VirtualAccelerator(Accelerator):
     def is_idle(self, index: int) -> bool:
         return True
 
+    def streams(self) -> None:
+        """Nothing is queued."""
+
     def memory(self, index: int) -> Memory:
         """What tensors hold, counted storage by storage; of the host's memory there is no share."""
         return Memory(*ledger.used_and_peak(index), None)
