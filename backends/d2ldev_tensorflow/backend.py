@@ -13,7 +13,7 @@ Strings have no place but the CPU, and int32 variables none in TensorFlow's GPU 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -45,6 +45,7 @@ from d2ldev_tensorflow.parts import (
     refill,
     register_containers,
 )
+from d2ldev_tensorflow.prefetching import can_prefetch, prefetched
 from d2ldev_tensorflow.samples import make_samples
 from d2ldev_tensorflow.scopes import DefaultDevice, compute_at
 from d2ldev_tensorflow.strict import refuse_mixing
@@ -292,6 +293,13 @@ class TensorFlowBackend(Backend):
         with self.on(self.device_of(prediction)):
             found = tf.argmax(prediction, -1, output_type=y.dtype)
             return tf.reduce_mean(tf.cast(found == y, tf.float32))
+
+    def _prefetch(
+        self, batches: Iterable[Any], device: Device, depth: int
+    ) -> Generator[Any, None, None]:
+        if depth and can_prefetch(batches):
+            return prefetched(self, batches, device, depth)
+        return super()._prefetch(batches, device, depth)
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         with self.on(self.device_of(xs[0])):
