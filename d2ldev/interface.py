@@ -5,7 +5,7 @@ Design rules, as in einops' backends:
 - Native tensors go in and come out. A backend wraps nothing.
 - What an author writes is in ``primitives.py``, and nowhere else: the abstract methods, and a few
   hooks with a default. Everything a user calls is derived from them, once: ``resolution.py``
-  (devices), ``creation.py``, ``moving.py``, and here models and the machine.
+  (devices), ``creation.py``, ``moving.py``, ``saving.py``, and here models and the machine.
 - A copy happens only where the user wrote one, and never by way of another device.
 - No framework's state is changed that the user did not ask to change.
 
@@ -20,11 +20,11 @@ from collections.abc import Generator, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from d2ldev.creation import Creation
 from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.placing import named_tensors, place
 from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
+from d2ldev.saving import Saving
 from d2ldev.strictness import translate_uncaught
 from d2ldev.training.learner import Learner, Loss, Settings
 from d2ldev.training.prefetching import check_depth, check_source
@@ -32,7 +32,7 @@ from d2ldev.training.prefetching import check_depth, check_source
 __all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
 
 
-class Backend(Creation):
+class Backend(Saving):
     """One framework behind the contract.
 
     Args:

@@ -99,7 +99,7 @@ class Inventory:
             self.entries.append(Entry(name, value))
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                for part in self._backend._attached(value):
+                for part in self._attached_to(value):
                     full_name = joined(name, part.name)
                     self.parts.append(Part(full_name, part.value, part.put))
                     self.entries.append(Entry(full_name, part.value))
@@ -123,6 +123,9 @@ class Inventory:
                 f"the {type(value).__name__}{where} cannot be looked through: {error}",
                 "make it whole first: super().__init__() in its __init__",
             ) from error
+
+    def _attached_to(self, value: Any) -> Iterator[Part]:
+        return self._backend._attached(value)
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Whether there is anything in ``value`` that may have to be put back."""

@@ -28,6 +28,7 @@ from d2ldev.strictness import Strictness
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from d2ldev.io.layouts import Layout
     from d2ldev.placing import Part
     from d2ldev.training.learner import Learner, Settings
 
@@ -312,6 +313,63 @@ class Primitives(ABC):
 
     def _finish(self, obj: Any) -> None:
         """Called for each of ``object_types`` when its parts have moved. It must not fail."""
+
+    # -- files ----------------------------------------------------------------------------
+
+    def _borrow(self, x: Tensor) -> NDArray[Any]:
+        """The values in a NumPy array that is only read, and soon: a framework may lend its own."""
+        return self._to_numpy(x)
+
+    def _adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
+        """A tensor with the values of an array that nobody else has: a framework may keep it."""
+        return self._from_data(array, dtype, native)
+
+    def _numbers_dtype(self, dtype: str) -> str | None:
+        """The dtype of the numbers that stand for tensors of a dtype without any.
+
+        None but for JAX's random keys.
+        """
+        return None
+
+    def _from_numbers(self, x: Tensor, dtype: str) -> Tensor:
+        """The tensor of a dtype without numbers that these numbers stand for."""
+        return x
+
+    def _is_gradient(self, obj: Any, part: Part) -> bool:
+        """Whether a part of one of ``object_types`` is a gradient, which is not saved."""
+        return False
+
+    def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
+        """How each tensor of a model is laid out, by its name; None if that is not known.
+
+        It is asked of every object and container that is saved, and known of dense and convolution layers in one sequence. With it a model takes over
+        the parameters of the same layers in another framework.
+        """
+        return None
+
+    def _state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        """What an optimizer has learned, without the parameters, as a nesting that is saved.
+
+        None for what is saved as the tensors that ``place`` looks after, such as a model, and an
+        optimizer all of whose state are such tensors.
+        """
+        return None
+
+    def _state_put(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        """What gives an optimizer a state; it cannot fail. Nothing is changed before.
+
+        Args:
+            optimizer: one of which ``_state`` is a nesting.
+            state: such a nesting, with tensors on the CPU that nobody else has.
+
+        Raises:
+            ValueError: if the state is no such optimizer's, with the reason.
+        """
+        raise ValueError(f"a {type(optimizer).__name__} takes no state")
+
+    def _write(self, x: Tensor, new: Tensor) -> None:
+        """Give ``x``, of which ``_is_refilled`` is true, the values of ``new``, on its device."""
+        self._refill(x, new)
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         """Builders of small objects of every kind that ``place`` looks after, by name.

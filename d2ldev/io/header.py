@@ -1,0 +1,173 @@
+"""The header of a safetensors file: made, and read without believing it.
+
+Eight bytes with the header's length, the header in JSON, then the tensors' bytes without a gap.
+The rules are those of the format, which forbids holes and overlaps; everything is checked against
+the size of the file before memory is taken for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from d2ldev.io.dtypes import NAMES, numpy_dtype
+
+MAX_LENGTH = 100_000_000
+"""The longest header, in bytes; the format's own limit."""
+METADATA = "__metadata__"
+# NumPy 1 has no more dimensions.
+_MAX_DIMENSIONS = 32
+
+
+class HeaderError(ValueError):
+    """What is wrong with a header, in words."""
+
+
+class Entry(NamedTuple):
+    """A tensor in a file.
+
+    Args:
+        tag: the format's name of its dtype.
+        shape: its shape.
+        begin, end: where its bytes are, counted from the end of the header.
+    """
+
+    tag: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Header(NamedTuple):
+    """What a file says of itself: its tensors in the order of their bytes, and its metadata."""
+
+    entries: Mapping[str, Entry]
+    metadata: Mapping[str, str]
+
+
+def make_header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+    """The first bytes of a file, up to where the tensors begin."""
+    told: dict[str, Any] = {METADATA: dict(metadata)}
+    for name, entry in entries.items():
+        offsets = [entry.begin, entry.end]
+        told[name] = {"dtype": entry.tag, "shape": list(entry.shape), "data_offsets": offsets}
+    text = json.dumps(told, separators=(",", ":"), allow_nan=False).encode("ascii")
+    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    if len(text) > MAX_LENGTH:
+        raise HeaderError(f"its names and numbers take {len(text)} bytes, and {MAX_LENGTH} fit")
+    return len(text).to_bytes(8, "little") + text
+
+
+def length_of(first: bytes, size: int) -> int:
+    """The length of the header, from a file's first eight bytes and its size."""
+    if len(first) < 8:
+        raise HeaderError(
+            "it is empty" if not first else f"it ends after {len(first)} bytes: it is truncated"
+        )
+    length = int.from_bytes(first, "little")
+    if length > MAX_LENGTH:
+        raise HeaderError(f"it is no safetensors file: its header would have {length} bytes")
+    if 8 + length > size:
+        raise HeaderError(f"it ends within its header of {length} bytes: it is truncated")
+    return length
+
+
+def read_header(text: bytes, room: int) -> Header:
+    """The header of a file.
+
+    Args:
+        text: its bytes, without the length.
+        room: how many bytes follow it in the file.
+
+    Raises:
+        HeaderError: if it is not as the format wants it, or does not fit the file.
+    """
+    if text[:1] != b"{":
+        raise HeaderError("it is no safetensors file: its header is no JSON object")
+    try:
+        told = parse_json(text.decode("utf-8"))
+    except UnicodeDecodeError:
+        raise HeaderError("its header is no UTF-8") from None
+    metadata = told.pop(METADATA, {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise HeaderError("its metadata is no mapping of text to text")
+    entries = {name: _entry(name, what) for name, what in told.items()}
+    ordered = dict(sorted(entries.items(), key=lambda item: item[1][2:]))
+    position = 0
+    for name, entry in ordered.items():
+        if entry.begin != position:
+            what = "overlaps another" if entry.begin < position else "leaves a hole before it"
+            raise HeaderError(f"its tensor {_quoted(name)} {what}")
+        position = entry.end
+    if position != room:
+        state = "truncated, or has been written to" if position > room else "longer than it says"
+        raise HeaderError(f"its tensors take {position} bytes and it has {room}: it is {state}")
+    return Header(ordered, metadata)
+
+
+def parse_json(text: str) -> Any:
+    """JSON as the standard has it: no NaN, no key twice, nothing nested without end.
+
+    Raises:
+        HeaderError: for anything else.
+    """
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
+    except HeaderError:
+        raise
+    except RecursionError:
+        raise HeaderError("its JSON is nested too deep") from None
+    except ValueError as error:
+        raise HeaderError(f"its JSON cannot be read: {error}") from None
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        raise HeaderError("its JSON has a key twice")
+    return made
+
+
+def _no_number(text: str) -> NoReturn:
+    raise HeaderError(f"its JSON has {text}, which is no number")
+
+
+def _quoted(name: str) -> str:
+    return json.dumps(name if len(name) <= 80 else f"{name[:77]}...")
+
+
+def is_sizes(values: object) -> bool:
+    """Whether a value is a list of integers from 0 on that can be a shape."""
+    return (
+        isinstance(values, list)
+        and len(values) <= _MAX_DIMENSIONS
+        and all(type(value) is int and 0 <= value < 2**63 for value in values)
+    )
+
+
+def _entry(name: str, what: Any) -> Entry:
+    quoted = _quoted(name)
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise HeaderError(f"its tensor {quoted} has a name that is no Unicode") from None
+    if not isinstance(what, dict) or set(what) != {"dtype", "shape", "data_offsets"}:
+        raise HeaderError(f"its tensor {quoted} lacks a dtype, a shape or offsets")
+    tag, shape, offsets = what["dtype"], what["shape"], what["data_offsets"]
+    if not isinstance(tag, str) or tag not in NAMES:
+        raise HeaderError(f"its tensor {quoted} has a dtype that is not known: {_quoted(str(tag))}")
+    if not is_sizes(shape) or _extent(shape) >= 2**60:
+        raise HeaderError(f"its tensor {quoted} has a shape that no tensor can have")
+    if not is_sizes(offsets) or len(offsets) != 2:
+        raise HeaderError(f"its tensor {quoted} has offsets that are none")
+    begin, end = offsets
+    if end - begin != math.prod(shape) * numpy_dtype(NAMES[tag]).itemsize:
+        raise HeaderError(f"its tensor {quoted} has offsets that do not fit its shape")
+    return Entry(tag, tuple(shape), begin, end)
+
+
+def _extent(shape: Sequence[int]) -> int:
+    """How many elements there were if no size were 0: NumPy wants that to be small, too."""
+    return math.prod(size for size in shape if size)

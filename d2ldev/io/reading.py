@@ -1,0 +1,228 @@
+"""``load``: a file is checked, then each tensor is read to where it is wanted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from d2ldev.errors import CheckpointError
+from d2ldev.io import nodes
+from d2ldev.io.dtypes import NAMES, bytes_of, numpy_dtype, storage_of
+from d2ldev.io.header import Entry, Header, HeaderError, length_of, parse_json, read_header
+from d2ldev.io.restoring import outlined, restored
+from d2ldev.io.writing import checksum
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from d2ldev.device import Device
+    from d2ldev.interface import Backend
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, before it is read.
+
+    Args:
+        kind: whether it was a tensor or a NumPy array.
+        name: its name there.
+        dtype: its true dtype.
+        shape: its shape; of random keys that of their numbers.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Checkpoint:
+    """An open file whose header and description have been checked.
+
+    Args:
+        backend: who reads it.
+        file: open for reading, unbuffered.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        HeaderError: if it is not what it should be.
+    """
+
+    def __init__(self, backend: Backend, file: BinaryIO, attempted: str) -> None:
+        self._backend = backend
+        self._file = file
+        self._attempted = attempted
+        size = os.fstat(file.fileno()).st_size
+        length = length_of(file.read(8), size)
+        text = file.read(length)
+        if len(text) < length:
+            raise HeaderError("it has become shorter while it was read")
+        self._start = 8 + length
+        header = read_header(text, size - self._start)
+        self._entries = header.entries
+        self._told = _description(header)
+        self.writer: str | None = self._told["backend"]
+        self._table = [self._checked(row) for row in self._told["tensors"]]
+        self.stored: list[Stored] = []
+        """The tensors in the order in which they are in the file."""
+        self.outline = outlined(self._told, self._found)
+        used = {stored.name for stored in self.stored}
+        if used != set(self._entries) or len(self._table) != len(used):
+            raise HeaderError("its description tells of other tensors than it has")
+        order = {name: i for i, name in enumerate(self._entries)}
+        self.stored = sorted(dict.fromkeys(self.stored), key=lambda stored: order[stored.name])
+
+    def _checked(self, row: Any) -> tuple[Stored, str | None]:
+        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
+            raise HeaderError("its description cannot be read: it lacks a tensor")
+        name, dtype, total = row
+        entry, known = self._entries.get(name), isinstance(dtype, str)
+        storage = storage_of(self._backend._numbers_dtype(dtype) or dtype) if known else None
+        if entry is None or storage is None or not _fits(entry, storage.tag, storage.suffix):
+            raise HeaderError(
+                f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
+                + ("is not there" if entry is None else f"is stored as {entry.tag}")
+            )
+        shape = entry.shape[: len(entry.shape) - len(storage.suffix)]
+        return Stored(nodes.TENSOR, name, dtype, shape), total
+
+    def _found(self, kind: str, number: int) -> Stored:
+        if not 0 <= number < len(self._table):
+            raise HeaderError("its description cannot be read: it lacks a tensor")
+        stored = self._table[number][0]._replace(kind=kind)
+        self.stored.append(stored)
+        return stored
+
+    def nesting(self, values: Mapping[Stored, Any]) -> Any:
+        """The nesting, with these tensors and arrays in their places."""
+        table = self._table
+        return restored(self._told, lambda kind, i: values[table[i][0]._replace(kind=kind)])
+
+    def refusal(self, stored: Stored) -> CheckpointError | None:
+        """Why the backend cannot have such a tensor; None if it can."""
+        backend, dtype = self._backend, stored.dtype
+        numbers = backend._numbers_dtype(dtype)
+        if stored.kind == nodes.ARRAY or (numbers or dtype) in backend.dtype_names:
+            return None
+        return CheckpointError(
+            self._attempted,
+            f"its tensor {stored.name!r} is of {dtype}, which {backend.name} has not now",
+            "load it with a backend that has, or save it as one of "
+            f"{', '.join(backend.dtype_names)}",
+        )
+
+    def array(self, stored: Stored) -> NDArray[Any]:
+        """The values of a tensor, in new memory.
+
+        Raises:
+            HeaderError: if they are not what was written.
+        """
+        entry = self._entries[stored.name]
+        dtype = numpy_dtype(self._backend._numbers_dtype(stored.dtype) or stored.dtype)
+        array: NDArray[Any] = np.empty(stored.shape, dtype)
+        data = bytes_of(array)
+        self._file.seek(self._start + entry.begin)
+        view = memoryview(data)
+        while view:
+            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            if not count:
+                raise HeaderError("it has become shorter while it was read")
+            view = view[count:]
+        total = next(total for kept, total in self._table if kept.name == stored.name)
+        if total is not None and checksum(stored.dtype, entry.shape, data) != total:
+            raise HeaderError(f"its tensor {stored.name!r} is damaged: the checksum differs")
+        return array
+
+    def tensor(self, stored: Stored, device: Device) -> Any:
+        """A tensor, or a NumPy array, on a device."""
+        array, backend = self.array(stored), self._backend
+        if stored.kind == nodes.ARRAY:
+            return array
+        native = backend.native(device)
+        try:
+            numbers = backend._numbers_dtype(stored.dtype)
+            if numbers is None:
+                return backend._adopt(array, backend._native_dtype(stored.dtype), native)
+            made = backend._adopt(array, backend._native_dtype(numbers), native)
+            return backend._from_numbers(made, stored.dtype)
+        except Exception as error:
+            raise backend._refused(error, self._attempted, native) from error
+
+
+@contextmanager
+def opened(backend: Backend, path: str, attempted: str) -> Iterator[Checkpoint]:
+    """A file that is checked; what is wrong with it, now or later, is a ``CheckpointError``."""
+    try:
+        # Not by opening it: who opens a pipe waits for its writer.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise HeaderError("it is no regular file")
+        with open(path, "rb", buffering=0) as file:
+            yield Checkpoint(backend, file, attempted)
+    except OSError as error:
+        raise CheckpointError(
+            attempted, error.strerror or str(error), "give the path of a file that can be read"
+        ) from error
+    except HeaderError as error:
+        raise CheckpointError(
+            attempted,
+            str(error),
+            "give a file that backend.save or another program has written as safetensors; "
+            "of one that is damaged, take a copy",
+        ) from error
+
+
+def load(backend: Backend, path: str, device: Device) -> Any:
+    """Read a nesting; see ``Backend.load``."""
+    attempted = f"load {path}"
+    with opened(backend, path, attempted) as checkpoint:
+        for stored in checkpoint.stored:
+            if (refusal := checkpoint.refusal(stored)) is not None:
+                raise refusal
+        values = {stored: checkpoint.tensor(stored, device) for stored in checkpoint.stored}
+        return checkpoint.nesting(values)
+
+
+def _description(header: Header) -> dict[str, Any]:
+    """What a file says of its nesting; that of a foreign one is name -> tensor."""
+    text = header.metadata.get(nodes.STRUCTURE)
+    if text is None:
+        return {
+            "backend": None,
+            "root": {nodes.AT: 0},
+            "containers": [
+                {
+                    "type": "dict",
+                    "labels": list(header.entries),
+                    "items": [{nodes.TENSOR: i} for i in range(len(header.entries))],
+                }
+            ],
+            "tensors": [[name, NAMES[entry.tag], None] for name, entry in header.entries.items()],
+        }
+    if f"{zlib.crc32(text.encode()):08x}" != header.metadata.get(nodes.CHECKSUM):
+        raise HeaderError("its description is damaged: the checksum differs")
+    told = parse_json(text)
+    if not isinstance(told, dict) or type(told.get("version")) is not int:
+        raise HeaderError("its description cannot be read: it lacks a version")
+    if told["version"] > nodes.VERSION:
+        raise HeaderError(
+            f"its description is of version {told['version']}, and this d2ldev reads "
+            f"{nodes.VERSION}: a newer one wrote it"
+        )
+    if (
+        set(told) != {"version", "backend", "root", "containers", "tensors"}
+        or not isinstance(told["backend"], str)
+        or not isinstance(told["tensors"], list)
+        or not isinstance(told["containers"], list)
+    ):
+        raise HeaderError("its description cannot be read: it lacks a part")
+    return told
+
+
+def _fits(entry: Entry, tag: str, suffix: tuple[int, ...]) -> bool:
+    count = len(suffix)
+    return entry.tag == tag and entry.shape[len(entry.shape) - count :] == suffix

@@ -1,0 +1,165 @@
+"""From the description (``nodes.py``) back to the nesting, without believing it."""
+
+from __future__ import annotations
+
+import base64
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from d2ldev.io import nodes
+from d2ldev.io.classes import make
+from d2ldev.io.dtypes import numpy_dtype, storage_of
+from d2ldev.io.header import HeaderError
+from d2ldev.io.layouts import Layout, layouts_of
+
+
+@dataclass(frozen=True, eq=False)
+class Outline:
+    """A container of the file, for ``load_into``: what is in it, before anything is read.
+
+    Args:
+        type: one of the types of rows.
+        children: by key, field or index.
+        layouts: of the layers of a model, if they are known.
+        key: what it is as the key of another.
+    """
+
+    type: str
+    children: Mapping[Any, Any]
+    layouts: Mapping[str, Layout] | None
+    key: Any
+
+
+def restored(told: Any, leaf: Callable[[str, int], Any]) -> Any:
+    """The nesting that a description tells of.
+
+    Args:
+        told: the description.
+        leaf: ``(kind, number) -> value`` of a tensor or an array.
+
+    Raises:
+        HeaderError: if it is none.
+    """
+    return _rows(told, leaf, _made)
+
+
+def outlined(told: Any, leaf: Callable[[str, int], Any]) -> Any:
+    """The same with an ``Outline`` for each container."""
+    return _rows(told, leaf, _outline)
+
+
+def _rows(
+    told: Any,
+    leaf: Callable[[str, int], Any],
+    container: Callable[[dict[str, Any], list[Any], list[Any]], Any],
+) -> Any:
+    made: list[Any] = []
+    sizes = nodes.Sizes()
+
+    def value(node: Any) -> Any:
+        if not isinstance(node, dict):
+            _check(node is None or isinstance(node, (bool, int, float, str)), "a value")
+            return node
+        _check(len(node) == 1, "a value")
+        ((kind, what),) = node.items()
+        if kind == nodes.AT:
+            _check(type(what) is int and 0 <= what < len(made), "a reference")
+            return made[what]
+        if kind in (nodes.TENSOR, nodes.ARRAY):
+            _check(type(what) is int, "a reference")
+            return leaf(kind, what)
+        return _leaf(kind, what)
+
+    try:
+        for row in told["containers"]:
+            _check(isinstance(row["items"], list), "items")
+            labels: Any = None
+            if row["type"] not in nodes.UNLABELLED:
+                _check(isinstance(row["labels"], list), "labels")
+                _check(len(row["labels"]) == len(row["items"]), "as many labels as items")
+                labels = [value(node) for node in row["labels"]]
+            items = [value(node) for node in row["items"]]
+            hashed = row["items"] if row["type"] in nodes.SETS else row.get("labels", [])
+            problem = sizes.add(row, hashed)
+            _check(not problem, problem)
+            made.append(container(row, labels, items))
+        return value(told["root"])
+    except HeaderError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise HeaderError(f"its description cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise HeaderError(f"its description cannot be read: it lacks {what}")
+
+
+def _leaf(kind: str, what: Any) -> Any:
+    if kind == nodes.INTEGER:
+        return int(what, 16)
+    if kind == nodes.FLOAT:
+        _check(what in ("nan", "inf", "-inf"), "a number")
+        return float(what)
+    if kind == nodes.COMPLEX:
+        real, imaginary = (x if type(x) is float else _leaf(*_only(x)) for x in what)
+        return complex(real, imaginary)
+    if kind in (nodes.BYTES, nodes.BYTEARRAY):
+        data = base64.b64decode(what, validate=True)
+        return data if kind == nodes.BYTES else bytearray(data)
+    _check(kind == nodes.SCALAR, f"what is known: {kind[:40]}")
+    return _scalar(*what)
+
+
+def _only(node: dict[str, Any]) -> tuple[str, Any]:
+    ((kind, what),) = node.items()
+    _check(kind == nodes.FLOAT, "a number")
+    return kind, what
+
+
+def _scalar(dtype: str, digits: str) -> Any:
+    import numpy as np
+
+    _check(storage_of(dtype) is not None, "a dtype")
+    return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
+
+
+def _made(row: dict[str, Any], labels: Any, items: list[Any]) -> Any:
+    kind = row["type"]
+    if kind in nodes.UNLABELLED:
+        return deque(items, row["maxlen"]) if kind == "deque" else _PLAIN[kind](items)
+    if kind in (nodes.NAMEDTUPLE, nodes.DATACLASS):
+        module, qualname = row["class"]
+        _check(all(type(name) is str for name in (module, qualname, *labels)), "names")
+        return make(kind, module, qualname, labels, items)
+    pairs = zip(labels, items, strict=True)
+    if kind == "defaultdict":
+        factory = row["factory"]
+        return defaultdict(None if factory is None else nodes.FACTORIES[factory], pairs)
+    if kind == "Counter":
+        # Past ``__init__``, which counts.
+        counter: Counter[Any] = Counter()
+        dict.update(counter, pairs)
+        return counter
+    return dict(pairs) if kind in (nodes.MODEL, nodes.STATE) else _PLAIN[kind](pairs)
+
+
+_PLAIN: dict[str, Any] = nodes.MAPPINGS | nodes.SEQUENCES | nodes.SETS
+
+
+def _outline(row: dict[str, Any], labels: Any, items: list[Any]) -> Outline:
+    named = range(len(items)) if labels is None else [_key(label) for label in labels]
+    layouts = layouts_of(row["layouts"]) if "layouts" in row else None
+    key = None
+    if row["type"] in _HASHABLE:
+        key = _made(row, labels, [_key(item) for item in items])
+    return Outline(row["type"], dict(zip(named, items, strict=True)), layouts, key)
+
+
+_HASHABLE = ("tuple", "frozenset", nodes.NAMEDTUPLE, nodes.DATACLASS)
+
+
+def _key(x: Any) -> Any:
+    return x.key if isinstance(x, Outline) else x

@@ -1,0 +1,112 @@
+"""``save``: a nesting in one file, at once or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from d2ldev.errors import CheckpointError
+from d2ldev.io import nodes
+from d2ldev.io.atomic import replacing
+from d2ldev.io.dtypes import bytes_of, numpy_dtype, storage_of
+from d2ldev.io.header import Entry, HeaderError, make_header
+from d2ldev.io.nesting import Description, Saved
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from d2ldev.interface import Backend
+
+
+def save(backend: Backend, obj: Any, path: str) -> None:
+    """Write a nesting; see ``Backend.save``."""
+    attempted = f"save to {path}"
+    description = Description(backend, obj, attempted)
+    # Large elements first, so that each tensor is aligned.
+    order = sorted(
+        range(len(description.saved)),
+        key=lambda i: -_stored_dtype(backend, description.saved[i].dtype).itemsize,
+    )
+    try:
+        with replacing(path) as descriptor:
+            _write(backend, description, order, descriptor)
+    except (OSError, HeaderError) as error:
+        raise CheckpointError(
+            attempted,
+            error.strerror or str(error) if isinstance(error, OSError) else str(error),
+            "save to a folder that exists, has room, and may be written to; the file that was "
+            "there is as it was",
+        ) from error
+
+
+def checksum(dtype: str, shape: Sequence[int], data: Any) -> str:
+    """The CRC-32 of a tensor: of what it is, and of its bytes."""
+    return f"{zlib.crc32(data, zlib.crc32(f'{dtype}{list(shape)}'.encode())):08x}"
+
+
+def _write(backend: Backend, description: Description, order: list[int], descriptor: int) -> None:
+    saved = description.saved
+    sums = ["0" * 8] * len(saved)
+    entries: dict[str, Entry] = {}
+    position = 0
+    for i in order:
+        entries[saved[i].name] = entry = _entry(backend, saved[i], position)
+        position = entry.end
+    room = len(_header(backend, description, entries, sums))
+    os.lseek(descriptor, room, os.SEEK_SET)
+    for i in order:
+        name, x, dtype = saved[i]
+        array = x if isinstance(x, np.ndarray) else backend._borrow(x)
+        data = bytes_of(array)
+        if len(data) != entries[name].end - entries[name].begin:
+            raise HeaderError(f"{name} has changed while it was written")
+        sums[i] = checksum(dtype, entries[name].shape, data)
+        _write_all(descriptor, data)
+    # Last, because it has the checksums.
+    os.lseek(descriptor, 0, os.SEEK_SET)
+    header = np.frombuffer(_header(backend, description, entries, sums), np.uint8)
+    _write_all(descriptor, header)
+
+
+def _stored_dtype(backend: Backend, name: str) -> np.dtype[Any]:
+    return numpy_dtype(backend._numbers_dtype(name) or name)
+
+
+def _entry(backend: Backend, saved: Saved, begin: int) -> Entry:
+    x, numbers = saved.value, backend._numbers_dtype(saved.dtype)
+    shape = tuple(int(size) for size in x.shape)
+    if numbers is not None:
+        shape = backend._to_numpy(x).shape
+    storage = storage_of(numbers or saved.dtype)
+    assert storage is not None
+    size = int(np.prod(shape, dtype=object)) * _stored_dtype(backend, saved.dtype).itemsize
+    return Entry(storage.tag, (*shape, *storage.suffix), begin, begin + size)
+
+
+def _header(
+    backend: Backend, description: Description, entries: Mapping[str, Entry], sums: list[str]
+) -> bytes:
+    told = {
+        "version": nodes.VERSION,
+        "backend": backend.name,
+        "root": description.root,
+        "containers": description.rows,
+        "tensors": [
+            [tensor.name, tensor.dtype, total]
+            for tensor, total in zip(description.saved, sums, strict=True)
+        ],
+    }
+    text = json.dumps(told, separators=(",", ":"), allow_nan=False)
+    metadata = {nodes.STRUCTURE: text, nodes.CHECKSUM: f"{zlib.crc32(text.encode()):08x}"}
+    return make_header(entries, metadata)
+
+
+def _write_all(descriptor: int, data: NDArray[np.uint8]) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]

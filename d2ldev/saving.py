@@ -1,0 +1,82 @@
+"""Parameters in files: written on one device or framework, read on another.
+
+Source: D2L, section 6.6, "File I/O".
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from d2ldev.creation import Creation
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.primitives import DeviceLike
+
+
+class Saving(Creation):
+    """The part of the contract that is about files."""
+
+    def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
+        """Write a nesting into a file, all of it or nothing.
+
+        Args:
+            obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes,
+                or any nesting of them.
+            path: of the file. One that is there is replaced in one step: whenever the process
+                dies, it is the old one or the new one.
+
+        The file is a safetensors file: other programs read its tensors, too. Gradients are not
+        saved. What is one tensor in two places is written once, and is one tensor afterwards.
+
+        Raises:
+            UnsupportedValueError: if ``obj`` holds something else, whose place is named.
+            CheckpointError: if the file cannot be written.
+        """
+        from d2ldev.io.writing import save
+
+        save(self, obj, _path(path, "save"))  # type: ignore[arg-type]
+
+    def load(self, path: str | os.PathLike[str], *, device: DeviceLike = "cpu") -> Any:
+        """Read a nesting from a file.
+
+        Args:
+            path: of a file that ``save`` has written, with whatever backend, or of any other
+                safetensors file, which is a dict from names to tensors.
+            device: where the tensors are made, wherever they were.
+
+        Returns:
+            What was saved: containers of Python's own as their type; namedtuples and dataclasses
+            too, if the program has imported their class and it has the same fields, else as a
+            tuple and a dict; subclasses as what they are derived from. A model is a dict from the
+            names of its tensors to tensors, and an optimizer a dict of its state: ``load_into``
+            gives them back to a model.
+
+        Raises:
+            DeviceUnavailableError: before anything is read.
+            CheckpointError: if there is no such file, it is damaged, or the framework lacks one of
+                its dtypes.
+            OutOfDeviceMemoryError: if the device's memory does not suffice.
+        """
+        target = self._existing(device, "load tensors")[0]
+        from d2ldev.io.reading import load
+
+        return load(self, _path(path, "load"), target)  # type: ignore[arg-type]
+
+
+def _path(path: object, verb: str) -> str:
+    """A path as text.
+
+    Raises:
+        UnsupportedValueError: if it is none.
+    """
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        text = ""
+    if not text or "\0" in text:
+        raise UnsupportedValueError(
+            f"{verb} parameters",
+            f"{describe(path)} is no path of a file",
+            f"backend.{verb}(..., 'net.safetensors')",
+        )
+    return text

@@ -1,0 +1,200 @@
+"""A saved nesting comes back as it was."""
+
+import collections
+import dataclasses
+import enum
+import math
+
+import numpy as np
+import pytest
+
+from d2ldev import UnsupportedValueError
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclasses.dataclass(frozen=True)
+class Batch:
+    x: object
+    label: str
+
+
+@dataclasses.dataclass
+class Slotted:
+    __slots__ = ("x",)
+    x: object
+
+
+class Sum(dict):
+    pass
+
+
+class Colour(enum.IntEnum):
+    RED = 1
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "saved.safetensors"
+
+
+@pytest.fixture
+def round_trip(reference, path):
+    def saved_and_loaded(obj):
+        reference.save(obj, path)
+        return reference.load(path)
+
+    return saved_and_loaded
+
+
+def same(backend, x, y):
+    """Whether two nestings are alike: types, order, and the bytes of tensors."""
+    if isinstance(x, backend.tensor_types):
+        x, y = backend.to_numpy(x), backend.to_numpy(y)
+    if isinstance(x, np.ndarray):
+        return (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+    if type(x) is not type(y):
+        return False
+    if isinstance(x, dict):
+        return list(x) == list(y) and all(same(backend, x[key], y[key]) for key in x)
+    if isinstance(x, (list, tuple, collections.deque)):
+        return len(x) == len(y) and all(map(same, [backend] * len(x), x, y))
+    if dataclasses.is_dataclass(x):
+        return all(
+            same(backend, getattr(x, field.name), getattr(y, field.name))
+            for field in dataclasses.fields(x)
+        )
+    return repr(x) == repr(y)
+
+
+def test_a_nested_dict_comes_back(reference, round_trip):
+    obj = {"a": {"b": [reference.rand((3, 4), seed=0), None]}, "step": 3, "name": "net"}
+    assert same(reference, obj, round_trip(obj))
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 0, -7, 2**53, -(2**63), 2**20000, 0.1, -0.0, 1e-320, "", "a.b/..\0"),
+        *("\ud800", "\N{SNOWMAN}", math.nan, math.inf, -math.inf, 1 - 2j, complex(math.nan, -0.0)),
+        *(b"", b"\x00\xff", bytearray(b"ab"), np.float32(1.5), np.int8(-3), np.bool_(True)),
+        *([], (), {}, set(), frozenset(), [[]], {"a": {}}, (1, (2, (3,))), {1, "a", (2, 3)}),
+        frozenset({frozenset({1})}),
+        {1: "int", "1": "str", None: 0, (1, "b"): 2, b"k": 3, 1.5: 4, True: 5},
+        collections.OrderedDict(b=1, a=2),
+        collections.defaultdict(list, a=[1]),
+        collections.defaultdict(None, a=1),
+        collections.Counter("aab"),
+        collections.deque([1, 2], maxlen=2),
+        Point(1, [2]),
+        Batch(1, "one"),
+        Slotted([1]),
+        np.arange(3),
+        np.zeros((2, 0), "complex128"),
+        np.array(1.5),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_value_comes_back_with_its_type(reference, round_trip, value):
+    assert same(reference, {"at": [value]}, round_trip({"at": [value]}))
+    assert same(reference, value, round_trip(value))
+
+
+def test_one_tensor_in_two_places_is_one_afterwards_and_is_stored_once(
+    reference, path, round_trip
+):
+    x = reference.ones((1000,))
+    loaded = round_trip({"a": x, "b": [x, (x, reference.ones((1000,)))]})
+    assert loaded["a"] is loaded["b"][0] is loaded["b"][1][0]
+    assert loaded["b"][1][1] is not loaded["a"]
+    assert 2 * 4000 < path.stat().st_size < 3 * 4000
+
+
+def test_one_list_in_two_places_is_one_afterwards(round_trip):
+    shared = [1]
+    loaded = round_trip({"a": shared, "b": (shared, [1])})
+    assert loaded["a"] is loaded["b"][0]
+    assert loaded["b"][1] is not loaded["a"]
+
+
+def test_containers_that_share_without_end_are_saved_in_no_time(round_trip):
+    nesting = []
+    for _ in range(100):
+        nesting = [nesting, nesting]
+    loaded = round_trip(nesting)
+    for _ in range(100):
+        assert loaded[0] is loaded[1]
+        loaded = loaded[0]
+    assert loaded == []
+
+
+def test_names_that_would_be_the_same_in_the_file_are_told_apart(reference, round_trip):
+    names = ["a.b", "__metadata__", "", "tensor", "\ud800", "\\ud800", "../x", "a/b", "a\0b"]
+    obj = {name: reference.full(1, float(i)) for i, name in enumerate(names)}
+    obj["a"] = {"b": reference.full(1, 99.0)}
+    assert same(reference, obj, round_trip(obj))
+
+
+def test_a_container_of_a_class_of_ones_own_comes_back_as_what_it_is_derived_from(round_trip):
+    loaded = round_trip(Sum(a=1))
+    assert type(loaded) is dict
+    assert loaded == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    "value",
+    [object(), len, Colour.RED, np.array(["a"]), np.array([object()]), np.datetime64(0, "s"), int],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_cannot_be_saved_is_refused_with_its_place(reference, path, value):
+    with pytest.raises(UnsupportedValueError, match=r"at a\.1\.b "):
+        reference.save({"a": [1, {"b": value}]}, path)
+    assert not path.exists()
+
+
+def test_a_factory_of_ones_own_is_refused(reference, path):
+    with pytest.raises(UnsupportedValueError, match="at a "):
+        reference.save({"a": collections.defaultdict(lambda: 1)}, path)
+
+
+def test_what_contains_itself_is_refused(reference, path):
+    obj = []
+    obj.append(obj)
+    with pytest.raises(UnsupportedValueError, match="contains itself"):
+        reference.save(obj, path)
+
+
+def test_what_is_nested_too_deep_is_refused(reference, path):
+    obj = []
+    for _ in range(5000):
+        obj = [obj]
+    with pytest.raises(UnsupportedValueError, match="nested deeper"):
+        reference.save(obj, path)
+
+
+def test_a_key_of_more_values_than_python_can_compute_with_is_refused(reference, path):
+    key = ()
+    for _ in range(60):
+        key = (key, key)
+    with pytest.raises(UnsupportedValueError, match="a key of more than"):
+        reference.save([{1: 2}, ((key,),), {3: set()}, [key]] + [_Keyed(key)], path)
+
+
+class _Keyed(dict):
+    """A dict with a key whose hash would never be known."""
+
+    def __init__(self, key):
+        super().__init__()
+        self.key = key
+
+    def keys(self):
+        return [self.key]
+
+    def __iter__(self):
+        return iter([self.key])
+
+    def __len__(self):
+        return 1
+
+    def values(self):
+        return [1]
