@@ -192,15 +192,17 @@ class TorchLearner(Learner):
                 "restore what learner.state() returned",
             )
         saved = self.backend.copy({**state})
+        native = self.backend.native(self._device())
         training_state.check_model(self._model, saved["model"])
         if self._optimizer is not None:
             training_state.check_optimizer(self._optimizer, self._model, saved["optimizer"])
+        training_state.check_random_state(saved["random"], native)
         training_state.load_model(self._model, saved["model"])
         if self._optimizer is None and saved["optimizer"] is not None:
             self._use(self._made(self.settings))
         if self._optimizer is not None:
             training_state.load_optimizer(self._optimizer, saved["optimizer"])
-        training_state.set_random_state(saved["random"], self.backend.native(self._device()))
+        training_state.set_random_state(saved["random"], native)
 
     def _detached(self, prediction: Any) -> Any:
         """A prediction without what is needed to go back through it."""

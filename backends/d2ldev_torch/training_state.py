@@ -69,6 +69,31 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, sa
     for key in ("class", "parameters"):
         if current[key] != saved[key]:
             raise _refusal("optimizer", f"its {key}: {current[key]}, {saved[key]} in the state")
+    if _settings(current["param_groups"]) != _settings(saved["param_groups"]):
+        raise _refusal("optimizer", "its groups have other settings")
+    kept = saved["state"]
+    if not isinstance(kept, Mapping) or not all(isinstance(x, Mapping) for x in kept.values()):
+        raise _refusal("optimizer", f"{describe(kept)} is not what it keeps for its parameters")
+
+
+def _settings(groups: Any) -> Any:
+    """The names of the settings of each group, and the numbers of its parameters."""
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(g, Mapping) for g in groups):
+        return None
+    return [(sorted(map(str, group)), list(group.get("params", ()))) for group in groups]
+
+
+def check_random_state(saved: Any, device: torch.device) -> None:
+    """See that a state is one of these generators.
+
+    Raises:
+        CheckpointError: if it is not.
+    """
+    if not isinstance(saved, Mapping) or "cpu" not in saved:
+        raise _refusal("generator", f"{describe(saved)} is no state of one")
+    for name, x in random_state(device).items():
+        if name in saved and _form(saved[name]) != _form(x):
+            raise _refusal("generator", f"it is {_form(x)}, and {_form(saved[name])} in the state")
 
 
 def load_model(model: torch.nn.Module, saved: State) -> None:
