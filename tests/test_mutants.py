@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutants import batches, creating, devices, models, moving, strictness, training  # noqa: F401
+from mutants import batches, creating, devices, feeding, models, moving, strictness, training  # noqa: F401
 from mutants.base import MUTANTS, Queued
 
 HERE = Path(__file__).parent

@@ -20,6 +20,7 @@ SECTIONS = {
     "6.7.2.2": "Copying",
     "6.7.2.3": "Side Notes",
     "6.7.3": "Neural Networks and GPUs",
+    "6.7.5": "Exercises",
 }
 
 

@@ -152,8 +152,8 @@ class DeviceLog:
         if not xs:
             return []
         dtypes = {self._backend.dtype_of(x) for x in xs}
-        if len(dtypes) > 1:
-            # One that holds them all, if the framework has it.
+        if len(dtypes) > 1 or any(name.startswith("float8") for name in dtypes):
+            # One that holds them all, if the framework has it, and that it can stack.
             is_wide = dtypes & _WIDE and "float64" in self._backend.dtype_names
             common = "float64" if is_wide else "float32"
             xs = [self._backend.asarray(x, dtype=common) for x in xs]

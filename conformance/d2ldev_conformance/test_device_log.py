@@ -1,0 +1,223 @@
+"""D2L 6.7.5, the third exercise: a log that stays on the device until it is read."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceLog, UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+
+SECTION = "6.7.5"
+# What brings values to the host, or anything from one device to another.
+TRANSFERS = ("_to_numpy", "_copy", "_copy_all", "_from_data")
+
+
+@pytest.fixture
+def scalar(backend, place):
+    """Makes a scalar on the device."""
+
+    def make(value, dtype=None):
+        return backend.full((), value, dtype=dtype, device=place)
+
+    return make
+
+
+@pytest.fixture
+def transfers(backend, monkeypatch):
+    """The names of the transfers that were made, one for each call from outside."""
+    made, depth = [], []
+
+    def counted(name, method):
+        def call(*args):
+            if not depth:
+                made.append(name)
+            depth.append(name)
+            try:
+                return method(*args)
+            finally:
+                depth.pop()
+
+        return call
+
+    for name in TRANSFERS:
+        monkeypatch.setattr(backend, name, counted(name, getattr(backend, name)))
+    return made
+
+
+@requirement("log.means", section=SECTION)
+def test_means_are_weighted(backend, place, scalar):
+    log = DeviceLog(backend, place)
+    log.add(1, loss=scalar(4.0), accuracy=scalar(1.0))
+    log.add(3, loss=scalar(8.0), accuracy=scalar(0.0))
+    assert log.means() == {"loss": 7.0, "accuracy": 0.25}
+
+
+@requirement("log.last", section=SECTION)
+def test_the_last_values_are_those_added_last(backend, place, scalar):
+    log = DeviceLog(backend, place)
+    for value in (3.0, 1.0, 2.0):
+        log.add(loss=scalar(value))
+    log.add(accuracy=scalar(0.5))
+    assert log.last() == {"loss": 2.0, "accuracy": 0.5}
+
+
+@requirement("log.flush", section=SECTION)
+def test_flushing_gives_the_values_in_their_order_once(backend, place, scalar):
+    log = DeviceLog(backend, place)
+    for value in (3.0, 1.0, 2.0):
+        log.add(loss=scalar(value), half=scalar(value / 2))
+    assert log.flush() == {"loss": [3.0, 1.0, 2.0], "half": [1.5, 0.5, 1.0]}
+    assert log.flush() == {}
+    assert log.means() == {"loss": 2.0, "half": 1.0}
+
+
+@requirement("log.add-transfers-nothing", section=SECTION)
+def test_adding_brings_nothing_over(backend, place, scalar, transfers):
+    values = [scalar(float(number)) for number in range(20)]
+    transfers.clear()
+    log = DeviceLog(backend, place)
+    for value in values:
+        log.add(loss=value, again=value)
+    assert transfers == []
+
+
+@requirement("log.one-transfer", section=SECTION)
+@pytest.mark.parametrize("number", [1, 2, 100])
+def test_flushing_is_one_transfer(backend, place, scalar, transfers, number):
+    log = DeviceLog(backend, place)
+    for value in range(number):
+        log.add(loss=scalar(float(value)), accuracy=scalar(float(value)))
+    transfers.clear()
+    assert len(log.flush()["loss"]) == number
+    assert transfers == ["_to_numpy"]
+
+
+@requirement("log.stays-on-the-device", section=SECTION)
+def test_a_value_of_another_device_is_refused_and_not_moved(backend, route):
+    source, target = route
+    log = DeviceLog(backend, target)
+    with pytest.raises(UnsupportedValueError, match=str(source)):
+        log.add(loss=backend.full((), 1.0, device=source))
+    assert log.means() == {}
+
+
+@requirement("log.first-device", section=SECTION)
+def test_without_a_device_it_is_that_of_the_first_value(backend, route):
+    source, target = route
+    log = DeviceLog(backend)
+    log.add(loss=backend.full((), 1.0, device=source))
+    with pytest.raises(UnsupportedValueError, match=str(target)):
+        log.add(loss=backend.full((), 2.0, device=target))
+    assert log.means() == {"loss": 1.0}
+
+
+@requirement("log.bounded", section=SECTION)
+def test_no_more_than_asked_for_wait_on_the_device(backend, place, scalar, transfers):
+    log = DeviceLog(backend, place, max_pending=4)
+    values = [scalar(float(number)) for number in range(10)]
+    transfers.clear()
+    for value in values:
+        log.add(loss=value, again=value)
+    assert transfers == ["_to_numpy"] * 5
+    assert log.means() == {"loss": 4.5, "again": 4.5}
+
+
+@requirement("log.every", section=SECTION)
+def test_only_every_so_manieth_call_is_kept(backend, place, scalar):
+    log = DeviceLog(backend, place, every=3)
+    for value in range(7):
+        log.add(loss=scalar(float(value)))
+    assert log.flush() == {"loss": [0.0, 3.0, 6.0]}
+
+
+@requirement("log.mixed-dtypes", section=SECTION)
+def test_dtypes_may_differ_from_value_to_value(backend, place, scalar):
+    names = [name for name in backend.dtype_names if not name.startswith("complex")]
+    log = DeviceLog(backend, place)
+    for weight, name in enumerate(names, start=1):
+        log.add(weight, loss=scalar(0.5), one=backend.asarray(1, dtype=name, device=place))
+    assert log.means() == {"loss": 0.5, "one": 1.0}
+
+
+@requirement("log.every-dtype", section=SECTION)
+def test_values_of_any_real_dtype_are_kept(backend, place):
+    names = [name for name in backend.dtype_names if not name.startswith("complex")]
+    for name in names:
+        log = DeviceLog(backend, place)
+        log.add(one=backend.asarray(1, dtype=name, device=place))
+        assert log.means() == {"one": 1.0}, name
+
+
+@requirement("log.wide-integers", section=SECTION)
+def test_large_numbers_of_one_dtype_are_exact(backend, place, scalar):
+    log = DeviceLog(backend, place)
+    log.add(seen=scalar(2**30 + 1, "int32"))
+    assert log.last() == {"seen": 2.0**30 + 1}
+
+
+@requirement("log.numbers", section=SECTION)
+def test_numbers_of_the_host_are_taken_too(backend, place, transfers):
+    log = DeviceLog(backend, place)
+    for lr in (0.5, np.float32(0.25), np.array(0.75), 1, True):
+        log.add(lr=lr)
+    assert log.flush() == {"lr": [0.5, 0.25, 0.75, 1.0, 1.0]}
+    assert transfers == []
+
+
+@requirement("log.scalars-only", section=SECTION)
+@pytest.mark.parametrize("shape", [(1,), (2,), (0,), (1, 1)], ids=str)
+def test_what_is_no_scalar_is_refused_by_name(backend, place, scalar, shape):
+    log = DeviceLog(backend, place)
+    with pytest.raises(UnsupportedValueError, match="losses"):
+        log.add(loss=scalar(1.0), losses=backend.ones(shape, device=place))
+    assert log.means() == {}
+
+
+@requirement("log.scalars-only", section=SECTION)
+@pytest.mark.parametrize("value", [None, "0.5", [0.5], 1j, np.ones(2)], ids=repr)
+def test_what_is_no_number_is_refused_by_name(backend, place, value):
+    with pytest.raises(UnsupportedValueError, match="loss"):
+        DeviceLog(backend, place).add(loss=value)
+
+
+@requirement("log.trained-values", section=SECTION)
+def test_the_losses_of_training_can_be_logged(backend, place):
+    net = backend.mlp([2, 1], device=place)
+    learner = backend.learner(net, lr=0.1)
+    x, y = backend.ones((4, 2), device=place), backend.zeros((4, 1), device=place)
+    log = DeviceLog(backend, place)
+    losses = []
+    for _ in range(3):
+        loss, _ = learner.step((x,), y)
+        log.add(4, loss=loss)
+        losses.append(float(backend.to_numpy(loss)))
+    assert log.flush() == {"loss": losses}
+
+
+@requirement("log.threads", section=SECTION)
+def test_threads_may_add_to_one_log(backend, place, scalar):
+    log = DeviceLog(backend, place, max_pending=8)
+    values = [scalar(float(number)) for number in range(25)]
+
+    def work():
+        for value in values:
+            log.add(loss=value)
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    log.add(100, loss=scalar(12.0))
+    assert log.means() == {"loss": 12.0}
+
+
+@requirement("log.bad-arguments", section=SECTION)
+@pytest.mark.parametrize("name", ["every", "max_pending"])
+@pytest.mark.parametrize("value", [0, -1, 1.5, True, None], ids=repr)
+def test_what_is_no_positive_integer_is_refused(backend, name, value):
+    with pytest.raises(UnsupportedValueError, match=name):
+        DeviceLog(backend, **{name: value})
