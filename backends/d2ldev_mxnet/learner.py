@@ -122,8 +122,13 @@ class MXNetLearner(Learner):
             return self._losses(inputs, y)
 
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        prediction = self._model(*inputs)
-        loss = self._loss(prediction, y)
+        # Gluon's loaders make arrays of MXNet's older kind; this is the same memory.
+        *inputs, y = (
+            x.as_np_ndarray() if isinstance(x, mx.nd.NDArray) else x for x in (*inputs, y)
+        )
+        # Gluon's loaders give arrays of the old kind where npx.set_np() was not called.
+        prediction = self._model(*[_as_numpy(x) for x in inputs])
+        loss = self._loss(prediction, _as_numpy(y))
         if not isinstance(loss, mx.np.ndarray):
             raise UnsupportedValueError(
                 "take a step of training",
@@ -158,6 +163,10 @@ class MXNetLearner(Learner):
             )
         Restoration(self._model, self._trainer, state).carry_out()
         set_random_state(state["random"])
+
+
+def _as_numpy(x: Any) -> Any:
+    return x.as_np_ndarray() if type(x) is mx.nd.NDArray else x
 
 
 def _check_parameters(model: Any) -> None:

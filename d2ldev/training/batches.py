@@ -9,7 +9,8 @@ import numpy as np
 
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.kinds import TENSOR
+from d2ldev.kinds import UNKNOWN
+from d2ldev.registry import backend_of
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend, DeviceLike
@@ -36,8 +37,6 @@ def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
         brought = [bring(backend, value, device) for value in batch]
         return type(batch)(*brought) if hasattr(batch, "_fields") else type(batch)(brought)
     if not isinstance(batch, (np.ndarray, np.generic)):
-        from d2ldev.registry import backend_of
-
         batch = backend_of(batch).to_numpy(batch)
     return backend.asarray(batch, device=CPU if device is None else device)
 
@@ -50,7 +49,15 @@ def _has_foreign(backend: Backend, batch: Any) -> bool:
         return any(_has_foreign(backend, value) for value in batch)
     if isinstance(batch, (np.ndarray, np.generic)):
         return True
-    return backend.kinds[type(batch)] is not TENSOR and hasattr(batch, "__dlpack__")
+    return backend.kinds[type(batch)] is UNKNOWN and _is_tensor(batch)
+
+
+def _is_tensor(x: Any) -> bool:
+    try:
+        backend_of(x)
+    except UnsupportedValueError:
+        return False
+    return True
 
 
 def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
