@@ -1,0 +1,149 @@
+"""Same data, same initial parameters: the same loss curve under every framework.
+
+What a curve is compared with is that of the reference backend, whose gradients and optimizers are
+written out. The tolerance is 1e-4, relative to each loss, after 50 steps. Measured are 4e-6 at most
+for what divides by no square root, and 5e-5 for Adam. The reasons are two, and no other is allowed:
+
+- float32: a prediction of size 4 is rounded by 2e-7. Where the linear regression ends, at a root
+  mean squared error of 0.01, that is 2e-5 of the error, and 4e-5 of its square.
+- Adam divides by ``1 - 0.999**t``, which is 0.001 in the first step; optax, Keras and MXNet take it
+  in float32, whose 0.999 is 1e-8 off: 1e-5 of the first steps. Keras and MXNet add its epsilon
+  before the correction, which is up to 30 times as much, of 1e-8.
+"""
+
+import numpy as np
+import pytest
+from parameters import drawn, mlp_of
+
+import d2ldev
+from d2ldev.training.trainer import Trainer
+
+FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
+RATES = {"sgd": 0.05, "momentum": 0.02, "adam": 0.02, "adagrad": 0.1}
+TOLERANCE = 1e-4
+EPOCHS, BATCH = 10, 32
+CLIP = 0.2
+
+frameworks = pytest.mark.parametrize("framework", FRAMEWORKS)
+optimizers = pytest.mark.parametrize("optimizer", RATES)
+clips = pytest.mark.parametrize("clip", [0, CLIP], ids=["unclipped", "clipped"])
+
+
+def batched(inputs, y):
+    """Batches of which the last one is smaller."""
+    return [(inputs[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(inputs), BATCH)]
+
+
+def linear_regression():
+    """D2L 3.3: the data of a line, with noise of 0.01."""
+    random = np.random.default_rng(1)
+    inputs = random.standard_normal((150, 2))
+    y = inputs @ [[2.0], [-3.4]] + 4.2 + 0.01 * random.standard_normal((150, 1))
+    return batched(inputs.astype("float32"), y.astype("float32")), drawn([2, 1], 0), "mse"
+
+
+def classification():
+    """Three classes, for an MLP with two hidden layers."""
+    random = np.random.default_rng(2)
+    inputs = random.standard_normal((150, 8)).astype("float32")
+    y = np.argmax(inputs[:, :3] ** 2 + inputs[:, 3:6], axis=1).astype("int32")
+    return batched(inputs, y), drawn([8, 16, 16, 3], 0), "cross_entropy"
+
+
+def regression():
+    """A curve, for an MLP with a hidden layer."""
+    random = np.random.default_rng(3)
+    inputs = random.standard_normal((150, 4)).astype("float32")
+    return batched(inputs, inputs[:, :1] ** 2 - inputs[:, 1:2]), drawn([4, 16, 1], 0), "mse"
+
+
+tasks = pytest.mark.parametrize(
+    "task", [linear_regression, classification, regression], ids=lambda task: task.__name__
+)
+
+
+def curve(name, task, optimizer, clip=0, rate=1.0, num_gpus=0):
+    """The losses of a framework, one per epoch."""
+    data, layers, loss = task()
+    backend = d2ldev.get_backend(name)
+    trainer = Trainer(EPOCHS, num_gpus, clip, backend=backend)
+    net = mlp_of(backend, layers)
+    return trainer.fit(net, data, loss=loss, optimizer=optimizer, lr=rate * RATES[optimizer])[
+        "loss"
+    ]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _all_have_trained():
+    """The first training leaves its own traces, which are no test's leaks."""
+    for name in FRAMEWORKS:
+        curve(name, linear_regression, "adam", CLIP)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """The reference's curves, each computed once."""
+    known = {}
+
+    def reference(*arguments):
+        if arguments not in known:
+            known[arguments] = curve("reference", *arguments)
+        return known[arguments]
+
+    return reference
+
+
+@tasks
+@optimizers
+@clips
+@frameworks
+def test_the_curve_is_that_of_the_reference(framework, task, optimizer, clip, expected):
+    losses = curve(framework, task, optimizer, clip)
+    np.testing.assert_allclose(losses, expected(task, optimizer, clip), rtol=TOLERANCE)
+
+
+@tasks
+@optimizers
+@clips
+def test_there_is_something_to_agree_on(task, optimizer, clip, expected):
+    losses = expected(task, optimizer, clip)
+    assert losses[-1] < 0.95 * losses[0]
+
+
+@tasks
+@optimizers
+def test_the_tolerance_tells_a_learning_rate_apart_that_is_off_by_a_hundredth(
+    task, optimizer, expected
+):
+    off = np.array(curve("reference", task, optimizer, 0, 1.01))
+    right = np.array(expected(task, optimizer, 0))
+    assert np.max(np.abs(off - right) / right) > TOLERANCE
+
+
+@tasks
+@optimizers
+def test_clipping_makes_another_curve(task, optimizer, expected):
+    clipped, unclipped = (np.array(expected(task, optimizer, clip)) for clip in (CLIP, 0))
+    assert np.max(np.abs(clipped - unclipped) / unclipped) > TOLERANCE
+
+
+@frameworks
+@tasks
+def test_so_it_is_on_a_gpu(framework, task, expected):
+    losses = curve(framework, task, "adam", CLIP, 1.0, 1)
+    np.testing.assert_allclose(losses, expected(task, "adam", CLIP), rtol=TOLERANCE)
+
+
+@frameworks
+def test_adagrad_takes_the_same_steps_with_small_gradients(framework):
+    """Where the epsilon is added, below the root or beside it, then tells."""
+    inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(32, 2)
+    data = [(inputs, 1e-5 * inputs[:, :1])]
+    zeros = [(np.zeros((1, 2), "float32"), np.zeros(1, "float32"))]
+    losses = []
+    for name in (framework, "reference"):
+        backend = d2ldev.get_backend(name)
+        trainer = Trainer(EPOCHS, backend=backend)
+        history = trainer.fit(mlp_of(backend, zeros), data, optimizer="adagrad", lr=1e-6)
+        losses.append(history["loss"])
+    np.testing.assert_allclose(*losses, rtol=TOLERANCE)
