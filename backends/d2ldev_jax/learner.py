@@ -25,6 +25,7 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_loss,
     check_shapes,
 )
 from d2ldev_jax.modes import train
@@ -209,7 +210,9 @@ def _make_step(
 ) -> Callable[..., Any]:
     def loss_and_prediction(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = model(*inputs)
-        return loss(prediction, y), prediction
+        value = loss(prediction, y)
+        check_loss(getattr(value, "shape", None), value)
+        return value, prediction
 
     def step(
         model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any

@@ -19,6 +19,7 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_loss,
     check_shapes,
 )
 
@@ -161,6 +162,7 @@ class TensorFlowLearner(Learner):
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
         """The loss with what the layers add to it, such as regularization, as Keras' ``fit``."""
         loss = self._loss(prediction, y)
+        check_loss(getattr(loss, "shape", None), loss)
         added = self._model.losses if self._is_layer else []
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
 

@@ -93,6 +93,23 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
         )
 
 
+def check_loss(shape: Iterable[int] | None, loss: object) -> None:
+    """That a loss is one number; some frameworks would take the gradient of the sum.
+
+    Args:
+        shape: its shape; None if it has none.
+        loss: what the function returned.
+
+    Raises:
+        UnsupportedValueError: if it is none.
+    """
+    if shape is None or tuple(shape):
+        found = describe(loss) if shape is None else f"of shape {tuple(shape)}"
+        raise UnsupportedValueError(
+            "take a step of training", f"the loss is {found}, and no scalar", "loss.mean()"
+        )
+
+
 class Learner(ABC):
     """A model that is trained, one step after the other, on the device where it is.
 

@@ -274,3 +274,13 @@ def test_shapes_that_would_be_broadcast_are_refused(backend):
     learner = backend.learner(backend.mlp([2, 1]))
     with pytest.raises(UnsupportedValueError, match=r"\(4, 1\), and y of shape \(4,\)"):
         learner.step((backend.ones((4, 2)),), backend.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [(lambda p, y: (p - y) ** 2, r"of shape \(4, 1\)"), (lambda p, y: 1.0, "1.0")],
+)
+def test_a_loss_that_is_no_scalar_is_refused(backend, loss, found):
+    learner = backend.learner(backend.mlp([2, 1]), loss=loss)
+    with pytest.raises(UnsupportedValueError, match=f"the loss is {found}"):
+        learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))
