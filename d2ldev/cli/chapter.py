@@ -285,28 +285,30 @@ for name, tensor in tensors.items():
     print(name, values.shape, values.sum())
 
 # %% [markdown]
-# **What does it cost to bring over one number after each step?** We multiply matrices a hundred times and log the sum of the squares of each product: first each number at once, then all of them in the end, from a log that stays on the device. On a GPU the first way waits a hundred times.
+# **What does it cost to bring over one number after each step?** We train for a hundred steps and log the loss of each: first by reading it at once, then with a `DeviceLog`, which keeps the losses where they are and brings them over together. On a GPU the first way waits a hundred times, the second way once; a virtual GPU has computed before the step returns, and there is nothing to wait for.
 
 # %%
+from d2ldev import DeviceLog
+
 place = d2l.try_gpu()
-A = d2l.rand((100, 100), seed=1, device=place)
-row = d2l.ones((1, 100), device=place)
-column = d2l.ones((100, 1), device=place)
-
-
-def squares():
-    product = A @ A
-    return row @ (product * product) @ column
+net = d2l.mlp([20, 64, 1], device=place)
+learner = d2l.learner(net)
+X = d2l.rand((64, 20), seed=1, device=place)
+y = d2l.ones((64, 1), device=place)
 
 
 def one_at_a_time():
     for _ in range(100):
-        d2l.to_numpy(squares())
+        loss, _ = learner.step((X,), y)
+        float(d2l.to_numpy(loss))
 
 
 def all_in_the_end():
-    log = [squares() for _ in range(100)]
-    return d2l.to(log, d2l.cpu())
+    log = DeviceLog(d2l, place)
+    for _ in range(100):
+        loss, _ = learner.step((X,), y)
+        log.add(loss=loss)
+    return log.flush()
 
 
 # %%
