@@ -273,7 +273,8 @@ class MXNetBackend(Backend):
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)
-            return (found.astype("int64") == y.astype("int64")).astype("float32").mean()
+            labels = y.as_np_ndarray().astype("int64")
+            return (found.astype("int64") == labels).astype("float32").mean()
 
     def _detached(self, x: Tensor) -> Tensor:
         return x.detach()

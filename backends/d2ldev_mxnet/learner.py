@@ -107,7 +107,8 @@ class MXNetLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics():
             for parameter in self._summed:
-                parameter.zero_grad()
+                # As ParameterDict.zero_grad; Parameter's own knows only arrays of the old kind.
+                parameter.list_grad()[0][()] = 0
             with mx.autograd.record():
                 loss, prediction = self._losses(inputs, y)
             loss.backward()
