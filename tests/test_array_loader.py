@@ -1,0 +1,241 @@
+"""``ArrayLoader``: batches of arrays, in an order that depends on the seed and the epoch alone."""
+
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from processes import run_python
+
+from d2ldev import ArrayLoader, CheckpointError, UnsupportedValueError
+
+
+def epoch(loader):
+    """One epoch of a loader of one array, as lists."""
+    return [x.tolist() for (x,) in loader]
+
+
+def shuffled(seed=0, n=20, **options):
+    return ArrayLoader(np.arange(n), batch_size=6, shuffle=True, seed=seed, **options)
+
+
+# -- batches ----------------------------------------------------------------------------------
+
+
+def test_batches_are_tuples_of_what_belongs_together():
+    array, y = np.arange(10).reshape(5, 2), np.arange(5) * 10
+    batches = list(ArrayLoader(array, y, batch_size=2, shuffle=True))
+    assert {type(batch) for batch in batches} == {tuple}
+    assert all((x[:, 0] * 5).tolist() == y.tolist() for x, y in batches)
+
+
+def test_the_last_batch_has_what_is_left():
+    assert epoch(ArrayLoader(np.arange(5), batch_size=2)) == [[0, 1], [2, 3], [4]]
+
+
+def test_the_last_batch_can_be_left_out():
+    assert epoch(ArrayLoader(np.arange(5), batch_size=2, drop_last=True)) == [[0, 1], [2, 3]]
+
+
+@given(
+    n=st.integers(0, 30),
+    batch_size=st.integers(1, 40),
+    shuffle=st.booleans(),
+    drop_last=st.booleans(),
+)
+def test_an_epoch_has_as_many_batches_as_the_loader_is_long(n, batch_size, shuffle, drop_last):
+    loader = ArrayLoader(np.arange(n), batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
+    batches = epoch(loader)
+    seen = list(chain.from_iterable(batches))
+    assert len(batches) == len(loader)
+    assert len(seen) == len(set(seen)) == (n // batch_size * batch_size if drop_last else n)
+    assert all(len(batch) == batch_size for batch in batches[:-1])
+
+
+def test_it_can_be_gone_through_again():
+    loader = ArrayLoader(np.arange(3), batch_size=2)
+    assert epoch(loader) == epoch(loader) == [[0, 1], [2]]
+
+
+def test_without_shuffling_batches_are_views():
+    array = np.arange(4)
+    (first,), _ = ArrayLoader(array, batch_size=2)
+    assert np.shares_memory(first, array)
+
+
+def test_with_shuffling_batches_are_copies():
+    array = np.arange(4)
+    assert not any(
+        np.shares_memory(x, array) for (x,) in ArrayLoader(array, batch_size=2, shuffle=True)
+    )
+
+
+def test_dtypes_stay_what_they_are():
+    array, y = np.zeros((2, 3), "float16"), np.zeros(2, "uint8")
+    ((x, label),) = ArrayLoader(array, y, batch_size=2, shuffle=True)
+    assert (x.dtype, label.dtype) == ("float16", "uint8")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+@pytest.mark.parametrize("dtype", ["float32", "int64", "bool"])
+def test_tensors_give_tensors_of_their_dtype_on_the_cpu(reference, shuffle, dtype):
+    array = reference.asarray(np.arange(5) % 2, dtype=dtype)
+    batches = [x for (x,) in ArrayLoader(array, batch_size=2, shuffle=shuffle)]
+    assert {type(x) for x in batches} == {type(array)}
+    assert {reference.dtype_of(x) for x in batches} == {dtype}
+    assert {reference.device_of(x) for x in batches} == {reference.cpu()}
+
+
+def test_in_a_scope_batches_of_tensors_are_on_the_cpu_too(reference):
+    array = reference.ones(2)
+    with reference.on("gpu:0"):
+        ((x,),) = ArrayLoader(array, batch_size=2)
+    assert reference.device_of(x) is reference.cpu()
+
+
+# -- the order --------------------------------------------------------------------------------
+
+
+def test_an_epoch_has_every_example_once():
+    assert sorted(chain.from_iterable(epoch(shuffled()))) == list(range(20))
+
+
+def test_every_epoch_has_another_order():
+    loader = shuffled()
+    orders = [str(epoch(loader)) for _ in range(5)]
+    assert len(set(orders)) == 5
+
+
+def test_the_seed_and_the_epoch_make_the_order():
+    one, other = shuffled(seed=3), shuffled(seed=3)
+    assert [epoch(one) for _ in range(3)] == [epoch(other) for _ in range(3)]
+
+
+def test_another_seed_is_another_order():
+    assert epoch(shuffled(seed=0)) != epoch(shuffled(seed=1))
+
+
+def test_seeds_next_to_each_other_have_no_epoch_in_common():
+    one, other = shuffled(seed=0), shuffled(seed=1)
+    orders = [str(epoch(loader)) for loader in (one, other) for _ in range(5)]
+    assert len(set(orders)) == 10
+
+
+def test_an_order_stays_what_it_is():
+    # Whoever resumes a run with a later version of d2ldev or NumPy needs the same.
+    assert epoch(ArrayLoader(np.arange(8), batch_size=8, shuffle=True, seed=7)) == [
+        [1, 6, 5, 2, 4, 7, 0, 3]
+    ]
+
+
+def test_the_order_is_the_same_in_another_process():
+    code = """
+        import numpy as np, d2ldev
+        loader = d2ldev.ArrayLoader(np.arange(20), batch_size=6, shuffle=True, seed=0)
+        show([x.tolist() for (x,) in loader])
+    """
+    assert run_python(code) == [epoch(shuffled())]
+
+
+def test_what_else_is_drawn_does_not_matter():
+    loader, other = shuffled(), shuffled()
+    epoch(loader), epoch(other)
+    np.random.seed(1)
+    np.random.rand(3)
+    assert epoch(loader) == epoch(other)
+
+
+def test_numpys_random_state_is_not_touched():
+    before = np.random.get_state()[1].tolist()
+    epoch(shuffled()), epoch(shuffled(seed=None))
+    assert np.random.get_state()[1].tolist() == before
+
+
+def test_without_a_seed_every_loader_has_its_own_order():
+    assert epoch(shuffled(seed=None)) != epoch(shuffled(seed=None))
+
+
+# -- going on ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", [0, 2**62, None])
+@pytest.mark.parametrize("done", [0, 1, 3])
+def test_a_resumed_loader_has_the_orders_of_an_unbroken_one(seed, done):
+    loader, resumed = shuffled(seed), shuffled()
+    for _ in range(done):
+        epoch(loader)
+    resumed.load_state_dict(loader.state_dict())
+    assert [epoch(resumed) for _ in range(2)] == [epoch(loader) for _ in range(2)]
+
+
+def test_an_epoch_that_was_left_early_counts():
+    loader, resumed = shuffled(), shuffled()
+    next(iter(loader))
+    resumed.load_state_dict(loader.state_dict())
+    assert epoch(resumed) == epoch(loader)
+    assert resumed.state_dict()["epoch"] == 2
+
+
+def test_asking_for_an_iterator_is_no_epoch():
+    loader = shuffled()
+    assert iter(loader) is not loader
+    assert loader.state_dict()["epoch"] == 0
+
+
+def test_two_epochs_at_once_do_not_disturb_each_other():
+    loader, other = shuffled(), shuffled()
+    both = [(a.tolist(), b.tolist()) for (a,), (b,) in zip(loader, loader, strict=True)]
+    assert [a for a, _ in both] == epoch(other)
+    assert [b for _, b in both] == epoch(other)
+
+
+def test_a_pickled_loader_goes_on_with_the_same_order():
+    loader = shuffled()
+    epoch(loader)
+    assert epoch(pickle.loads(pickle.dumps(loader))) == epoch(loader)
+
+
+@pytest.mark.parametrize(
+    "state",
+    [None, {}, {"seed": 0}, {"seed": 0, "epoch": -1}, {"seed": "0", "epoch": 1}, [0, 1]],
+    ids=repr,
+)
+def test_what_is_no_state_is_refused_and_changes_nothing(state):
+    loader = shuffled(seed=5)
+    with pytest.raises(CheckpointError):
+        loader.load_state_dict(state)
+    assert loader.state_dict() == {"seed": 5, "epoch": 0}
+
+
+# -- what is refused --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arrays", "options", "words"),
+    [
+        ([], {}, "none is given"),
+        ([[1, 2]], {}, "no NumPy array"),
+        (["ab"], {}, "no NumPy array"),
+        ([None], {}, "no NumPy array"),
+        ([np.zeros(())], {}, "no axis"),
+        ([np.zeros(2), np.zeros(3)], {}, "lengths are 2, 3"),
+        ([np.zeros(2)], {"batch_size": 0}, "batch_size"),
+        ([np.zeros(2)], {"batch_size": 1.5}, "batch_size"),
+        ([np.zeros(2)], {"batch_size": True}, "batch_size"),
+        ([np.zeros(2)], {"seed": -1}, "seed"),
+        ([np.zeros(2)], {"seed": 0.5}, "seed"),
+        ([np.zeros(2)], {"shuffle": 1}, "shuffle"),
+        ([np.zeros(2)], {"drop_last": None}, "drop_last"),
+    ],
+)
+def test_what_cannot_be_used_is_refused(arrays, options, words):
+    with pytest.raises(UnsupportedValueError, match=words):
+        ArrayLoader(*arrays, **{"batch_size": 2, **options})
+
+
+def test_a_tensor_of_a_gpu_is_refused_with_its_device(reference):
+    with pytest.raises(UnsupportedValueError, match="gpu:1") as caught:
+        ArrayLoader(reference.ones(2, device="gpu:1"), batch_size=1)
+    assert caught.value.devices == ("gpu:1",)

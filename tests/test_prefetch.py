@@ -1,0 +1,166 @@
+"""``prefetch``: what the conformance suite does not ask of every backend."""
+
+import gc
+import threading
+import weakref
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.training.batches import bring
+
+
+class Loader:
+    """Batches from any object that can begin again."""
+
+    def __init__(self, batches):
+        self.batches = batches
+        self.begun = 0
+
+    def __iter__(self):
+        self.begun += 1
+        return iter(self.batches)
+
+
+class Indexed:
+    """Batches by number, as Python's oldest protocol has them."""
+
+    def __getitem__(self, number):
+        if number == 3:
+            raise IndexError
+        return np.full(1, number)
+
+
+def test_nothing_begins_before_the_first_batch_is_asked_for(reference):
+    loader = Loader([np.ones(1)])
+    batches = reference.prefetch(loader, "gpu:0")
+    begun = loader.begun
+    next(batches)
+    assert (begun, loader.begun) == (0, 1)
+
+
+def test_what_has_only_numbers_for_its_batches_is_gone_through(reference):
+    found = [float(x[0]) for x in reference.prefetch(Indexed(), "cpu")]
+    assert found == [0.0, 1.0, 2.0]
+
+
+def test_it_starts_no_thread(reference):
+    batches = reference.prefetch([np.ones(1)] * 5, "gpu:0")
+    next(batches)
+    assert threading.active_count() == 1
+
+
+def test_an_iterator_that_is_no_generator_is_left_as_it_is(reference):
+    source = iter([np.zeros(1), np.ones(1), np.ones(1)])
+    batches = reference.prefetch(source, "cpu", depth=0)
+    next(batches)
+    batches.close()
+    assert len(list(source)) == 2
+
+
+def test_a_batch_that_was_handed_over_is_not_kept(reference):
+    class Batch(dict):
+        """A dict with weak references."""
+
+    batches = reference.prefetch((Batch(number=i) for i in range(9)), "cpu")
+    reference_to_first = weakref.ref(next(batches))
+    gc.collect()
+    assert reference_to_first() is None
+
+
+def test_an_interrupt_of_the_source_comes_at_once(reference):
+    def source():
+        yield np.ones(1)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        next(reference.prefetch(source(), "cpu"))
+
+
+def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch):
+    def stop(*given):
+        raise StopIteration
+
+    monkeypatch.setattr(reference, "to", stop)
+    with pytest.raises(RuntimeError, match="StopIteration"):
+        list(reference.prefetch([np.ones(1)], "cpu"))
+
+
+def test_the_handle_prefetches_to_the_active_backends_devices(reference):
+    with d2ldev.use_backend(reference):
+        (x,) = d2ldev.backend.prefetch([np.ones(1)], "gpu:1")
+    assert str(reference.device_of(x)) == "gpu:1"
+
+
+def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
+    there = reference.ones(1, device="gpu:1")
+    with reference.on("gpu:0"):
+        brought = bring(reference, (there, {"y": np.ones(1)}), None)
+    assert brought[0] is there
+    assert reference.device_of(brought[1]["y"]) is reference.cpu()
+
+
+# -- in the trainer ---------------------------------------------------------------------------
+
+
+@pytest.fixture
+def prefetched(reference, monkeypatch):
+    """The devices to which the trainer prefetched."""
+    devices, prefetch = [], reference.prefetch
+
+    def noting(batches, device, depth=2):
+        devices.append(str(device))
+        return prefetch(batches, device, depth)
+
+    monkeypatch.setattr(reference, "prefetch", noting)
+    return devices
+
+
+def fit(trainer):
+    x = np.ones((4, 2), "float32")
+    return trainer.fit(trainer.backend.mlp([2, 1]), [(x, x[:, :1])], [(x, x[:, :1])])
+
+
+def test_on_a_gpu_the_trainer_prefetches_what_it_trains_on_and_what_it_evaluates(
+    reference, prefetched
+):
+    fit(Trainer(1, num_gpus=1, backend=reference))
+    assert prefetched == ["gpu:0", "gpu:0"]
+
+
+def test_on_the_cpu_there_is_nothing_to_prefetch(reference, prefetched):
+    fit(Trainer(1, backend=reference))
+    assert prefetched == []
+
+
+def test_batches_that_the_user_prepares_are_not_prefetched(reference, prefetched):
+    class Own(Trainer):
+        def prepare_batch(self, batch):
+            return super().prepare_batch(batch)
+
+    fit(Own(1, num_gpus=1, backend=reference))
+    assert prefetched == []
+
+
+def test_batches_that_a_function_on_the_trainer_prepares_are_not_prefetched(reference, prefetched):
+    trainer = Trainer(1, num_gpus=1, backend=reference)
+    trainer.prepare_batch = lambda batch: reference.to(bring(reference, batch, None), "gpu:0")
+    fit(trainer)
+    assert prefetched == []
+
+
+def test_an_error_in_training_closes_the_data(reference):
+    is_closed = []
+
+    def source():
+        try:
+            while True:
+                yield (np.ones((2, 3), "float32"),)
+        finally:
+            is_closed.append(True)
+
+    with pytest.raises(UnsupportedValueError) as caught:
+        Trainer(1, num_gpus=1, backend=reference).fit(reference.mlp([2, 1]), source())
+    assert (is_closed, caught.value.__traceback__ is None) == ([True], False)
