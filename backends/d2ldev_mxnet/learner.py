@@ -17,7 +17,12 @@ from d2ldev.training.learner import (
     check_shapes,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.training_state import Restoration, random_state, set_random_state, state_of
+from d2ldev_mxnet.training_state import (
+    Restoration,
+    checked_random_state,
+    random_state,
+    state_of,
+)
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {}),
@@ -162,8 +167,10 @@ class MXNetLearner(Learner):
                 f"{describe(state)} is none of an MXNet learner",
                 "restore what learner.state() returned",
             )
-        Restoration(self._model, self._trainer, state).carry_out()
-        set_random_state(state["random"])
+        restoration = Restoration(self._model, self._trainer, state)
+        set_random_state = checked_random_state(state["random"])
+        restoration.carry_out()
+        set_random_state()
 
 
 def _as_numpy(x: Any) -> Any:

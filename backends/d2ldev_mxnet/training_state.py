@@ -7,7 +7,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -205,12 +205,25 @@ def random_state() -> dict[str, Any]:
     }
 
 
-def set_random_state(saved: State) -> None:
-    """Let the generators go on from what ``random_state`` returned."""
-    mx.random.seed(saved["seed"])
-    numpy = saved["numpy"]
-    key = np.frombuffer(bytes.fromhex(numpy["key"]), "uint32")
-    np.random.set_state((numpy["kind"], key, *numpy["numbers"]))
+def checked_random_state(saved: Any) -> Callable[[], None]:
+    """What lets the generators go on from what ``random_state`` returned.
+
+    Raises:
+        CheckpointError: if that is not it.
+    """
+    try:
+        seed, numpy = int(saved["seed"]), saved["numpy"]
+        key = np.frombuffer(bytes.fromhex(numpy["key"]), "uint32")
+        state = (numpy["kind"], key, *numpy["numbers"])
+        np.random.RandomState().set_state(state)  # which refuses what is no state
+    except (KeyError, TypeError, ValueError) as error:
+        raise _refusal("generator", f"{describe(saved)} is no state of one") from error
+
+    def set_random_state() -> None:
+        mx.random.seed(seed)
+        np.random.set_state(state)
+
+    return set_random_state
 
 
 def _refusal(part: str, problem: str) -> CheckpointError:
