@@ -421,7 +421,8 @@ class Primitives(ABC):
         """A scalar to be kept for long, without a copy of it where one can be avoided.
 
         For a framework whose tensors hold what they were computed from, or a larger tensor that
-        they are a view of: those would stay in the memory with it.
+        they are a view of, which would stay in the memory with it; or whose variables are tensors,
+        and do not keep their value.
         """
         return x
 

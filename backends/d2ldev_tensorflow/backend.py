@@ -301,6 +301,12 @@ class TensorFlowBackend(Backend):
             return prefetched(self, batches, device, depth)
         return super()._prefetch(batches, device, depth)
 
+    def _detached(self, x: Tensor) -> Tensor:
+        if not is_variable(x):
+            return x
+        with tf.device(x.device):
+            return x.read_value()
+
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         with self.on(self.device_of(xs[0])):
             return tf.stack(xs)
