@@ -6,7 +6,7 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
@@ -230,7 +230,8 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
 
 
 def _check_can_begin_again(data: Any, name: str) -> None:
-    if data is not None and iter(data) is data:
+    # Not asked by ``iter(data)``, with which a loader draws random numbers and starts its workers.
+    if isinstance(data, Iterator):
         raise UnsupportedValueError(
             f"go through {name} more than once",
             f"{describe(data)} is an iterator, which is used up after one epoch",
