@@ -51,6 +51,17 @@ def test_a_program_runs_on_two_virtual_gpus(program, reference):
         assert str(reference.device_of(namespace["X"])) == "gpu:0"
 
 
+def test_the_training_program_learns_on_a_virtual_gpu(reference, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("py")
+    with d2ldev.use_backend(reference):
+        namespace = {}
+        exec(program, namespace)
+    assert str(namespace["trainer"].device) == "gpu:0"
+    assert namespace["history"]["loss"][-1] < 0.05 * namespace["history"]["loss"][0]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.safetensors"]
+
+
 def test_the_error_is_worded_as_shown(monkeypatch):
     (shown,) = blocks("text")
     monkeypatch.setattr(ReferenceBackend, "name", "torch")
