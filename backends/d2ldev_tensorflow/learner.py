@@ -84,9 +84,8 @@ class TensorFlowLearner(Learner):
         import keras
 
         self._model, self._optimizer = parts["model"], parts["optimizer"]
-        # A functional model takes several inputs as one list: what follows is ``training``.
-        is_functional = isinstance(self._model, keras.Model) and hasattr(self._model, "inputs")
-        self._takes_list = is_functional and len(self._model.inputs or ()) > 1
+        # Functional, that is: a list of them is one argument.
+        self._takes_list = isinstance(self._model, keras.Model) and hasattr(self._model, "inputs")
         self._is_layer = isinstance(self._model, keras.Layer)
         takes_training = self._is_layer or _takes_training(self._model)
         self._in_training = {"training": True} if takes_training else {}
@@ -155,9 +154,15 @@ class TensorFlowLearner(Learner):
             return self._whole_loss(prediction, y), prediction
 
     def _call(self, inputs: tuple[Any, ...], mode: dict[str, bool]) -> Any:
-        if self._takes_list:
-            return self._model(list(inputs), **mode)
-        return self._model(*inputs, **mode)
+        if len(inputs) == 1 or not self._takes_list:
+            return self._model(*inputs, **mode)
+        if isinstance(self._model.input, Mapping):
+            raise UnsupportedValueError(
+                f"train {describe(self._model)}",
+                f"its inputs have names, and a batch has {len(inputs)} without",
+                "yield ({'name': X}, y) from the data",
+            )
+        return self._model(list(inputs), **mode)
 
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
         """The loss with what the layers add to it, such as regularization, as Keras' ``fit``."""

@@ -273,6 +273,20 @@ def test_what_a_model_sows_does_not_grow(backend):
     assert losses == sorted(losses, reverse=True)
 
 
+def test_inputs_may_be_nested(backend):
+    class Named(nnx.Module):
+        def __init__(self, rngs):
+            self.dense = nnx.Linear(2, 1, rngs=rngs)
+
+        def __call__(self, inputs):
+            return self.dense(inputs["a"] - inputs["b"])
+
+    learner = backend.learner(backend.place(Named(nnx.Rngs(0)), "gpu:1"), lr=0.1)
+    x = backend.ones((4, 2), device="gpu:1")
+    losses = [float(learner.step(({"a": 2 * x, "b": x},), x[:, :1])[0]) for _ in "ab"]
+    assert losses[1] < losses[0]
+
+
 def test_linen_modules_are_trained_when_they_are_wrapped(backend):
     module = linen.Sequential([linen.Dense(4), linen.relu, linen.Dense(1)])
     net = nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(jnp.ones((2, 3)))

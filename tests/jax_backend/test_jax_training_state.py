@@ -17,7 +17,6 @@ OPTIMIZERS = {
     "hyperparameters": lambda: optax.inject_hyperparams(optax.rmsprop)(learning_rate=0.01),
     "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, 1), optax.sgd(0.1)),
 }
-optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
 def learner_of(backend, model=Convolutional, optimizer="adam", device="gpu:1", **options):
@@ -37,8 +36,11 @@ def assert_same(backend, learner, other):
     jax.tree.map(np.testing.assert_array_equal, *states)
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
-@optimizers
+@pytest.mark.parametrize(
+    ("device", "make"),
+    [("cpu", lambda: "adam"), *(("gpu:1", make) for make in OPTIMIZERS.values())],
+    ids=["on the CPU", *OPTIMIZERS],
+)
 def test_training_goes_on_to_the_last_bit(backend, device, make):
     data = batches(backend, Convolutional, device)
     unbroken, first, second = (
@@ -92,6 +94,25 @@ def test_a_state_is_saved_and_loaded(backend, tmp_path):
     other.restore(backend.load(tmp_path / "state.safetensors"))
     assert_same(backend, other, learner)
     assert float(other.step(*data[1])[0]) == float(learner.step(*data[1])[0])
+
+
+@pytest.mark.parametrize(
+    "key",
+    [lambda: jax.random.key(0, impl="rbg"), lambda: jax.random.PRNGKey(0)],
+    ids=["of another generator", "of the older kind"],
+)
+def test_keys_of_every_kind_go_on(backend, key):
+    data = batches(backend, Convolutional, "gpu:1", 3)
+
+    def learner():
+        net = Convolutional(nnx.Rngs(0, dropout=key()))
+        return backend.learner(backend.place(net, "gpu:1"), loss="cross_entropy")
+
+    first, second = learner(), learner()
+    for batch in data[:2]:
+        first.step(*batch)
+    second.restore(to_numpy(backend, first.state()))
+    assert float(second.step(*data[2])[0]) == float(first.step(*data[2])[0])
 
 
 def test_a_state_of_keys_of_another_generator_is_refused(backend):

@@ -250,6 +250,36 @@ def test_labels_are_of_any_integer_dtype(backend, dtype):
     assert float(learner.step((backend.ones((2, 2)),), y)[0]) > 0
 
 
+class Summed(keras.layers.Layer):
+    """A layer with a loss of its own, and one parameter."""
+
+    def build(self, _):
+        self.weight = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        self.add_loss(3 * self.weight)
+        return x * self.weight
+
+
+def test_losses_that_layers_add_are_minimised_and_reported(backend):
+    net = keras.Sequential([keras.Input((2,)), Summed()])
+    learner = backend.learner(net, lr=0.1)
+    x = backend.ones((4, 2))
+    assert float(learner.evaluate((x,), x)[0]) == 3
+    assert float(learner.step((x,), x)[0]) == 3
+    assert float(net.layers[0].weight.numpy()) == pytest.approx(0.7)
+
+
+def test_inputs_with_names_are_given_by_name(backend):
+    a, b = backend.ones((4, 2)), backend.zeros((4, 2))
+    names = {"b": keras.Input((2,), name="b"), "a": keras.Input((2,), name="a")}
+    net = keras.Model(names, Summed()(2 * names["a"] - names["b"]))
+    learner = backend.learner(net)
+    assert np.all(learner.step(({"b": b, "a": a},), a)[1].numpy() == 2)
+    with pytest.raises(UnsupportedValueError, match="its inputs have names"):
+        learner.step((b, a), a)
+
+
 # -- what is refused ------------------------------------------------------------------------------
 
 
