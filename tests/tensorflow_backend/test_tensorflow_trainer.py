@@ -20,6 +20,13 @@ def backend(tensorflow_backend):
     return tensorflow_backend
 
 
+@pytest.fixture(scope="module", autouse=True)
+def _datasets_were_prefetched(tensorflow_backend):
+    """AutoGraph leaves files behind when TensorFlow's prefetching is used first."""
+    dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
+    assert len(list(tensorflow_backend.prefetch(dataset, "gpu:0"))) == 3
+
+
 @pytest.fixture
 def net(backend):
     return made(backend, convolutional, "cpu")
