@@ -23,7 +23,8 @@ def main() -> None:
 
 def with_tables(readme: str) -> str:
     """The README's text with its tables as the results have them."""
-    for name, rows in {"support": support_rows(), "overhead": overhead_rows()}.items():
+    tables = {"support": support_rows(), "overhead": overhead_rows(), "log": log_rows()}
+    for name, rows in tables.items():
         block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
         pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
         readme = re.sub(pattern, lambda _, block=block: block, readme, flags=re.DOTALL)
@@ -50,7 +51,7 @@ def overhead_rows() -> Iterator[str]:
     """One row for each comparison of the benchmark through the handle."""
     yield "| | with d2ldev | without | ratio | aim |"
     yield "|---|---|---|---|---|"
-    for document in _documents(ROOT / "benchmarks" / "results"):
+    for document in _documents(ROOT / "benchmarks" / "results", "overhead-*"):
         for result in document["results"]:
             if result["value"] is None or result["ours_statement"].startswith("d2l."):
                 continue
@@ -63,8 +64,22 @@ def overhead_rows() -> Iterator[str]:
             yield f"| {result['name']} | `{ours}` | `{theirs}` | {value} | {aim} |"
 
 
-def _documents(folder: Path) -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob("*.json")):
+def log_rows() -> Iterator[str]:
+    """One row for each framework on which the log was measured against reading each loss."""
+    yield "| | on | with a log | reading each | ratio | aim |"
+    yield "|---|---|---|---|---|---|"
+    for document in _documents(ROOT / "benchmarks" / "results", "device-log-*"):
+        framework = next(name for name in document["versions"] if name != "d2ldev")
+        for result in document["results"]:
+            if result["aim"] is None:
+                continue
+            times = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
+            figures = f"{result['value']:.3g} | {result['aim']:g}"
+            yield f"| {framework} | {document['platform']} | {' | '.join(times)} | {figures} |"
+
+
+def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob(f"{name}.json")):
         yield json.loads(path.read_text(encoding="utf-8"))
 
 

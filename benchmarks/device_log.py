@@ -1,0 +1,86 @@
+"""What it costs to log one number after each step: reading it at once, and from a ``DeviceLog``.
+
+    python benchmarks/device_log.py [--framework NAME] [--device gpu:0] [--json FILE]
+
+Both sides of a row train the same model for a hundred steps, in the same process, in turn, until
+everything that was queued is done. ``log`` and ``read`` differ in the log alone; ``none`` reads
+nothing, and is what the steps themselves take. Most frameworks have computed on the CPU before a
+step returns, so that nobody waits there: the ratio is then the price of the log, and on a GPU its
+gain. It is the third exercise of D2L's section 6.7.5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from measure import Comparison, measure
+from overhead import document, table
+from rich.console import Console
+
+import d2ldev
+
+_STEPS = 100
+_AIM = 1.05
+
+
+def rows(backend: Any, device: str, width: int, examples: int) -> Iterator[Comparison]:
+    """A hundred steps, with the log against each of the others."""
+    step = _steps(backend, device, width, examples)
+
+    def log() -> None:
+        kept = d2ldev.DeviceLog(backend, device)
+        for _ in range(_STEPS):
+            kept.add(loss=step())
+        kept.flush()
+
+    def read() -> None:
+        for _ in range(_STEPS):
+            float(backend.to_numpy(step()))
+
+    def none() -> None:
+        for _ in range(_STEPS):
+            step()
+
+    names = {"log": log, "read": read, "none": none}
+    what = f"{_STEPS} steps, {width} wide, {examples} examples"
+    for theirs, against, aim in (("read()", "reading each loss", _AIM), ("none()", "no log", None)):
+        name = f"{what}: against {against}"
+        yield Comparison(name, "log()", theirs, aim, names, finish=backend.synchronize)
+
+
+def _steps(backend: Any, device: str, width: int, examples: int) -> Callable[[], Any]:
+    """A function that trains a model of its own for one step, and returns the loss."""
+    learner = backend.learner(backend.mlp([20, width, width, 1], device=device))
+    x = backend.rand((examples, 20), seed=0, device=device)
+    y = backend.ones((examples, 1), device=device)
+    return lambda: learner.step((x,), y)[0]
+
+
+def main() -> None:
+    """Measure, print, and write the file that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    frameworks = ("torch", "jax", "tensorflow", "mxnet")
+    parser.add_argument("--framework", choices=frameworks, default="torch")
+    parser.add_argument("--device", default="cpu", help="where it trains, such as gpu:0")
+    parser.add_argument("--width", type=int, default=64, help="of the model's hidden layers")
+    parser.add_argument("--examples", type=int, default=64, help="in each batch")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args()
+    backend = d2ldev.get_backend(arguments.framework)
+    size = arguments.width, arguments.examples
+    results = [measure(row) for row in rows(backend, arguments.device, *size)]
+    platform = backend.platform(arguments.device)
+    title = f"a log on {arguments.device} ({platform}), {arguments.framework}"
+    Console().print(table(title, results))
+    if arguments.json is not None:
+        found = document(results, arguments.framework) | {"device": arguments.device}
+        found["platform"] = platform
+        arguments.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
