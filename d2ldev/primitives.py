@@ -411,9 +411,14 @@ class Primitives(ABC):
         from d2ldev.training.batches import bring
         from d2ldev.training.prefetching import moved_ahead
 
+        # By way of tensors of the host: what goes from tensor to tensor is not waited for, and goes
+        # together. Where nothing is waited for, it would only be one more copy.
+        is_real = self._platform(device) not in ("cpu", "virtual")
+
         def start(batch: Any) -> Any:
-            # By way of tensors of the host: what goes from tensor to tensor is not waited for.
-            return self.to(bring(self, batch, None), device)  # type: ignore[attr-defined, arg-type]
+            if is_real:
+                batch = bring(self, batch, None)  # type: ignore[arg-type]
+            return bring(self, batch, device)  # type: ignore[arg-type]
 
         return moved_ahead(batches, depth, start)
 

@@ -83,7 +83,7 @@ def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch)
     def stop(*given):
         raise StopIteration
 
-    monkeypatch.setattr(reference, "to", stop)
+    monkeypatch.setattr(reference, "asarray", stop)
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(reference.prefetch([np.ones(1)], "cpu"))
 
@@ -100,6 +100,22 @@ def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
         brought = bring(reference, (there, {"y": np.ones(1)}), None)
     assert brought[0] is there
     assert reference.device_of(brought[1]["y"]) is reference.cpu()
+
+
+@pytest.mark.parametrize(("platform", "made_on"), [("virtual", "gpu:1"), ("cuda", "cpu")])
+def test_arrays_go_by_way_of_the_hosts_tensors_where_that_saves_waiting(
+    reference, monkeypatch, platform, made_on
+):
+    made, from_data = [], reference._from_data
+
+    def noting(obj, dtype, native):
+        made.append(str(reference.device(native)))
+        return from_data(obj, dtype, native)
+
+    monkeypatch.setattr(reference, "_from_data", noting)
+    monkeypatch.setattr(reference, "_platform", lambda device: platform)
+    (x,) = reference.prefetch([np.ones(1)], "gpu:1")
+    assert (made, str(reference.device_of(x))) == ([made_on], "gpu:1")
 
 
 # -- in the trainer ---------------------------------------------------------------------------

@@ -57,7 +57,8 @@ def test_a_traced_scalar_is_refused_with_what_to_do(backend):
     assert log.flush() == {}
 
 
-def test_a_batch_is_moved_in_one_call(backend, monkeypatch):
+def test_to_a_real_gpu_a_batch_is_moved_in_one_call(backend, monkeypatch):
+    monkeypatch.setattr(backend, "_platform", lambda device: "cuda")
     calls, put = [], jax.device_put
 
     def counting(x, *given, **named):
