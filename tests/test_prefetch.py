@@ -80,7 +80,7 @@ def test_an_interrupt_of_the_source_comes_at_once(reference):
 
 
 def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch):
-    def stop(*given):
+    def stop(*given, **named):
         raise StopIteration
 
     monkeypatch.setattr(reference, "asarray", stop)
