@@ -9,7 +9,7 @@ import numpy as np
 
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.kinds import UNKNOWN
+from d2ldev.kinds import TENSOR, UNKNOWN
 from d2ldev.registry import backend_of
 
 if TYPE_CHECKING:
@@ -43,13 +43,16 @@ def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
 
 def _has_foreign(backend: Backend, batch: Any) -> bool:
     """Whether there is anything in a batch that ``to`` does not move."""
-    if isinstance(batch, Mapping):
-        return any(_has_foreign(backend, value) for value in batch.values())
+    kind = backend.kinds[type(batch)]
+    if kind is TENSOR:  # first: it is asked for every tensor of every batch
+        return False
     if isinstance(batch, (list, tuple)):
         return any(_has_foreign(backend, value) for value in batch)
+    if isinstance(batch, Mapping):
+        return any(_has_foreign(backend, value) for value in batch.values())
     if isinstance(batch, (np.ndarray, np.generic)):
         return True
-    return backend.kinds[type(batch)] is UNKNOWN and _is_tensor(batch)
+    return kind is UNKNOWN and _is_tensor(batch)
 
 
 def _is_tensor(x: Any) -> bool:
