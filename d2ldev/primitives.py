@@ -342,8 +342,9 @@ class Primitives(ABC):
     def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
         """How each tensor of a model is laid out, by its name; None if that is not known.
 
-        It is asked of every object and container that is saved, and known of dense and convolution layers in one sequence. With it a model takes over
-        the parameters of the same layers in another framework.
+        It is asked of every object and container that is saved, and known of dense and convolution
+        layers in one sequence. With it a model takes over the parameters of the same layers in
+        another framework.
         """
         return None
 

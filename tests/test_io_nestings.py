@@ -55,6 +55,8 @@ def same(backend, x, y):
         return (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
     if type(x) is not type(y):
         return False
+    if isinstance(x, int):  # of which a large one has no ``repr``
+        return x == y
     if isinstance(x, dict):
         return list(x) == list(y) and all(same(backend, x[key], y[key]) for key in x)
     if isinstance(x, (list, tuple, collections.deque)):
@@ -80,7 +82,7 @@ def test_a_nested_dict_comes_back(reference, round_trip):
         *(b"", b"\x00\xff", bytearray(b"ab"), np.float32(1.5), np.int8(-3), np.bool_(True)),
         *([], (), {}, set(), frozenset(), [[]], {"a": {}}, (1, (2, (3,))), {1, "a", (2, 3)}),
         frozenset({frozenset({1})}),
-        {1: "int", "1": "str", None: 0, (1, "b"): 2, b"k": 3, 1.5: 4, True: 5},
+        {1: "int", "1": "str", None: 0, (1, "b"): 2, b"k": 3, 1.5: 4, False: 5},
         collections.OrderedDict(b=1, a=2),
         collections.defaultdict(list, a=[1]),
         collections.defaultdict(None, a=1),
@@ -100,9 +102,7 @@ def test_a_value_comes_back_with_its_type(reference, round_trip, value):
     assert same(reference, value, round_trip(value))
 
 
-def test_one_tensor_in_two_places_is_one_afterwards_and_is_stored_once(
-    reference, path, round_trip
-):
+def test_one_tensor_in_two_places_is_one_afterwards_and_is_stored_once(reference, path, round_trip):
     x = reference.ones((1000,))
     loaded = round_trip({"a": x, "b": [x, (x, reference.ones((1000,)))]})
     assert loaded["a"] is loaded["b"][0] is loaded["b"][1][0]
@@ -177,7 +177,7 @@ def test_a_key_of_more_values_than_python_can_compute_with_is_refused(reference,
     for _ in range(60):
         key = (key, key)
     with pytest.raises(UnsupportedValueError, match="a key of more than"):
-        reference.save([{1: 2}, ((key,),), {3: set()}, [key]] + [_Keyed(key)], path)
+        reference.save([{1: 2}, ((key,),), {3: set()}, [key], _Keyed(key)], path)
 
 
 class _Keyed(dict):

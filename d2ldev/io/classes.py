@@ -38,11 +38,15 @@ def make(kind: str, module: str, qualname: str, fields: Sequence[str], values: l
         is_it = cls is not None and issubclass(cls, tuple) and _is_named(cls, fields)
         return tuple.__new__(cls, values) if is_it and cls is not None else tuple(values)
     if cls is not None and _is_dataclass(cls, fields):
-        made = object.__new__(cls)
+        made: Any = object.__new__(cls)
         for name, value in zip(fields, values, strict=True):
             object.__setattr__(made, name, value)  # a frozen one refuses ``setattr``
         return made
     return dict(zip(fields, values, strict=True))
+
+
+def _runs_when_made(cls: type) -> bool:
+    return any("__new__" in vars(base) for base in cls.__mro__ if base is not object)
 
 
 def _is_named(cls: type, fields: Sequence[str]) -> bool:
@@ -51,7 +55,7 @@ def _is_named(cls: type, fields: Sequence[str]) -> bool:
 
 def _is_dataclass(cls: type, fields: Sequence[str]) -> bool:
     known = vars(cls).get("__dataclass_fields__")
-    if not isinstance(known, dict) or cls.__new__ is not object.__new__:
+    if not isinstance(known, dict) or _runs_when_made(cls):
         return False
     named = [name for name, field in known.items() if field._field_type.name == "_FIELD"]
     # A field that is a property would run with a value of the file's. Those of a class with slots

@@ -1,10 +1,10 @@
 """The same layers in the layouts of another framework.
 
-A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that of
-a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and what a convolution puts out is
-flattened with the channels first, or last, so that the kernel of the dense layer after it has other
-columns. A ``Layout`` says for one tensor of a model which layer it belongs to, and how it is brought
-into the first of these forms, which is called canonical.
+A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that
+of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and what a convolution puts
+out is flattened with the channels first, or last, so that the kernel of the dense layer after it
+has other columns. A ``Layout`` says for one tensor of a model which layer it belongs to, and how
+it is brought into the first of these forms, which is called canonical.
 """
 
 from __future__ import annotations
@@ -77,8 +77,9 @@ def layouts_of(told: Any) -> dict[str, Layout]:
 
 
 def _layout_of(what: Any) -> Layout:
-    role, *sizes = what if isinstance(what, list) and len(what) == 4 else [None] * 4
-    split, axes, shape = sizes
+    if not isinstance(what, list) or len(what) != 4:
+        raise HeaderError("one of its layouts is none")
+    role, split, axes, shape = what
     if (
         not isinstance(role, str)
         or not all(is_sizes(size) for size in (split, axes, shape))

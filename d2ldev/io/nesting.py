@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import base64
 import math
+import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.container_types import Container
 from d2ldev.containers import OBJECT, TENSOR, Kind, joined, too_deep
-from d2ldev.errors import UnsupportedValueError, describe, shown
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.io import nodes
 from d2ldev.io.dtypes import storage_of
 from d2ldev.io.objects import tensors_of
@@ -63,7 +64,8 @@ class Description:
         reason = f": {problem}" if problem else ""
         return UnsupportedValueError(
             self._attempted,
-            f"{describe(value)} at {path or 'the top'} cannot be saved{reason}",
+            f"{_brief(value)}, of type {type(value).__name__}, at {path or 'the top'} cannot be "
+            f"saved{reason}",
             "save tensors, models, optimizers, numbers, text, and containers of them; what else "
             "there is, such as a function, your program makes again",
         )
@@ -144,20 +146,52 @@ class Description:
         path: str,
     ) -> dict[str, int]:
         items = [
-            (label, self._node(child, joined(path, label)))
+            (label, self._node(child, joined(path, _name_of(label))))
             for label, child in zip(labels, children, strict=True)
         ]
         row["items"] = [node for _, node in items]
         hashed = row["items"] if row["type"] in nodes.SETS else []
         if row["type"] not in nodes.UNLABELLED:
             hashed = row["labels"] = [
-                self._node(label, joined(path, f"<the key {shown(label)}>")) for label, _ in items
+                self._node(label, joined(path, f"<the key {_brief(label)}>")) for label, _ in items
             ]
         problem = self._sizes.add(row, hashed)
         if problem:
             raise self._refusal(x, path, problem)
         self.rows.append(row)
         return {nodes.AT: len(self.rows) - 1}
+
+
+class _Brief(reprlib.Repr):
+    """The ``repr`` of a value that is never asked of more than a few of its parts.
+
+    Containers that share theirs have a ``repr`` without end, and so have keys made of them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel = 2
+        self.maxother = 60
+
+    def repr_int(self, x: int, level: int) -> str:  # reprlib's own
+        return str(x) if abs(x) < 2**200 else f"an integer of {x.bit_length()} bits"
+
+    def repr_instance(self, x: Any, level: int) -> str:
+        if hasattr(type(x), "__dataclass_fields__") or hasattr(type(x), "__len__"):
+            return f"<{type(x).__name__}>"
+        return super().repr_instance(x, level)
+
+
+_BRIEF = _Brief()
+
+
+def _brief(x: Any) -> str:
+    return _BRIEF.repr(x)
+
+
+def _name_of(label: Any) -> str:
+    """What a key is called in names: text is itself."""
+    return label if isinstance(label, str) else _brief(label)
 
 
 _NO_LEAF = object()

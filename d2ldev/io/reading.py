@@ -127,7 +127,7 @@ class Checkpoint:
         array: NDArray[Any] = np.empty(stored.shape, dtype)
         data = bytes_of(array)
         self._file.seek(self._start + entry.begin)
-        view = memoryview(data)
+        view = memoryview(data)  # type: ignore[arg-type]
         while view:
             count = self._file.readinto(view)  # type: ignore[attr-defined]
             if not count:

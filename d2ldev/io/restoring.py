@@ -89,7 +89,8 @@ def _rows(
     except HeaderError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
-        raise HeaderError(f"its description cannot be read: {type(error).__name__}: {str(error)[:200]}") from error
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise HeaderError(f"its description cannot be read: {what}") from error
 
 
 def _check(holds: bool, what: str) -> None:

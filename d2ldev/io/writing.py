@@ -107,6 +107,6 @@ def _header(
 
 
 def _write_all(descriptor: int, data: NDArray[np.uint8]) -> None:
-    view = memoryview(data)
+    view = memoryview(data)  # type: ignore[arg-type]
     while view:
         view = view[os.write(descriptor, view) :]
