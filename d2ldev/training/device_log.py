@@ -89,7 +89,9 @@ class DeviceLog:
             self._calls += 1
             if (self._calls - 1) % self._every:
                 return
-            if not isinstance(weight, (int, float, Real, np.number)) or not 0 <= weight < float("inf"):
+            if not isinstance(weight, (int, float, Real, np.number)) or not 0 <= weight < float(
+                "inf"
+            ):
                 raise UnsupportedValueError(
                     f"log with the weight {describe(weight)}",
                     "it is a number that is not negative",
