@@ -23,7 +23,12 @@ def main() -> None:
 
 def with_tables(readme: str) -> str:
     """The README's text with its tables as the results have them."""
-    tables = {"support": support_rows(), "overhead": overhead_rows(), "log": log_rows()}
+    tables = {
+        "support": support_rows(),
+        "overhead": overhead_rows(),
+        "log": log_rows(),
+        "training": training_rows(),
+    }
     for name, rows in tables.items():
         block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
         pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
@@ -76,6 +81,19 @@ def log_rows() -> Iterator[str]:
             times = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
             figures = f"{result['value']:.3g} | {result['aim']:g}"
             yield f"| {framework} | {document['platform']} | {' | '.join(times)} | {figures} |"
+
+
+def training_rows() -> Iterator[str]:
+    """One row for each training loop that ``Trainer.fit`` was measured against."""
+    yield "| | epoch | with `Trainer` | the loop | without | ratio | aim |"
+    yield "|---|---|---|---|---|---|---|"
+    for document in _documents(ROOT / "benchmarks" / "results", "training-*"):
+        framework = next(name for name in document["versions"] if name != "d2ldev")
+        for result in document["results"]:
+            ours, theirs = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
+            loop = f"{result['theirs_statement']} | {theirs}"
+            figures = f"{result['value']:.3g} | {result['aim']:g}"
+            yield f"| {framework} | {result['name']} | {ours} | {loop} | {figures} |"
 
 
 def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:
