@@ -15,7 +15,7 @@ from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.training.batches import bring, count_of, inputs_and_target
 from d2ldev.training.device_log import DeviceLog
-from d2ldev.training.learner import Loss
+from d2ldev.training.learner import Learner, Loss
 from d2ldev.training.metrics import Metric, named_metrics
 from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
@@ -40,8 +40,6 @@ class Trainer:
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
-        model: what was trained, once ``fit`` has begun: go on with it, because some frameworks
-            move the model itself and others make a new one.
 
     Raises:
         DeviceUnavailableError: if there are fewer GPUs, or more than one is asked for.
@@ -73,7 +71,15 @@ class Trainer:
         self.progress = progress
         self.gpus = _gpus(backend, _whole("num_gpus", num_gpus, least=-1))
         self.device: Device = self.gpus[0] if self.gpus else CPU
-        self.model: Any = None
+        self._learner: Learner | None = None
+
+    @property
+    def model(self) -> Any:
+        """What is being trained, or was, as it is after the last step; None before ``fit``.
+
+        Go on with it: some frameworks move the model itself, and others make a new one.
+        """
+        return None if self._learner is None else self._learner.parts["model"]
 
     # -- the book's hooks -----------------------------------------------------------------
 
@@ -142,6 +148,7 @@ class Trainer:
             lr=lr,
             gradient_clip_val=self.gradient_clip_val,
         )
+        self._learner = learner
         run = Run(learner, train_data, checkpoint)
         if resume:
             run.resume(self.device)
@@ -153,11 +160,11 @@ class Trainer:
                         after = self._epoch(learner.evaluate, val_data, functions)
                         found |= {f"val_{name}": value for name, value in after.items()}
                     run.record(found)
-                    self.model = learner.parts["model"]
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
                     self.on_epoch_end(epoch, run.history)
         finally:
-            self.model = learner.parts["model"]
+            # The user's own object has what was learned, also where an error ends the run.
+            learner.parts  # noqa: B018
         return run.history
 
     def _epoch(
