@@ -62,6 +62,33 @@ class Saving(Creation):
 
         return load(self, _path(path, "load"), target)  # type: ignore[arg-type]
 
+    def load_into(self, obj: Any, path: str | os.PathLike[str]) -> Any:
+        """Read a file into a model, an optimizer, or a nesting of them and of tensors.
+
+        Args:
+            obj: what is like what was saved: with the same names, shapes and dtypes. Each tensor
+                stays on the device where it is, and is filled in place where ``place`` would.
+            path: of a file that ``save`` has written, with whatever backend, or of any other
+                safetensors file, whose names are then those of ``named_tensors(obj)``.
+
+        Returns:
+            What to use from then on, as with ``place``: the model itself, and new containers
+            for those in which a tensor, a number or text is another one now.
+
+        The same layers in another framework have other names, and kernels that are turned. Where
+        both are known, as in what ``mlp`` makes, they are converted; else the names and shapes
+        have to be the same.
+
+        Raises:
+            CheckpointError: if the file cannot be read, or does not fit: with the names that are
+                missing, unexpected, or of another shape or dtype. Nothing is changed then.
+            UnsupportedValueError: if ``obj`` holds something that no file can.
+            OutOfDeviceMemoryError: if the device's memory does not suffice for a second copy.
+        """
+        from d2ldev.io.fitting import load_into
+
+        return load_into(self, obj, _path(path, "load"))  # type: ignore[arg-type]
+
 
 def _path(path: object, verb: str) -> str:
     """A path as text.

@@ -9,6 +9,7 @@ out. Nothing in a file is ever executed: there is no pickle, and no class is imp
 - ``nesting.py``: from a nesting to its description as JSON; ``restoring.py``: and back.
 - ``atomic.py``: a file that is either the old one or the new one.
 - ``writing.py``, ``reading.py``, ``fitting.py``: ``save``, ``load`` and ``load_into``.
+- ``matching.py``, ``remaking.py``, ``misfits.py``: the steps of ``load_into``.
 - ``layouts.py``: the same layers in the layouts of another framework.
 
 Source of the format: https://github.com/huggingface/safetensors#format; D2L, section 6.6,

@@ -64,7 +64,7 @@ class Description:
         reason = f": {problem}" if problem else ""
         return UnsupportedValueError(
             self._attempted,
-            f"{_brief(value)}, of type {type(value).__name__}, at {path or 'the top'} cannot be "
+            f"{brief(value)}, of type {type(value).__name__}, at {path or 'the top'} cannot be "
             f"saved{reason}",
             "save tensors, models, optimizers, numbers, text, and containers of them; what else "
             "there is, such as a function, your program makes again",
@@ -146,14 +146,14 @@ class Description:
         path: str,
     ) -> dict[str, int]:
         items = [
-            (label, self._node(child, joined(path, _name_of(label))))
+            (label, self._node(child, joined(path, name_of(label))))
             for label, child in zip(labels, children, strict=True)
         ]
         row["items"] = [node for _, node in items]
         hashed = row["items"] if row["type"] in nodes.SETS else []
         if row["type"] not in nodes.UNLABELLED:
             hashed = row["labels"] = [
-                self._node(label, joined(path, f"<the key {_brief(label)}>")) for label, _ in items
+                self._node(label, joined(path, f"<the key {brief(label)}>")) for label, _ in items
             ]
         problem = self._sizes.add(row, hashed)
         if problem:
@@ -185,13 +185,14 @@ class _Brief(reprlib.Repr):
 _BRIEF = _Brief()
 
 
-def _brief(x: Any) -> str:
+def brief(x: Any) -> str:
+    """A value in a few words, whatever it refers to."""
     return _BRIEF.repr(x)
 
 
-def _name_of(label: Any) -> str:
+def name_of(label: Any) -> str:
     """What a key is called in names: text is itself."""
-    return label if isinstance(label, str) else _brief(label)
+    return label if isinstance(label, str) else brief(label)
 
 
 _NO_LEAF = object()

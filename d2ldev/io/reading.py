@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -15,7 +15,7 @@ from d2ldev.errors import CheckpointError
 from d2ldev.io import nodes
 from d2ldev.io.dtypes import NAMES, bytes_of, numpy_dtype, storage_of
 from d2ldev.io.header import Entry, Header, HeaderError, length_of, parse_json, read_header
-from d2ldev.io.restoring import outlined, restored
+from d2ldev.io.restoring import outlined, restored, restored_rows
 from d2ldev.io.writing import checksum
 
 if TYPE_CHECKING:
@@ -103,6 +103,13 @@ class Checkpoint:
         table = self._table
         return restored(self._told, lambda kind, i: values[table[i][0]._replace(kind=kind)])
 
+    def rows(self, values: Mapping[Stored, Any]) -> list[Any]:
+        """What each container of the file becomes, with None for the tensors that are not given."""
+        table = self._table
+        return restored_rows(
+            self._told, lambda kind, i: values.get(table[i][0]._replace(kind=kind))
+        )
+
     def refusal(self, stored: Stored) -> CheckpointError | None:
         """Why the backend cannot have such a tensor; None if it can."""
         backend, dtype = self._backend, stored.dtype
@@ -138,9 +145,14 @@ class Checkpoint:
             raise HeaderError(f"its tensor {stored.name!r} is damaged: the checksum differs")
         return array
 
-    def tensor(self, stored: Stored, device: Device) -> Any:
-        """A tensor, or a NumPy array, on a device."""
-        array, backend = self.array(stored), self._backend
+    def tensor(
+        self,
+        stored: Stored,
+        device: Device,
+        convert: Callable[[NDArray[Any]], NDArray[Any]] = lambda array: array,
+    ) -> Any:
+        """A tensor, or a NumPy array, on a device; its values are converted on the way."""
+        array, backend = convert(self.array(stored)), self._backend
         if stored.kind == nodes.ARRAY:
             return array
         native = backend.native(device)

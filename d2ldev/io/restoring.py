@@ -6,6 +6,7 @@ import base64
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 from d2ldev.io import nodes
@@ -24,12 +25,14 @@ class Outline:
         children: by key, field or index.
         layouts: of the layers of a model, if they are known.
         key: what it is as the key of another.
+        number: of its row.
     """
 
     type: str
     children: Mapping[Any, Any]
     layouts: Mapping[str, Layout] | None
     key: Any
+    number: int
 
 
 def restored(told: Any, leaf: Callable[[str, int], Any]) -> Any:
@@ -42,19 +45,29 @@ def restored(told: Any, leaf: Callable[[str, int], Any]) -> Any:
     Raises:
         HeaderError: if it is none.
     """
-    return _rows(told, leaf, _made)
+    return _rows(told, leaf, _made)[1]
+
+
+def restored_rows(told: Any, leaf: Callable[[str, int], Any]) -> list[Any]:
+    """What each row becomes; see ``restored``."""
+    return _rows(told, leaf, _made)[0]
 
 
 def outlined(told: Any, leaf: Callable[[str, int], Any]) -> Any:
     """The same with an ``Outline`` for each container."""
-    return _rows(told, leaf, _outline)
+    numbers = count()
+
+    def outline(row: dict[str, Any], labels: Any, items: list[Any]) -> Outline:
+        return _outline(row, labels, items, next(numbers))
+
+    return _rows(told, leaf, outline)[1]
 
 
 def _rows(
     told: Any,
     leaf: Callable[[str, int], Any],
     container: Callable[[dict[str, Any], list[Any], list[Any]], Any],
-) -> Any:
+) -> tuple[list[Any], Any]:
     made: list[Any] = []
     sizes = nodes.Sizes()
 
@@ -85,7 +98,7 @@ def _rows(
             problem = sizes.add(row, hashed)
             _check(not problem, problem)
             made.append(container(row, labels, items))
-        return value(told["root"])
+        return made, value(told["root"])
     except HeaderError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
@@ -150,13 +163,13 @@ def _made(row: dict[str, Any], labels: Any, items: list[Any]) -> Any:
 _PLAIN: dict[str, Any] = nodes.MAPPINGS | nodes.SEQUENCES | nodes.SETS
 
 
-def _outline(row: dict[str, Any], labels: Any, items: list[Any]) -> Outline:
+def _outline(row: dict[str, Any], labels: Any, items: list[Any], number: int) -> Outline:
     named = range(len(items)) if labels is None else [_key(label) for label in labels]
     layouts = layouts_of(row["layouts"]) if "layouts" in row else None
     key = None
     if row["type"] in _HASHABLE:
         key = _made(row, labels, [_key(item) for item in items])
-    return Outline(row["type"], dict(zip(named, items, strict=True)), layouts, key)
+    return Outline(row["type"], dict(zip(named, items, strict=True)), layouts, key, number)
 
 
 _HASHABLE = ("tuple", "frozenset", nodes.NAMEDTUPLE, nodes.DATACLASS)
