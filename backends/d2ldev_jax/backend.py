@@ -20,6 +20,8 @@ import numpy as np
 from d2ldev.device import CPU, Device
 from d2ldev.errors import BackendNotInstalledError, DeviceMismatchError, UnsupportedValueError
 from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
+from d2ldev.io.layers import layouts_in
+from d2ldev.io.layouts import Layout
 from d2ldev.placing import Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_jax import numpy_exchange, queue, strict
@@ -27,6 +29,7 @@ from d2ldev_jax.accelerator import Accelerator, is_initialized
 from d2ldev_jax.capacity import check_capacity, computed
 from d2ldev_jax.dlpack import from_dlpack
 from d2ldev_jax.draws import Draws
+from d2ldev_jax.layouts import layers_of
 from d2ldev_jax.live_arrays import bytes_held
 from d2ldev_jax.memory import let_it_grow
 from d2ldev_jax.parts import OBJECT_TYPES, parts_of
@@ -58,6 +61,8 @@ _NARROW = tuple(
 
 # The class of ``jnp.float32`` and its like.
 _SCALAR = type(jnp.float32)
+# The generators of random keys, by the names of the dtypes.
+_GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 
@@ -266,6 +271,27 @@ class JaxBackend(Backend):
         from d2ldev_jax.samples import make_samples
 
         return {**super().samples(), **make_samples(self)}
+
+    # -- files ----------------------------------------------------------------------------
+
+    def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
+        layers = layers_of(obj)
+        return layouts_in(self, obj, layers) if layers else None
+
+    def _borrow(self, x: Tensor) -> NDArray[Any]:
+        self.device_of(x)  # a tensor without bytes is refused, by name
+        return np.asarray(jax.random.key_data(x) if x.dtype.name in _GENERATORS else x)
+
+    def _adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
+        return jax.device_put(array, native)
+
+    def _numbers_dtype(self, dtype: str) -> str | None:
+        return "uint32" if dtype in _GENERATORS else None
+
+    def _from_numbers(self, x: Tensor, dtype: str) -> Tensor:
+        return jax.random.wrap_key_data(x, impl=_GENERATORS[dtype])
+
+    # -- training -------------------------------------------------------------------------
 
     def _learner(self, model: Any, settings: Settings) -> Learner:
         from d2ldev_jax.learner import JaxLearner

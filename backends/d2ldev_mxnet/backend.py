@@ -34,14 +34,18 @@ from d2ldev.errors import (
     describe,
 )
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.io.layers import layouts_in
+from d2ldev.io.layouts import Layout
 from d2ldev.placing import Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_mxnet import accelerator, numpy_exchange
 from d2ldev_mxnet.dlpack import Exported, from_dlpack
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
+from d2ldev_mxnet.layouts import layers_of
 from d2ldev_mxnet.memory import is_out_of_memory
 from d2ldev_mxnet.mlp import make_mlp
 from d2ldev_mxnet.numpy_exchange import empty, is_exact, number_dtype
+from d2ldev_mxnet.optimizer_state import state_of, state_put
 from d2ldev_mxnet.parts import OBJECT_TYPES, Placing, attached_to, parts_of, refill
 from d2ldev_mxnet.samples import make_samples
 from d2ldev_mxnet.strict import refuse_mixing
@@ -264,6 +268,29 @@ class MXNetBackend(Backend):
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
+
+    # -- files ----------------------------------------------------------------------------
+
+    def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
+        layers = layers_of(obj)
+        return layouts_in(self, obj, layers) if layers else None
+
+    def _is_gradient(self, obj: Any, part: Part) -> bool:
+        return isinstance(obj, mx.gluon.Parameter) and part.name.startswith("grad")
+
+    def _state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        return state_of(optimizer) if isinstance(optimizer, mx.gluon.Trainer) else None
+
+    def _state_put(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        return state_put(optimizer, state)
+
+    def _write(self, x: Tensor, new: Tensor) -> None:
+        # Its memory is marked as what has a gradient, and stays.
+        if new.size:
+            with NumPyShapes(), mx.autograd.pause():
+                new.as_nd_ndarray().copyto(x.as_nd_ndarray())
+
+    # -- training -------------------------------------------------------------------------
 
     def _learner(self, model: Any, settings: Settings) -> Learner:
         from d2ldev_mxnet.learner import MXNetLearner

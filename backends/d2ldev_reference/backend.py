@@ -17,7 +17,10 @@ import numpy as np
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.io.layers import layouts_in
+from d2ldev.io.layouts import Layout
 from d2ldev.training.learner import Learner, Settings
+from d2ldev_reference.layouts import layers_of
 from d2ldev_reference.mlp import make_mlp
 from d2ldev_reference.strict import refuse_mixing
 
@@ -146,6 +149,17 @@ class ReferenceBackend(Backend):
             return {"encoder": {"weight": weight}, "decoder": [weight, None, 2.5, "tied"]}
 
         return {**super().samples(), "pytree with a tie": tied}
+
+    # -- files ----------------------------------------------------------------------------
+
+    def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
+        layers = layers_of(obj)
+        return layouts_in(self, obj, layers) if layers else None
+
+    def _borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        return _numpy_of(x)
+
+    # -- training -------------------------------------------------------------------------
 
     def _learner(self, model: Any, settings: Settings) -> Learner:
         from d2ldev_reference.learner import ReferenceLearner

@@ -22,12 +22,15 @@ import tensorflow as tf
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.io.layers import layouts_in
+from d2ldev.io.layouts import Layout
 from d2ldev.placing import Inventory, Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_tensorflow import numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied, copied_across
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
+from d2ldev_tensorflow.layouts import layers_of
 from d2ldev_tensorflow.logical import LogicalDevices, has_started
 from d2ldev_tensorflow.machine import (
     answers_at_once,
@@ -37,6 +40,7 @@ from d2ldev_tensorflow.machine import (
     wait_for,
 )
 from d2ldev_tensorflow.mlp import make_mlp
+from d2ldev_tensorflow.optimizer_state import state_of, state_put
 from d2ldev_tensorflow.parts import (
     OBJECT_TYPES,
     finish,
@@ -283,6 +287,28 @@ class TensorFlowBackend(Backend):
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
+
+    # -- files ----------------------------------------------------------------------------
+
+    def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
+        layers = layers_of(obj)
+        return layouts_in(self, obj, layers) if layers else None
+
+    def _adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+        return self._from_data(array, None, native)  # of the array's own dtype: one copy less
+
+    def _state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        return state_of(optimizer)
+
+    def _state_put(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        return state_put(self, optimizer, state)
+
+    def _write(self, x: Tensor, new: Tensor) -> None:
+        # Into the memory that is there: a function that was traced computes with it.
+        with tf.device(x.device):
+            x.assign(new)
+
+    # -- training -------------------------------------------------------------------------
 
     def _learner(self, model: Any, settings: Settings) -> Learner:
         from d2ldev_tensorflow.learner import TensorFlowLearner

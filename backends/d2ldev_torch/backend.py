@@ -22,13 +22,17 @@ from d2ldev.errors import (
     describe,
 )
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
+from d2ldev.io.layers import layouts_in
+from d2ldev.io.layouts import Layout
 from d2ldev.placing import Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev.training.prefetching import moved_ahead
 from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
+from d2ldev_torch.layouts import layers_of
 from d2ldev_torch.mlp import make_mlp
+from d2ldev_torch.optimizer_state import state_of, state_put
 from d2ldev_torch.parts import (
     OBJECT_TYPES,
     attached_to,
@@ -227,6 +231,28 @@ class TorchBackend(Backend):
 
     def samples(self) -> Mapping[str, Callable[[Device], Any]]:
         return {**super().samples(), **make_samples(self)}
+
+    # -- files ----------------------------------------------------------------------------
+
+    def _layouts(self, obj: Any) -> Mapping[str, Layout] | None:
+        layers = layers_of(obj)
+        return layouts_in(self, obj, layers) if layers else None
+
+    def _borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        return numpy_exchange.lent(x)
+
+    def _adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+        if native != _CPU:
+            return self._from_data(array, dtype, native)
+        return numpy_exchange.adopted(array)
+
+    def _state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        return state_of(optimizer) if isinstance(optimizer, torch.optim.Optimizer) else None
+
+    def _state_put(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        return state_put(optimizer, state)
+
+    # -- training -------------------------------------------------------------------------
 
     def _learner(self, model: Any, settings: Settings) -> Learner:
         from d2ldev_torch.learner import TorchLearner

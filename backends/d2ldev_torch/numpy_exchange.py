@@ -29,11 +29,29 @@ def from_data(obj: Any, dtype: torch.dtype | None, device: torch.device) -> torc
 
 def to_numpy(x: torch.Tensor) -> np.ndarray[Any, Any]:
     """The values of a tensor, wherever it is, in an array of its own."""
-    x = x.detach()
-    if x.layout is not torch.strided:
-        x = x.to_dense()
     # One copy: across from a device, or within the CPU's memory, conjugated if ``x`` is lazily so.
-    x = x.to("cpu", copy=True)
+    return _array_of(_strided(x).to("cpu", copy=True))
+
+
+def lent(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """The values of a tensor, in its own memory if that is the CPU's."""
+    return _array_of(_strided(x).to("cpu").resolve_conj().resolve_neg())
+
+
+def adopted(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    """A tensor of the CPU in the memory of an array."""
+    if not _is_foreign(array):
+        return torch.from_numpy(array)
+    data = array.view(f"u{array.dtype.itemsize}")
+    return torch.from_numpy(data).view(getattr(torch, array.dtype.name))
+
+
+def _strided(x: torch.Tensor) -> torch.Tensor:
+    x = x.detach()
+    return x if x.layout is torch.strided else x.to_dense()
+
+
+def _array_of(x: torch.Tensor) -> np.ndarray[Any, Any]:
     name = str(x.dtype).removeprefix("torch.")
     if name == "bfloat16" or name.startswith("float8"):
         import ml_dtypes

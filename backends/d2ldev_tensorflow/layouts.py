@@ -1,0 +1,52 @@
+"""The layers of a ``keras.Sequential``, whose kernels are ``(*window, in, out)``."""
+
+from __future__ import annotations
+
+import sys
+from functools import partial
+from typing import Any
+
+from d2ldev.io.layers import Layer
+from d2ldev.io.layouts import turned, turned_after_flattening
+
+
+def layers_of(model: Any) -> list[Layer] | None:
+    """The dense and convolution layers of a model in one sequence; None for another model."""
+    keras: Any = sys.modules.get("keras")
+    if not hasattr(keras, "Sequential") or type(model) is not keras.Sequential or not model.built:
+        return None
+    of = keras.layers
+    layers = []
+    channels = 0  # in the last axis before it was flattened, if it was
+    for layer in model.layers:
+        if type(layer) is of.Flatten:
+            channels = _channels_of(layer.input.shape, layer.data_format)
+        elif type(layer) is of.Dense:
+            layout: Any = turned
+            if channels:
+                layout = partial(turned_after_flattening, channels=channels)
+            layers.append(_layer(layer, layout))
+            channels = 0
+        elif type(layer) in (of.Conv1D, of.Conv2D, of.Conv3D):
+            layers.append(_layer(layer, turned))
+        elif layer.weights or not type(layer).__module__.startswith(_WITHOUT_PARAMETERS):
+            return None  # it may put what it is given into another order
+    return layers
+
+
+_WITHOUT_PARAMETERS = (
+    *("keras.src.layers.activations.", "keras.src.layers.pooling."),
+    *("keras.src.layers.core.input_layer", "keras.src.layers.regularization."),
+)
+
+
+def _layer(layer: Any, layout: Any) -> Layer:
+    bias = layer.bias
+    return Layer(layer._kernel._value, None if bias is None else bias._value, layout)
+
+
+def _channels_of(shape: tuple[int | None, ...], data_format: str | None) -> int:
+    """How many channels come last; 0 where the order is the canonical one."""
+    if len(shape) < 3 or data_format == "channels_first":
+        return 0
+    return shape[-1] or 0
