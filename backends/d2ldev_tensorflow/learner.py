@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -126,16 +126,18 @@ class TensorFlowLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self._build(inputs)
-        loss, prediction = self._step(inputs, y)
+        # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
+        loss, prediction = self._step(*inputs, y)
         return loss, prediction
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self._build(inputs)
-        loss, prediction = self._evaluate(inputs, y)
+        loss, prediction = self._evaluate(*inputs, y)
         return loss, prediction
 
-    def _train(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _train(self, *batch: Any) -> tuple[Tensor, Any]:
+        *inputs, y = batch
         with tf.device(self.backend.native(self._device)):
             with tf.GradientTape() as tape:
                 prediction = self._call(inputs, self._in_training)
@@ -148,12 +150,13 @@ class TensorFlowLearner(Learner):
             self._optimizer.apply(gradients, self._variables)
             return loss, prediction
 
-    def _predict(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _predict(self, *batch: Any) -> tuple[Tensor, Any]:
+        *inputs, y = batch
         with tf.device(self.backend.native(self._device)):
             prediction = self._call(inputs, self._in_use)
             return self._whole_loss(prediction, y), prediction
 
-    def _call(self, inputs: tuple[Any, ...], mode: dict[str, bool]) -> Any:
+    def _call(self, inputs: Sequence[Any], mode: dict[str, bool]) -> Any:
         if len(inputs) == 1 or not self._takes_list:
             return self._model(*inputs, **mode)
         if isinstance(self._model.input, Mapping):
