@@ -76,7 +76,9 @@ def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode & 0o777)
         try:
             if fcntl is not None:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)
+                # Where a file system knows no locks, nobody gets one to remove the file with.
+                with suppress(OSError):
+                    fcntl.flock(descriptor, fcntl.LOCK_EX)
             if mode is not None and hasattr(os, "fchmod"):
                 os.fchmod(descriptor, mode)
             # Before it had its lock, another writer may have taken it for abandoned.
@@ -122,7 +124,10 @@ def _sync_folder(folder: str) -> None:
     """Bring the new name to the disk, where folders can be opened."""
     if not hasattr(os, "O_DIRECTORY"):
         return
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except PermissionError:  # a folder that may be written to, and not listed
+        return
     try:
         os.fsync(descriptor)
     except OSError as error:

@@ -1,0 +1,231 @@
+"""A path holds the old file or the new one, whatever happens to who writes."""
+
+import errno
+import fcntl
+import os
+import stat
+import threading
+
+import pytest
+from processes import run_python
+
+from d2ldev import CheckpointError, UnsupportedValueError
+
+KILLED = """
+    import os, random, signal, time
+    import d2ldev
+
+    backend = d2ldev.get_backend("reference")
+    folder = os.getcwd()
+    path = os.path.join(folder, "run.safetensors")
+    contents = {}
+    for step in (1, 2):
+        obj = {"step": step, "x": backend.full((20_000 * step,), float(step)), "y": [step] * 99}
+        backend.save(obj, path)
+        contents[open(path, "rb").read()] = obj
+    assert len(contents) == 2
+
+    rng = random.Random(0)
+    met, torn = set(), 0
+    for _ in range(400):
+        child = os.fork()
+        if not child:
+            while True:
+                for obj in contents.values():
+                    backend.save(obj, path)
+        time.sleep(rng.uniform(0, 0.012))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        torn += len(os.listdir(folder)) > 1
+        found = open(path, "rb").read()
+        assert found in contents, len(found)
+        assert backend.load(path)["step"] == contents[found]["step"]
+        met.add(found)
+    backend.save(1, path)
+    assert os.listdir(folder) == ["run.safetensors"]
+    show(len(met))
+    show(torn)
+"""
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "saved.safetensors"
+
+
+@pytest.fixture
+def saved(reference, path):
+    """The bytes of a file that is there."""
+    reference.save({"a": reference.ones(3)}, path)
+    return path.read_bytes()
+
+
+def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path):
+    met, caught_writing = run_python(KILLED, folder=tmp_path)
+    assert met == 2
+    assert caught_writing >= 20
+
+
+def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, path):
+    abandoned = path.with_name(".saved.safetensors.0123456789abcdef.partial")
+    abandoned.write_bytes(b"half")
+    reference.save(1, path)
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [".other.safetensors.0123456789abcdef.partial", ".saved.safetensors.mine.partial", "a.partial"],
+)
+def test_what_somebody_else_left_behind_stays(reference, path, name):
+    path.with_name(name).write_bytes(b"mine")
+    reference.save(1, path)
+    assert path.with_name(name).read_bytes() == b"mine"
+
+
+def test_what_another_process_still_writes_stays(reference, path):
+    partial = path.with_name(".saved.safetensors.0123456789abcdef.partial")
+    with open(partial, "wb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        reference.save(1, path)
+        assert partial.exists()
+
+
+def test_a_link_of_that_name_is_not_followed(reference, path, tmp_path):
+    (tmp_path / "precious").write_bytes(b"mine")
+    partial = path.with_name(".saved.safetensors.0123456789abcdef.partial")
+    partial.symlink_to(tmp_path / "precious")
+    reference.save(1, path)
+    assert (tmp_path / "precious").read_bytes() == b"mine"
+
+
+def test_threads_that_write_one_file_leave_one_of_their_files(reference, path):
+    errors = []
+
+    def write(number):
+        try:
+            for _ in range(20):
+                reference.save([number] * 100, path)
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=write, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert reference.load(path) in [[number] * 100 for number in range(4)]
+    assert list(path.parent.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), KeyboardInterrupt()])
+def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
+    reference, path, saved, monkeypatch, error
+):
+    writes = []
+    write = os.write
+
+    def failing(descriptor, data):
+        writes.append(len(data))
+        if len(writes) == 2:
+            raise error
+        return write(descriptor, data)
+
+    monkeypatch.setattr(os, "write", failing)
+    with pytest.raises((CheckpointError, KeyboardInterrupt)):
+        reference.save({"b": reference.zeros(5)}, path)
+    assert path.read_bytes() == saved
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_value_that_cannot_be_saved_leaves_the_old_file(reference, path, saved):
+    with pytest.raises(UnsupportedValueError):
+        reference.save({"b": reference.zeros(5), "c": object()}, path)
+    assert path.read_bytes() == saved
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_limit_on_the_size_of_files_is_an_error_with_its_reason(tmp_path):
+    run_python(
+        """
+        import os, resource
+        import d2ldev
+        backend = d2ldev.get_backend("reference")
+        path = os.path.abspath("x.safetensors")
+        backend.save(1, path)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, 10_000))
+        try:
+            backend.save(backend.zeros(100_000), path)
+        except d2ldev.CheckpointError as error:
+            assert isinstance(error.__cause__, OSError), error.__cause__
+            assert "File too large" in str(error), error
+        else:
+            raise AssertionError("it was saved")
+        assert backend.load(path) == 1
+        assert os.listdir() == ["x.safetensors"]
+        """,
+        folder=tmp_path,
+    )
+
+
+@pytest.mark.parametrize(
+    ("place", "code"),
+    [
+        ("", errno.EISDIR),
+        ("missing/x", errno.ENOENT),
+        ("file/x", errno.ENOTDIR),
+        ("loop", errno.ELOOP),
+        ("n" * 300, errno.ENAMETOOLONG),
+        ("pipe", errno.EINVAL),
+        ("/dev/null", errno.EINVAL),
+        ("/proc/x", errno.ENOENT),
+    ],
+)
+def test_a_place_where_no_file_can_be_is_an_error_with_its_reason(reference, tmp_path, place, code):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "loop").symlink_to("loop")
+    os.mkfifo(tmp_path / "pipe")
+    before = sorted(tmp_path.iterdir())
+    with pytest.raises(CheckpointError, match="cannot save to ") as caught:
+        reference.save(1, tmp_path / place)
+    assert caught.value.__cause__.errno == code
+    assert sorted(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o444, 0o755])
+def test_the_permissions_of_the_old_file_are_kept(reference, path, saved, mode):
+    path.chmod(mode)
+    reference.save(1, path)
+    assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+def test_a_new_file_has_the_permissions_of_any_other(reference, path, tmp_path):
+    reference.save(1, path)
+    (tmp_path / "any").write_text("")
+    assert path.stat().st_mode == (tmp_path / "any").stat().st_mode
+
+
+def test_a_link_stays_one_and_its_file_is_replaced(reference, path, saved, tmp_path):
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    link = folder / "link"
+    link.symlink_to(path)
+    reference.save(1, link)
+    assert link.is_symlink()
+    assert reference.load(path) == 1
+    assert list(folder.iterdir()) == [link]
+
+
+def test_a_long_name_can_be_saved_to(reference, tmp_path):
+    path = tmp_path / ("\N{SNOWMAN}" * 85)
+    reference.save(1, path)
+    assert reference.load(path) == 1
+
+
+@pytest.mark.parametrize("path", [None, 3, "", "a\0b", b""])
+@pytest.mark.parametrize("verb", ["save", "load", "load_into"])
+def test_what_is_no_path_is_refused(reference, verb, path):
+    given = (path,) if verb == "load" else (1, path)
+    with pytest.raises(UnsupportedValueError, match="no path of a file"):
+        getattr(reference, verb)(*given)
