@@ -46,11 +46,11 @@ def test_a_traced_step_has_no_copy_between_devices(backend, model):
     ((inputs, y),) = batches(backend, model, "gpu:1", 1)
     learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
     learner.step(inputs, y)
-    kinds = {node.op for node in _nodes(learner._step.get_concrete_function(inputs, y))}
+    kinds = {node.op for node in _nodes(learner._step.get_concrete_function(*inputs, y))}
     assert kinds.isdisjoint({"_Send", "_Recv", "PyFunc", "EagerPyFunc", "NumpyFunction"})
     places = {
         backend.device(node.device)
-        for node in _nodes(learner._step.get_concrete_function(inputs, y))
+        for node in _nodes(learner._step.get_concrete_function(*inputs, y))
         if node.op in ("MatMul", "ResourceApplyAdam", "AssignSubVariableOp", "ReadVariableOp")
         and node.device
     }
