@@ -68,6 +68,7 @@ class Checkpoint:
         self._told = _description(header)
         self.writer: str | None = self._told["backend"]
         self._table = [self._checked(row) for row in self._told["tensors"]]
+        self._sums = {stored.name: total for stored, total in self._table}
         self.stored: list[Stored] = []
         """The tensors in the order in which they are in the file."""
         self.outline = outlined(self._told, self._found)
@@ -140,7 +141,7 @@ class Checkpoint:
             if not count:
                 raise HeaderError("it has become shorter while it was read")
             view = view[count:]
-        total = next(total for kept, total in self._table if kept.name == stored.name)
+        total = self._sums[stored.name]
         if total is not None and checksum(stored.dtype, entry.shape, data) != total:
             raise HeaderError(f"its tensor {stored.name!r} is damaged: the checksum differs")
         return array
@@ -152,16 +153,19 @@ class Checkpoint:
         convert: Callable[[NDArray[Any]], NDArray[Any]] = lambda array: array,
     ) -> Any:
         """A tensor, or a NumPy array, on a device; its values are converted on the way."""
-        array, backend = convert(self.array(stored)), self._backend
-        if stored.kind == nodes.ARRAY:
-            return array
+        backend = self._backend
         native = backend.native(device)
         try:
+            array = convert(self.array(stored))
+            if stored.kind == nodes.ARRAY:
+                return array
             numbers = backend._numbers_dtype(stored.dtype)
             if numbers is None:
                 return backend._adopt(array, backend._native_dtype(stored.dtype), native)
             made = backend._adopt(array, backend._native_dtype(numbers), native)
             return backend._from_numbers(made, stored.dtype)
+        except (HeaderError, OSError):
+            raise
         except Exception as error:
             raise backend._refused(error, self._attempted, native) from error
 

@@ -165,11 +165,13 @@ _PLAIN: dict[str, Any] = nodes.MAPPINGS | nodes.SEQUENCES | nodes.SETS
 
 def _outline(row: dict[str, Any], labels: Any, items: list[Any], number: int) -> Outline:
     named = range(len(items)) if labels is None else [_key(label) for label in labels]
+    children = dict(zip(named, items, strict=True))
+    _check(len(children) == len(items), "keys that differ")
     layouts = layouts_of(row["layouts"]) if "layouts" in row else None
     key = None
     if row["type"] in _HASHABLE:
         key = _made(row, labels, [_key(item) for item in items])
-    return Outline(row["type"], dict(zip(named, items, strict=True)), layouts, key, number)
+    return Outline(row["type"], children, layouts, key, number)
 
 
 _HASHABLE = ("tuple", "frozenset", nodes.NAMEDTUPLE, nodes.DATACLASS)
