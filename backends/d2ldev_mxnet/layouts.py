@@ -11,6 +11,7 @@ from d2ldev_mxnet.mlp import NumPySequential
 _nn = mx.gluon.nn
 _SEQUENCES = (_nn.Sequential, _nn.HybridSequential, NumPySequential)
 _CONVOLUTIONS = (_nn.Conv1D, _nn.Conv2D, _nn.Conv3D)
+_FUNCTIONS = (_nn.Lambda, _nn.HybridLambda)
 _LAYOUTS = {"NCW", "NCHW", "NCDHW"}
 
 
@@ -25,9 +26,14 @@ def layers_of(model: Any) -> list[Layer] | None:
             if layout not in _LAYOUTS:
                 return None
             layers.append(Layer(_array(layer.weight), _array(layer.bias)))
-        elif not type(layer).__module__.startswith("mxnet.gluon.nn."):
+        elif not _keeps_order(layer):
             return None  # it may put what it is given into another order
     return layers
+
+
+def _keeps_order(layer: Any) -> bool:
+    is_gluon_s = type(layer).__module__.startswith("mxnet.gluon.nn.")
+    return is_gluon_s and not layer._children and not isinstance(layer, _FUNCTIONS)
 
 
 def _array(parameter: Any) -> Any:

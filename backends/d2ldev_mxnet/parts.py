@@ -87,8 +87,9 @@ def _kept(_: Any) -> None:
 def _block_parts(block: Any) -> Iterator[Part]:
     for name, parameter in block._reg_params.items():
         yield Part(name, parameter, _kept)
+    prefix = block._params.prefix  # with a number that counts on from model to model
     for name, parameter in block._params.items():  # also those without an attribute
-        yield Part(name, parameter, _kept)
+        yield Part(f"params.{name.removeprefix(prefix)}", parameter, _kept)
     for name, child in block._children.items():
         yield Part(name, child, _kept)
     attributes = vars(block)

@@ -20,6 +20,10 @@ def layers_of(model: Any) -> list[Layer] | None:
         # By the exact type: a parametrized layer computes its kernel from others.
         if type(layer) in _WITH_KERNELS:
             layers.append(Layer(layer.weight, layer.bias))
-        elif not type(layer).__module__.startswith("torch.nn.modules."):
+        elif not _keeps_order(layer):
             return None  # it may put what it is given into another order
     return layers
+
+
+def _keeps_order(layer: torch.nn.Module) -> bool:
+    return type(layer).__module__.startswith("torch.nn.modules.") and not layer._modules

@@ -16,7 +16,7 @@ class Layer(NamedTuple):
     """A dense or a convolution layer.
 
     Args:
-        weight: its kernel.
+        weight: its kernel; None if it has none yet.
         bias: None if it has none.
         layout: ``(role, shape) -> Layout`` of the kernel.
     """
@@ -38,6 +38,8 @@ def layouts_in(backend: Backend, model: Any, layers: Iterable[Layer]) -> dict[st
     names = {id(x): name for name, x in tensors.items()}
     found: dict[str, Layout] = {}
     for index, layer in enumerate(layers):
+        if layer.weight is None:
+            return None
         for part, x, layout in (("weight", layer.weight, layer.layout), ("bias", layer.bias, same)):
             name = names.get(id(x))
             if name in found:

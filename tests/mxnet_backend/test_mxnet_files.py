@@ -1,0 +1,213 @@
+"""MXNet's arrays, blocks and trainers in files."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from d2ldev_mxnet.framework import mx
+
+from d2ldev import CheckpointError
+
+nn = mx.gluon.nn
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "saved.safetensors"
+
+
+def bits(backend, x):
+    array = backend.to_numpy(x)
+    return array.dtype.name, array.shape, array.tobytes()
+
+
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
+def test_every_dtype_comes_back_bit_for_bit(backend, path, shape):
+    size = int(np.prod(shape))
+    saved = {}
+    for name in backend.dtype_names:
+        dtype = np.dtype(name)
+        data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
+        saved[name] = backend.asarray(data.astype("uint8").view(dtype).reshape(shape))
+    backend.save(saved, path)
+    loaded = backend.load(path)
+    assert [bits(backend, x) for x in loaded.values()] == [bits(backend, x) for x in saved.values()]
+
+
+def test_a_dtype_that_mxnet_lacks_is_refused_by_name(backend, path):
+    import ml_dtypes
+    from d2ldev_reference.backend import ReferenceBackend
+
+    backend.save({"x": np.ones(3, ml_dtypes.bfloat16)}, path)
+    assert backend.load(path)["x"].dtype == ml_dtypes.bfloat16  # NumPy's stay NumPy's
+    reference = ReferenceBackend()
+    reference.save({"x": reference.ones(3, dtype="complex64")}, path)
+    with pytest.raises(CheckpointError, match="complex64"):
+        backend.load(path)
+
+
+def test_gradients_are_not_saved(backend, path):
+    backend.save(backend.mlp([2, 1]), path)
+    assert list(backend.load(path)) == ["0.weight.data", "0.bias.data"]
+
+
+@pytest.fixture
+def made(set_np, backend):
+    """Makes a model and a trainer: with statistics, and names that count on."""
+
+    def making(optimizer="adam", device="gpu:0", **options):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(1, in_units=4))
+        context = backend.native(device)
+        net.initialize(mx.init.Zero(), ctx=context)
+        for i, parameter in enumerate(net.collect_params().values()):
+            if parameter.grad_req != "null" and "gamma" not in parameter.name:
+                parameter.set_data(backend.rand(parameter.shape, seed=i, device=device))
+        trainer = mx.gluon.Trainer(net.collect_params(), optimizer, options, kvstore=None)
+        return {"net": net, "trainer": trainer}
+
+    return making
+
+
+def train(backend, net, trainer, device, steps=3):
+    x = backend.rand((8, 3), seed=9, device=device)
+    for _ in range(steps):
+        with mx.autograd.record():
+            loss = (net(x) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+
+
+OPTIMIZERS = {
+    "adam": {"learning_rate": 0.1},
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9},
+    "adagrad": {"learning_rate": 0.1},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
+def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path, made, optimizer, device):
+    whole = made(optimizer, "gpu:0", **OPTIMIZERS[optimizer])
+    train(backend, **whole, device="gpu:0")
+    backend.save(whole, path)
+    train(backend, **whole, device="gpu:0")
+    fresh = made(optimizer, device, **OPTIMIZERS[optimizer])
+    resumed = backend.load_into(fresh, path)
+    train(backend, **resumed, device=device)
+    values = [backend.named_tensors(each["net"]) for each in (whole, resumed)]
+    assert list(values[0]) == list(values[1])
+    assert [bits(backend, x) for x in values[0].values()] == [
+        bits(backend, x) for x in values[1].values()
+    ]
+
+
+def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backend, path, made):
+    whole = made("adam")
+    train(backend, **whole, device="gpu:0")
+    backend.save(whole, path)
+    other = made("sgd", momentum=0.9)
+    before = {name: bits(backend, x) for name, x in backend.named_tensors(other["net"]).items()}
+    with pytest.raises(CheckpointError, match="SGD"):
+        backend.load_into(other, path)
+    after = {name: bits(backend, x) for name, x in backend.named_tensors(other["net"]).items()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "problem"),
+    [
+        ({"states": 3}, "no state"),
+        ({"states": {"0": 1}}, "1, an int"),
+        ({"shapes": [[4, 3]]}, "its parameters"),
+        ({"counts": {"77": 1}}, "other parameters"),
+        ({"class": "SGD"}, "its class"),
+    ],
+    ids=["no states", "no arrays", "shapes", "counts", "class"],
+)
+def test_what_is_no_state_is_refused(backend, made, spoilt, problem):
+    trainer = made("adam")["trainer"]
+    with pytest.raises(ValueError, match=problem):
+        backend._state_put(trainer, {**backend._state(trainer), **spoilt})
+
+
+def test_an_array_with_a_gradient_stays_who_it_is_and_is_trained_on(backend, path):
+    x = backend.ones(3)
+    x.attach_grad()
+    backend.save([backend.zeros(3) + 2], path)
+    assert backend.load_into([x], path)[0] is x
+    with mx.autograd.record():
+        y = (x * x).sum()
+    y.backward()
+    assert backend.to_numpy(x).tolist() == [2, 2, 2]
+    assert backend.to_numpy(x.grad).tolist() == [4, 4, 4]
+
+
+def test_a_hybridized_block_computes_with_what_was_loaded(backend, path):
+    x = backend.ones((1, 2))
+    net, other = backend.mlp([2, 3, 1], seed=1), backend.mlp([2, 3, 1], seed=2)
+    other.hybridize(static_alloc=True)
+    other(x)
+    backend.save(net, path)
+    backend.load_into(other, path)
+    assert backend.to_numpy(other(x)) == backend.to_numpy(net(x))
+
+
+def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path):
+    backend.save(backend.arange(4, dtype="float16", device="gpu:1"), path)
+    program = (
+        "import d2ldev, sys; b = d2ldev.get_backend('mxnet'); x = b.load(sys.argv[1]);"
+        "print(b.num_gpus(), b.device_of(x), b.dtype_of(x), x.tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path],
+        env={"PATH": "", "D2LDEV_VIRTUAL_GPUS": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "0 cpu float16 [0.0, 1.0, 2.0, 3.0]"
+
+
+def sequence(*parts):
+    net = nn.Sequential()
+    net.add(*parts)
+    net.initialize()
+    return net
+
+
+NOT_STANDARD = {
+    "batch normalization": lambda: sequence(nn.BatchNorm(in_channels=3)),
+    "a function": lambda: sequence(nn.Dense(3, in_units=3), nn.Lambda(lambda x: x[:, ::-1])),
+    "a shape that is not known": lambda: sequence(nn.Dense(3)),
+    "a layer twice": lambda: sequence(*[nn.Dense(3, in_units=3)] * 2),
+    "no layers": lambda: nn.Sequential(),
+    "no sequence": lambda: nn.Dense(3, in_units=3),
+}
+
+
+@pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
+def test_no_layouts_are_claimed_for_other_models(backend, make):
+    assert backend._layouts(make()) is None
+
+
+def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backend, path, made):
+    with mx.name.NameManager():
+        first = made("adagrad")
+    # MXNet's counting goes from one digit to two between the layers of this one.
+    with mx.name.NameManager() as names:
+        names._counter["dense"] = 9
+        second = made("adagrad")
+    names = [[p.name for p in each["trainer"]._params] for each in (first, second)]
+    assert [name.rpartition("_")[2] for name in names[0]] != [
+        name.rpartition("_")[2] for name in names[1]
+    ]
+    train(backend, **first, device="gpu:0")
+    backend.save(first, path)
+    backend.load_into(second, path)
+    for each in (first, second):
+        train(backend, **each, device="gpu:0")
+    assert [bits(backend, x) for x in backend.named_tensors(first["net"]).values()] == [
+        bits(backend, x) for x in backend.named_tensors(second["net"]).values()
+    ]
