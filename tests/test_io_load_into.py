@@ -256,3 +256,13 @@ def test_without_known_layouts_the_names_have_to_be_the_same(framework, turned_f
     net = Cell(weight=framework.zeros((2, 3)), bias=framework.zeros(2))
     with pytest.raises(CheckpointError, match="it lacks weight, bias; it has unexpected"):
         framework.load_into(net, turned_file)
+
+
+def test_arrays_are_read_by_their_dotted_names_too(reference, path):
+    save_file({"at.0": np.ones(2, "float32"), "b": np.ones(1)}, path)
+    mine = {"at": [reference.zeros(2)], "b": np.zeros(1), "n": 3, "s": np.float32(1)}
+    loaded = reference.load_into(mine, path)
+    assert values(reference, loaded["at"][0]) == [1, 1]
+    assert loaded["b"].tolist() == [1]
+    assert (loaded["n"], loaded["s"]) == (3, 1)
+    assert mine["b"].tolist() == [0]

@@ -14,7 +14,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from d2ldev.container_types import Container
-from d2ldev.containers import OBJECT, PLAIN, TENSOR, Kind, joined, rebuild_all, too_deep
+from d2ldev.containers import (
+    OBJECT,
+    PLAIN,
+    TENSOR,
+    Kind,
+    joined,
+    leaves,
+    rebuild,
+    rebuild_all,
+    too_deep,
+)
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.io import nodes
 from d2ldev.io.matching import Conversion, flat, matched
@@ -118,14 +128,29 @@ class _Fitting:
         if not isinstance(found, Outline):
             self._differs(path, f"is a {type(x).__name__}", found)
             return
-        learned = Learned(self._backend, x, self._attempted)
-        self._models[id(x)] = (x, learned)
-        mine = dict(learned.entries)
+        mine = self._named(x)
         match = matched(self._backend._layouts(x), flat(found), found.layouts, list(mine))
         self._misfits.missing += [joined(path, name) for name in match.missing]
         self._misfits.unexpected += [joined(path, name) for name in match.unexpected]
         for name, (stored, conversion) in match.pairs.items():
             self._pair(mine[name], stored, conversion, joined(path, name))
+
+    def _named(self, x: Any) -> dict[str, Any]:
+        """The tensors and arrays that are read by their names."""
+        kinds, attempted = self._backend.kinds, self._attempted
+        arrays = {
+            name: leaf
+            for name, leaf, _ in leaves(x, kinds, "", attempted)
+            if type(leaf) is np.ndarray
+        }
+
+        # A model has no arrays, and what looks for its tensors refuses them.
+        def change(leaf: Any, _kind: Kind, _name: str) -> Any:
+            return None if isinstance(leaf, (np.ndarray, np.generic)) else leaf
+
+        learned = Learned(self._backend, rebuild(x, kinds, change, attempted), attempted)
+        self._models[id(x)] = (x, learned)
+        return {**dict(learned.entries), **arrays}
 
     def _compare_plain(self, x: Any, found: Any, path: str) -> None:
         is_plain = not isinstance(found, (Outline, Stored))

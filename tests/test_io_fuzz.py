@@ -1,0 +1,131 @@
+"""Whatever is done to a file, it is read or refused."""
+
+import json
+import zlib
+
+import numpy as np
+import pytest
+from hostile_files import file_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from d2ldev import CheckpointError, get_backend
+
+REFERENCE = get_backend("reference")
+
+
+def nesting():
+    x = REFERENCE.asarray([1.0, 2.0])
+    return {
+        "x": x,
+        "tied": [x, (x, np.arange(3))],
+        "n": [1, 2**70, float("inf"), 1j, b"ab", None, "text"],
+        ("a", 1): {3, frozenset({4})},
+        "y": REFERENCE.zeros((2, 0, 3), dtype="complex128"),
+    }
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """The bytes of a valid file."""
+    path = tmp_path_factory.mktemp("fuzz") / "whole.safetensors"
+    REFERENCE.save(nesting(), path)
+    return path.read_bytes()
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return tmp_path_factory.mktemp("fuzz") / "x.safetensors"
+
+
+def is_read_or_refused(path, data):
+    path.write_bytes(data)
+    errors = []
+    for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(nesting(), path)):
+        try:
+            read()
+        except CheckpointError as error:
+            errors.append(str(error))
+    assert all(text.startswith("cannot load ") and len(text) < 5000 for text in errors)
+
+
+@settings(max_examples=400)
+@given(
+    edits=st.lists(
+        st.tuples(st.floats(0, 1, exclude_max=True), st.integers(0, 3), st.binary(max_size=4)),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_bytes_that_are_changed_dropped_or_put_in(whole, path, edits):
+    data = bytearray(whole)
+    for where, dropped, new in edits:
+        start = int(where * len(data))
+        data[start : start + dropped] = new
+    is_read_or_refused(path, bytes(data))
+
+
+ANYTHING = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 2**64)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(
+        ["", "x", "tensor", "at", "dict", "tuple", "set", "model", "state", "float32", "F32", "U8"]
+    ),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["at", "tensor", "array", "int", "bytes", "scalar", "type", "items"]),
+            inner,
+            max_size=2,
+        )
+    ),
+    max_leaves=5,
+)
+
+
+def places(value, found=None):
+    """Every ``(container, key)`` in JSON."""
+    found = [] if found is None else found
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, inner in items:
+        found.append((value, key))
+        if isinstance(inner, (dict, list)):
+            places(inner, found)
+    return found
+
+
+@settings(max_examples=600)
+@given(
+    edits=st.lists(
+        st.tuples(st.booleans(), st.floats(0, 1, exclude_max=True), st.booleans(), ANYTHING),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_json_that_is_changed_with_checksums_that_are_right(whole, path, edits):
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    metadata = header["__metadata__"]
+    description = json.loads(metadata["d2ldev.structure"])
+    for in_description, where, is_dropped, new in edits:
+        found = places(description if in_description else header)
+        if not found:
+            continue
+        container, key = found[int(where * len(found))]
+        if is_dropped:
+            del container[key]
+        else:
+            container[key] = new
+    text = json.dumps(description)
+    if header.get("__metadata__") is metadata and "d2ldev.structure" in metadata:
+        metadata["d2ldev.structure"] = text
+        metadata["d2ldev.checksum"] = f"{zlib.crc32(text.encode()):08x}"
+    is_read_or_refused(path, file_of(header, whole[8 + length :]))
+
+
+@settings(max_examples=100)
+@given(data=st.binary(max_size=64), is_json=st.booleans())
+def test_bytes_that_are_none_of_ours(path, data, is_json):
+    is_read_or_refused(path, file_of(b"{" + data + b"}") if is_json else data)
