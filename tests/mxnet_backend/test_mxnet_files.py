@@ -199,10 +199,8 @@ def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backe
     with mx.name.NameManager() as names:
         names._counter["dense"] = 9
         second = made("adagrad")
-    names = [[p.name for p in each["trainer"]._params] for each in (first, second)]
-    assert [name.rpartition("_")[2] for name in names[0]] != [
-        name.rpartition("_")[2] for name in names[1]
-    ]
+    shapes = [[p.shape for p in each["trainer"]._params] for each in (first, second)]
+    assert shapes[0] != shapes[1]
     train(backend, **first, device="gpu:0")
     backend.save(first, path)
     backend.load_into(second, path)
