@@ -1,0 +1,145 @@
+"""Files for other programs, files of other programs, and tensors on the devices that are wanted."""
+
+import json
+
+import ml_dtypes
+import numpy as np
+import pytest
+from hostile_files import file_of
+from safetensors.numpy import load_file, save_file
+
+from d2ldev import CheckpointError, DeviceUnavailableError, get_backend
+from d2ldev.io.dtypes import NAMES, numpy_dtype
+
+DTYPES = get_backend("reference").dtype_names
+ODD_BYTES = bytes(range(240, 256)) * 3
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x.safetensors"
+
+
+def odd(dtype):
+    """Values of which some are NaN with a payload, infinite, or not normal."""
+    if dtype == "bool":
+        return np.array([True, False, True])
+    return np.frombuffer(ODD_BYTES, dtype).copy()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (2, 3)], ids=str)
+def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_by_bit(reference, path, dtype, shape):
+    count = int(np.prod(shape))
+    array = np.resize(odd(dtype), count).reshape(shape) if count else np.zeros(shape, dtype)
+    reference.save({"x": reference.asarray(array)}, path)
+    loaded = reference.load(path)["x"]
+    assert reference.dtype_of(loaded) == dtype
+    assert loaded.shape == shape
+    assert reference.to_numpy(loaded).tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize(
+    "dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "complex128"]
+)
+def test_an_array_of_a_dtype_that_numpy_or_the_format_lacks_comes_back(reference, path, dtype):
+    array = np.frombuffer(ODD_BYTES, numpy_dtype(dtype)).copy()
+    reference.save([array], path)
+    (loaded,) = reference.load(path)
+    assert loaded.dtype == array.dtype
+    assert loaded.tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("turn", [np.transpose, np.flip, lambda x: x[:, ::2]])
+def test_an_array_that_is_not_in_order_comes_back(reference, path, turn):
+    array = turn(np.arange(12).reshape(3, 4))
+    reference.save(array, path)
+    assert reference.load(path).tolist() == array.tolist()
+
+
+def test_an_array_that_comes_back_can_be_written_to(reference, path):
+    reference.save([np.ones(2), reference.ones(2)], path)
+    array, x = reference.load(path)
+    array[0] = 5
+    assert array.tolist() == [5, 1]
+    assert reference.to_numpy(x).tolist() == [1, 1]
+
+
+def test_another_program_reads_the_tensors_by_their_names(reference, path):
+    nesting = {
+        "net": [{"w": reference.asarray([[1.0, 2.0]])}],
+        "steps": np.arange(3),
+        "half": np.ones(1, ml_dtypes.bfloat16),
+        "complex": np.array([1 + 2j]),
+        "epoch": 3,
+    }
+    reference.save(nesting, path)
+    found = load_file(path)
+    assert sorted(found) == ["complex", "half", "net.0.w", "steps"]
+    assert found["net.0.w"].tolist() == [[1, 2]]
+    assert found["steps"].tolist() == [0, 1, 2]
+    assert found["half"].dtype == ml_dtypes.bfloat16
+    assert found["complex"].tolist() == [[1, 2]]  # the real and the imaginary part
+
+
+def test_tensors_are_aligned_in_the_file(reference, path):
+    reference.save([np.ones(3, "int8"), np.ones(3), np.ones(3, "int16"), np.ones(3, "f4")], path)
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    header = json.loads(whole[8 : 8 + length])
+    assert length % 8 == 0
+    del header["__metadata__"]
+    for what in header.values():
+        assert what["data_offsets"][0] % numpy_dtype(NAMES[what["dtype"]]).itemsize == 0
+
+
+def test_the_file_of_another_program_is_a_dict_from_names_to_tensors(reference, path):
+    save_file(
+        {"b": np.ones(2, "float32"), "a.w": np.arange(4).reshape(2, 2)},
+        path,
+        metadata={"format": "pt"},
+    )
+    loaded = reference.load(path, device="gpu:1")
+    assert sorted(loaded) == ["a.w", "b"]
+    assert reference.to_numpy(loaded["a.w"]).tolist() == [[0, 1], [2, 3]]
+    assert {str(reference.device_of(x)) for x in loaded.values()} == {"gpu:1"}
+
+
+def test_the_file_of_another_program_without_tensors_is_an_empty_dict(reference, path):
+    path.write_bytes(file_of({}))
+    assert reference.load(path) == {}
+
+
+def test_a_dtype_that_the_framework_lacks_is_refused_with_those_that_it_has(reference, path):
+    save_file({"x": np.ones(2, ml_dtypes.bfloat16)}, path)
+    with pytest.raises(
+        CheckpointError, match="'x' is of bfloat16, which reference has not"
+    ) as told:
+        reference.load(path)
+    assert "float32" in told.value.fix
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
+def test_tensors_come_where_they_are_wanted_wherever_they_were(reference, path, device):
+    reference.save([reference.ones(2, device="gpu:0"), {"x": reference.ones(2)}], path)
+    x, inner = reference.load(path, device=device)
+    assert str(reference.device_of(x)) == str(reference.device_of(inner["x"])) == device
+
+
+def test_a_file_from_a_gpu_is_read_without_one(reference, path):
+    reference.save(reference.ones(2, device="gpu:1"), path)
+    without = type(reference)(virtual_gpus=0)
+    assert str(without.device_of(without.load(path))) == "cpu"
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_read(other, path):
+    with pytest.raises(DeviceUnavailableError):
+        other.load(path.with_name("missing"), device="gpu:1")
+
+
+def test_tensors_are_the_callers_own(reference, path):
+    reference.save([reference.ones(2)] * 2, path)
+    first, again = reference.load(path), reference.load(path)
+    first[0][0] = 7.0
+    assert reference.to_numpy(first[1]).tolist() == [7, 1]
+    assert reference.to_numpy(again[0]).tolist() == [1, 1]
