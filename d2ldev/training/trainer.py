@@ -161,7 +161,7 @@ class Trainer:
                         found |= {f"val_{name}": value for name, value in after.items()}
                     run.record(found)
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
-                    self.on_epoch_end(epoch, run.history)
+                    self._tell(epoch, run.history)
         finally:
             # The user's own object has what was learned, also where an error ends the run.
             learner.parts  # noqa: B018
@@ -193,6 +193,13 @@ class Trainer:
                 "data has to be an iterable that begins again: a list or a loader, no generator",
             )
         return means
+
+    def _tell(self, epoch: int, history: History) -> None:
+        """Call what watches the run, with the user's model as it is after the last step."""
+        is_overridden = getattr(self.on_epoch_end, "__func__", None) is not Trainer.on_epoch_end
+        if self._learner is not None and (is_overridden or self.callback is not None):
+            self._learner.parts  # noqa: B018
+            self.on_epoch_end(epoch, history)
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """The batches on the device: ahead of their use, unless the user prepares them."""
