@@ -66,7 +66,8 @@ def traced():
 
 def data_parallel():
     # As on a machine without GPUs: other tests of this process may have made virtual ones.
-    with mock.patch("torch.nn.parallel.data_parallel._get_available_device_type", lambda: None):
+    asked = "torch.nn.parallel.data_parallel._get_available_device_type"
+    with mock.patch(asked, return_value=None):
         return nn.DataParallel(nn.Linear(2, 3)), torch.rand(4, 2)
 
 
