@@ -8,7 +8,17 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutants import batches, creating, devices, feeding, models, moving, strictness, training  # noqa: F401
+from mutants import (  # noqa: F401
+    batches,
+    creating,
+    devices,
+    feeding,
+    files,
+    models,
+    moving,
+    strictness,
+    training,
+)
 from mutants.base import MUTANTS, Queued
 
 HERE = Path(__file__).parent

@@ -14,6 +14,7 @@ import pytest
 _ID = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 
 SECTIONS = {
+    "6.6": "File I/O",
     "6.7.1": "Computing Devices",
     "6.7.2": "Tensors and GPUs",
     "6.7.2.1": "Storage on the GPU",
