@@ -38,9 +38,11 @@ def virtual_gpus(n: int) -> None:
     number = _checked(n, f"make {shown(n)} virtual GPUs")
     for backend in loaded_backends():
         if backend.max_virtual_gpus and _made_by(backend) != number:
+            count = backend.num_gpus()
             raise DeviceUnavailableError(
                 f"make {number} virtual GPUs",
-                f"the {backend.name} backend is in use already, with {backend.num_gpus()} GPUs",
+                f"the {backend.name} backend is in use already, "
+                f"with {count} GPU{'' if count == 1 else 's'}",
                 f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "
                 f"or set {VARIABLE}={number}",
                 backend.devices(),
