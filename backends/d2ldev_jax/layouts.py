@@ -19,6 +19,12 @@ import jax.numpy as jnp
 from d2ldev.io.layers import Layer
 from d2ldev.io.layouts import turned, turned_after_flattening
 
+_ELEMENTWISE = (
+    *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus"),
+    *("squareplus", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_silu", "hard_tanh", "tanh"),
+    *("soft_sign", "softmax", "log_softmax"),
+)
+
 
 def layers_of(model: Any) -> list[Layer] | None:
     """The dense and convolution layers of a model in one sequence; None for another model."""
@@ -73,4 +79,4 @@ def _flattens(layer: Any) -> bool:
 def _is_known(nnx: Any, layer: Any) -> bool:
     if isinstance(layer, partial):
         return layer.func in (nnx.max_pool, nnx.avg_pool) or _is_known(nnx, layer.func)
-    return layer is jnp.tanh or getattr(layer, "__module__", "") == "jax._src.nn.functions"
+    return layer is jnp.tanh or any(layer is getattr(jax.nn, name, None) for name in _ELEMENTWISE)

@@ -1,4 +1,8 @@
-"""The layers of a ``keras.Sequential``, whose kernels are ``(*window, in, out)``."""
+"""The layers of a ``keras.Sequential``, whose kernels are ``(*window, in, out)``.
+
+Channels come last where a convolution has made them. What is flattened without one is the model's
+input, which has its order from whoever calls the model, in every framework the same.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +22,11 @@ def layers_of(model: Any) -> list[Layer] | None:
     of = keras.layers
     layers = []
     channels = 0  # in the last axis before it was flattened, if it was
+    has_channels = False
     for layer in model.layers:
         if type(layer) is of.Flatten:
-            channels = _channels_of(layer.input.shape, layer.data_format)
+            if has_channels:
+                channels = _channels_of(layer.input.shape, layer.data_format)
         elif type(layer) is of.Dense:
             layout: Any = turned
             if channels:
@@ -29,6 +35,7 @@ def layers_of(model: Any) -> list[Layer] | None:
             channels = 0
         elif type(layer) in (of.Conv1D, of.Conv2D, of.Conv3D):
             layers.append(_layer(layer, turned))
+            has_channels = True
         elif layer.weights or not type(layer).__module__.startswith(_WITHOUT_PARAMETERS):
             return None  # it may put what it is given into another order
     return layers

@@ -151,6 +151,7 @@ NOT_STANDARD = {
         lambda x: x.reshape(len(x), -1)
     ),
     "an unknown function behind flattening": lambda: convolutional(flatten, lambda x: x[:, ::-1]),
+    "half of the channels": lambda: convolutional(partial(jax.nn.glu, axis=-1), flatten),
     "nothing that flattens": lambda: convolutional(nnx.relu),
     "batch normalization": lambda: nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0))),
     "a layer twice": lambda: nnx.Sequential(*[nnx.Linear(3, 3, rngs=nnx.Rngs(0))] * 2),

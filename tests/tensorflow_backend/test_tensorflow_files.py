@@ -145,6 +145,15 @@ def test_a_dense_layer_behind_a_flattened_convolution_has_its_columns_as_the_cha
     assert (weight.split, weight.shape) == (split, (2, 12))
 
 
+@pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3)], ids=str)
+def test_an_input_that_is_flattened_has_its_order_from_whoever_calls_the_model(
+    tensorflow_backend, shape
+):
+    layouts = tensorflow_backend._layouts(sequential(shape, layers.Flatten(), layers.Dense(2)))
+    weight = {layout.role: layout for layout in layouts.values()}["0.weight"]
+    assert (weight.split, weight.axes) == ((12, 2), (1, 0))
+
+
 NOT_STANDARD = {
     "batch normalization": lambda: sequential((3,), layers.BatchNormalization()),
     "a function": lambda: sequential((3,), layers.Dense(3), layers.Lambda(lambda x: x[:, ::-1])),
