@@ -68,6 +68,25 @@ def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place):
     assert_same(backend.to_numpy(loaded), data)
 
 
+@requirement("io.loads-by-no-detour", section=SECTION)
+def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place, monkeypatch):
+    backend.save([backend.ones(3), backend.zeros(2, dtype="int32")], path)
+    made, copied, adopt, copy_all = [], [], backend._adopt, backend._copy_all
+
+    def recorded(array, dtype, native):
+        made.append(backend.device(native))
+        return adopt(array, dtype, native)
+
+    def recorded_copies(xs, native):
+        copied.extend(xs)
+        return copy_all(xs, native)
+
+    monkeypatch.setattr(backend, "_adopt", recorded)
+    monkeypatch.setattr(backend, "_copy_all", recorded_copies)
+    backend.load(path, device=place)
+    assert (made, copied) == ([place, place], [])
+
+
 @requirement("io.device-must-exist", section=SECTION)
 def test_a_device_that_does_not_exist_is_refused_before_the_file_is_looked_for(
     backend, path, missing

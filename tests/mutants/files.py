@@ -37,6 +37,11 @@ class LoadsToTheCpu(Mutant, caught_by="io.loads-to-the-device"):
         return super().load(path, device=CPU)
 
 
+class LoadsByWayOfTheCpu(Mutant, caught_by="io.loads-by-no-detour"):
+    def load(self, path, *, device="cpu"):
+        return self.to(super().load(path), device)
+
+
 class LooksForTheFileFirst(Mutant, caught_by="io.device-must-exist"):
     def load(self, path, *, device="cpu"):
         if not os.path.exists(path):
