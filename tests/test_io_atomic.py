@@ -97,6 +97,7 @@ def test_a_link_of_that_name_is_not_followed(reference, path, tmp_path):
     partial.symlink_to(tmp_path / "precious")
     reference.save(1, path)
     assert (tmp_path / "precious").read_bytes() == b"mine"
+    assert partial.is_symlink()
 
 
 def test_threads_that_write_one_file_leave_one_of_their_files(reference, path):
@@ -142,6 +143,17 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
 def test_a_value_that_cannot_be_saved_leaves_the_old_file(reference, path, saved):
     with pytest.raises(UnsupportedValueError):
         reference.save({"b": reference.zeros(5), "c": object()}, path)
+    assert path.read_bytes() == saved
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_a_tensor_that_changes_its_size_meanwhile_leaves_the_old_file(reference, path, saved):
+    class Shrinking(type(reference)):
+        def _borrow(self, x):
+            return self._to_numpy(x)[:1]
+
+    with pytest.raises(CheckpointError, match="b has changed while it was written"):
+        Shrinking().save({"b": reference.zeros(5)}, path)
     assert path.read_bytes() == saved
     assert list(path.parent.iterdir()) == [path]
 
