@@ -10,7 +10,7 @@ out. Nothing in a file is ever executed: there is no pickle, and no class is imp
 - ``atomic.py``: a file that is either the old one or the new one.
 - ``writing.py``, ``reading.py``, ``fitting.py``: ``save``, ``load`` and ``load_into``.
 - ``matching.py``, ``remaking.py``, ``misfits.py``: the steps of ``load_into``.
-- ``layouts.py``: the same layers in the layouts of another framework.
+- ``layouts.py``, ``layers.py``: the same layers in the layouts of another framework.
 
 Source of the format: https://github.com/huggingface/safetensors#format; D2L, section 6.6,
 "File I/O".
