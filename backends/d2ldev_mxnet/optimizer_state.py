@@ -6,12 +6,12 @@ a trainer sorts them as text, ``dense10_bias`` before ``dense9_bias``.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from d2ldev.errors import CheckpointError, describe
 from d2ldev_mxnet import training_state
+from d2ldev_mxnet.parameter_names import in_order_of_making
 
 
 class _Parameters:
@@ -20,7 +20,7 @@ class _Parameters:
     prefix = ""
 
     def __init__(self, trainer: Any) -> None:
-        self._sorted = sorted(trainer._params, key=lambda parameter: _order(parameter.name))
+        self._sorted = sorted(trainer._params, key=lambda p: in_order_of_making(p.name))
 
     def collect_params(self) -> dict[str, Any]:
         return {}
@@ -30,11 +30,6 @@ class _Parameters:
 
     def shapes(self) -> list[list[int]]:
         return [list(parameter.shape or ()) for parameter in self._sorted]
-
-
-def _order(name: str) -> list[Any]:
-    """By which names with numbers are sorted as a person would."""
-    return [int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name)]
 
 
 class _Restoration(training_state.Restoration):

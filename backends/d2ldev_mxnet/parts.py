@@ -17,6 +17,7 @@ from weakref import WeakValueDictionary
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.placing import Part
 from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.parameter_names import ranks
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter
 _ParameterDict, _Trainer = mx.gluon.ParameterDict, mx.gluon.Trainer
@@ -133,8 +134,11 @@ def _trainer_parts(trainer: Any) -> Iterator[Part]:
 
 
 def _updater_parts(updater: Any) -> Iterator[Part]:
-    for index, state in updater.states.items():
-        yield Part(f"states.{index}", state, partial(updater.states.__setitem__, index))
+    # By the age of their parameters: a trainer's own numbers are others for the next such model.
+    named = ranks(updater.optimizer.param_dict)
+    for index in sorted(updater.states, key=lambda index: named.get(index, index)):
+        put = partial(updater.states.__setitem__, index)
+        yield Part(f"states.{named.get(index, index)}", updater.states[index], put)
 
 
 def _settle_parameter(parameter: Any, context: Any) -> None:
