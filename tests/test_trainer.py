@@ -261,6 +261,13 @@ def test_a_state_of_another_model_is_refused(reference, trainer, net, tmp_path):
         trainer.fit(reference.mlp([2, 3, 1]), [BATCH], checkpoint=tmp_path / "run", resume=True)
 
 
+@pytest.mark.parametrize("other", [{"lr": 0.2}, {"optimizer": "adam"}])
+def test_a_run_is_not_resumed_with_another_optimizer_or_rate(trainer, net, tmp_path, other):
+    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", lr=0.1)
+    with pytest.raises(CheckpointError, match=r"optimizer='sgd', lr=0\.1"):
+        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True, **{"lr": 0.1, **other})
+
+
 def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, net, tmp_path):
     first = trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
     again = Trainer(2, backend=reference, callback=lambda *_: pytest.fail("an epoch was run"))

@@ -65,6 +65,7 @@ class Run:
                 "the file holds no state of a training run",
                 "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
             )
+        self._check_rate(state["rate"])
         self._learner.restore(state["learner"])
         self.epoch, self.history = state["epoch"], state["history"]
         if state["data"] is not None and hasattr(self._data, "load_state_dict"):
@@ -76,6 +77,30 @@ class Run:
             "format": _FORMAT,
             "epoch": self.epoch,
             "history": self.history,
+            "rate": self._rate(),
             "learner": self._learner.state(),
             "data": self._data.state_dict() if has_state else None,
         }
+
+    def _rate(self) -> list[Any] | None:
+        """The name of the optimizer and its learning rate; None for the framework's own object."""
+        settings = self._learner.settings
+        is_named = isinstance(settings.optimizer, str)
+        return [settings.optimizer, float(settings.lr)] if is_named else None
+
+    def _check_rate(self, saved: Any) -> None:
+        # Some frameworks would go on with the new learning rate, and others with the old one.
+        now = self._rate()
+        if now != saved:
+            raise CheckpointError(
+                f"resume from {self._path} with {_in_words(now)}",
+                f"the run began with {_in_words(saved)}",
+                f"fit(..., {_in_words(saved)})" if saved else "hand that optimizer in again",
+            )
+
+
+def _in_words(rate: Any) -> str:
+    if rate is None:
+        return "an optimizer of the framework's own"
+    optimizer, lr = rate
+    return f"optimizer={optimizer!r}, lr={lr:g}"

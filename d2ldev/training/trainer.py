@@ -125,7 +125,8 @@ class Trainer:
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples.
             checkpoint: a file that holds the state after each epoch.
-            resume: go on from that file, if it is there.
+            resume: go on from that file, if it is there, with the optimizer and the learning rate
+                that the run began with.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
