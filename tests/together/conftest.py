@@ -1,4 +1,4 @@
-"""The four frameworks and the reference, in one process, with two virtual GPUs where they can."""
+"""The four frameworks and the reference, in one process, each with two virtual GPUs."""
 
 import pytest
 
@@ -11,6 +11,9 @@ NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
 @pytest.fixture(scope="session", autouse=True)
 def _all_are_loaded():
     """Importing a framework leaves its own traces, which are no test's leaks."""
-    for name in NAMES:
-        backend = d2ldev.get_backend(name)
-        backend.to_numpy(backend.mlp([2, 2])(backend.ones((1, 2))))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("D2LDEV_VIRTUAL_GPUS", "2")
+        for name in NAMES:
+            backend = d2ldev.get_backend(name)
+            backend.to_numpy(backend.mlp([2, 2])(backend.ones((1, 2))))
+        yield
