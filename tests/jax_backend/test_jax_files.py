@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -24,10 +25,21 @@ def bits(backend, x):
     return array.dtype.name, array.shape, array.tobytes()
 
 
+@contextmanager
+def wide_numbers(wide):
+    """Whether JAX has 64-bit numbers; its own context for it has moved between releases."""
+    before = jax.config.jax_enable_x64
+    jax.config.update("jax_enable_x64", wide)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_x64", before)
+
+
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "x64"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
 def test_every_dtype_comes_back_bit_for_bit(backend, path, shape, wide):
-    with jax.experimental.enable_x64(wide):
+    with wide_numbers(wide):
         size = int(np.prod(shape))
         saved = {}
         for name in backend.dtype_names:
@@ -42,7 +54,7 @@ def test_every_dtype_comes_back_bit_for_bit(backend, path, shape, wide):
 
 
 def test_a_dtype_that_jax_has_only_when_asked_is_refused_and_not_made_narrow(backend, path):
-    with jax.experimental.enable_x64(True):
+    with wide_numbers(True):
         backend.save(jnp.arange(3, dtype="int64"), path)
     with pytest.raises(CheckpointError, match="int64"):
         backend.load(path)
