@@ -28,6 +28,7 @@ def with_tables(readme: str) -> str:
         "overhead": overhead_rows(),
         "log": log_rows(),
         "training": training_rows(),
+        "files": files_rows(),
     }
     for name, rows in tables.items():
         block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
@@ -94,6 +95,18 @@ def training_rows() -> Iterator[str]:
             loop = f"{result['theirs_statement']} | {theirs}"
             figures = f"{result['value']:.3g} | {result['aim']:g}"
             yield f"| {framework} | {result['name']} | {ours} | {loop} | {figures} |"
+
+
+def files_rows() -> Iterator[str]:
+    """One row for each comparison with the safetensors library."""
+    yield "| | | with d2ldev | without | ratio |"
+    yield "|---|---|---|---|---|"
+    for document in _documents(ROOT / "benchmarks" / "results", "files-*"):
+        framework = next(name for name in document["versions"] if name != "d2ldev")
+        for result in document["results"]:
+            ours, theirs = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
+            figures = f"{ours} | {theirs} | {result['value']:.3g}"
+            yield f"| {framework} | {result['name']} | {figures} |"
 
 
 def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:

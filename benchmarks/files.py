@@ -1,0 +1,94 @@
+"""What ``save`` and ``load`` cost over the safetensors library's own calls: 100 MB.
+
+    python benchmarks/files.py [--framework NAME] [--folder DIR] [--json FILE]
+
+The library writes NumPy arrays, does not bring them to the disk, and knows no checksums; it reads
+them into NumPy arrays, of which tensors are made then. Both sides run in turn in one process;
+reported are the medians, and the median of the ratios of a round. The last row is the price of the
+checksums: the same file with and without. Files are read from the operating system's cache: from a
+disk they take longer, and the checksums do not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from measure import Result
+from overhead import document, table
+from rich.console import Console
+from safetensors.numpy import load_file, save_file
+
+import d2ldev
+
+_ROUNDS = 15
+
+
+def results(backend: d2ldev.Backend, folder: Path, count: int = 100) -> list[Result]:
+    """Every comparison, with ``count`` tensors of 1 MB."""
+    generator = np.random.default_rng(0)
+    arrays = {f"w{i}": generator.random((250, 1000), np.float32) for i in range(count)}
+    tensors = {name: backend.asarray(array) for name, array in arrays.items()}
+    mine, plain = folder / "mine.safetensors", folder / "plain.safetensors"
+    names = {
+        "backend": backend,
+        "tensors": tensors,
+        "arrays": arrays,
+        "mine": mine,
+        "plain": plain,
+        "load_file": load_file,
+        "save_file": save_file,
+    }
+    rows = (
+        ("save", "backend.save(tensors, mine)", "save_file(arrays, plain)"),
+        (
+            "load",
+            "backend.load(mine)",
+            "{name: backend.asarray(x) for name, x in load_file(plain).items()}",
+        ),
+        ("load, with checksums and without", "backend.load(mine)", "backend.load(plain)"),
+    )
+    return [_compared(f"{name}, {count} MB", ours, theirs, names) for name, ours, theirs in rows]
+
+
+def _compared(name: str, ours: str, theirs: str, names: dict[str, Any]) -> Result:
+    def seconds(statement: Callable[[], object]) -> float:
+        start = time.perf_counter()
+        statement()
+        names["backend"].synchronize()
+        return time.perf_counter() - start
+
+    first, second = (eval(f"lambda: {statement}", names) for statement in (ours, theirs))  # noqa: S307  # our own text
+    first(), second()  # the first time of each is not like the others
+    pairs = [(seconds(first), seconds(second)) for _ in range(_ROUNDS)]
+    times = (median(pair[0] for pair in pairs), median(pair[1] for pair in pairs))
+    ratio = median(a / b for a, b in pairs)
+    return Result(name, ours, theirs, *times, ratio, "ratio", None, "")
+
+
+def main() -> None:
+    """Measure, print, and write the file that was asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    frameworks = ("torch", "jax", "tensorflow", "mxnet")
+    parser.add_argument("--framework", choices=frameworks, default="torch")
+    parser.add_argument("--folder", type=Path, help="where the files are written")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    arguments = parser.parse_args()
+    backend = d2ldev.get_backend(arguments.framework)
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        found = results(backend, Path(folder))
+    Console().print(table(f"files of 100 MB, {arguments.framework}", found))
+    if arguments.json is not None:
+        written = document(found, arguments.framework)
+        arguments.json.write_text(json.dumps(written, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
