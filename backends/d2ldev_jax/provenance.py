@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 import jax
@@ -84,9 +84,22 @@ def _opened(backend: Backend, x: Any) -> Any:
         return list(backend.named_tensors(x).values())
     if getattr(x, "scope", None) is not None and hasattr(x, "variables"):  # a module of linen's
         return x.variables
+    if isinstance(x, FunctionType):
+        return _closed_over(x, set())
     if hasattr(x, "index") and hasattr(x, "array"):  # ``x.at[i]``, of which ``set`` is a method
         return [x.array, x.index]
     return x
+
+
+def _closed_over(function: FunctionType, seen: set[int]) -> list[jax.Array]:
+    """The arrays that a user's function takes from around it, and those that it calls."""
+    if id(function) in seen or function.__code__.co_filename.startswith(_folders()):
+        return []
+    seen.add(id(function))
+    found = inspect.getclosurevars(function)
+    held = [*found.nonlocals.values(), *found.globals.values()]
+    inner = [_closed_over(value, seen) for value in held if isinstance(value, FunctionType)]
+    return [*(x for x in held if isinstance(x, jax.Array)), *(x for xs in inner for x in xs)]
 
 
 def _concrete(x: Any) -> Any:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager.context import context
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import D2LDevError, DeviceInitializationWarning, DeviceUnavailableError
+from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError
 from d2ldev.memory_policy import user_has_chosen, warn_too_late
 from d2ldev_tensorflow import nvml
 
@@ -36,7 +36,7 @@ class LogicalDevices:
             They are further logical CPUs, which TensorFlow keeps apart as it does GPUs.
 
     Raises:
-        D2LDevError: if TensorFlow has started with other devices.
+        DeviceUnavailableError: if TensorFlow has started with other devices.
     """
 
     def __init__(self, virtual: int | None) -> None:
@@ -132,7 +132,7 @@ def _configure(virtual: int) -> None:
     except RuntimeError:  # so says TensorFlow once it has started
         late = True
     if late:
-        raise D2LDevError(
+        raise DeviceUnavailableError(
             f"make {virtual} virtual GPUs",
             "TensorFlow has initialised its devices already, which it does once in a process",
             f"set D2LDEV_VIRTUAL_GPUS={virtual} and use d2ldev's backend before the first "

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from d2ldev.arguments import checked_mlp
-from d2ldev.errors import D2LDevError
+from d2ldev.errors import UnsupportedValueError
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
@@ -19,7 +19,7 @@ def make_mlp(sizes: Sequence[int], activation: str, seed: int, native: str) -> A
     import keras  # not before it is needed: who computes without Keras need not have it
 
     if keras.config.backend() != "tensorflow":
-        raise D2LDevError(
+        raise UnsupportedValueError(
             "make an MLP of Keras layers",
             f"Keras computes with {keras.config.backend()} in this process",
             "set KERAS_BACKEND=tensorflow before Keras is imported, or unset it",

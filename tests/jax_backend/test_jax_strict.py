@@ -227,3 +227,19 @@ def test_nothing_is_traced_again_in_a_block_or_after_it(backend, x):
             function(x)
         function(x)
     assert len(traced) == 1
+
+
+FLOWS = {
+    "fori_loop": lambda f, u: jax.lax.fori_loop(0, 3, lambda i, c: f(c), u),
+    "scan": lambda f, u: jax.lax.scan(lambda c, x: (f(c), c), u, None, length=3),
+    "while_loop": lambda f, u: jax.lax.while_loop(lambda c: c[0] < 9, f, u),
+    "cond": lambda f, u: jax.lax.cond(True, f, lambda a: -a, u),
+    "map": lambda f, u: jax.lax.map(f, u),
+}
+
+
+@pytest.mark.parametrize("flow", FLOWS.values(), ids=list(FLOWS))
+def test_what_a_function_of_control_flow_closes_over_is_an_operand(backend, flow):
+    there, here = backend.ones(3, device="gpu:1"), jnp.ones(3)
+    with backend.strict(), pytest.raises(DeviceMismatchError):
+        flow(lambda c: c + there, here)
