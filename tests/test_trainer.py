@@ -169,6 +169,7 @@ def test_the_target_is_y_or_the_last(batch, expected):
 @pytest.mark.parametrize(("shape", "count"), [((5, 2), 5), ((), 1), ((0,), 0)])
 def test_the_examples_of_a_batch_are_counted(shape, count):
     assert count_of(np.zeros(shape)) == count
+    assert count_of([{"y": np.zeros(shape)}, 1]) == count
 
 
 def test_what_is_there_is_not_copied(reference):
@@ -253,6 +254,36 @@ def test_a_file_of_something_else_is_refused(reference, trainer, net, tmp_path):
     reference.save({"x": reference.ones(1)}, tmp_path / "other")
     with pytest.raises(CheckpointError, match="no state of a training run"):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
+
+
+def test_a_file_that_only_looks_like_a_state_is_refused(reference, trainer, net, tmp_path):
+    reference.save({"format": "d2ldev training state 1"}, tmp_path / "other")
+    with pytest.raises(CheckpointError, match="no state of a training run"):
+        trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
+
+
+@pytest.mark.parametrize("loader_first", [True, False])
+def test_a_run_is_not_resumed_with_data_that_shuffles_otherwise(
+    trainer, net, tmp_path, loader_first
+):
+    loader = d2ldev.ArrayLoader(*BATCH, batch_size=2, shuffle=True)
+    first, second = (loader, [BATCH]) if loader_first else ([BATCH], loader)
+    trainer.fit(net, first, checkpoint=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="another loader"):
+        trainer.fit(net, second, checkpoint=tmp_path / "run", resume=True)
+
+
+def test_hooks_may_choose_another_device(reference, net):
+    class OnTheSecond(Trainer):
+        def prepare_model(self, model):
+            return self.backend.place(model, "gpu:1")
+
+        def prepare_batch(self, batch):
+            return bring(self.backend, batch, "gpu:1")
+
+    trainer = OnTheSecond(1, backend=reference)
+    trainer.fit(net, [BATCH])
+    assert set(reference.placement(trainer.model).values()) == {gpu(1)}
 
 
 def test_a_state_of_another_model_is_refused(reference, trainer, net, tmp_path):

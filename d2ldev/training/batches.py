@@ -89,6 +89,11 @@ def inputs_and_target(batch: Any) -> tuple[tuple[Any, ...], Any]:
 
 
 def count_of(y: Any) -> int:
-    """How many examples a batch has: the length of its target's first axis, 1 if it has none."""
+    """How many examples a batch has: the length of its target's first axis, 1 if it has none.
+
+    Of a target that is a nesting, that of the first thing in it.
+    """
+    while isinstance(y, (list, tuple, Mapping)) and y:
+        y = next(iter(y.values() if isinstance(y, Mapping) else y))
     shape = tuple(getattr(y, "shape", ()))
     return int(shape[0]) if shape else 1

@@ -59,13 +59,19 @@ class Run:
         if not self._path.exists():
             return
         state = self._learner.backend.load(self._path, device=device)
-        if not isinstance(state, dict) or state.get("format") != _FORMAT:
+        if not isinstance(state, dict) or state.get("format") != _FORMAT or not _is_whole(state):
             raise CheckpointError(
                 f"resume from {self._path}",
                 "the file holds no state of a training run",
                 "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
             )
         self._check_rate(state["rate"])
+        if (state["data"] is None) == hasattr(self._data, "load_state_dict"):
+            raise CheckpointError(
+                f"resume from {self._path}",
+                "the run began with another loader: only one of the two keeps its shuffling state",
+                "resume with a loader of the kind that the run began with",
+            )
         self._learner.restore(state["learner"])
         self.epoch, self.history = state["epoch"], state["history"]
         if state["data"] is not None and hasattr(self._data, "load_state_dict"):
@@ -97,6 +103,14 @@ class Run:
                 f"the run began with {_in_words(saved)}",
                 f"fit(..., {_in_words(saved)})" if saved else "hand that optimizer in again",
             )
+
+
+def _is_whole(state: dict[str, Any]) -> bool:
+    """Whether everything is there that ``_state`` has written, of its types."""
+    types = {"epoch": int, "history": dict, "learner": dict}
+    return all(isinstance(state.get(name), kind) for name, kind in types.items()) and (
+        {"rate", "data"} <= state.keys()
+    )
 
 
 def _in_words(rate: Any) -> str:

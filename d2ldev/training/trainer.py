@@ -179,7 +179,7 @@ class Trainer:
         Nothing is moved in here but the batches, and nothing is waited for: the numbers stay on
         the device until the end.
         """
-        log = DeviceLog(self.backend, self.device)
+        log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
         with closing(self._prepared(data)) as batches:
             for batch in batches:
                 inputs, y = inputs_and_target(batch)
