@@ -47,6 +47,18 @@ def shared_keys():
     return [row("tuple", []), *pairs, row("dict", [{"tensor": 0}], [{"at": 60}])]
 
 
+def alike(count):
+    """Integers that all have the hash 0."""
+    return [{"int": hex(i * (2**61 - 1))} for i in range(count)]
+
+
+def long_keys(count):
+    """Rows of a dict of keys that are each as long as a key may be."""
+    keys = [row("tuple", [i, *range(9_000)]) for i in range(count)]
+    labels = [{"at": i} for i in range(count)]
+    return [*keys, row("dict", [{"tensor": 0}, *range(1, count)], labels)]
+
+
 def deep(depth):
     return [row("list", [{"tensor": 0}]), *(row("list", [{"at": i}]) for i in range(depth))]
 
@@ -155,6 +167,15 @@ DESCRIPTION = {
         "cannot be read",
     ),
     "a key without end": (containers(*shared_keys()), "a key of more than"),
+    "keys without end": (containers(*long_keys(120)), "keys of more than"),
+    "keys of one hash": (
+        containers(row("dict", [{"tensor": 0}, *range(99_999)], alike(100_000))),
+        "keys whose hash another has",
+    ),
+    "elements of one hash": (
+        containers(row("set", alike(100_000)), row("list", [{"tensor": 0}, {"at": 0}])),
+        "keys whose hash another has",
+    ),
     "depth without end": (containers(*deep(5000)), "nested deeper than"),
     "layouts that are none": (layouts("0.weight", [1], [1], [1]), "one of its layouts is none"),
     "layouts of another size": (layouts("0.weight", [1], [0], [2]), "one of its layouts is none"),

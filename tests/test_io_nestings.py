@@ -198,3 +198,18 @@ class _Keyed(dict):
 
     def values(self):
         return [1]
+
+
+def test_keys_that_all_have_one_hash_are_refused(reference, path):
+    with pytest.raises(UnsupportedValueError, match="keys whose hash another has"):
+        reference.save({"a": dict.fromkeys(i * (2**61 - 1) for i in range(1100))}, path)
+
+
+def test_keys_whose_hash_only_some_others_have_come_back(round_trip):
+    keys = dict.fromkeys([-1, -2, *(i * (2**61 - 1) for i in range(500))], True)
+    assert round_trip(keys) == keys
+
+
+def test_a_key_without_a_hash_is_refused(reference, path):
+    with pytest.raises(UnsupportedValueError, match="has no hash"):
+        reference.save(_Keyed([1]), path)

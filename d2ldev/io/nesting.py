@@ -145,6 +145,7 @@ class Description:
         children: Iterable[Any],
         path: str,
     ) -> dict[str, int]:
+        labels, children = list(labels), list(children)
         items = [
             (label, self._node(child, joined(path, name_of(label))))
             for label, child in zip(labels, children, strict=True)
@@ -156,10 +157,19 @@ class Description:
                 self._node(label, joined(path, f"<the key {brief(label)}>")) for label, _ in items
             ]
         problem = self._sizes.add(row, hashed)
+        if hashed and not problem:
+            problem = _keys_problem(children if row["type"] in nodes.SETS else labels)
         if problem:
             raise self._refusal(x, path, problem)
         self.rows.append(row)
         return {nodes.AT: len(self.rows) - 1}
+
+
+def _keys_problem(keys: list[Any]) -> str:
+    try:
+        return nodes.alike(keys)
+    except TypeError as error:  # a mapping of a class of one's own may have any keys
+        return f"a key of it has no hash: {error}"
 
 
 class _Brief(reprlib.Repr):

@@ -10,7 +10,7 @@ object of one key, which says what it is.
 from __future__ import annotations
 
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
@@ -55,6 +55,11 @@ MAX_DEPTH = 500
 MAX_KEY = 10_000
 """How many values there may be in a key or an element of a set, with which Python computes."""
 
+MAX_KEYS = 1_000_000
+"""How many values there may be in all keys together that are more than one value."""
+MAX_ALIKE = 1000
+"""How many keys of a dict may have the hash of another: Python compares each with all of them."""
+
 _TYPE_NAMES = {cls: name for name, cls in (MAPPINGS | SEQUENCES | SETS).items()}
 
 
@@ -93,6 +98,7 @@ class Sizes:
 
     def __init__(self) -> None:
         self._found: list[tuple[int, int]] = []
+        self._in_keys = 0
 
     def add(self, row: Mapping[str, Any], hashed: list[Any]) -> str:
         """Take a row in; what is wrong with it, if anything.
@@ -109,9 +115,23 @@ class Sizes:
         self._found.append((size, depth + 1))
         if depth >= MAX_DEPTH:
             return f"it is nested deeper than {MAX_DEPTH} levels"
-        if any(self._of(node)[0] > MAX_KEY for node in hashed):
+        in_keys = [self._of(node)[0] for node in hashed]
+        if any(count > MAX_KEY for count in in_keys):
             return f"it has a key of more than {MAX_KEY} values"
+        self._in_keys += sum(count for count in in_keys if count > 1)
+        if self._in_keys > MAX_KEYS:
+            return f"it has keys of more than {MAX_KEYS} values together"
         return ""
 
     def _of(self, node: Any) -> tuple[int, int]:
         return self._found[node[AT]] if isinstance(node, dict) and AT in node else (1, 0)
+
+
+def alike(keys: Collection[Any]) -> str:
+    """What is wrong with the keys of a dict, or the elements of a set, as Python finds them again.
+
+    Integers, unlike text, have hashes that can be chosen: a file of a megabyte would take minutes.
+    """
+    if len(keys) - len({hash(key) for key in keys}) > MAX_ALIKE:
+        return f"it has more than {MAX_ALIKE} keys whose hash another has"
+    return ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
 from typing import Any
@@ -111,6 +111,12 @@ def _check(holds: bool, what: str) -> None:
         raise HeaderError(f"its description cannot be read: it lacks {what}")
 
 
+def _check_keys(keys: Collection[Any]) -> None:
+    problem = nodes.alike(keys)
+    if problem:
+        raise HeaderError(problem)
+
+
 def _leaf(kind: str, what: Any) -> Any:
     if kind == nodes.INTEGER:
         return int(what, 16)
@@ -143,11 +149,13 @@ def _scalar(dtype: str, digits: str) -> Any:
 def _made(row: dict[str, Any], labels: Any, items: list[Any]) -> Any:
     kind = row["type"]
     if kind in nodes.UNLABELLED:
+        _check_keys(items if kind in nodes.SETS else ())
         return deque(items, row["maxlen"]) if kind == "deque" else _PLAIN[kind](items)
     if kind in (nodes.NAMEDTUPLE, nodes.DATACLASS):
         module, qualname = row["class"]
         _check(all(type(name) is str for name in (module, qualname, *labels)), "names")
         return make(kind, module, qualname, labels, items)
+    _check_keys(labels)
     pairs = zip(labels, items, strict=True)
     if kind == "defaultdict":
         factory = row["factory"]
@@ -165,6 +173,7 @@ _PLAIN: dict[str, Any] = nodes.MAPPINGS | nodes.SEQUENCES | nodes.SETS
 
 def _outline(row: dict[str, Any], labels: Any, items: list[Any], number: int) -> Outline:
     named = range(len(items)) if labels is None else [_key(label) for label in labels]
+    _check_keys(named)
     children = dict(zip(named, items, strict=True))
     _check(len(children) == len(items), "keys that differ")
     layouts = layouts_of(row["layouts"]) if "layouts" in row else None
