@@ -24,9 +24,11 @@ def layers_of(model: Any) -> list[Layer] | None:
     channels = 0  # in the last axis before it was flattened, if it was
     has_channels = False
     for layer in model.layers:
+        if getattr(layer, "data_format", None) == "channels_first":
+            return None  # Keras' Flatten transposes these, and a layer beside it may not
         if type(layer) is of.Flatten:
             if has_channels:
-                channels = _channels_of(layer.input.shape, layer.data_format)
+                channels = _channels_of(layer.input.shape)
         elif type(layer) is of.Dense:
             layout: Any = turned
             if channels:
@@ -52,8 +54,6 @@ def _layer(layer: Any, layout: Any) -> Layer:
     return Layer(layer._kernel._value, None if bias is None else bias._value, layout)
 
 
-def _channels_of(shape: tuple[int | None, ...], data_format: str | None) -> int:
-    """How many channels come last; 0 where the order is the canonical one."""
-    if len(shape) < 3 or data_format == "channels_first":
-        return 0
-    return shape[-1] or 0
+def _channels_of(shape: tuple[int | None, ...]) -> int:
+    """How many channels come last; 0 where there is nothing to flatten."""
+    return 0 if len(shape) < 3 else shape[-1] or 0

@@ -126,23 +126,25 @@ def sequential(shape, *parts):
     return keras.Sequential([keras.Input(shape), *parts])
 
 
-@pytest.mark.parametrize(
-    ("data_format", "split"),
-    [("channels_last", (4, 3, 2)), ("channels_first", (12, 2))],
-)
 def test_a_dense_layer_behind_a_flattened_convolution_has_its_columns_as_the_channels_are(
-    tensorflow_backend, data_format, split
+    tensorflow_backend,
 ):
-    shape = (4, 4, 1) if data_format == "channels_last" else (1, 4, 4)
-    net = sequential(
-        shape,
-        layers.Conv2D(3, 3, data_format=data_format),
-        layers.Flatten(data_format=data_format),
-        layers.Dense(2),
-    )
+    net = sequential((4, 4, 1), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(2))
     layouts = tensorflow_backend._layouts(net)
     weight = {layout.role: layout for layout in layouts.values()}["1.weight"]
-    assert (weight.split, weight.shape) == (split, (2, 12))
+    assert (weight.split, weight.shape) == ((4, 3, 2), (2, 12))
+
+
+@pytest.mark.parametrize("first", ["convolution", "flatten"])
+def test_channels_that_come_first_are_not_guessed(tensorflow_backend, first):
+    formats = {"convolution": "channels_last", "flatten": "channels_last", first: "channels_first"}
+    net = sequential(
+        (4, 4, 4),
+        layers.Conv2D(3, 3, data_format=formats["convolution"]),
+        layers.Flatten(data_format=formats["flatten"]),
+        layers.Dense(2),
+    )
+    assert tensorflow_backend._layouts(net) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3)], ids=str)
