@@ -51,13 +51,21 @@ _NO_NAMES = frozenset(
     )
 )
 _INDEXED = re.compile(rf"on the same device as the indexed tensor \({_DEVICE}\)")
+# That devices differ, and not which.
+_UNNAMED = re.compile(
+    r"all tensors to have the same device|must be on the same device as the|"
+    r"attempting to assign a gradient located on device"
+)
 _GENERATOR = re.compile(rf"Expected a {_DEVICE} device type for generator but found {_DEVICE}")
 
 
 def mismatch_in(error: BaseException) -> DeviceMismatchError | None:
     """What an error of torch says about mixed devices; None if it is about something else."""
     text = str(error)
-    if not isinstance(error, RuntimeError) or not _SHOULD_AGREE.search(text):
+    if not isinstance(error, RuntimeError):
+        return None
+    unnamed = _UNNAMED.search(text)
+    if unnamed is None and not _SHOULD_AGREE.search(text):
         return None
     operation = _operation_in(text) or _failed(error.__traceback__)
     indexed, generator = _INDEXED.search(text), _GENERATOR.search(text)
@@ -67,7 +75,7 @@ def mismatch_in(error: BaseException) -> DeviceMismatchError | None:
         return _of_generator(operation, _device(*generator.group(1, 2)), generator)
     operands = _operands_in(text)
     if len({device for _, device in operands}) < 2:
-        return None
+        return None if unnamed is None else _of_unnamed(operation, text)
     # What is on the CPU is to be moved, rather than what is on a GPU.
     return mismatch(operation, sorted(operands, key=lambda operand: operand[1] is CPU))
 
@@ -78,6 +86,14 @@ def _of_indices(operation: str, place: Device) -> DeviceMismatchError:
         f"the indexed tensor is on {place}, and its indices are on another device",
         f"indices = backend.to(indices, '{place}')",
         [place],
+    )
+
+
+def _of_unnamed(operation: str, text: str) -> DeviceMismatchError:
+    return DeviceMismatchError(
+        f"run {operation}",
+        f"its operands are on different devices, and torch does not say on which: {text}",
+        "x = backend.to(x, device) for each of them; backend.device_of(x) tells where one is",
     )
 
 

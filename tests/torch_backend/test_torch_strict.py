@@ -170,3 +170,19 @@ def test_a_generator_of_another_device_is_named():
     error = mismatch_in(RuntimeError("Expected a 'cuda' device type for generator but found 'cpu'"))
     assert error.devices == ("gpu:0", "cpu")
     assert "torch.Generator(backend.native('gpu:0'))" in error.fix
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x, y: torch.meshgrid(x, y, indexing="ij"),
+        lambda x, y: torch.quantile(x, y[:1] * 0),
+        lambda x, y: setattr(x, "grad", y),
+    ],
+    ids=["meshgrid", "quantile", "grad"],
+)
+def test_what_torch_refuses_without_naming_the_devices_is_a_mismatch(virtual, operation):
+    x, y = (virtual.ones(3, device=device) for device in ("gpu:0", "gpu:1"))
+    with pytest.raises(DeviceMismatchError) as caught, virtual.strict():
+        operation(x, y)
+    assert "backend.to(" in caught.value.fix
