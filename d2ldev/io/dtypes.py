@@ -19,11 +19,13 @@ _TAGS = {
     "bfloat16": "BF16",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
-    "complex64": "C64",
 }
+# The real and the imaginary parts: of complex numbers the format has had C64 alone, since
+# safetensors 0.7, and an older one reads nothing of a file in which there is a tag that it lacks.
+_PARTS = {"complex64": "F32", "complex128": "F64"}
 _FLOAT8 = re.compile(r"float8_e\dm\d[a-z0-9]*")
 
-NAMES = {tag: name for name, tag in _TAGS.items()}
+NAMES = {tag: name for name, tag in _TAGS.items()} | {"C64": "complex64"}
 """The dtype's name for each of the format's tags."""
 
 
@@ -47,8 +49,8 @@ def storage_of(name: str) -> Storage | None:
     """
     if name in _TAGS:
         return Storage(_TAGS[name])
-    if name == "complex128":
-        return Storage("F64", (2,))  # the real and the imaginary part
+    if name in _PARTS:
+        return Storage(_PARTS[name], (2,))
     return Storage("U8") if _FLOAT8.fullmatch(name) and _exists(name) else None
 
 
