@@ -17,7 +17,7 @@ from contextvars import ContextVar
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.device import Device
+from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
 from d2ldev.kinds import TENSOR
 
@@ -63,7 +63,8 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
       fix: y = backend.to(y, 'gpu:0')
     """
     listed = list(operands)
-    target = listed[0][1]
+    # What is on the CPU is to be moved: a model that lives on a GPU met a batch that does not.
+    target = next((device for _, device in listed if device is not CPU), CPU)
     elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
     return DeviceMismatchError(
         f"run {operation}",
