@@ -13,7 +13,7 @@ import numpy as np
 
 from d2ldev.errors import CheckpointError
 from d2ldev.io import nodes
-from d2ldev.io.dtypes import NAMES, bytes_of, numpy_dtype, storage_of
+from d2ldev.io.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.io.header import Entry, Header, HeaderError, length_of, parse_json, read_header
 from d2ldev.io.restoring import outlined, restored, restored_rows
 from d2ldev.io.writing import checksum
@@ -83,7 +83,10 @@ class Checkpoint:
             raise HeaderError("its description cannot be read: it lacks a tensor")
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
-        storage = storage_of(self._backend._numbers_dtype(dtype) or dtype) if known else None
+        numbers = self._backend._numbers_dtype(dtype) or dtype if known else ""
+        storage = storage_of(numbers)
+        if entry is not None and NAMES[entry.tag] == numbers:
+            storage = Storage(entry.tag)  # as another program stores it
         if entry is None or storage is None or not _fits(entry, storage.tag, storage.suffix):
             raise HeaderError(
                 f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
