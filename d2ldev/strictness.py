@@ -98,6 +98,32 @@ def _collect(backend: Primitives, named: list[tuple[str, Any]], found: list[Oper
                 found.append((name, backend.device_of(value)))
 
 
+def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Replace functions of modules, classes and objects, all of them or none.
+
+    Args:
+        replacements: the owner, the name, and what is to be there instead.
+
+    Returns:
+        What puts back the very objects that were there.
+    """
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def restore() -> None:
+        for owner, name, function in reversed(replaced):
+            setattr(owner, name, function)
+
+    try:
+        for owner, name, function in replacements:
+            before = vars(owner)[name]
+            setattr(owner, name, function)
+            replaced.append((owner, name, before))
+    except BaseException:
+        restore()
+        raise
+    return restore
+
+
 class _Block:
     """One entered ``strict()``; a task that was started in it may outlive it."""
 

@@ -12,7 +12,7 @@ import pytest
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError, strictness
 from d2ldev.device import CPU, gpu
-from d2ldev.strictness import Strictness, mismatch, operands_of
+from d2ldev.strictness import Strictness, mismatch, operands_of, replace
 
 MIX = "b.ones(2, device='gpu:0') + b.ones(2, device='gpu:1')"
 
@@ -140,6 +140,29 @@ def test_a_replacement_that_fails_leaves_no_block(replaced):
     with strict.block():
         pass
     assert replaced == ["put back"]
+
+
+class _Owner:
+    def first(self):
+        return "first"
+
+    def second(self):
+        return "second"
+
+
+def test_what_was_replaced_is_put_back():
+    before = dict(vars(_Owner))
+    restore = replace([(_Owner, "first", 1), (_Owner, "second", 2)])
+    assert (_Owner.first, _Owner.second) == (1, 2)
+    restore()
+    assert dict(vars(_Owner)) == before
+
+
+def test_a_replacement_that_fails_halfway_puts_back_the_others():
+    before = dict(vars(_Owner))
+    with pytest.raises(KeyError):
+        replace([(_Owner, "first", 1), (_Owner, "missing", 2)])
+    assert dict(vars(_Owner)) == before
 
 
 # -- the error --------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ from jax._src.sharding_impls import UnspecifiedValue
 from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.interface import Backend
-from d2ldev.strictness import Operand, mismatch
+from d2ldev.strictness import Operand, mismatch, replace
 from d2ldev_jax.provenance import given_arrays, is_going_backward
 
 # As JAX says it of two arguments: the name, the operation, and the first of the devices.
@@ -60,14 +60,17 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
     """
     run, describe = pjit._pjit_call_impl_python, stages._device_assignment_mismatch_error
     setting = _setting()
-    pjit._pjit_call_impl_python = _looking(backend, run, describe)
-    stages._device_assignment_mismatch_error = _translating(backend, describe)
+    put_back = replace(
+        [
+            (pjit, "_pjit_call_impl_python", _looking(backend, run, describe)),
+            (stages, "_device_assignment_mismatch_error", _translating(backend, describe)),
+        ]
+    )
     setting.set_global(True)
 
     def restore() -> None:
         setting.set_global(False)
-        pjit._pjit_call_impl_python = run
-        stages._device_assignment_mismatch_error = describe
+        put_back()
 
     return restore
 

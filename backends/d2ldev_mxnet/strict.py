@@ -23,6 +23,7 @@ from collections.abc import Callable
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.interface import Backend
+from d2ldev.strictness import replace
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.strict_backward import guarded_backward
 from d2ldev_mxnet.strict_errors import translating
@@ -42,18 +43,11 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
             "this MXNet runs its operators from compiled Cython modules, past Python",
             "MXNET_ENABLE_CYTHON=0, before anything imports mxnet",
         )
-    replacements = [
-        *guarded_library(backend),
-        *guarded_functions(backend),
-        *guarded_backward(backend),
-        *translating(backend),
-    ]
-    originals = [(owner, name, vars(owner)[name]) for owner, name, _ in replacements]
-    for owner, name, function in replacements:
-        setattr(owner, name, function)
-
-    def restore() -> None:
-        for owner, name, function in originals:
-            setattr(owner, name, function)
-
-    return restore
+    return replace(
+        [
+            *guarded_library(backend),
+            *guarded_functions(backend),
+            *guarded_backward(backend),
+            *translating(backend),
+        ]
+    )

@@ -9,7 +9,7 @@ from typing import Any
 import array_api_strict as xp
 
 from d2ldev.interface import Backend
-from d2ldev.strictness import mismatch, operands_of
+from d2ldev.strictness import mismatch, operands_of, replace
 
 _ARRAY: Any = type(xp.zeros(0))
 # Moving is no mixing, and what only makes an array has no operands.
@@ -18,15 +18,10 @@ _NOT_OPERATIONS = ("asarray", "from_dlpack", "to_device", "__array__", "__dlpack
 
 def refuse_mixing(backend: Backend) -> Callable[[], None]:
     """Replace the operations of array-api-strict that take arrays; returns what puts them back."""
-    replaced = [(owner, name, vars(owner)[name]) for owner, name in _operations()]
-    for owner, name, function in replaced:
-        setattr(owner, name, _refusing(backend, name.strip("_"), function))
-
-    def restore() -> None:
-        for owner, name, function in replaced:
-            setattr(owner, name, function)
-
-    return restore
+    return replace(
+        (owner, name, _refusing(backend, name.strip("_"), vars(owner)[name]))
+        for owner, name in list(_operations())
+    )
 
 
 def _operations() -> Iterator[tuple[Any, str]]:

@@ -34,6 +34,7 @@ from tensorflow.python.framework import constant_op
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.interface import Backend
+from d2ldev.strictness import replace
 from d2ldev_tensorflow.calls import Call
 from d2ldev_tensorflow.operands import HOST, OF_NUMBERS, EagerTensor, Operands
 from d2ldev_tensorflow.scopes import is_default_only
@@ -53,15 +54,12 @@ def refuse_mixing(backend: Backend) -> Callable[[], None]:
         (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
         (constant_op, "convert_to_eager_tensor", _converting),
     )
-    replaced = [(owner, name, getattr(owner, name)) for owner, name, _ in replacing]
-    for owner, name, make in replacing:
-        setattr(owner, name, make(in_force, operands, getattr(owner, name)))
-
-    def restore() -> None:
-        for owner, name, function in replaced:
-            setattr(owner, name, function)
-
-    return restore
+    return replace(
+        [
+            (owner, name, make(in_force, operands, getattr(owner, name)))
+            for owner, name, make in replacing
+        ]
+    )
 
 
 class _Specifications(dict[str, Any]):
