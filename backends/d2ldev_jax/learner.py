@@ -103,7 +103,7 @@ class JaxLearner(Learner):
                 "wrap a linen module: nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X); "
                 "put parameters of your own into an nnx.Module, as nnx.Param",
             )
-        self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
+        self._loss = settings.loss_among(_LOSSES)
         self._splits: tuple[_Split, ...] = ()
         self.replace({"model": model, "optimizer": self._made(model, settings)})
 

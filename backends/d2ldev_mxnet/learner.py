@@ -61,7 +61,7 @@ class MXNetLearner(Learner):
                 "put the parameters into a gluon.Block",
             )
         _check_parameters(model)
-        self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
+        self._loss = settings.loss_among(_LOSSES)
         self._model = model
         self.replace({"model": model, "optimizer": self._made(settings)})
 

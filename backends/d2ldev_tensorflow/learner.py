@@ -73,7 +73,7 @@ class TensorFlowLearner(Learner):
                 "it is neither a Keras model nor a tf.Module",
                 "keras.Sequential([...])",
             )
-        self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
+        self._loss = settings.loss_among(_LOSSES)
         self.replace({"model": model, "optimizer": _made(settings)})
 
     @property

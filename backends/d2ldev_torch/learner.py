@@ -72,7 +72,7 @@ class TorchLearner(Learner):
                 "it has no parameter with requires_grad",
                 "model.requires_grad_(True)",
             )
-        self._loss = _LOSSES[settings.loss] if isinstance(settings.loss, str) else settings.loss
+        self._loss = settings.loss_among(_LOSSES)
         self._optimizer: torch.optim.Optimizer | None = None
         is_lazy = any(torch.nn.parameter.is_lazy(p) for p in model.parameters())
         self._model, self._modes = model, Modes(model)

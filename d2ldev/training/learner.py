@@ -49,6 +49,12 @@ class Settings(NamedTuple):
     lr: float = 0.01
     gradient_clip_val: float = 0.0
 
+    def loss_among(
+        self, losses: Mapping[str, Callable[[Any, Any], Any]]
+    ) -> Callable[[Any, Any], Any]:
+        """The loss: a framework's own of that name, or the function that was given."""
+        return losses[self.loss] if isinstance(self.loss, str) else self.loss
+
     def checked(self) -> Settings:
         """The settings, if they can be used; UnsupportedValueError if not."""
         if not callable(self.loss) and self.loss not in LOSSES:
