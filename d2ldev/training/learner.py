@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, describe
@@ -35,9 +36,9 @@ class Settings(NamedTuple):
     """How a model is to be trained.
 
     Args:
-        loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over the
-            examples, of logits of shape ``(n, classes)`` and integer labels of shape ``(n,)``),
-            or ``(prediction, y) -> scalar tensor``.
+        loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
+            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
+            ``(prediction, y) -> scalar tensor``.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
             or the framework's own object, whose learning rate is its own.
         lr: the learning rate.
@@ -71,7 +72,7 @@ class Settings(NamedTuple):
             )
         for name in ("lr", "gradient_clip_val"):
             value = getattr(self, name)
-            is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
             if not is_number or not 0 <= value < float("inf"):
                 raise UnsupportedValueError(
                     f"train with {name}={describe(value)}",
@@ -96,6 +97,35 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
             "take the squared errors of a prediction",
             f"it is of shape {tuple(prediction)}, and y of shape {tuple(y)}",
             "y.reshape(prediction.shape), or a loss of your own",
+        )
+
+
+def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtype: str) -> None:
+    """That labels are compared with the logits of their own examples: frameworks would broadcast.
+
+    Args:
+        prediction: the shape of the logits, ``(n, ..., classes)``; None is a length that is not
+            known yet.
+        y: the shape of the labels, ``(n, ...)``.
+        dtype: theirs, by name.
+
+    Raises:
+        UnsupportedValueError: if there is not one label for each row of logits, or they are no
+            integers.
+    """
+    *rows, _classes = logits = tuple(prediction) or (1,)
+    labels = tuple(y)
+    attempted = f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}"
+    known = zip(rows, labels, strict=False)
+    if len(rows) != len(labels) or any(a != b for a, b in known if None not in (a, b)):
+        raise UnsupportedValueError(
+            attempted,
+            "there is one label for each row of logits, which has one number for each class",
+            "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot",
+        )
+    if not dtype.startswith(("int", "uint")):
+        raise UnsupportedValueError(
+            attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
         )
 
 
