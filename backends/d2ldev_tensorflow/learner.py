@@ -9,9 +9,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
-from d2ldev.placing import Inventory
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -22,6 +21,7 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
+from d2ldev_tensorflow import training_state
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
@@ -74,6 +74,8 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._loss = settings.loss_among(_LOSSES)
+        # A state that waits for the first batch, which builds the model.
+        self._pending: training_state.State | None = None
         self.replace({"model": model, "optimizer": _made(settings)})
 
     @property
@@ -91,12 +93,16 @@ class TensorFlowLearner(Learner):
         self._in_training = {"training": True} if takes_training else {}
         self._in_use = {"training": False} if takes_training else {}
         self._is_ready = False
-        if self._model.built if self._is_layer else self._model.variables:
+        if self._is_built():
             self._make_ready()
+            self._is_ready = self._pending is None
+
+    def _is_built(self) -> bool:
+        """Whether the model has its variables."""
+        return bool(self._model.built if self._is_layer else self._model.variables)
 
     def _make_ready(self) -> None:
         """Build the optimizer, where the model is, and the functions."""
-        self._is_ready = True
         self._device = next(iter(self.backend.placement(self._model).values()), None)
         self._variables = list(self._model.trainable_variables)
         if not self._variables:
@@ -122,6 +128,11 @@ class TensorFlowLearner(Learner):
         with self.backend.on(device):
             self._call(inputs, self._in_use)
         self._make_ready()
+        if self._pending is not None:
+            training_state.putting(self.backend, self.parts, True, self._pending)()
+            self._pending = None
+        # Not before: a model that the state does not fit is not trained without it either.
+        self._is_ready = True
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
@@ -184,32 +195,25 @@ class TensorFlowLearner(Learner):
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
 
     def state(self) -> dict[str, Any]:
-        return {
-            part: [tf.convert_to_tensor(variable) for variable in variables]
-            for part, variables in self._all_variables().items()
-        }
-
-    def _all_variables(self) -> dict[str, list[tf.Variable]]:
-        """All that a step may change: also the state of BatchNorm and of random generators."""
-        return {
-            part: [x for x in _unique(self.backend, obj) if isinstance(x, tf.Variable)]
-            for part, obj in self.parts.items()
-        }
+        if self._pending is not None:
+            return training_state.taken(self.backend, self._optimizer, self._pending)
+        if not self._is_ready and self._is_built():  # by the user, meanwhile
+            self._make_ready()
+            self._is_ready = True
+        return training_state.state_of(self.backend, self.parts, self._is_ready)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if not self._is_ready:
-            raise _refusal("the model has no variables before its first batch", "net.build(shape)")
-        variables = self._all_variables()
-        for part in variables:
-            _check(part, variables[part], state)
-        values = {
-            part: [self.backend.asarray(x, device=self._device) for x in state[part]]
-            for part in variables
-        }
-        with self.backend.on(self._device):
-            for part in variables:
-                for variable, value in zip(variables[part], values[part], strict=True):
-                    variable.assign(value)
+        saved, is_built = (
+            training_state.taken(self.backend, self._optimizer, state),
+            self._is_built(),
+        )
+        if saved["built"] and not is_built:
+            self._pending = saved
+            return
+        if is_built and not self._is_ready:
+            self._make_ready()
+        training_state.putting(self.backend, self.parts, is_built, saved)()
+        self._pending, self._is_ready = None, is_built
 
 
 def _made(settings: Settings) -> Any:
@@ -231,27 +235,3 @@ def _made(settings: Settings) -> Any:
 def _takes_training(module: tf.Module) -> bool:
     """Whether a module is told, as Keras' layers are, that it is trained."""
     return "training" in inspect.signature(module).parameters
-
-
-def _unique(backend: Backend, obj: Any) -> list[Any]:
-    entries = Inventory(backend, obj, "read a training state").entries
-    return list({id(entry.tensor): entry.tensor for entry in entries}.values())
-
-
-def _check(part: str, variables: list[tf.Variable], state: Any) -> None:
-    saved = state.get(part) if isinstance(state, Mapping) else None
-    if not isinstance(saved, (list, tuple)) or len(saved) != len(variables):
-        problem = f"its {part} is no list of {len(variables)} tensors"
-        raise _refusal(problem)
-    for i, (x, variable) in enumerate(zip(saved, variables, strict=True)):
-        expected = tuple(variable.shape), variable.dtype.name
-        dtype = getattr(x, "dtype", type(x))
-        found = tuple(getattr(x, "shape", ())), getattr(dtype, "name", str(dtype))
-        if found != expected:
-            raise _refusal(f"tensor {i} of its {part} is {found}, and {expected} is expected")
-
-
-def _refusal(
-    problem: str, fix: str = "resume with the model and the optimizer that the run began with"
-) -> CheckpointError:
-    return CheckpointError("restore a training state", problem, fix)

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from keras_models import INPUTS, Plain, Subclassed, batches, convolutional, made, recurrent
+from keras_models import INPUTS, Plain, batches, convolutional, made, recurrent
 
 from d2ldev import CheckpointError, gpu
 
@@ -32,7 +32,9 @@ def learner_of(backend, model=convolutional, optimizer="adam", device="gpu:1", *
 
 
 def to_numpy(backend, state):
-    return tf.nest.map_structure(backend.to_numpy, state)
+    return tf.nest.map_structure(
+        lambda x: backend.to_numpy(x) if isinstance(x, tf.Tensor) else x, state
+    )
 
 
 def assert_same(backend, learner, other):
@@ -109,18 +111,32 @@ def test_a_generator_of_a_module_is_part_of_its_state(backend):
     assert sum(changed) == 2  # the weight, and the generator
 
 
-def _put(state, part, index, x):
-    state[part] = [*state[part][:index], x, *state[part][index + 1 :]]
+def _put(tensors, index, x):
+    return [*tensors[:index], x, *tensors[index + 1 :]]
+
+
+def _change_model(state, index, x):
+    state["model"] = _put(state["model"], index, x)
+
+
+def _change_optimizer(state, **changes):
+    state["optimizer"] = state["optimizer"] | changes
 
 
 BROKEN = {
     "no model": lambda state: state.pop("model"),
-    "no list": lambda state: state.update(optimizer={}),
-    "a tensor less": lambda state: state["optimizer"].pop(),
+    "something more": lambda state: state.update(other=[]),
+    "no word on whether it was built": lambda state: state.update(built="yes"),
+    "an optimizer without a class": lambda state: state.update(optimizer={}),
+    "an optimizer without variables": lambda state: _change_optimizer(state, variables=None),
+    "another optimizer": lambda state: _change_optimizer(state, **{"class": "Nadam"}),
+    "a tensor less": lambda state: state["optimizer"]["variables"].pop(),
     "a tensor more": lambda state: state["model"].append(np.ones(2, "float32")),
-    "another shape": lambda state: _put(state, "model", 1, np.ones(3, "float32")),
-    "another dtype": lambda state: _put(state, "model", 1, np.ones(4, "float16")),
-    "no array": lambda state: _put(state, "optimizer", 0, "text"),
+    "another shape": lambda state: _change_model(state, 1, np.ones(3, "float32")),
+    "another dtype": lambda state: _change_model(state, 1, np.ones(4, "float16")),
+    "no array": lambda state: _change_optimizer(
+        state, variables=_put(state["optimizer"]["variables"], 0, "text")
+    ),
 }
 
 
@@ -150,7 +166,8 @@ def test_what_is_no_state_is_refused(backend, state):
         learner_of(backend).restore(state)
 
 
-def test_a_model_without_variables_says_that_it_has_to_be_built(backend):
-    state = learner_of(backend).state()
-    with pytest.raises(CheckpointError, match="no variables before its first batch"):
-        learner_of(backend, Subclassed).restore(state)
+def test_slots_of_one_form_are_not_taken_for_those_of_another_optimizer(backend):
+    with pytest.raises(CheckpointError, match="the optimizer is Adagrad, and 'SGD' in the state"):
+        learner_of(backend, optimizer="adagrad").restore(
+            learner_of(backend, optimizer="momentum").state()
+        )

@@ -1,0 +1,130 @@
+"""What the next step of a TensorFlow ``Learner`` depends on, as a nesting, and back.
+
+Variables go by their order: their names have those of layers in them, which count on from model to
+model. A model that is not built yet has few of them, such as the seeds of its dropout: a state of
+it is one of the beginning, and the initializers make the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.errors import CheckpointError, describe
+from d2ldev.interface import Backend
+from d2ldev.placing import Inventory
+
+State = Mapping[str, Any]
+
+
+def state_of(backend: Backend, parts: Mapping[str, Any], is_built: bool) -> dict[str, Any]:
+    """The model, the optimizer with its class, and whether they have all of their variables."""
+    model, optimizer = ([tf.convert_to_tensor(x) for x in each] for each in _both(backend, parts))
+    return {
+        "built": is_built,
+        "model": model,
+        "optimizer": {"class": _class_of(parts["optimizer"]), "variables": optimizer},
+    }
+
+
+def variables_of(backend: Backend, obj: Any) -> list[tf.Variable]:
+    """All that a step may change: also the state of BatchNorm and of random generators."""
+    entries = Inventory(backend, obj, "read a training state").entries
+    unique = {id(entry.tensor): entry.tensor for entry in entries}
+    return [x for x in unique.values() if isinstance(x, tf.Variable)]
+
+
+def _both(backend: Backend, parts: Mapping[str, Any]) -> list[list[tf.Variable]]:
+    return [variables_of(backend, parts[part]) for part in ("model", "optimizer")]
+
+
+def _class_of(optimizer: Any) -> str:
+    """Its name; of one that wraps another, with that one's."""
+    inner = getattr(optimizer, "inner_optimizer", None)
+    name = type(optimizer).__name__
+    return name if inner is None else f"{name}({_class_of(inner)})"
+
+
+def taken(backend: Backend, optimizer: Any, saved: Any) -> dict[str, Any]:
+    """A state as it is kept until there is a model for it; what can be checked is.
+
+    Raises:
+        CheckpointError: if it is no state, or one of another optimizer.
+    """
+    expected = {"built": bool, "model": (list, tuple), "optimizer": Mapping}
+    if not isinstance(saved, Mapping) or saved.keys() != expected.keys():
+        raise _refusal(f"{describe(saved)} is none of a TensorFlow learner")
+    for name, kind in expected.items():
+        if not isinstance(saved[name], kind):
+            raise _refusal(f"its {name} is {describe(saved[name])}")
+    of_optimizer = saved["optimizer"]
+    here, there = _class_of(optimizer), of_optimizer.get("class")
+    if here != there:
+        raise _refusal(f"the optimizer is {here}, and {there!r} in the state")
+    return {
+        "built": saved["built"],
+        "model": _tensors(backend, "model", saved["model"]),
+        "optimizer": {
+            "class": there,
+            "variables": _tensors(backend, "optimizer", of_optimizer.get("variables")),
+        },
+    }
+
+
+def _tensors(backend: Backend, part: str, saved: Any) -> list[Any]:
+    """Tensors that nobody writes into, where they are."""
+    if not isinstance(saved, (list, tuple)):
+        raise _refusal(f"its {part} has {describe(saved)}, and no list of tensors")
+    for i, x in enumerate(saved):
+        if not hasattr(x, "shape") or not hasattr(x, "dtype"):
+            raise _refusal(f"tensor {i} of its {part} is {describe(x)}")
+    return [
+        x if isinstance(x, tf.Tensor) else backend.asarray(x, device=backend.cpu()) for x in saved
+    ]
+
+
+def putting(
+    backend: Backend, parts: Mapping[str, Any], is_built: bool, saved: State
+) -> Callable[[], None]:
+    """What gives a model and an optimizer a state that was ``taken``.
+
+    Raises:
+        CheckpointError: if it is one of others.
+    """
+    if is_built and not saved["built"]:
+        raise _refusal(
+            "it was taken before the first batch had built the model, which has been built since: "
+            "the initial values of its variables are in no state",
+            "make the model anew, and do not call it before",
+        )
+    values = saved["model"], saved["optimizer"]["variables"]
+    pairs: list[tuple[tf.Variable, tf.Tensor]] = []
+    for part, variables, tensors in zip(parts, _both(backend, parts), values, strict=True):
+        _check(part, variables, tensors)
+        pairs += [
+            (variable, backend.asarray(x, device=backend.device_of(variable)))
+            for variable, x in zip(variables, tensors, strict=True)
+        ]
+
+    def put() -> None:
+        for variable, value in pairs:
+            backend._write(variable, value)
+
+    return put
+
+
+def _check(part: str, variables: Sequence[tf.Variable], saved: Sequence[Any]) -> None:
+    if len(saved) != len(variables):
+        raise _refusal(f"its {part} has {len(saved)} tensors, and {len(variables)} are expected")
+    for i, (x, variable) in enumerate(zip(saved, variables, strict=True)):
+        expected, found = ((tuple(each.shape), each.dtype.name) for each in (variable, x))
+        if found != expected:
+            raise _refusal(f"tensor {i} of its {part} is {found}, and {expected} is expected")
+
+
+def _refusal(
+    problem: str, fix: str = "resume with the model and the optimizer that the run began with"
+) -> CheckpointError:
+    return CheckpointError("restore a training state", problem, fix)
