@@ -4,6 +4,7 @@ import copy
 import gc
 import io
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
@@ -128,6 +129,13 @@ def test_memory_is_not_shared_with_other_processes(vgpu):
     assert not x.is_shared()
     with pytest.raises(UnsupportedValueError, match="belongs to this process"):
         x.share_memory_()
+
+
+@pytest.mark.parametrize("strategy", sorted(torch.multiprocessing.get_all_sharing_strategies()))
+def test_a_tensor_is_not_sent_to_another_process(vgpu, monkeypatch, strategy):
+    monkeypatch.setattr(torch.multiprocessing, "get_sharing_strategy", lambda: strategy)
+    with pytest.raises(UnsupportedValueError, match="until it has arrived"):
+        ForkingPickler.dumps(torch.ones(2, device=vgpu))
 
 
 def test_memory_is_counted_once_and_given_back(virtual):

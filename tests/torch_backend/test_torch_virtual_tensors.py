@@ -160,6 +160,19 @@ def test_it_is_never_taken_for_the_cpus(vgpu, export):
         lambda d: torch.zeros_like(torch.ones(2), device=d),
         lambda d: torch.ones(2, device=d).new_tensor([1.0]),
         lambda d: torch.ones(2, device=d).new(3),
+        lambda d: torch.ones(2, device=d).new(),
+        lambda d: torch.ones(2, device=d).new([1.0]),
+        lambda d: torch.ones(2, device=d).new(size=(2, 3)),
+        lambda d: torch.ones(2, device=d).new(torch.ones(2, device=d)),
+        lambda d: torch.ones(2, device=d).new_full((2,), 3.0),
+        lambda d: torch.ones(2, device=d).new_empty(2),
+        lambda d: torch.ones(2, device=d).new_empty_strided((2,), (1,)),
+        lambda d: torch.rand_like(torch.ones(2, device=d)),
+        lambda d: torch.Tensor(torch.ones(2, device=d)),
+        lambda d: type(torch.ones(2, device=d))(torch.ones(2, device=d)),
+        lambda d: torch.ones(2, device=d).type(torch.float64),
+        lambda d: torch.ones(2, device=d).type("torch.vgpu.DoubleTensor"),
+        lambda d: torch.ones(2, dtype=torch.int64).type_as(torch.ones(2, device=d)),
         lambda d: torch.ones(2, device=d).new_zeros(2),
         lambda d: torch.randperm(3, device=d),
         lambda d: torch.ones(3, device=d)[[0, 1]],
@@ -171,6 +184,14 @@ def test_it_is_never_taken_for_the_cpus(vgpu, export):
 )
 def test_every_way_to_make_a_tensor_makes_it_there(place, make):
     assert make(place).device == place
+
+
+def test_new_of_a_tensor_is_that_tensor_by_another_name(vgpu):
+    x = torch.ones(2, 3, device=vgpu).t()
+    made = x.new(x)
+    assert (made.data_ptr(), made.stride()) == (x.data_ptr(), x.stride())
+    with pytest.raises(TypeError, match="device=cpu"):
+        x.new(torch.ones(2))
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
