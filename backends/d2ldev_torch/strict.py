@@ -51,11 +51,19 @@ _NO_NAMES = frozenset(
     )
 )
 _INDEXED = re.compile(rf"on the same device as the indexed tensor \({_DEVICE}\)")
+# It goes on with the kind of a device and not its index, or with its index and not the kind.
+_ASSIGNED = "attempting to assign a gradient"
 # That devices differ, and not which.
 _UNNAMED = re.compile(
-    r"all tensors to have the same device|must be on the same device as the|"
-    r"attempting to assign a gradient located on device"
+    r"all tensors to have the same device|must be on the same device as the|" + _ASSIGNED
 )
+_GRADIENT = re.compile(
+    rf"(?:Function (\w+) returned an )?invalid gradient at index (\d+) - expected device {_DEVICE} "
+    rf"but got {_DEVICE}"
+)
+# A hook that returns a gradient of another type: of another kind of device, or only of a dtype.
+_HOOK = re.compile(r"has changed the type of value \(was (.+) got (.+)\)")
+_KIND = re.compile(r"cuda|hip|xpu|mps|vgpu", re.IGNORECASE)
 _GENERATOR = re.compile(rf"Expected a {_DEVICE} device type for generator but found {_DEVICE}")
 
 
@@ -64,20 +72,44 @@ def mismatch_in(error: BaseException) -> DeviceMismatchError | None:
     text = str(error)
     if not isinstance(error, RuntimeError):
         return None
-    unnamed = _UNNAMED.search(text)
+    unnamed = _UNNAMED.search(text) or _changed_by_hook(text)
     if unnamed is None and not _SHOULD_AGREE.search(text):
         return None
     operation = _operation_in(text) or _failed(error.__traceback__)
+    gradient = _GRADIENT.search(text)
+    if gradient is not None:
+        return _of_gradient(operation, gradient)
     indexed, generator = _INDEXED.search(text), _GENERATOR.search(text)
     if indexed is not None:
         return _of_indices(operation, _device(indexed[1], indexed[2]))
     if generator is not None:
         return _of_generator(operation, _device(*generator.group(1, 2)), generator)
-    operands = _operands_in(text)
+    operands = [] if _ASSIGNED in text else _operands_in(text)
     if len({device for _, device in operands}) < 2:
         return None if unnamed is None else _of_unnamed(operation, text)
     # What is on the CPU is to be moved, rather than what is on a GPU.
     return mismatch(operation, sorted(operands, key=lambda operand: operand[1] is CPU))
+
+
+def _changed_by_hook(text: str) -> re.Match[str] | None:
+    found = _HOOK.search(text)
+    if found is None or bool(_KIND.search(found[1])) == bool(_KIND.search(found[2])):
+        return None
+    return found
+
+
+def _of_gradient(operation: str, found: re.Match[str]) -> DeviceMismatchError:
+    function, index, *devices = found.groups()
+    place, other = _device(*devices[:2]), _device(*devices[2:])
+    returned = (
+        f"that {function} returned for its input {index}" if function else f"at index {index}"
+    )
+    return DeviceMismatchError(
+        f"run {operation}",
+        f"the gradient {returned} is on {other}, and what it is the gradient of is on {place}",
+        f"gradient = backend.to(gradient, '{place}')",
+        [place, other],
+    )
 
 
 def _of_indices(operation: str, place: Device) -> DeviceMismatchError:
@@ -147,11 +179,16 @@ def _operation_in(text: str) -> str | None:
 
 
 def _failed(traceback: TracebackType | None) -> str:
-    """The expression that failed, as the innermost frame of a traceback has it."""
+    """The expression that failed, as the innermost frame of a traceback that is the user's has it.
+
+    A backward pass fails in torch's own frames, or d2ldev's; where there are no others, in those.
+    """
     if traceback is None:
         return "an operation"
-    while traceback.tb_next is not None:
-        traceback = traceback.tb_next
+    frames = [traceback]
+    while frames[-1].tb_next is not None:
+        frames.append(frames[-1].tb_next)
+    traceback = next((one for one in reversed(frames) if not _is_inside(one)), frames[-1])
     code = traceback.tb_frame.f_code
     where = next(islice(code.co_positions(), traceback.tb_lasti // 2, None))
     line, last, start, end = where
@@ -166,6 +203,11 @@ def _failed(traceback: TracebackType | None) -> str:
     if isinstance(expression, ast.BinOp):
         return _OPERATORS.get(type(expression.op), source)
     return source or "an operation"
+
+
+def _is_inside(traceback: TracebackType) -> bool:
+    module = str(traceback.tb_frame.f_globals.get("__name__", ""))
+    return module.partition(".")[0] in ("torch", "d2ldev", "d2ldev_torch")
 
 
 _OPERATORS: dict[type[ast.operator], str] = {

@@ -81,10 +81,6 @@ NAMELESS = [
         "self on gpu:0, mask on cpu",
     ),
     (
-        "invalid gradient at index 0 - expected device cuda:0 but got cpu",
-        "operand_0 on gpu:0, operand_1 on cpu",
-    ),
-    (
         'Attempted to set the storage of a tensor on device "cuda:0" to a storage on different '
         'device "cpu".  This is no longer allowed; the devices must match.',
         "operand_0 on gpu:0, operand_1 on cpu",
@@ -105,6 +101,7 @@ OTHERS = [
     "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
     "Input type (torch.FloatTensor) and weight type (torch.DoubleTensor) should be the same",
     "Input type (float) and bias type (c10::Half) should be the same",
+    "hook 'f' has changed the type of value (was CUDABFloat16Type got torch.cuda.FloatTensor)",
     "CUDA error: device-side assert triggered",
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB",
     "Tensor on device cpu is not on the expected device meta!",
@@ -172,14 +169,72 @@ def test_a_generator_of_another_device_is_named():
     assert "torch.Generator(backend.native('gpu:0'))" in error.fix
 
 
+def goes_backward_through(hook, x):
+    y = x.requires_grad_() * 2
+    y.register_hook(hook)
+    y.sum().backward()
+
+
+class Stray(torch.autograd.Function):
+    """Its gradient is on the CPU."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.cpu()
+
+
+@pytest.mark.parametrize(
+    ("goes_backward", "line"),
+    [
+        (lambda loss, x: loss.backward(), "loss.backward()"),
+        (lambda loss, x: torch.autograd.grad(loss, x), "torch.autograd.grad(loss, x)"),
+    ],
+    ids=["backward", "grad"],
+)
+def test_a_backward_pass_is_named_by_the_users_line(virtual, vgpu, goes_backward, line):
+    x = torch.ones(3, device=vgpu, requires_grad=True)
+    with pytest.raises(DeviceMismatchError) as caught, virtual.strict():
+        goes_backward(Stray.apply(x).sum(), x)
+    error = caught.value
+    assert error.attempted == f"run {line}"
+    assert error.problem.startswith("the gradient that StrayBackward returned for its input 0")
+    assert (error.fix, error.devices) == (
+        "gradient = backend.to(gradient, 'gpu:1')",
+        ("gpu:1", "cpu"),
+    )
+
+
+def test_a_gradient_that_is_handed_over_is_named_by_its_place(virtual, vgpu):
+    x = torch.ones(3, device=vgpu, requires_grad=True)
+    with (
+        pytest.raises(DeviceMismatchError, match="at index 0 is on gpu:0") as caught,
+        virtual.strict(),
+    ):
+        x.backward(torch.ones(3, device="vgpu:0"))
+    assert 'x.backward(torch.ones(3, device="vgpu:0"))' in caught.value.attempted
+
+
+def test_an_operation_inside_torch_is_named_by_the_users_line(virtual, vgpu):
+    x = torch.ones(3, device=vgpu)
+    with pytest.raises(DeviceMismatchError) as caught, virtual.strict():
+        torch.meshgrid(x, x.cpu())
+    assert caught.value.attempted == "run torch.meshgrid(x, x.cpu())"
+
+
 @pytest.mark.parametrize(
     "operation",
     [
         lambda x, y: torch.meshgrid(x, y, indexing="ij"),
         lambda x, y: torch.quantile(x, y[:1] * 0),
         lambda x, y: setattr(x, "grad", y),
+        lambda x, y: setattr(y, "grad", x.cpu()),
+        lambda x, y: goes_backward_through(lambda gradient: gradient.cpu(), x),
     ],
-    ids=["meshgrid", "quantile", "grad"],
+    ids=["meshgrid", "quantile", "grad", "the host's grad", "a hook"],
 )
 def test_what_torch_refuses_without_naming_the_devices_is_a_mismatch(virtual, operation):
     x, y = (virtual.ones(3, device=device) for device in ("gpu:0", "gpu:1"))
