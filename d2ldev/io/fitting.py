@@ -25,13 +25,14 @@ from d2ldev.containers import (
     rebuild_all,
     too_deep,
 )
+from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.io import nodes
 from d2ldev.io.matching import Conversion, flat, matched
 from d2ldev.io.misfits import Misfits
 from d2ldev.io.nesting import brief, name_of
 from d2ldev.io.objects import Learned
-from d2ldev.io.reading import Checkpoint, Stored, opened
+from d2ldev.io.reading import Checkpoint, Stored, Wanted, opened
 from d2ldev.io.remaking import Remaking
 from d2ldev.io.restoring import Outline
 
@@ -82,7 +83,9 @@ class _Fitting:
         )
         if (error := self._misfits.error(self._attempted, hint)) is not None:
             raise error
-        news = [(pair, self._read(pair)) for pair in self._pairs.values()]
+        pairs = list(self._pairs.values())
+        tensors = self._checkpoint.read(self._wanted(pair) for pair in pairs)
+        news = list(zip(pairs, tensors, strict=True))
         rows = self._checkpoint.rows(self._values_of_states())
         puts = [self._state_put(*state, rows) for state in self._states.values()]
         if (error := self._misfits.error(self._attempted, hint)) is not None:
@@ -212,31 +215,29 @@ class _Fitting:
 
     # -- reading --------------------------------------------------------------------------
 
-    def _read(self, pair: _Pair) -> Any:
+    def _wanted(self, pair: _Pair) -> Wanted:
         if isinstance(pair.value, np.ndarray):
-            return self._checkpoint.array(pair.stored)
+            return Wanted(pair.stored._replace(kind=nodes.ARRAY), CPU)
         stored = pair.stored._replace(kind=nodes.TENSOR)
         device, conversion = self._backend.device_of(pair.value), pair.conversion
         if conversion is None:
-            return self._checkpoint.tensor(stored, device)
+            return Wanted(stored, device)
         shape = tuple(int(size) for size in pair.value.shape)
 
         def convert(array: Any) -> Any:
             return np.ascontiguousarray(conversion(array, shape))
 
-        return self._checkpoint.tensor(stored, device, convert)
+        return Wanted(stored, device, convert)
 
     def _values_of_states(self) -> dict[Stored, Any]:
         """The tensors of optimizers, on the CPU: what of them belongs where, they know."""
-        from d2ldev.device import CPU
-
-        wanted = [
-            stored for _, outline in self._states.values() for stored in flat(outline).values()
-        ]
+        states = [outline for _, outline in self._states.values()]
+        wanted = dict.fromkeys(stored for state in states for stored in flat(state).values())
         for stored in wanted:
             if (refusal := self._checkpoint.refusal(stored)) is not None:
                 raise refusal
-        return {stored: self._checkpoint.tensor(stored, CPU) for stored in dict.fromkeys(wanted)}
+        tensors = self._checkpoint.read(Wanted(stored, CPU) for stored in wanted)
+        return dict(zip(wanted, tensors, strict=True))
 
     def _state_put(self, optimizer: Any, outline: Outline, rows: list[Any]) -> Any:
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -13,16 +13,19 @@ import numpy as np
 
 from d2ldev.errors import CheckpointError
 from d2ldev.io import nodes
+from d2ldev.io.checksums import PIECE, Checksum, Summing
 from d2ldev.io.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.io.header import Entry, Header, HeaderError, length_of, parse_json, read_header
 from d2ldev.io.restoring import outlined, restored, restored_rows
-from d2ldev.io.writing import checksum
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from d2ldev.device import Device
     from d2ldev.interface import Backend
+
+# In bytes; XLA asks for it, and ``np.empty`` gives 16.
+_ALIGNMENT = 64
 
 
 class Stored(NamedTuple):
@@ -39,6 +42,20 @@ class Stored(NamedTuple):
     name: str
     dtype: str
     shape: tuple[int, ...]
+
+
+class Wanted(NamedTuple):
+    """A tensor, or a NumPy array, that is to be read.
+
+    Args:
+        stored: what it is in the file.
+        device: where to, if it is a tensor.
+        convert: what is done with its values on the way.
+    """
+
+    stored: Stored
+    device: Device
+    convert: Callable[[NDArray[Any]], NDArray[Any]] = lambda array: array
 
 
 class Checkpoint:
@@ -127,39 +144,48 @@ class Checkpoint:
             f"{', '.join(backend.dtype_names)}",
         )
 
-    def array(self, stored: Stored) -> NDArray[Any]:
-        """The values of a tensor, in new memory.
+    def read(self, wanted: Iterable[Wanted]) -> list[Any]:
+        """These tensors and arrays, in new memory, when the checksums of all of them are right.
 
         Raises:
             HeaderError: if they are not what was written.
         """
-        entry = self._entries[stored.name]
+        found, sums = [], []
+        with Summing() as summing:
+            for tensor in wanted:
+                stored = tensor.stored
+                checksum = Checksum(stored.dtype, self._entries[stored.name].shape)
+                found.append(self._tensor(tensor, checksum, summing))
+                sums.append((stored.name, checksum))
+            summing.finish()
+        for name, checksum in sums:
+            if self._sums[name] not in (None, str(checksum)):
+                raise HeaderError(f"its tensor {name!r} is damaged: the checksum differs")
+        return found
+
+    def _array(self, stored: Stored, checksum: Checksum, summing: Summing) -> NDArray[Any]:
+        """The values of a tensor, in new memory."""
+        entry, has_sum = self._entries[stored.name], self._sums[stored.name] is not None
         dtype = numpy_dtype(self._backend._numbers_dtype(stored.dtype) or stored.dtype)
-        array: NDArray[Any] = np.empty(stored.shape, dtype)
-        data = bytes_of(array)
+        is_array = stored.kind == nodes.ARRAY
+        array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
+        view = memoryview(bytes_of(array))  # type: ignore[arg-type]
         self._file.seek(self._start + entry.begin)
-        view = memoryview(data)  # type: ignore[arg-type]
         while view:
-            count = self._file.readinto(view)  # type: ignore[attr-defined]
+            count = self._file.readinto(view[:PIECE])  # type: ignore[attr-defined]
             if not count:
                 raise HeaderError("it has become shorter while it was read")
+            if has_sum:
+                summing.add(checksum, view[:count])
             view = view[count:]
-        total = self._sums[stored.name]
-        if total is not None and checksum(stored.dtype, entry.shape, data) != total:
-            raise HeaderError(f"its tensor {stored.name!r} is damaged: the checksum differs")
         return array
 
-    def tensor(
-        self,
-        stored: Stored,
-        device: Device,
-        convert: Callable[[NDArray[Any]], NDArray[Any]] = lambda array: array,
-    ) -> Any:
-        """A tensor, or a NumPy array, on a device; its values are converted on the way."""
-        backend = self._backend
-        native = backend.native(device)
+    def _tensor(self, wanted: Wanted, checksum: Checksum, summing: Summing) -> Any:
+        """A tensor, or a NumPy array, of which nobody has yet seen whether it is damaged."""
+        backend, stored = self._backend, wanted.stored
+        native = backend.native(wanted.device)
         try:
-            array = convert(self.array(stored))
+            array = wanted.convert(self._array(stored, checksum, summing))
             if stored.kind == nodes.ARRAY:
                 return array
             numbers = backend._numbers_dtype(stored.dtype)
@@ -202,8 +228,17 @@ def load(backend: Backend, path: str, device: Device) -> Any:
         for stored in checkpoint.stored:
             if (refusal := checkpoint.refusal(stored)) is not None:
                 raise refusal
-        values = {stored: checkpoint.tensor(stored, device) for stored in checkpoint.stored}
-        return checkpoint.nesting(values)
+        tensors = checkpoint.read(Wanted(stored, device) for stored in checkpoint.stored)
+        return checkpoint.nesting(dict(zip(checkpoint.stored, tensors, strict=True)))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
+    """New memory that a framework may keep: XLA copies what begins elsewhere."""
+    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    memory = np.empty(size + _ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % _ALIGNMENT
+    array: NDArray[Any] = memory[begin : begin + size].view(dtype).reshape(shape)
+    return array
 
 
 def _description(header: Header) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,6 +13,7 @@ import numpy as np
 from d2ldev.errors import CheckpointError
 from d2ldev.io import nodes
 from d2ldev.io.atomic import replacing
+from d2ldev.io.checksums import PIECE, Checksum, Summing
 from d2ldev.io.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.io.header import Entry, HeaderError, make_header
 from d2ldev.io.nesting import Description, Saved
@@ -44,32 +45,32 @@ def save(backend: Backend, obj: Any, path: str) -> None:
         ) from error
 
 
-def checksum(dtype: str, shape: Sequence[int], data: Any) -> str:
-    """The CRC-32 of a tensor: of what it is, and of its bytes."""
-    return f"{zlib.crc32(data, zlib.crc32(f'{dtype}{list(shape)}'.encode())):08x}"
-
-
 def _write(backend: Backend, description: Description, order: list[int], descriptor: int) -> None:
     saved = description.saved
-    sums = ["0" * 8] * len(saved)
     entries: dict[str, Entry] = {}
     position = 0
     for i in order:
         entries[saved[i].name] = entry = _entry(backend, saved[i], position)
         position = entry.end
-    room = len(_header(backend, description, entries, sums))
+    room = len(_header(backend, description, entries, ["0" * 8] * len(saved)))
     os.lseek(descriptor, room, os.SEEK_SET)
-    for i in order:
-        name, x, dtype = saved[i]
-        array = x if isinstance(x, np.ndarray) else backend._borrow(x)
-        data = bytes_of(array)
-        if len(data) != entries[name].end - entries[name].begin:
-            raise HeaderError(f"{name} has changed while it was written")
-        sums[i] = checksum(dtype, entries[name].shape, data)
-        _write_all(descriptor, data)
+    checksums = [Checksum(dtype, entries[name].shape) for name, _, dtype in saved]
+    with Summing() as summing:
+        for i in order:
+            name, x, _ = saved[i]
+            array = x if isinstance(x, np.ndarray) else backend._borrow(x)
+            data = bytes_of(array)
+            if len(data) != entries[name].end - entries[name].begin:
+                raise HeaderError(f"{name} has changed while it was written")
+            for begin in range(0, len(data), PIECE):
+                summing.add(checksums[i], data[begin : begin + PIECE])
+                _write_all(descriptor, data[begin : begin + PIECE])
+        summing.finish()
     # Last, because it has the checksums.
     os.lseek(descriptor, 0, os.SEEK_SET)
-    header = np.frombuffer(_header(backend, description, entries, sums), np.uint8)
+    header = np.frombuffer(
+        _header(backend, description, entries, list(map(str, checksums))), np.uint8
+    )
     _write_all(descriptor, header)
 
 
