@@ -77,6 +77,8 @@ class Primitives(ABC):
     """The classes of the models, optimizers and the like that ``place`` takes apart."""
     plain_types: ClassVar[tuple[type, ...]] = ()
     """The classes of its values that may stand in a batch and stay as they are: dtypes, devices."""
+    loader_types: ClassVar[tuple[type, ...]] = ()
+    """The classes of its loaders that ``_loader_state`` knows."""
     dtype_names: ClassVar[tuple[str, ...]]
     """The dtypes that its tensors can have, by name."""
 
@@ -422,6 +424,22 @@ class Primitives(ABC):
             return bring(self, batch, device)  # type: ignore[arg-type]
 
         return moved_ahead(batches, depth, start)
+
+    def _loader_state(self, loader: Any) -> Any:
+        """What the order of the next epoch of one of ``loader_types`` depends on, as a nesting.
+
+        Besides the random numbers of Python and NumPy. None if that cannot be read: the loader is
+        gone through then, to bring it to where it was.
+        """
+        return None
+
+    def _checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
+        """What gives a loader a state that ``_loader_state`` returned; nothing is changed before.
+
+        Raises:
+            CheckpointError: if it is none of such a loader.
+        """
+        return lambda: None
 
     def _detached(self, x: Tensor) -> Tensor:
         """A scalar to be kept for long, without a copy of it where one can be avoided.

@@ -256,6 +256,23 @@ def backend_of(x: Any) -> Backend:
     ) from broken
 
 
+def backend_of_loader(x: Any) -> Backend | None:
+    """The backend whose framework's loader ``x`` is; None if it is none that a backend can read.
+
+    The classes' modules are asked first: a framework that happens to be imported is left alone.
+    """
+    roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__}
+    for name in sorted(known_backends(), key=rank):
+        if _is_imported(name) and roots.intersection(required_modules(name)):
+            try:
+                backend = get_backend(name)
+            except D2LDevError:
+                continue  # a loader works without
+            if isinstance(x, backend.loader_types):
+                return backend
+    return None
+
+
 def _is_imported(name: str) -> bool:
     """Whether what a backend needs is imported: only then can a tensor of it exist."""
     if name in _loaded:

@@ -42,6 +42,7 @@ from d2ldev_mxnet import accelerator, numpy_exchange
 from d2ldev_mxnet.dlpack import Exported, from_dlpack
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 from d2ldev_mxnet.layouts import layers_of
+from d2ldev_mxnet.loader_state import loader_state
 from d2ldev_mxnet.memory import is_out_of_memory
 from d2ldev_mxnet.mlp import make_mlp
 from d2ldev_mxnet.numpy_exchange import empty, is_exact, number_dtype
@@ -69,6 +70,7 @@ class MXNetBackend(Backend):
     # With ``mx.np.ndarray``, which is a subclass.
     tensor_types: ClassVar[tuple[type, ...]] = (_NDArray,)
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
+    loader_types: ClassVar[tuple[type, ...]] = (mx.gluon.data.DataLoader,)
     plain_types: ClassVar[tuple[type, ...]] = (mx.Context, np.dtype)
     dtype_names: ClassVar[tuple[str, ...]] = (
         *("bool", "int8", "int32", "int64", "uint8"),
@@ -302,6 +304,9 @@ class MXNetBackend(Backend):
             found = mx.np.argmax(prediction, axis=-1)
             labels = y.as_np_ndarray().astype("int64")
             return (found.astype("int64") == labels).astype("float32").mean()
+
+    def _loader_state(self, loader: Any) -> Any:
+        return loader_state(loader)
 
     def _detached(self, x: Tensor) -> Tensor:
         return x.detach()

@@ -19,7 +19,7 @@ from d2ldev.training.learner import (
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training_state import (
     Restoration,
-    checked_random_state,
+    check_random_state,
     random_state,
     state_of,
 )
@@ -168,9 +168,9 @@ class MXNetLearner(Learner):
                 "restore what learner.state() returned",
             )
         restoration = Restoration(self._model, self._trainer, state)
-        set_random_state = checked_random_state(state["random"])
+        check_random_state(state["random"])
         restoration.carry_out()
-        set_random_state()
+        mx.random.seed(state["random"])
 
 
 def _as_numpy(x: Any) -> Any:

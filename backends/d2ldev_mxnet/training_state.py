@@ -7,7 +7,7 @@ numbers.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -184,46 +184,27 @@ def _form(x: Any) -> str:
     return f"{np.dtype(x.dtype).name} {tuple(x.shape)}"
 
 
-def random_state() -> dict[str, Any]:
+def random_state() -> int:
     """The state of the random numbers from here on.
 
     MXNet's generators cannot be read. So they are given a new seed, which is drawn from them: a
     run that goes on from here and one that is continued from here draw the same, and so does the
-    whole run when it is repeated. Gluon's loaders shuffle with NumPy's generator, which can.
+    whole run when it is repeated.
     """
     with NumPySemantics():
         seed = int(mx.np.random.randint(0, 2**31 - 1))
     mx.random.seed(seed)
-    kind, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
-    return {
-        "seed": seed,
-        "numpy": {
-            "kind": kind,
-            "key": np.asarray(key).tobytes().hex(),
-            "numbers": [int(position), int(has_gauss), float(gauss)],
-        },
-    }
+    return seed
 
 
-def checked_random_state(saved: Any) -> Callable[[], None]:
-    """What lets the generators go on from what ``random_state`` returned.
+def check_random_state(saved: Any) -> None:
+    """See that a state is one of the generators.
 
     Raises:
-        CheckpointError: if that is not it.
+        CheckpointError: if it is not.
     """
-    try:
-        seed, numpy = int(saved["seed"]), saved["numpy"]
-        key = np.frombuffer(bytes.fromhex(numpy["key"]), "uint32")
-        state = (numpy["kind"], key, *numpy["numbers"])
-        np.random.RandomState().set_state(state)  # which refuses what is no state
-    except (KeyError, TypeError, ValueError) as error:
-        raise _refusal("generator", f"{describe(saved)} is no state of one") from error
-
-    def set_random_state() -> None:
-        mx.random.seed(seed)
-        np.random.set_state(state)
-
-    return set_random_state
+    if type(saved) is not int:
+        raise _refusal("generator", f"{describe(saved)} is no state of one")
 
 
 def _refusal(part: str, problem: str) -> CheckpointError:

@@ -31,6 +31,7 @@ from d2ldev_torch import numpy_exchange
 from d2ldev_torch.accelerator import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
 from d2ldev_torch.layouts import layers_of
+from d2ldev_torch.loader_state import checked_loader_state, loader_state
 from d2ldev_torch.mlp import make_mlp
 from d2ldev_torch.optimizer_state import state_of, state_put
 from d2ldev_torch.parts import (
@@ -60,6 +61,7 @@ class TorchBackend(Backend):
     tensor_types: ClassVar[tuple[type, ...]] = (torch.Tensor,)
     max_virtual_gpus: ClassVar[int] = 8
     object_types: ClassVar[tuple[type, ...]] = OBJECT_TYPES
+    loader_types: ClassVar[tuple[type, ...]] = (torch.utils.data.DataLoader,)
     plain_types: ClassVar[tuple[type, ...]] = (torch.dtype, torch.device)
     dtype_names: ClassVar[tuple[str, ...]] = tuple(
         name
@@ -270,6 +272,12 @@ class TorchBackend(Backend):
             return super()._prefetch(batches, device, depth)
         side = SideStream(self, streams, device)
         return moved_ahead(batches, depth, side.start, side.finish)
+
+    def _loader_state(self, loader: Any) -> Any:
+        return loader_state(loader)
+
+    def _checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
+        return checked_loader_state(loader, state)
 
     def _detached(self, x: Tensor) -> Tensor:
         x = x.detach()

@@ -1,7 +1,7 @@
 """One run of ``fit``: how far it is, and the checkpoint from which it can go on.
 
-A run that was killed and resumed gives the same parameters as one that was not: the state after an
-epoch holds the model, the optimizer, the random state, and how often the data was gone through.
+A run that was killed and resumed gives the same parameters as one that was not: the state holds the
+model, the optimizer, the random state, and what the order of the batches depends on.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError
 from d2ldev.training.learner import Learner
+from d2ldev.training.order import Order
 
-_FORMAT = "d2ldev training state 1"
+_FORMAT = "d2ldev training state 2"
 
 
 class Run:
@@ -22,8 +23,7 @@ class Run:
 
     Args:
         learner: what is trained.
-        data: a loader whose ``state_dict`` and ``load_state_dict``, if it has them, are its
-            shuffling state, as in ``torchdata``'s ``StatefulDataLoader``.
+        data: what it is trained on, of any kind that ``Order`` takes.
         checkpoint: where the state is kept; None keeps none.
 
     Attributes:
@@ -43,6 +43,13 @@ class Run:
         for name, value in found.items():
             self.history.setdefault(name, []).append(value)
         self.epoch += 1
+        self.save()
+
+    def save(self) -> None:
+        """Keep the state: after each epoch, and before the first, in which a run may end, too.
+
+        So what cannot be written is found out before an epoch was computed for nothing.
+        """
         if self._path is not None:
             self._learner.backend.save(self._state(), self._path)
 
@@ -57,6 +64,7 @@ class Run:
                 "resume a run", "no checkpoint is named", "fit(..., checkpoint='run.safetensors')"
             )
         if not self._path.exists():
+            self.save()
             return
         state = self._learner.backend.load(self._path, device=device)
         if not isinstance(state, dict) or state.get("format") != _FORMAT or not _is_whole(state):
@@ -66,26 +74,20 @@ class Run:
                 "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
             )
         self._check_rate(state["rate"])
-        if (state["data"] is None) == hasattr(self._data, "load_state_dict"):
-            raise CheckpointError(
-                f"resume from {self._path}",
-                "the run began with another loader: only one of the two keeps its shuffling state",
-                "resume with a loader of the kind that the run began with",
-            )
+        go_on = Order(self._data).checked(state["data"])
+        go_on()
+        # Afterwards: to go through the data may draw from the framework's random numbers.
         self._learner.restore(state["learner"])
         self.epoch, self.history = state["epoch"], state["history"]
-        if state["data"] is not None and hasattr(self._data, "load_state_dict"):
-            self._data.load_state_dict(state["data"])
 
     def _state(self) -> dict[str, Any]:
-        has_state = hasattr(self._data, "state_dict")
         return {
             "format": _FORMAT,
             "epoch": self.epoch,
             "history": self.history,
             "rate": self._rate(),
             "learner": self._learner.state(),
-            "data": self._data.state_dict() if has_state else None,
+            "data": Order(self._data).state(),
         }
 
     def _rate(self) -> list[Any] | None:

@@ -17,6 +17,7 @@ from d2ldev.training.batches import bring, count_of, inputs_and_target
 from d2ldev.training.device_log import DeviceLog
 from d2ldev.training.learner import Learner, Loss
 from d2ldev.training.metrics import Metric, named_metrics
+from d2ldev.training.order import count_pass
 from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
 
@@ -124,9 +125,14 @@ class Trainer:
             lr: the learning rate of one that is built here.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples.
-            checkpoint: a file that holds the state after each epoch.
+            checkpoint: a file that holds the state, at the beginning and after each epoch.
             resume: go on from that file, if it is there, with the optimizer and the learning rate
-                that the run began with.
+                that the run began with, and the batches in the order that they would have had.
+                That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
+                Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
+                file; other data, such as a ``tf.data.Dataset``, is gone through once more for
+                each epoch that is done. Random numbers that a dataset or a worker process keeps
+                to itself are not continued.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -153,6 +159,8 @@ class Trainer:
         run = Run(learner, train_data, checkpoint)
         if resume:
             run.resume(self.device)
+        else:
+            run.save()
         try:
             with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
@@ -179,6 +187,7 @@ class Trainer:
         Nothing is moved in here but the batches, and nothing is waited for: the numbers stay on
         the device until the end.
         """
+        count_pass(data)
         log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
         with closing(self._prepared(data)) as batches:
             for batch in batches:

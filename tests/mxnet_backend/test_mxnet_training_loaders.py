@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
 
+from d2ldev.training.order import Order, count_pass
 from d2ldev.training.trainer import Trainer
 
 # Gluon's loaders themselves call arrays by a name that MXNet has given up.
@@ -112,3 +113,55 @@ def test_a_run_with_a_trainer_of_the_users_own_is_resumed(backend, set_np, tmp_p
     expected = run(EPOCHS, tmp_path / "unbroken.safetensors")
     run(2, tmp_path / "run.safetensors")
     assert run(EPOCHS, tmp_path / "run.safetensors", resume=True) == expected
+
+
+class OwnSampler(data.Sampler):
+    """It has random numbers that Gluon does not know of."""
+
+    def __init__(self):
+        self.random = np.random.default_rng(4)
+
+    def __iter__(self):
+        return iter(self.random.permutation(70))
+
+    def __len__(self):
+        return 70
+
+
+NUMBERS = data.ArrayDataset(np.arange(70))
+LOADERS = {
+    "shuffled": lambda: data.DataLoader(NUMBERS, 16, shuffle=True),
+    "rolled over": lambda: data.DataLoader(NUMBERS, 16, shuffle=True, last_batch="rollover"),
+    "a sampler of the user's": lambda: data.DataLoader(NUMBERS, 16, sampler=OwnSampler()),
+    "batches": lambda: data.DataLoader(NUMBERS, batch_sampler=[[3, 1], [2, 0]]),
+}
+
+
+def passes(loader, number):
+    for _ in range(number):
+        count_pass(loader)
+        last = [batch.asnumpy().tolist() for batch in loader]
+    return last
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_the_order_goes_on_in_another_process(set_np, name):
+    loader = LOADERS[name]()
+    passes(loader, 2)
+    state = Order(loader).state()
+    expected = passes(loader, 1)
+    np.random.seed(5)
+    again = LOADERS[name]()
+    Order(again).checked(state)()
+    assert passes(again, 1) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        *(("shuffled", "generators"), ("batches", "generators")),
+        *(("rolled over", "passes"), ("a sampler of the user's", "passes")),
+    ],
+)
+def test_what_gluon_does_not_know_is_gone_through(name, kind):
+    assert Order(LOADERS[name]()).state()["kind"] == kind

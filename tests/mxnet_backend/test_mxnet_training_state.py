@@ -200,15 +200,6 @@ def test_a_state_of_one_device_goes_on_on_another(backend):
     assert set(backend.placement(again.parts).values()) == {backend.gpu(1)}
 
 
-def test_a_gluon_loader_shuffles_on_as_it_would_have(backend):
-    learner = make_learner(backend, "cpu", "sgd")
-    loader = mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(np.arange(32)), 4, shuffle=True)
-    state = learner.state()
-    order = [x.asnumpy().tolist() for x in loader]
-    learner.restore(state)
-    assert [x.asnumpy().tolist() for x in loader] == order
-
-
 def backwards(net):
     return mx.gluon.Trainer(list(net.collect_params().values())[::-1], "adam")
 
@@ -254,7 +245,7 @@ def test_a_state_of_the_optimizer_of_another_shape_is_refused(backend):
 
 
 @pytest.mark.parametrize("part", ["model", "optimizer", "random"])
-@pytest.mark.parametrize("broken", [None, 3, {"a": 1}])
+@pytest.mark.parametrize("broken", [None, "3", {"a": 1}])
 def test_what_is_no_state_is_refused(backend, part, broken):
     learner = make_learner(backend, "cpu", "adam")
     train(learner, list(batches(backend, "cpu"))[:1])

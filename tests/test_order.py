@@ -1,0 +1,223 @@
+"""A resumed run's batches come in the order in which they would have come, whatever the loader."""
+
+import dataclasses
+import random
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import CheckpointError
+from d2ldev.training.order import Order
+from d2ldev.training.trainer import Trainer
+
+EPOCHS = 4
+X = np.arange(6, dtype="float32").reshape(6, 1)
+
+
+class Counting:
+    """Its order depends on how often it was gone through, as ``DistributedSampler``'s does."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def __iter__(self):
+        order = np.random.default_rng(self.epoch).permutation(6)
+        self.epoch += 1
+        return ((X[[i]], X[[i]]) for i in order)
+
+
+class WithGenerator:
+    """It has a generator of its own."""
+
+    def __init__(self):
+        self.generator = np.random.default_rng(3)
+
+    def __iter__(self):
+        return ((X[[i]], X[[i]]) for i in self.generator.permutation(6))
+
+
+@dataclasses.dataclass
+class Unhashable(WithGenerator):
+    """As data classes are that say nothing of it."""
+
+    size: int = 6
+
+    def __post_init__(self):
+        super().__init__()
+
+
+class OfPython:
+    """As ``data_iter`` of D2L, section 3.4 draws it."""
+
+    def __iter__(self):
+        order = list(range(6))
+        random.shuffle(order)
+        return ((X[[i]], X[[i]]) for i in order)
+
+
+class OfNumPy:
+    def __iter__(self):
+        return ((X[[i]], X[[i]]) for i in np.random.permutation(6))
+
+
+def loader_of_arrays():
+    return d2ldev.ArrayLoader(X, X, batch_size=1, shuffle=True, seed=2)
+
+
+def loader_without_seed():
+    return d2ldev.ArrayLoader(X, X, batch_size=1, shuffle=True, seed=None)
+
+
+MAKERS = [loader_of_arrays, Counting, WithGenerator, Unhashable, OfPython, OfNumPy]
+REREAD = [Counting, WithGenerator, Unhashable, OfPython, OfNumPy]
+
+
+@pytest.fixture(autouse=True)
+def _random_numbers_are_left_alone():
+    states = random.getstate(), np.random.get_state()
+    random.seed(5)
+    np.random.seed(5)
+    yield
+    random.setstate(states[0])
+    np.random.set_state(states[1])
+
+
+class EndedError(Exception):
+    """What ends a run in a batch."""
+
+
+class Recording(Trainer):
+    """A trainer that notes its batches, and ends in one of them."""
+
+    def __init__(self, epochs, backend, ends_in=None):
+        super().__init__(epochs, backend=backend)
+        self.seen, self.ends_in = [], ends_in
+
+    def prepare_batch(self, batch):
+        if len(self.seen) == self.ends_in:
+            raise EndedError
+        self.seen.append(float(batch[0][0, 0]))
+        return super().prepare_batch(batch)
+
+
+def run(backend, data, path, *, epochs=EPOCHS, ends_in=None, **options):
+    trainer = Recording(epochs, backend, ends_in)
+    try:
+        trainer.fit(backend.mlp([1, 1]), data, lr=1e-3, checkpoint=path, **options)
+    except EndedError:
+        trainer.seen = trainer.seen[: -(ends_in % 6) or None]
+    return trainer.seen
+
+
+@pytest.mark.parametrize("make", [*MAKERS, loader_without_seed])
+def test_the_order_goes_on_in_another_process(reference, tmp_path, make):
+    """With a loader that is made anew, and random numbers that begin anew."""
+    first = make()
+    before = run(reference, first, tmp_path / "run", epochs=2)
+    rest = run(reference, first, None, epochs=2)  # what an unbroken run goes on with
+    random.seed(5)
+    np.random.seed(5)
+    assert run(reference, make(), tmp_path / "run", resume=True) == rest
+    assert before[:6] != before[6:]
+    assert before[6:] != rest[:6]
+
+
+@pytest.mark.parametrize("ends_in", [3, 9, 12])
+@pytest.mark.parametrize("make", MAKERS)
+def test_a_run_that_ends_within_an_epoch_begins_it_again(reference, tmp_path, make, ends_in):
+    unbroken = run(reference, make(), tmp_path / "unbroken")
+    random.seed(5)
+    np.random.seed(5)
+    seen = run(reference, make(), tmp_path / "run", ends_in=ends_in)
+    random.seed(6)
+    np.random.seed(6)
+    seen += run(reference, make(), tmp_path / "run", resume=True)
+    assert seen == unbroken
+
+
+def test_a_loader_with_a_state_may_be_used_again_by_the_run_that_goes_on(reference, tmp_path):
+    unbroken = run(reference, loader_of_arrays(), tmp_path / "unbroken")
+    data = loader_of_arrays()
+    for ends_in in (3, 9):
+        run(reference, data, tmp_path / "run", ends_in=ends_in, resume=True)
+    assert run(reference, data, tmp_path / "run", resume=True) == unbroken[6:]
+
+
+@pytest.mark.parametrize("make", REREAD)
+def test_data_that_cannot_go_back_is_refused(reference, tmp_path, make):
+    data = make()
+    run(reference, data, tmp_path / "run", ends_in=9)
+    with pytest.raises(CheckpointError, match=rf"fix: make the {make.__name__} anew"):
+        run(reference, data, tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("make", REREAD)
+def test_data_that_is_where_the_run_was_is_not_gone_through_again(reference, tmp_path, make):
+    unbroken = run(reference, make(), tmp_path / "unbroken")
+    random.seed(5)
+    np.random.seed(5)
+    data = make()
+    before = run(reference, data, tmp_path / "run", epochs=2)
+    assert before + run(reference, data, tmp_path / "run", resume=True) == unbroken
+
+
+@pytest.mark.parametrize("make", REREAD)
+def test_evaluation_on_the_same_data_counts(reference, tmp_path, make):
+    first, second = make(), make()
+    run(reference, first, tmp_path / "run", epochs=2, val_data=first)
+    rest = run(reference, first, None, epochs=2, val_data=first)
+    assert run(reference, second, tmp_path / "run", resume=True, val_data=second) == rest
+
+
+def test_data_that_is_gone_is_forgotten():
+    from d2ldev.training import order
+
+    before = dict(order._passes)
+    for _ in range(20):
+        order.count_pass(Counting())
+    assert order._passes == before
+
+
+@pytest.mark.parametrize("make", [Counting, loader_of_arrays, lambda: [(X, X)]])
+@pytest.mark.parametrize(
+    "state", [None, 3, {}, {"kind": "passes"}, {"kind": 1, "state": 2, "random": 3}]
+)
+def test_what_is_no_state_is_refused(make, state):
+    with pytest.raises(CheckpointError, match="go on with the order of the data"):
+        Order(make()).checked(state)
+
+
+@pytest.mark.parametrize("part", ["python", "numpy"])
+@pytest.mark.parametrize("value", [None, {}, 3, "x", {"version": 3, "numbers": "00"}])
+def test_what_is_no_state_of_random_numbers_is_refused(part, value):
+    order = Order([(X, X)])
+    state = order.state()
+    state["random"][part] = value
+    with pytest.raises(CheckpointError, match="random numbers"):
+        order.checked(state)
+
+
+@pytest.mark.parametrize("state", [None, "x", 1.5, -1])
+def test_what_is_no_number_of_passes_is_refused(state):
+    order = Order(Counting())
+    with pytest.raises(CheckpointError, match="the order of the data"):
+        order.checked({**order.state(), "state": state})
+
+
+def test_to_check_a_state_changes_nothing():
+    data = Counting()
+    order = Order(data)
+    state = {**order.state(), "state": 2}
+    before = random.getstate()
+    order.checked(state)
+    assert (data.epoch, random.getstate()) == (0, before)
+
+
+def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_first_batch(
+    reference, tmp_path
+):
+    trainer = Recording(1, reference)
+    with pytest.raises(CheckpointError):
+        trainer.fit(reference.mlp([1, 1]), [(X, X)], checkpoint=tmp_path / "no" / "folder")
+    assert trainer.seen == []
