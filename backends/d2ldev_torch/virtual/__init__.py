@@ -13,6 +13,8 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
 - ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
   do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
+- ``generators.py``: ``torch.Generator``. ``generic.py``: ``torch.accelerator``. ``parallel.py``:
+  ``torch.nn.DataParallel``.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
 
 Views need none of that: torch's own kernels for views make them on the tensor itself, so that
@@ -32,10 +34,11 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
   started nevertheless: after a backward pass, a forked process goes forward only.
 - There is no allocator: a storage on its own cannot be made by torch (``storages.py``), and does
   not grow.
-- There are no generators: random numbers are drawn by the CPU's, and
-  ``torch.Generator(device='vgpu')`` is an error of torch.
-- ``torch.accelerator`` names the device and counts it; it can neither synchronise it nor tell its
-  memory, which ``torch.vgpu`` can.
+- There are no generators: random numbers are drawn by the CPU's, which takes the place of one
+  (``generators.py``), and no queues (``generic.py``).
+- There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy (``methods.py``), and
+  ``torch.empty(..., pin_memory=True)`` is an error of torch, which asks for it in C++ before any
+  operator is chosen by its device.
 
 Sparse and quantized tensors are refused by name. ``torch.compile`` is refused by its default
 compiler. An operation costs about ten microseconds more than on the CPU.

@@ -51,3 +51,9 @@ def used_and_peak(index: int) -> tuple[int, int]:
     """The bytes held on a virtual GPU now, and the most that were."""
     with _lock:
         return _used.get(index, 0), _peak.get(index, 0)
+
+
+def reset_peak(index: int) -> None:
+    """Forget what was held on a virtual GPU before."""
+    with _lock:
+        _peak[index] = _used.get(index, 0)

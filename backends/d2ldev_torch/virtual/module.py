@@ -74,6 +74,11 @@ def max_memory_allocated(device: Any = None) -> int:
     return ledger.used_and_peak(_index(device))[1]
 
 
+def reset_peak_memory_stats(device: Any = None) -> None:
+    """Begin to look for the most bytes again."""
+    ledger.reset_peak(_index(device))
+
+
 def get_amp_supported_dtype() -> list[torch.dtype]:
     """What ``torch.autocast('vgpu')`` takes: what the CPU's does."""
     return [torch.bfloat16, torch.float16]

@@ -9,7 +9,16 @@ import torch
 from torch.utils import backend_registration
 
 from d2ldev.errors import DeviceUnavailableError
-from d2ldev_torch.virtual import devices, engine, methods, optimizers, storages
+from d2ldev_torch.virtual import (
+    devices,
+    engine,
+    generators,
+    generic,
+    methods,
+    optimizers,
+    parallel,
+    storages,
+)
 from d2ldev_torch.virtual.composites import COMPOSED_BY_DEVICE, run_autocast, run_composed
 from d2ldev_torch.virtual.copies import COPYING
 from d2ldev_torch.virtual.fallback import CPU_KERNELS, plan_of, refuse_layout, run, run_any
@@ -46,6 +55,9 @@ def set_up(number: int) -> None:
     storages.install()
     methods.install(aten)
     optimizers.install()
+    generators.install()
+    generic.install()
+    parallel.install(aten)
 
 
 def _name_the_device() -> None:

@@ -1,0 +1,63 @@
+"""``torch.Generator(device='vgpu:1')``: the CPU's generator, which draws for virtual GPUs.
+
+torch makes a generator by asking the hooks of its device for one, and hooks in Python have none:
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from d2ldev_torch.virtual.devices import index_of
+from d2ldev_torch.virtual.labels import NAME
+
+_Generator: Any = torch.Generator
+_Metaclass: Any = type(_Generator)
+
+
+class _Kind(_Metaclass):  # type: ignore[misc]
+    """Every generator of torch's is one of ``Generator``, which only makes them."""
+
+    def __instancecheck__(self, instance: object) -> bool:
+        if self is Generator:
+            return isinstance(instance, _Generator)
+        return bool(super().__instancecheck__(instance))
+
+    def __subclasscheck__(self, subclass: type) -> bool:
+        if self is Generator:
+            return issubclass(subclass, _Generator)
+        return bool(super().__subclasscheck__(subclass))
+
+
+class VirtualGenerator(_Generator):  # type: ignore[misc]
+    """A generator of the CPU's that says that it is on a virtual GPU."""
+
+    @property
+    def device(self) -> torch.device:
+        """The virtual GPU that it was made for."""
+        native: torch.device = self.native
+        return native
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _, _, *state = super().__reduce__()
+        return (Generator, (self.device,), *state)
+
+
+class Generator(_Generator, metaclass=_Kind):  # type: ignore[misc]
+    """Makes generators for all devices."""
+
+    def __new__(cls, device: Any = "cpu") -> Any:
+        native = torch.device(device)
+        if native.type != NAME:
+            return _Generator.__new__(_Generator if cls is Generator else cls, device)
+        made = VirtualGenerator()
+        made.native = torch.device(NAME, index_of(native))
+        return made
+
+
+def install() -> None:
+    """Have it instead of torch's own class, which has no other name but in ``torch._C``."""
+    Generator.__doc__ = _Generator.__doc__
+    torch.Generator = Generator  # type: ignore[misc]

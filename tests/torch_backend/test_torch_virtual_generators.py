@@ -1,0 +1,68 @@
+"""``torch.Generator`` on a virtual GPU: the CPU's numbers, under the device that was asked for."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from d2ldev.errors import DeviceUnavailableError
+
+
+def test_it_draws_the_cpus_numbers(place):
+    drawn = torch.randn(5, generator=torch.Generator(place).manual_seed(3), device=place)
+    expected = torch.randn(5, generator=torch.Generator().manual_seed(3))
+    assert drawn.device == place
+    assert torch.equal(drawn.cpu(), expected)
+
+
+def test_it_says_where_it_is(virtual, place):
+    assert torch.Generator(device=place).device == place
+    assert torch.Generator("vgpu").device == torch.device("vgpu:0")
+    assert torch.Generator().device == torch.Generator(device="cpu").device == torch.device("cpu")
+
+
+def test_it_is_not_made_where_there_is_no_device(virtual):
+    with pytest.raises(DeviceUnavailableError):
+        torch.Generator("vgpu:5")
+
+
+def test_every_generator_of_torch_is_one(virtual):
+    made = [torch.default_generator, torch.Generator(), torch.Generator("vgpu:1")]
+    assert all(isinstance(one, torch.Generator) for one in made)
+    assert not isinstance(3, torch.Generator)
+    assert issubclass(type(torch.default_generator), torch.Generator)
+
+
+def test_a_class_of_the_users_may_derive_from_it(virtual):
+    class Mine(torch.Generator):
+        pass
+
+    assert isinstance(Mine(), Mine)
+    assert not isinstance(torch.Generator(), Mine)
+    assert not issubclass(torch.Generator, Mine)
+    assert torch.equal(
+        torch.rand(2, generator=Mine().manual_seed(1)),
+        torch.rand(2, generator=torch.Generator().manual_seed(1)),
+    )
+
+
+@pytest.mark.parametrize(
+    "copied", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))], ids=["deepcopy", "pickle"]
+)
+def test_a_copy_draws_on_from_the_same_state(place, copied):
+    generator = torch.Generator(place).manual_seed(2)
+    torch.rand(3, generator=generator)
+    other = copied(generator)
+    assert other.device == place
+    assert torch.equal(torch.rand(4, generator=other), torch.rand(4, generator=generator))
+
+
+def test_what_draws_by_a_seed_takes_it(place):
+    parts = torch.utils.data.random_split(
+        range(9), [6, 3], generator=torch.Generator(place).manual_seed(0)
+    )
+    expected = torch.utils.data.random_split(
+        range(9), [6, 3], generator=torch.Generator().manual_seed(0)
+    )
+    assert [list(one) for one in parts] == [list(one) for one in expected]
