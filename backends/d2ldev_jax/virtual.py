@@ -38,10 +38,11 @@ class VirtualAccelerator(Accelerator):
             configure("jax_num_cpu_devices", wanted)
             # They stand in the hardware's stead: JAX's default device is the CPU as well.
             configure("jax_platforms", "cpu")
-        elif len(self.cpus()) < needed:
+        elif (there := len(self.cpus())) < needed:
             raise DeviceUnavailableError(
                 f"make {number} virtual GPUs",
-                f"JAX is in use already, with {len(self.cpus())} CPU devices; it takes {needed}",
+                f"JAX is in use already, with {there} CPU device{'' if there == 1 else 's'}; "
+                f"it takes {needed}",
                 "use d2ldev's jax backend before anything asks JAX for a device or an array, or "
                 f"set XLA_FLAGS=--xla_force_host_platform_device_count={needed}",
             )

@@ -36,7 +36,7 @@ except d2ldev.DeviceUnavailableError as error:
     show(str(error))
 """
     (text,) = run(IN_USE + code, D2LDEV_VIRTUAL_GPUS="2")
-    assert "JAX is in use already, with 1 CPU devices" in text
+    assert "JAX is in use already, with 1 CPU device; it takes 3" in text
     assert f"{XLA_FLAGS}3" in text
 
 
