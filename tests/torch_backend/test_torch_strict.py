@@ -3,6 +3,7 @@
 import pytest
 import torch
 from d2ldev_torch.strict import mismatch_in
+from torch.nn.utils.rnn import pad_sequence
 
 from d2ldev.errors import DeviceMismatchError
 
@@ -241,3 +242,28 @@ def test_what_torch_refuses_without_naming_the_devices_is_a_mismatch(virtual, op
     with pytest.raises(DeviceMismatchError) as caught, virtual.strict():
         operation(x, y)
     assert "backend.to(" in caught.value.fix
+
+
+@pytest.mark.parametrize("source", ["cpu", "gpu:0"])
+@pytest.mark.parametrize(
+    "copies",
+    [
+        lambda x, y: x.copy_(y),
+        lambda x, y: x.__setitem__(slice(0, 3), y),
+        lambda x, y: x.__setitem__(0, y[0]),
+        lambda x, y: pad_sequence([x, y]),
+        lambda x, y: setattr(x, "data", y),
+    ],
+    ids=["copy_", "assignment", "of an element", "pad_sequence", "data"],
+)
+def test_what_torch_defines_as_a_copy_is_no_error(virtual, copies, source):
+    x, y = virtual.zeros(3, device="gpu:1"), virtual.ones(3, device=source)
+    with virtual.strict():
+        copies(x, y)
+
+
+def test_numbers_and_indices_of_the_host_are_no_error(virtual):
+    x = virtual.zeros(3, device="gpu:1")
+    with virtual.strict():
+        results = [x + torch.tensor(2.0), x[torch.tensor([0, 2])], x.fill_(torch.tensor(1.0))]
+    assert {str(virtual.device_of(y)) for y in results} == {"gpu:1"}
