@@ -18,6 +18,7 @@ from d2ldev.errors import (
     describe,
 )
 from d2ldev.primitives import DeviceLike, Primitives
+from d2ldev.virtual import asked_for_too_late
 
 
 class Resolution(Primitives):
@@ -122,7 +123,8 @@ class Resolution(Primitives):
         if device is not CPU and device.index >= (count := self.num_gpus()):
             raise DeviceUnavailableError(
                 f"{attempted} on {device}",
-                f"{self.name} has {count} GPU{'' if count == 1 else 's'} here",
+                f"{self.name} has {count} GPU{'' if count == 1 else 's'} here"
+                + asked_for_too_late(device.index),
                 f"use one that exists: backend.try_gpu({device.index}) is "
                 f"{self.try_gpu(device.index)} here",
                 self.devices(),

@@ -2,13 +2,16 @@
 
 A virtual GPU is a place that is not there: real data, real computation on the CPU, real
 device semantics. Each backend makes its own; this module only carries the number, which a
-backend takes when it is first used.
+backend takes when it is first used. A variable that is changed later is for the backends and the
+processes that begin after that: nothing reads it when a backend in use is asked for its GPUs, which
+would cost every call, but the error of a GPU that is not there says so.
 """
 
 from __future__ import annotations
 
 import operator
 import os
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, shown
@@ -65,6 +68,15 @@ def requested_virtual_gpus() -> int | None:
     # Python does not read numbers of any length.
     is_number = text.isascii() and text.isdigit() and len(text) < 10
     return _checked(int(text) if is_number else text, attempted)
+
+
+def asked_for_too_late(index: int) -> str:
+    """A clause for the error of a GPU that a backend in use lacks; empty if it is not so."""
+    with suppress(InvalidDeviceError):
+        number = requested_virtual_gpus()
+        if number is not None and index < number:
+            return f", and {VARIABLE}={number} came after its first use: set it before"
+    return ""
 
 
 def _made_by(backend: Backend) -> int:

@@ -156,3 +156,33 @@ def test_a_virtual_gpu_that_is_not_there_is_unavailable(reference):
 
 def test_without_virtual_gpus_all_gpus_are_the_cpu(reference):
     assert type(reference)(virtual_gpus=0).try_all_gpus() == [d2ldev.cpu()]
+
+
+def test_a_variable_that_is_changed_after_the_first_use_is_named_where_a_gpu_is_missing():
+    code = """
+        import os, d2ldev
+        backend = d2ldev.get_backend("reference")
+        os.environ["D2LDEV_VIRTUAL_GPUS"] = "2"
+        for device in ("gpu:1", "gpu:2"):
+            try:
+                backend.ones(2, device=device)
+            except d2ldev.DeviceUnavailableError as error:
+                show(error.problem)
+    """
+    shown = run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "1"})
+    late = ", and D2LDEV_VIRTUAL_GPUS=2 came after its first use: set it before"
+    assert shown == [f"reference has 1 GPU here{late}", "reference has 1 GPU here"]
+
+
+def test_a_variable_that_is_changed_to_nonsense_hides_no_error():
+    code = """
+        import os, d2ldev
+        backend = d2ldev.get_backend("reference")
+        os.environ["D2LDEV_VIRTUAL_GPUS"] = "many"
+        try:
+            backend.ones(2, device="gpu:1")
+        except d2ldev.DeviceUnavailableError as error:
+            show(error.problem)
+    """
+    shown = run_python(code, environment={"D2LDEV_VIRTUAL_GPUS": "1"})
+    assert shown == ["reference has 1 GPU here"]
