@@ -315,10 +315,10 @@ class TensorFlowBackend(Backend):
 
         return TensorFlowLearner(self, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         with self.on(self.device_of(prediction)):
-            found = tf.argmax(prediction, -1, output_type=y.dtype)
-            return tf.reduce_mean(tf.cast(found == y, tf.float32))
+            found = tf.argmax(prediction, -1) == tf.cast(y, tf.int64)
+            return tf.reduce_mean(tf.cast(found, tf.float32))
 
     def _prefetch(
         self, batches: Iterable[Any], device: Device, depth: int

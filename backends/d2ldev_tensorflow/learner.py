@@ -18,10 +18,11 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_labels,
     check_loss,
     check_shapes,
 )
-from d2ldev_tensorflow import training_state
+from d2ldev_tensorflow import slots, training_state
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
@@ -40,6 +41,9 @@ def _mse(prediction: Tensor, y: Tensor) -> Tensor:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    if prediction.shape.rank is None:
+        prediction = tf.ensure_shape(prediction, y.shape.concatenate([None]))
+    check_labels(prediction.shape, y.shape, y.dtype.name)
     if y.dtype not in (tf.int32, tf.int64):
         y = tf.cast(y, tf.int64)
     return tf.reduce_mean(
@@ -58,9 +62,11 @@ def _wide(prediction: Tensor) -> Tensor:
 class TensorFlowLearner(Learner):
     """A Keras model or a ``tf.Module`` that a Keras optimizer trains.
 
-    A model that has no variables yet, as Keras allows, gets them from the first batch. Python's
-    ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of their
-    own.
+    A model that has no variables yet, as Keras allows, gets them from the first batch. Layers may
+    be frozen and thawed between two steps: what ``trainable`` says counts from the next one on.
+
+    Python's ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of
+    their own.
     """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
@@ -104,6 +110,11 @@ class TensorFlowLearner(Learner):
     def _make_ready(self) -> None:
         """Build the optimizer, where the model is, and the functions."""
         self._device = next(iter(self.backend.placement(self._model).values()), None)
+        self._take_trainable()
+
+    def _take_trainable(self) -> None:
+        """Train what is trainable now, as Keras does when a model is compiled."""
+        flagged = slots.flagged_in(self._model)
         self._variables = list(self._model.trainable_variables)
         if not self._variables:
             raise UnsupportedValueError(
@@ -111,9 +122,8 @@ class TensorFlowLearner(Learner):
                 "it has no trainable variables",
                 "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
             )
-        if not self._optimizer.built:
-            with self.backend.on(self._device):
-                self._optimizer.build(self._variables)
+        with self.backend.on(self._device):
+            slots.build(self._optimizer, self._model)
         self.backend.place(self._optimizer, self._device)
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
         # AutoGraph, as in Keras' own fit: it would wrap the errors of what it converts. TensorFlow
@@ -121,6 +131,7 @@ class TensorFlowLearner(Learner):
         # not mix up.
         self._step = tf.function(partial(self._train), autograph=False)
         self._evaluate = tf.function(partial(self._predict), autograph=False)
+        self._flagged, self._flags = flagged, slots.flags_of(flagged)
 
     def _build(self, inputs: tuple[Any, ...]) -> None:
         """Have the model make its variables, on the device of the batch."""
@@ -137,6 +148,9 @@ class TensorFlowLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self._build(inputs)
+        # A microsecond, for a model of ten layers.
+        elif slots.flags_of(self._flagged) != self._flags:
+            self._take_trainable()
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
         loss, prediction = self._step(*inputs, y)
         return loss, prediction
@@ -158,7 +172,7 @@ class TensorFlowLearner(Learner):
             gradients = tape.gradient(scaled, self._variables)
             if self.settings.gradient_clip_val:
                 gradients = self._clipped(gradients)
-            self._optimizer.apply(gradients, self._variables)
+            slots.apply(self._optimizer, gradients, self._variables)
             return loss, prediction
 
     def _predict(self, *batch: Any) -> tuple[Tensor, Any]:

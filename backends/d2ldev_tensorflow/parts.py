@@ -87,7 +87,15 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
 
 
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
-    yield from _variables(optimizer._variables)
+    listed = {id(variable) for variable in optimizer._variables}
+    keras = sys.modules["keras"]
+    # Nadam's product, which Keras does not list in an optimizer that another one builds.
+    others = [
+        value
+        for value in vars(optimizer).values()
+        if isinstance(value, keras.Variable) and id(value) not in listed
+    ]
+    yield from _variables([*optimizer._variables, *others])
     # That of a loss-scaling optimizer, which wraps another.
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:

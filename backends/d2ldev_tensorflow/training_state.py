@@ -12,21 +12,39 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.errors import CheckpointError, describe
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.interface import Backend
 from d2ldev.placing import Inventory
+from d2ldev_tensorflow import slots
 
 State = Mapping[str, Any]
 
 
 def state_of(backend: Backend, parts: Mapping[str, Any], is_built: bool) -> dict[str, Any]:
     """The model, the optimizer with its class, and whether they have all of their variables."""
-    model, optimizer = ([tf.convert_to_tensor(x) for x in each] for each in _both(backend, parts))
+    model, optimizer = (
+        [tf.convert_to_tensor(x) for x in variables_of(backend, parts[part])]
+        for part in ("model", "optimizer")
+    )
     return {
         "built": is_built,
+        "trainable": slots.flags_of(slots.flagged_in(parts["model"])),
         "model": model,
-        "optimizer": {"class": _class_of(parts["optimizer"]), "variables": optimizer},
+        "optimizer": {
+            "class": _class_of(parts["optimizer"]),
+            "trained": _trained(backend, parts),
+            "variables": optimizer,
+        },
     }
+
+
+def _trained(backend: Backend, parts: Mapping[str, Any]) -> list[int]:
+    """Which of the model's variables the optimizer was built for, by their number; -1 is another's.
+
+    More than are trainable, where some were frozen since.
+    """
+    numbers = {id(x): i for i, x in enumerate(variables_of(backend, parts["model"]))}
+    return [numbers.get(id(x), -1) for x in slots.trained_by(parts["optimizer"])]
 
 
 def variables_of(backend: Backend, obj: Any) -> list[tf.Variable]:
@@ -34,10 +52,6 @@ def variables_of(backend: Backend, obj: Any) -> list[tf.Variable]:
     entries = Inventory(backend, obj, "read a training state").entries
     unique = {id(entry.tensor): entry.tensor for entry in entries}
     return [x for x in unique.values() if isinstance(x, tf.Variable)]
-
-
-def _both(backend: Backend, parts: Mapping[str, Any]) -> list[list[tf.Variable]]:
-    return [variables_of(backend, parts[part]) for part in ("model", "optimizer")]
 
 
 def _class_of(optimizer: Any) -> str:
@@ -53,7 +67,12 @@ def taken(backend: Backend, optimizer: Any, saved: Any) -> dict[str, Any]:
     Raises:
         CheckpointError: if it is no state, or one of another optimizer.
     """
-    expected = {"built": bool, "model": (list, tuple), "optimizer": Mapping}
+    expected = {
+        "built": bool,
+        "trainable": (list, tuple),
+        "model": (list, tuple),
+        "optimizer": Mapping,
+    }
     if not isinstance(saved, Mapping) or saved.keys() != expected.keys():
         raise _refusal(f"{describe(saved)} is none of a TensorFlow learner")
     for name, kind in expected.items():
@@ -63,11 +82,16 @@ def taken(backend: Backend, optimizer: Any, saved: Any) -> dict[str, Any]:
     here, there = _class_of(optimizer), of_optimizer.get("class")
     if here != there:
         raise _refusal(f"the optimizer is {here}, and {there!r} in the state")
+    trained = of_optimizer.get("trained")
+    if not isinstance(trained, (list, tuple)) or not all(type(i) is int for i in trained):
+        raise _refusal(f"its optimizer was built for {describe(trained)}, and no list of numbers")
     return {
         "built": saved["built"],
+        "trainable": list(saved["trainable"]),
         "model": _tensors(backend, "model", saved["model"]),
         "optimizer": {
             "class": there,
+            "trained": list(trained),
             "variables": _tensors(backend, "optimizer", of_optimizer.get("variables")),
         },
     }
@@ -99,20 +123,59 @@ def putting(
             "the initial values of its variables are in no state",
             "make the model anew, and do not call it before",
         )
-    values = saved["model"], saved["optimizer"]["variables"]
-    pairs: list[tuple[tf.Variable, tf.Tensor]] = []
-    for part, variables, tensors in zip(parts, _both(backend, parts), values, strict=True):
-        _check(part, variables, tensors)
-        pairs += [
-            (variable, backend.asarray(x, device=backend.device_of(variable)))
-            for variable, x in zip(variables, tensors, strict=True)
-        ]
+    model, optimizer, of_optimizer = parts["model"], parts["optimizer"], saved["optimizer"]
+    variables = variables_of(backend, model)
+    _check("model", variables, saved["model"])
+    flagged, flags = slots.flagged_in(model), saved["trainable"]
+    if len(flags) != len(flagged):
+        raise _refusal(f"it has {len(flags)} layers and variables, and the model {len(flagged)}")
+    undo = _rebuild(backend, parts, of_optimizer["trained"])
+    try:
+        own = variables_of(backend, optimizer)
+        _check("optimizer", own, of_optimizer["variables"])
+    except CheckpointError:
+        undo()
+        raise
+    pairs = [
+        (variable, backend.asarray(x, device=backend.device_of(variable)))
+        for variables, tensors in ((variables, saved["model"]), (own, of_optimizer["variables"]))
+        for variable, x in zip(variables, tensors, strict=True)
+    ]
 
     def put() -> None:
         for variable, value in pairs:
             backend._write(variable, value)
+        for each, flag in zip(flagged, flags, strict=True):
+            if each.trainable != flag:
+                each.trainable = flag
 
     return put
+
+
+def _rebuild(
+    backend: Backend, parts: Mapping[str, Any], trained: Sequence[int]
+) -> Callable[[], None]:
+    """Build the optimizer for the variables that the state's was built for; returns what undoes it.
+
+    A run that has thawed some began with fewer.
+    """
+    model, optimizer = parts["model"], parts["optimizer"]
+    current = _trained(backend, parts)
+    if current == trained:
+        return lambda: None
+    variables = variables_of(backend, model)
+    if (
+        -1 in current
+        or len({*trained}) < len(trained)
+        or not {*trained} <= {*range(len(variables))}
+    ):
+        raise _refusal(f"its optimizer was built for the variables {trained}, here for {current}")
+    wanted = slots.as_keras_has_them(model, [variables[i] for i in trained])
+    try:
+        with backend.on(backend.device_of(variables[0])):
+            return slots.rebuild(optimizer, wanted)
+    except UnsupportedValueError as error:
+        raise _refusal(f"its optimizer was built for other variables: {error}") from error
 
 
 def _check(part: str, variables: Sequence[tf.Variable], saved: Sequence[Any]) -> None:
