@@ -30,8 +30,9 @@ What torch's hooks for backends in Python lack, and how it is made up for:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 - They report one device, so that the engine would have a thread for the first one only
-  (``engine.py``), and the current device is always the first (``module.py``). That thread is
-  started nevertheless: after a backward pass, a forked process goes forward only.
+  (``engine.py``), and the current device is always the first (``module.py``). Where there are real
+  GPUs, the engine's threads for those are started: after a backward pass, a forked process goes
+  forward only, as without virtual ones.
 - There is no allocator: a storage on its own cannot be made by torch (``storages.py``), and does
   not grow.
 - There are no generators: random numbers are drawn by the CPU's, which takes the place of one

@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch.autograd.variable import Variable
 
+from d2ldev_torch.accelerator import find_accelerator
+
 # As every call by ctypes into Python itself, it raises an exception that was pending.
 _raise_pending = ctypes.pythonapi.PyErr_Occurred
 _raise_pending.restype = None
@@ -71,6 +73,18 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
         finally:
             _taken.depth -= 1
             del _taken.errors[before:]
+
+
+def start() -> None:
+    """Have torch start its engine while it knows no virtual GPU, and so without their thread.
+
+    No thread, no harm from a fork: else torch refuses every backward pass of a process that was
+    forked after one, as it does where there are real GPUs, which have threads of their own.
+    https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork
+    """
+    if not find_accelerator().count():
+        with torch.inference_mode(False), torch.enable_grad():
+            torch.ones((), requires_grad=True).backward()
 
 
 def install() -> None:

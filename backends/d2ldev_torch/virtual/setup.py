@@ -40,6 +40,7 @@ def set_up(number: int) -> None:
     devices.make(number)
     if _libraries:
         return
+    engine.start()
     _name_the_device()
     everything = _Library("_", "IMPL")
     everything.fallback(run_any, "PrivateUse1")
