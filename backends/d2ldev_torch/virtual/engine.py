@@ -84,7 +84,7 @@ def start() -> None:
     """
     if not find_accelerator().count():
         with torch.inference_mode(False), torch.enable_grad():
-            torch.ones((), requires_grad=True).backward()
+            torch.autograd.backward(torch.ones((), requires_grad=True))
 
 
 def install() -> None:
