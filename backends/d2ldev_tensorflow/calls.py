@@ -59,12 +59,17 @@ class Call:
         """The device of its first operand; None if it has none."""
         return next(self._places(), None)
 
-    def only_home(self) -> str | None:
+    def only_home(self, is_function: bool) -> str | None:
         """The one device of all of its operands; None if it has none, or they are on several.
 
-        A ``tf.function`` has operands that are not among its arguments.
+        Args:
+            is_function: whether it is the call of a function that refuses its operands. These are
+                not among the arguments of a ``tf.function``, nor of ``tf.vectorized_map``, which
+                makes one of the user's function: what that one closes over is the user's.
         """
         if any(isinstance(each, tf.types.experimental.Callable) for each in self._arguments):
+            return None
+        if is_function and any(map(_is_function_of_the_user, self._arguments)):
             return None
         places = set(islice(self._places(), _ENOUGH))
         return places.pop() if len(places) == 1 else None
@@ -107,13 +112,24 @@ def _leaves(values: Iterable[Any]) -> Iterator[Any]:
             yield value
 
 
+def _is_function_of_the_user(value: Any) -> bool:
+    if not callable(value) or isinstance(value, (type, *_holders())):
+        return False
+    return not _in_libraries[type(value).__module__]
+
+
 def _state_of(arguments: Iterable[Any]) -> Iterator[Any]:
     """The variables of the layers, optimizers and modules among the arguments of a call."""
-    keras = sys.modules.get("keras")
-    holders: tuple[type, ...] = (tf.Module,)
-    if keras is not None:
-        holders += (keras.Layer, keras.Optimizer, keras.Metric)
+    holders = _holders()
     for value in arguments:
         if isinstance(value, holders):
             with suppress(AttributeError):  # in its own ``__init__`` it is not complete
                 yield from list(value.variables)
+
+
+def _holders() -> tuple[type, ...]:
+    """What has variables of its own."""
+    keras = sys.modules.get("keras")
+    return (
+        (tf.Module,) if keras is None else (tf.Module, keras.Layer, keras.Optimizer, keras.Metric)
+    )

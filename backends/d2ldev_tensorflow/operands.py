@@ -168,7 +168,7 @@ class Operands:
 
     def _agreed_by_the_call(self, operation: str, named: list[tuple[str, Any]]) -> str:
         """What TensorFlow made on the way, for operands that agree, is not the user's."""
-        home = Call(self.place_of).only_home()
+        home = Call(self.place_of).only_home(self._definitions[operation] is None)
         if home is not None:
             return home
         places = [(name, self.place_of(value)) for name, value in named]
