@@ -82,6 +82,7 @@ class TensorFlowLearner(Learner):
         self._loss = settings.loss_among(_LOSSES)
         # A state that waits for the first batch, which builds the model.
         self._pending: training_state.State | None = None
+        self._flags: list[bool] | None = None
         self.replace({"model": model, "optimizer": _made(settings)})
 
     @property
@@ -141,7 +142,7 @@ class TensorFlowLearner(Learner):
         self._make_ready()
         if self._pending is not None:
             training_state.putting(self.backend, self.parts, True, self._pending)()
-            self._pending = None
+            self._pending = self._flags = None
         # Not before: a model that the state does not fit is not trained without it either.
         self._is_ready = True
 
@@ -149,7 +150,7 @@ class TensorFlowLearner(Learner):
         if not self._is_ready:
             self._build(inputs)
         # A microsecond, for a model of ten layers.
-        elif slots.flags_of(self._flagged) != self._flags:
+        if slots.flags_of(self._flagged) != self._flags:
             self._take_trainable()
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
         loss, prediction = self._step(*inputs, y)
@@ -227,7 +228,9 @@ class TensorFlowLearner(Learner):
         if is_built and not self._is_ready:
             self._make_ready()
         training_state.putting(self.backend, self.parts, is_built, saved)()
-        self._pending, self._is_ready = None, is_built
+        # What is trained, and the slots for it, may be others now.
+        self._pending = self._flags = None
+        self._is_ready = is_built
 
 
 def _made(settings: Settings) -> Any:

@@ -100,6 +100,9 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     inner = getattr(optimizer, "inner_optimizer", None)
     if inner is not None:
         yield Part("inner_optimizer", inner, _stays)
+    # Those of one that has several, each for some of the variables.
+    for index, inner in enumerate(getattr(optimizer, "_inner_optimizers", ())):
+        yield Part(f"optimizers.{index}", inner, _stays)
 
 
 def _variables(variables: list[Any]) -> Iterator[Part]:

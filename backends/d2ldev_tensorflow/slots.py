@@ -30,7 +30,7 @@ def trained_by(optimizer: Any) -> list[tf.Variable]:
 def as_keras_has_them(model: Any, variables: Iterable[tf.Variable]) -> list[Any]:
     """The variables of a model, as its optimizer is built for them."""
     own = {id(_plain(x)): x for x in model.variables}
-    return [own[id(x)] for x in variables]
+    return [own.get(id(x), x) for x in variables]
 
 
 def _plain(variable: Any) -> tf.Variable:
@@ -75,6 +75,8 @@ def build(optimizer: Any, model: Any) -> None:
             f"keras.optimizers.{name}(...), not built yet",
         )
     new = [x for x in trainable if id(_plain(x)) not in known]
+    if len(new) + len(known) > len(trainable):
+        _check_can_change(optimizer)
     if new:
         rebuild(optimizer, [*optimizer._trainable_variables, *new])
 
@@ -88,6 +90,7 @@ def rebuild(optimizer: Any, variables: Sequence[Any]) -> Callable[[], None]:
     Raises:
         UnsupportedValueError: if it would forget what it has learned; nothing has changed then.
     """
+    _check_can_change(optimizer)
     befores = [_Before.of(each) for each in _chain(optimizer)]
 
     def undo() -> None:
@@ -107,6 +110,15 @@ def rebuild(optimizer: Any, variables: Sequence[Any]) -> Callable[[], None]:
             "optimizer.build(net.trainable_variables) before anything is frozen",
         )
     return undo
+
+
+def _check_can_change(optimizer: Any) -> None:
+    if isinstance(optimizer, getattr(keras.optimizers, "MultiOptimizer", ())):
+        raise UnsupportedValueError(
+            "train with other variables than at the beginning",
+            "a MultiOptimizer takes the gradients of all that it was built for, and no others",
+            "freeze and thaw before the run begins, or train with one optimizer",
+        )
 
 
 def _chain(optimizer: Any) -> Iterator[Any]:

@@ -78,6 +78,8 @@ def taken(backend: Backend, optimizer: Any, saved: Any) -> dict[str, Any]:
     for name, kind in expected.items():
         if not isinstance(saved[name], kind):
             raise _refusal(f"its {name} is {describe(saved[name])}")
+    if any(type(flag) is not bool for flag in saved["trainable"]):
+        raise _refusal("what it says of what is trainable is neither True nor False")
     of_optimizer = saved["optimizer"]
     here, there = _class_of(optimizer), of_optimizer.get("class")
     if here != there:
@@ -104,9 +106,13 @@ def _tensors(backend: Backend, part: str, saved: Any) -> list[Any]:
     for i, x in enumerate(saved):
         if not hasattr(x, "shape") or not hasattr(x, "dtype"):
             raise _refusal(f"tensor {i} of its {part} is {describe(x)}")
-    return [
-        x if isinstance(x, tf.Tensor) else backend.asarray(x, device=backend.cpu()) for x in saved
-    ]
+    try:
+        return [
+            x if isinstance(x, tf.Tensor) else backend.asarray(x, device=backend.cpu())
+            for x in saved
+        ]
+    except UnsupportedValueError as error:
+        raise _refusal(f"its {part} has what is no tensor: {error}") from error
 
 
 def putting(

@@ -182,3 +182,40 @@ def test_an_optimizer_of_another_model_is_refused(backend):
     optimizer.build(network(backend).trainable_variables)
     with pytest.raises(UnsupportedValueError, match="built for none of the variables"):
         learner_of(backend, network(backend), optimizer)
+
+
+@pytest.fixture
+def several():
+    """One optimizer for matrices, and one for vectors."""
+    of_vectors = keras.optimizers.Adam(0.1)
+    chosen = {2: keras.optimizers.SGD(0.1, momentum=0.9)}
+    return keras.optimizers.MultiOptimizer(lambda v: chosen.get(len(v.shape), of_vectors))
+
+
+has_several = pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"), reason="this Keras has no MultiOptimizer"
+)
+
+
+@has_several
+def test_several_optimizers_are_placed_and_part_of_the_state(backend, batch, several):
+    learner = learner_of(backend, network(backend), several)
+    with backend.strict():
+        losses(learner, batch, 2)
+    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    state = learner.state()
+    expected = losses(learner, batch, 2)
+    learner.restore(state)
+    assert losses(learner, batch, 2) == expected
+
+
+@has_several
+def test_several_optimizers_refuse_what_is_frozen_since(backend, batch, several):
+    net = network(backend)
+    learner = learner_of(backend, net, several)
+    losses(learner, batch, 1)
+    freeze(net, [0])
+    with pytest.raises(UnsupportedValueError, match="a MultiOptimizer takes the gradients of all"):
+        learner.step(*batch)
+    freeze(net, [])
+    losses(learner, batch, 1)

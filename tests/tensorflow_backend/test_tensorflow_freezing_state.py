@@ -63,6 +63,17 @@ def test_a_learner_goes_back_to_a_state_from_before_it_was_thawed(backend, batch
     assert losses(learner, batch, 2) == expected
 
 
+def test_a_state_from_before_the_slots_of_what_was_thawed_were_made(backend, batch):
+    net = network(backend, [0, 1])
+    learner = learner_of(backend, net, "adam")
+    losses(learner, batch, 2)
+    freeze(net, [])
+    state = learner.state()
+    expected = losses(learner, batch, 2)
+    learner.restore(state)
+    assert losses(learner, batch, 2) == expected
+
+
 def _change(state, **changes):
     state["optimizer"] = state["optimizer"] | changes
 
@@ -73,6 +84,8 @@ BROKEN = {
     "for what is no number": lambda state: _change(state, trained=["kernel"]),
     "for variables of other shapes": lambda state: _change(state, trained=[0, 1, 2, 6]),
     "for none": lambda state: _change(state, trained=None),
+    "of what is no flag": lambda state: state.update(trainable=["yes"] * 12),
+    "of what is no tensor": lambda state: _change(state, variables=[np.array([{}])]),
     "of other layers": lambda state: state.update(trainable=[True]),
 }
 
