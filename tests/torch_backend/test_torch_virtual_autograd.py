@@ -259,3 +259,16 @@ def test_parametrized_layers_train(vgpu):
         net = parametrize(nn.Linear(2, 2)).to(vgpu)
         net(torch.ones(1, 2, device=vgpu)).sum().backward()
         assert {parameter.grad.device for parameter in net.parameters()} == {vgpu}
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_the_gradient_of_a_group_normalisation_is_the_cpus_in_every_order_of_memory(vgpu, layout):
+    def gradients(device):
+        torch.manual_seed(0)
+        x = torch.randn(2, 6, 9, 9).contiguous(memory_format=layout).to(device).requires_grad_()
+        net = torch.nn.GroupNorm(3, 6).to(device)
+        (net(x) * torch.randn(2, 6, 9, 9).to(device)).sum().backward()
+        return [y.grad.cpu() for y in (x, *net.parameters())]
+
+    expected = gradients(torch.device("cpu"))
+    assert all(torch.equal(x, y) for x, y in zip(gradients(vgpu), expected, strict=True))

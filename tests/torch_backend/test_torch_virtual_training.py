@@ -224,6 +224,28 @@ def test_autocast_computes_as_the_cpus_does(vgpu):
     assert torch.equal(y.cpu(), expected)
 
 
+def test_a_model_is_trained_under_autocast_as_on_the_cpu(vgpu):
+    def losses(device):
+        torch.manual_seed(0)
+        net = nn.Sequential(
+            *(nn.Embedding(9, 4), nn.LayerNorm(4), nn.Conv1d(5, 5, 2), nn.ReLU()),
+            *(nn.Flatten(), nn.Dropout(0.1), nn.Linear(15, 3), nn.Softmax(-1)),
+        ).to(device)
+        optimizer = momentum(net.parameters())
+        tokens, labels = torch.arange(10).reshape(2, 5) % 9, torch.tensor([0, 2])
+        found = []
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast(device.type, dtype=torch.bfloat16):
+                loss = nn.functional.cross_entropy(net(tokens.to(device)), labels.to(device))
+            loss.backward()
+            optimizer.step()
+            found.append(loss.item())
+        return found
+
+    assert losses(vgpu) == losses(CPU)
+
+
 def test_the_cpus_autocast_is_not_about_virtual_gpus(vgpu):
     x = torch.ones(2, 2, device=vgpu)
     with torch.autocast("cpu"):

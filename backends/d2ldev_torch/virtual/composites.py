@@ -2,9 +2,10 @@
 
 torch asks what device it is on before it chooses between a fused kernel and a row of small ones:
 for attention, dropout and recurrent layers the CPU's choice is another one than that of a
-device which it does not know. Here the whole operator runs on the CPU's names of its operands.
-Giving a name is itself an operation with a gradient, so that the gradient is the CPU's as well,
-and has gradients of its own.
+device which it does not know, and so is the order of memory in the gradient of a group
+normalisation. Here the whole operator runs on the CPU's names of its operands. Giving a name is
+itself an operation with a gradient, so that the gradient is the CPU's as well, and has gradients
+of its own.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from d2ldev_torch.virtual.schemas import Plan
 COMPOSED_BY_DEVICE = (
     "scaled_dot_product_attention",
     "dropout",
+    "group_norm",
     "lstm.input",
     "lstm.data",
     "gru.input",

@@ -47,6 +47,8 @@ def set_up(number: int) -> None:
     aten = _Library("aten", "IMPL")
     _libraries.extend((everything, aten))
     everything.fallback(run_any, "NestedTensorPrivateUse1")
+    # Under autocast most operators compute as ever: as for CUDA, and not for PrivateUse1.
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     for layout in ("Sparse", "SparseCsr", "Quantized"):
         everything.fallback(refuse_layout, f"{layout}PrivateUse1")
     for name in torch._C._dispatch_get_all_op_names():
