@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator
 from functools import partial
-from types import FrameType, FunctionType
+from types import FrameType, FunctionType, MethodType
 from typing import Any
 
 import jax
@@ -31,6 +31,7 @@ _TRANSPARENT = (contextlib.__file__, functools.__file__)
 _BACKWARD = ("backward_pass", "backward_pass3")
 # What tracers of ``grad``, ``jvp``, ``linearize`` and ``vmap`` call the array that they stand for.
 _TRACED = ("primal", "val")
+_FUNCTIONS = (FunctionType, MethodType, partial)
 
 
 def is_going_backward() -> bool:
@@ -52,10 +53,10 @@ def given_arrays(backend: Backend) -> list[Any]:
     # ``self`` may have been among those of no name.
     named = {*arguments.args, arguments.varargs, arguments.keywords, "self"}
     values = [value for name, value in arguments.locals.items() if name in named]
-    opened = [
-        _opened(backend, x) for x in jax.tree.leaves(values, is_leaf=partial(_is_object, backend))
-    ]
-    return [_concrete(x) for x in jax.tree.leaves(opened)]
+    # ``jax.checkpoint(f)`` was given ``f`` before, and holds it.
+    before = [arguments.locals.get(name) for name in entry.f_code.co_freevars]
+    values += [value for value in before if isinstance(value, _FUNCTIONS)]
+    return [_concrete(x) for x in _arrays_in(backend, values, set())]
 
 
 def _frames() -> Iterator[FrameType]:
@@ -78,28 +79,51 @@ def _is_object(backend: Backend, x: Any) -> bool:
     return isinstance(x, backend.object_types)
 
 
-def _opened(backend: Backend, x: Any) -> Any:
+def _arrays_in(backend: Backend, values: Any, seen: set[int]) -> list[Any]:
+    """The arrays, and what stands for one, in nestings, objects and functions."""
+    leaves = jax.tree.leaves(values, is_leaf=partial(_is_object, backend))
+    return [x for leaf in leaves for x in jax.tree.leaves(_opened(backend, leaf, seen))]
+
+
+def _opened(backend: Backend, x: Any, seen: set[int]) -> Any:
     """The arrays that an argument holds, where it is none itself."""
     if _is_object(backend, x):  # of nnx
         return list(backend.named_tensors(x).values())
     if getattr(x, "scope", None) is not None and hasattr(x, "variables"):  # a module of linen's
         return x.variables
-    if isinstance(x, FunctionType):
-        return _closed_over(x, set())
+    if isinstance(x, _FUNCTIONS):
+        return _arrays_in(backend, _held(backend, x, seen), seen)
     if hasattr(x, "index") and hasattr(x, "array"):  # ``x.at[i]``, of which ``set`` is a method
         return [x.array, x.index]
     return x
 
 
-def _closed_over(function: FunctionType, seen: set[int]) -> list[jax.Array]:
-    """The arrays that a user's function takes from around it, and those that it calls."""
-    if id(function) in seen or function.__code__.co_filename.startswith(_folders()):
+def _held(backend: Backend, function: Any, seen: set[int]) -> list[Any]:
+    """What a function has besides its arguments; of a library's, the functions that it wraps."""
+    if id(function) in seen:
         return []
     seen.add(id(function))
-    found = inspect.getclosurevars(function)
-    held = [*found.nonlocals.values(), *found.globals.values()]
-    inner = [_closed_over(value, seen) for value in held if isinstance(value, FunctionType)]
-    return [*(x for x in held if isinstance(x, jax.Array)), *(x for xs in inner for x in xs)]
+    if isinstance(function, MethodType):
+        held: list[Any] = [function.__self__, function.__func__]
+    elif isinstance(function, partial):
+        held = [function.func, function.args, function.keywords]
+    elif function.__code__.co_filename.startswith((*_folders(), *_TRANSPARENT)):
+        cells = inspect.getclosurevars(function).nonlocals.values()
+        return [x for x in cells if isinstance(x, _FUNCTIONS)]
+    else:
+        found = inspect.getclosurevars(function)
+        held = [*found.nonlocals.values(), *found.globals.values()]
+    # Whatever else there is, such as a module, is not asked what it has.
+    wanted = (*backend.tensor_types, *backend.object_types, *_FUNCTIONS)
+    return [leaf for x in held for leaf in _leaves(backend, x) if isinstance(leaf, wanted)]
+
+
+def _leaves(backend: Backend, x: Any) -> list[Any]:
+    try:
+        leaves: list[Any] = jax.tree.leaves(x, is_leaf=partial(_is_object, backend))
+    except (TypeError, ValueError):  # a dict that JAX cannot sort
+        return []
+    return leaves
 
 
 def _concrete(x: Any) -> Any:

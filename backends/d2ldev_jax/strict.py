@@ -19,9 +19,14 @@ Two arrays look like the user's and are JAX's: NumPy's that ``jnp.concatenate``,
 ``jnp.zeros_like(x)`` is in a function that ``jax.grad`` runs without ``jit``, on the default device
 and not where ``x`` is. They raise; ``with backend.on(device):`` makes them where they belong.
 
-An array that a jitted function closes over is an operand. A function that was compiled ahead of
-time (``jax.jit(f).lower(...).compile()``) has its device already; what is given to it is moved
-there unless it is committed, also here.
+An array that a jitted function closes over is an operand. So is one that a function takes from
+around it which ``scan``, ``cond``, ``jax.checkpoint`` or ``nnx.remat`` trace: from a variable, a
+nesting, a module of nnx, another function. Move it before and not in there: most of these hand it
+over as it is. What is not committed, and an attribute of an object of any other class, they move
+unseen.
+
+A function that was compiled ahead of time (``jax.jit(f).lower(...).compile()``) has its device
+already; what is given to it is moved there unless it is committed, also here.
 
 **How it costs nothing.** A call with operands of a kind that were seen before is done in C++, and
 never comes by here. Which kinds were seen is kept by JAX for each state of its settings. So there
