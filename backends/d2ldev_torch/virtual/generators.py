@@ -48,8 +48,8 @@ class VirtualGenerator(_Generator):  # type: ignore[misc]
 class Generator(_Generator, metaclass=_Kind):  # type: ignore[misc]
     """Makes generators for all devices."""
 
-    def __new__(cls, device: Any = "cpu") -> Any:
-        native = torch.device(device)
+    def __new__(cls, device: Any = None) -> Any:
+        native = torch.device("cpu" if device is None else device)
         if native.type != NAME:
             return _Generator.__new__(_Generator if cls is Generator else cls, device)
         made = VirtualGenerator()
