@@ -26,7 +26,7 @@ from d2ldev.placing import named_tensors, place
 from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
 from d2ldev.saving import Saving
 from d2ldev.strictness import translate_uncaught
-from d2ldev.training.learner import Learner, Loss, Settings
+from d2ldev.training.learner import Learner, Loss, Settings, check_labels
 from d2ldev.training.prefetching import check_depth, check_source
 
 __all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
@@ -108,6 +108,28 @@ class Backend(Saving):
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         return self._learner(model, Settings(loss, optimizer, lr, gradient_clip_val).checked())
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """The share of labels that are those of the largest logits; it stays on the device.
+
+        Args:
+            prediction: logits of shape ``(n, ..., classes)``.
+            y: labels of shape ``(n, ...)`` and any integer dtype, on the same device.
+
+        Returns:
+            The mean over all labels, a scalar in float32.
+
+        Raises:
+            UnsupportedValueError: if they are no tensors of this backend, if there is not one label
+                for each row of logits, or if labels are no integers.
+
+        >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
+        tensor(0.8750)
+        """
+        for x in (prediction, y):
+            self._require_tensor(x, "measure the accuracy of a prediction")
+        check_labels(prediction.shape, y.shape, self.dtype_of(y))
+        return self._accuracy(prediction, y)
 
     def prefetch(
         self, batches: Iterable[Any], device: DeviceLike, depth: int = 2

@@ -392,15 +392,15 @@ class Primitives(ABC):
         """
 
     @abstractmethod
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """The share of examples whose largest prediction is at their label; it stays there.
+    def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """The share of labels that are those of the largest logits; it stays on the device.
 
         Args:
-            prediction: of shape ``(n, classes)``.
-            y: integer labels of shape ``(n,)``, on the same device.
+            prediction: of shape ``(n, ..., classes)``.
+            y: integers of any width, of shape ``(n, ...)``.
 
         Returns:
-            A scalar in float32, on that device.
+            A scalar in float32.
         """
 
     def _prefetch(

@@ -14,6 +14,8 @@ from mutants import (  # noqa: F401
     devices,
     feeding,
     files,
+    killed_runs,
+    labels,
     models,
     moving,
     strictness,

@@ -298,8 +298,8 @@ class JaxBackend(Backend):
 
         return JaxLearner(self, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        return jnp.mean(jnp.argmax(prediction, -1) == y)
+    def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return jnp.mean(jnp.argmax(prediction, -1) == y, dtype=jnp.float32)
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         return stack(xs)

@@ -25,6 +25,7 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_labels,
     check_loss,
     check_shapes,
 )
@@ -46,7 +47,10 @@ def _mse(prediction: Tensor, y: Tensor) -> Tensor:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
-    return jnp.mean(optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y))
+    check_labels(prediction.shape, y.shape, y.dtype.name)
+    losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
+    # Too large a label gives NaN, but a negative one counts from the last class.
+    return jnp.mean(jnp.where(y < 0, jnp.nan, losses))
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
@@ -210,9 +214,7 @@ def _make_step(
 ) -> Callable[..., Any]:
     def loss_and_prediction(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = model(*inputs)
-        value = loss(prediction, y)
-        check_loss(getattr(value, "shape", None), value)
-        return value, prediction
+        return _checked(loss(prediction, y)), prediction
 
     def step(
         model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
@@ -237,9 +239,14 @@ def _make_evaluation(split: _Split, loss: Callable[..., Any]) -> Callable[..., A
         model = split.merge(arrays)
         model.eval()
         prediction = model(*inputs)
-        return loss(prediction, y), prediction
+        return _checked(loss(prediction, y)), prediction
 
     return evaluate
+
+
+def _checked(loss: Any) -> Any:
+    check_loss(getattr(loss, "shape", None), loss)
+    return loss
 
 
 def _arrays(obj: Any, before: _Split) -> list[Any]:

@@ -299,7 +299,7 @@ class MXNetBackend(Backend):
 
         return MXNetLearner(self, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+    def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)
             labels = y.as_np_ndarray().astype("int64")

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
+
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
 from d2ldev.training.learner import (
@@ -14,6 +16,8 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_labels,
+    check_loss,
     check_shapes,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
@@ -39,7 +43,14 @@ def _mse(prediction: Tensor, y: Tensor) -> Tensor:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
-    return -mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1).mean()
+    check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
+    picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
+    if y.dtype not in (np.int32, np.int64):
+        y = y.astype("int64")  # MXNet compares in the dtype of labels, in which 200 may be -56
+    # A label that is out of range was taken for the nearest class. It is not asked whether there is
+    # one, which would wait for the device.
+    is_class = (y >= 0) * (y < prediction.shape[-1])
+    return -mx.np.where(is_class, picked, float("nan")).mean()
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
@@ -48,8 +59,9 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy"
 class MXNetLearner(Learner):
     """A Gluon block, hybridized or not, that a ``gluon.Trainer`` trains.
 
-    A loss for each example, as Gluon's own losses give them, is averaged. Parameters that a step
-    does not use stay as they are in it.
+    Gluon's own losses give one for each example, of which a loss is the mean:
+    ``lambda prediction, y: gluon.loss.L2Loss()(prediction, y).mean()``. Parameters that a step does
+    not use stay as they are in it.
     """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
@@ -128,20 +140,11 @@ class MXNetLearner(Learner):
             return self._losses(inputs, y)
 
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        # Gluon's loaders make arrays of MXNet's older kind; this is the same memory.
-        *inputs, y = (
-            x.as_np_ndarray() if isinstance(x, mx.nd.NDArray) else x for x in (*inputs, y)
-        )
         # Gluon's loaders give arrays of the old kind where npx.set_np() was not called.
         prediction = self._model(*[_as_numpy(x) for x in inputs])
         loss = self._loss(prediction, _as_numpy(y))
-        if not isinstance(loss, mx.np.ndarray):
-            raise UnsupportedValueError(
-                "take a step of training",
-                f"the loss is {describe(loss)}, and no mx.np.ndarray",
-                "loss=lambda prediction, y: ((prediction - y) ** 2).mean()",
-            )
-        return (loss.mean() if loss.ndim else loss), prediction
+        check_loss(loss.shape if isinstance(loss, mx.np.ndarray) else None, loss)
+        return loss, prediction
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count what is stale.

@@ -166,9 +166,9 @@ class ReferenceBackend(Backend):
 
         return ReferenceLearner(self, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        found = xp.astype(xp.argmax(prediction, axis=-1), y.dtype)
-        return xp.mean(xp.astype(found == y, xp.float32))
+    def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
+        return xp.mean(xp.astype(found, xp.float32))
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         return xp.stack(list(xs))

@@ -20,6 +20,8 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_labels,
+    check_shapes,
 )
 from d2ldev_reference.mlp import MLP, activate
 
@@ -94,18 +96,23 @@ class ReferenceLearner(Learner):
     def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and its derivative by the prediction."""
         if self.settings.loss == "mse":
+            check_shapes(prediction.shape, y.shape)
             difference = prediction - y
-            size = difference.shape[0] * difference.shape[1]
-            return xp.mean(difference * difference), difference * (2.0 / size)
-        exponents = xp.exp(prediction - xp.max(prediction, axis=1, keepdims=True))
-        shares = exponents / xp.sum(exponents, axis=1, keepdims=True)
-        classes = xp.arange(prediction.shape[1], dtype=y.dtype, device=y.device)
-        truth = xp.astype(y[:, None] == classes[None, :], prediction.dtype)
-        count = prediction.shape[0]
-        return -xp.sum(truth * xp.log(shares)) / count, (shares - truth) / count
+            return xp.mean(difference * difference), difference * (2.0 / difference.size)
+        check_labels(prediction.shape, y.shape, self.backend.dtype_of(y))
+        shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
+        logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
+        classes = xp.arange(prediction.shape[-1], device=y.device)
+        is_class = xp.expand_dims(xp.astype(y, xp.int64), axis=-1) == classes
+        truth = xp.astype(is_class, prediction.dtype)
+        losses = -xp.sum(truth * logarithms, axis=-1)
+        # A label that is out of range is no class.
+        losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
+        return xp.mean(losses), (xp.exp(logarithms) - truth) / y.size
 
     def _gradients(self, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
         gradients = []
+        error, activations = _rows(error), [_rows(x) for x in activations]
         for layer, x in zip(reversed(self._model.layers), reversed(activations), strict=True):
             gradients.append({"weight": error.T @ x, "bias": xp.sum(error, axis=0)})
             error = (error @ layer["weight"]) * _DERIVATIVES[self._model.activation](x)
@@ -156,3 +163,8 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
+
+
+def _rows(x: Tensor) -> Tensor:
+    """All rows of a tensor as those of one matrix."""
+    return xp.reshape(x, (-1, x.shape[-1]))

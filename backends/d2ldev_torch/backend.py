@@ -261,8 +261,8 @@ class TorchBackend(Backend):
 
         return TorchLearner(self, model, settings)
 
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        return (prediction.argmax(-1) == y).float().mean()
+    def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        return (prediction.argmax(-1) == y.long()).float().mean()
 
     def _prefetch(
         self, batches: Iterable[Any], device: Device, depth: int

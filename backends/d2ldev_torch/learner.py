@@ -20,6 +20,8 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
+    check_labels,
+    check_loss,
     check_shapes,
 )
 from d2ldev_torch import training_state
@@ -31,7 +33,6 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, BETAS, ADAM_EPSILON),
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
-_NARROW_INTEGERS = (torch.int8, torch.int16, torch.int32)
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
@@ -40,10 +41,12 @@ def _mse(prediction: Tensor, y: Tensor) -> Tensor:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
-    # torch wants labels of 64 bits; other frameworks make them with 32.
-    return torch.nn.functional.cross_entropy(
-        prediction, y.long() if y.dtype in _NARROW_INTEGERS else y
-    )
+    check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
+    if y.dim() > 1:  # torch has the classes at axis 1
+        prediction, y = prediction.flatten(0, -2), y.flatten()
+    # torch wants labels of 64 bits; other frameworks make them with 32. It would leave out those
+    # that are -100, its ``ignore_index``; as -1 they are out of range, as they are elsewhere.
+    return torch.nn.functional.cross_entropy(prediction, y.long().clamp(min=-1))
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
@@ -135,11 +138,7 @@ class TorchLearner(Learner):
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._model(*inputs)
         loss = self._loss(prediction, y)
-        if not isinstance(loss, torch.Tensor) or loss.dim():
-            found = f"of shape {tuple(loss.shape)}" if hasattr(loss, "shape") else describe(loss)
-            raise UnsupportedValueError(
-                "take a step of training", f"the loss is {found}, and no scalar", "loss.mean()"
-            )
+        check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)
         return loss, prediction
 
     def _descend(self, optimizer: Any, loss: Tensor, prediction: Any) -> tuple[Tensor, Any]:

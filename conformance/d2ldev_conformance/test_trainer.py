@@ -55,6 +55,17 @@ def test_classes_are_learnt(backend, num_gpus):
     assert history["loss"][-1] < history["loss"][0]
 
 
+@requirement("fit.takes-numbers-of-numpy", section=SECTION)
+@pytest.mark.parametrize("lr", [np.float32(0.125), np.float64(0.125)], ids=["float32", "float64"])
+def test_a_learning_rate_may_be_a_number_of_numpy(backend, batches, num_gpus, lr, tmp_path):
+    def fit(lr):
+        trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+        path = tmp_path / type(lr).__name__
+        return trainer.fit(backend.mlp([2, 1]), batches, lr=lr, checkpoint=path)
+
+    assert fit(lr) == fit(0.125)
+
+
 @requirement("fit.on-the-device", section=SECTION)
 def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
     where, place = [], backend.gpu(0) if num_gpus else backend.cpu()

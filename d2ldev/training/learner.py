@@ -57,7 +57,7 @@ class Settings(NamedTuple):
         return losses[self.loss] if isinstance(self.loss, str) else self.loss
 
     def checked(self) -> Settings:
-        """The settings, if they can be used; UnsupportedValueError if not."""
+        """The settings with Python's own numbers; UnsupportedValueError if they cannot be used."""
         if not callable(self.loss) and self.loss not in LOSSES:
             raise UnsupportedValueError(
                 f"train with the loss {describe(self.loss)}",
@@ -79,7 +79,7 @@ class Settings(NamedTuple):
                     "it is a number that is not negative",
                     f"{name}={0.01 if name == 'lr' else 0}",
                 )
-        return self
+        return self._replace(lr=float(self.lr), gradient_clip_val=float(self.gradient_clip_val))
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:

@@ -23,8 +23,13 @@ class KnowsOneOptimizer(Mutant, caught_by="fit.learns"):
 
 
 class CountsTheFirstClassOnly(Mutant, caught_by="fit.classifies"):
-    def accuracy(self, prediction, y):
-        return super().accuracy(prediction, y * 0)
+    def _accuracy(self, prediction, y):
+        return super()._accuracy(prediction, y * 0)
+
+
+class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
+    def learner(self, model, *, lr=0.01, **options):
+        return super().learner(model, lr=lr if type(lr) is float else 0.0, **options)
 
 
 class TrainsWhereTheModelWas(Learned, caught_by="fit.on-the-device"):

@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
 
+from d2ldev import UnsupportedValueError
+
 nn = mx.gluon.nn
 # Gluon's recurrent layers themselves ask arrays by a name that MXNet has given up.
 pytestmark = pytest.mark.filterwarnings("ignore:ndarray.context has been renamed")
@@ -261,16 +263,16 @@ def test_what_is_not_a_number_passes_through(backend, clip):
     assert np.isnan(net.weight.data().asnumpy()).all()
 
 
-def test_a_loss_of_gluons_is_averaged_over_the_examples(backend):
+def test_a_loss_of_gluons_is_refused_without_its_mean(backend):
     ((inputs, y),) = batches(backend, images, "cpu", 1)
-
-    def loss(loss):
-        net = initialized(backend, images, "cpu")
-        return backend.learner(net, loss=loss).evaluate(inputs, y)[0]
-
-    own = loss(mx.gluon.loss.SoftmaxCrossEntropyLoss())
-    assert own.shape == ()
-    np.testing.assert_allclose(own.item(), loss("cross_entropy").item(), rtol=1e-6)
+    net = initialized(backend, images, "cpu")
+    own = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    with pytest.raises(UnsupportedValueError, match=r"of shape \(8,\), and no scalar"):
+        backend.learner(net, loss=own).step(inputs, y)
+    mean = backend.learner(net, loss=lambda prediction, y: own(prediction, y).mean())
+    named = backend.learner(net, loss="cross_entropy")
+    losses = [learner.evaluate(inputs, y)[0].item() for learner in (mean, named)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
 
 
 def test_an_error_in_a_step_leaves_no_recording(backend):

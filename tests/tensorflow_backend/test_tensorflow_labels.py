@@ -1,0 +1,19 @@
+"""Labels of sequences, with the framework's own model."""
+
+import keras
+import numpy as np
+
+
+def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(tensorflow_backend):
+    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3)])
+    x = tensorflow_backend.asarray(
+        np.random.default_rng(0).standard_normal((4, 5, 2)).astype("float32")
+    )
+    labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
+    loss, prediction = tensorflow_backend.learner(net, loss="cross_entropy").step(
+        (x,), tensorflow_backend.asarray(labels)
+    )
+    logits = tensorflow_backend.to_numpy(prediction)
+    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
+    expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
+    np.testing.assert_allclose(tensorflow_backend.to_numpy(loss), expected, rtol=1e-5)
