@@ -50,7 +50,7 @@ def losses(learner, batch, count):
 
 def values(obj):
     """Of all of its variables, for ``changed``."""
-    return [np.array(v) for v in obj.variables]
+    return [np.array(v.numpy()) for v in obj.variables]
 
 
 def changed(obj, before):

@@ -42,7 +42,7 @@ def test_what_is_thawed_goes_on_with_its_slots(backend, batch, make):
     net, optimizer = network(backend), make()
     learner = learner_of(backend, net, optimizer)
     losses(learner, batch, 2)
-    slots = {id(v): np.array(v) for v in optimizer.variables if "dense_kernel" in v.name}
+    slots = {id(v): np.array(v.numpy()) for v in optimizer.variables if "dense_kernel" in v.name}
     freeze(net, [0])
     losses(learner, batch, 2)
     kept = [v for v in optimizer.variables if id(v) in slots and "accumulator" not in v.name]
@@ -95,7 +95,7 @@ def test_a_callback_freezes_and_thaws(backend):
     kernels = []
 
     def callback(epoch, _history):
-        kernels.append(np.array(net.layers[0].kernel))
+        kernels.append(np.array(net.layers[0].kernel.numpy()))
         net.layers[0].trainable = epoch == 1
 
     Trainer(5, backend=backend, callback=callback).fit(net, [(x, y)], loss="cross_entropy", lr=0.1)
