@@ -50,7 +50,8 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     # A label that is out of range was taken for the nearest class. It is not asked whether there is
     # one, which would wait for the device.
     is_class = (y >= 0) * (y < prediction.shape[-1])
-    return -mx.np.where(is_class, picked, float("nan")).mean()
+    # Divided by it, and not chosen by ``where``, whose gradient is lost beside a number.
+    return -(picked / is_class.astype(picked.dtype)).mean()
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
