@@ -46,6 +46,12 @@ def reference():
 
 
 @pytest.fixture
+def path(tmp_path):
+    """A file to save to, which is not there yet."""
+    return tmp_path / "saved.safetensors"
+
+
+@pytest.fixture
 def other(reference):
     """A second backend that is not the process's."""
     return type(reference)(virtual_gpus=1)

@@ -49,11 +49,6 @@ KILLED = """
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-@pytest.fixture
 def saved(reference, path):
     """The bytes of a file that is there."""
     reference.save({"a": reference.ones(3)}, path)

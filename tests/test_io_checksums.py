@@ -32,11 +32,6 @@ AT_THE_END = """
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "x.safetensors"
-
-
-@pytest.fixture
 def arrays():
     generator = np.random.default_rng(0)
     return {f"w{i}": generator.integers(0, 256, n, "uint8") for i, n in enumerate(SIZES)}

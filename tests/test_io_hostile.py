@@ -22,11 +22,6 @@ from hostile_files import (
 from d2ldev import CheckpointError
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "x.safetensors"
-
-
 @pytest.mark.parametrize("name", FORMAT)
 def test_a_file_against_the_format_is_an_error_with_its_reason(reference, path, name):
     data, problem = FORMAT[name]

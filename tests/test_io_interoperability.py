@@ -15,11 +15,6 @@ DTYPES = get_backend("reference").dtype_names
 ODD_BYTES = bytes(range(240, 256)) * 3
 
 
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "x.safetensors"
-
-
 def odd(dtype):
     """Values of which some are NaN with a payload, infinite, or not normal."""
     if dtype == "bool":

@@ -5,19 +5,11 @@ import collections
 import numpy as np
 import pytest
 from safetensors.numpy import save_file
+from saved_files import values
 
 from d2ldev import CheckpointError, UnsupportedValueError
 
 Point = collections.namedtuple("Point", "x y")
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-def values(backend, x):
-    return backend.to_numpy(x).tolist()
 
 
 def test_a_model_takes_over_the_values_of_a_file_where_it_is(reference, path):

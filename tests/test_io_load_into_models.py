@@ -5,18 +5,10 @@ import pytest
 from d2ldev_reference.backend import ReferenceBackend
 from hostile_files import DATA, entry, file_of, row, told
 from safetensors.numpy import save_file
+from saved_files import values
 
 from d2ldev import CheckpointError
 from d2ldev.io.layouts import same, turned
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-def values(backend, x):
-    return backend.to_numpy(x).tolist()
 
 
 class Cell:

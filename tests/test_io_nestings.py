@@ -34,11 +34,6 @@ class Colour(enum.IntEnum):
 
 
 @pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-@pytest.fixture
 def round_trip(reference, path):
     def saved_and_loaded(obj):
         reference.save(obj, path)

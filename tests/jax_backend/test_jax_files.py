@@ -11,18 +11,9 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from saved_files import bits
 
 from d2ldev import CheckpointError
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-def bits(backend, x):
-    array = backend.to_numpy(x)
-    return array.dtype.name, array.shape, array.tobytes()
 
 
 @contextmanager

@@ -7,10 +7,8 @@ from d2ldev import UnsupportedValueError, cpu, gpu
 
 gluon, nn = mx.gluon, mx.gluon.nn
 
-
-@pytest.fixture(autouse=True)
-def _numpy_arrays(set_np):
-    """Gluon makes NumPy arrays, as in a program of a user who said so."""
+# Gluon makes NumPy arrays, as in a program of a user who said so.
+pytestmark = pytest.mark.usefixtures("set_np")
 
 
 def dense(units=2, **options):

@@ -6,20 +6,11 @@ import sys
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
+from saved_files import bits
 
 from d2ldev import CheckpointError
 
 nn = mx.gluon.nn
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-def bits(backend, x):
-    array = backend.to_numpy(x)
-    return array.dtype.name, array.shape, array.tobytes()
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)

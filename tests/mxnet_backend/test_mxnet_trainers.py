@@ -20,10 +20,8 @@ OPTIMIZERS = {
     "lamb": {"learning_rate": 0.01},
 }
 
-
-@pytest.fixture(autouse=True)
-def _numpy_arrays(set_np):
-    """Trainers want Gluon to make NumPy arrays."""
+# Trainers want Gluon to make NumPy arrays.
+pytestmark = pytest.mark.usefixtures("set_np")
 
 
 def training(backend, name="adam", kvstore="device"):

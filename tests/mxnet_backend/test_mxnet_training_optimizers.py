@@ -7,10 +7,8 @@ from d2ldev.errors import UnsupportedValueError
 
 nn = mx.gluon.nn
 
-
-@pytest.fixture(autouse=True)
-def _numpy_arrays(set_np):
-    """As a user of Gluon with NumPy arrays begins."""
+# As a user of Gluon with NumPy arrays begins.
+pytestmark = pytest.mark.usefixtures("set_np")
 
 
 class Either(mx.gluon.Block):

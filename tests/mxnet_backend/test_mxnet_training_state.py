@@ -9,10 +9,8 @@ from d2ldev.errors import CheckpointError
 nn = mx.gluon.nn
 STEPS = 3
 
-
-@pytest.fixture(autouse=True)
-def _numpy_arrays(set_np):
-    """As a user of Gluon with NumPy arrays begins."""
+# As a user of Gluon with NumPy arrays begins.
+pytestmark = pytest.mark.usefixtures("set_np")
 
 
 @pytest.fixture(autouse=True)
