@@ -48,10 +48,9 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     if y.dtype not in (np.int32, np.int64):
         y = y.astype("int64")  # MXNet compares in the dtype of labels, in which 200 may be -56
     # A label that is out of range was taken for the nearest class. It is not asked whether there is
-    # one, which would wait for the device.
-    is_class = (y >= 0) * (y < prediction.shape[-1])
-    # Divided by it, and not chosen by ``where``, whose gradient is lost beside a number.
-    return -(picked / is_class.astype(picked.dtype)).mean()
+    # one, which would wait for the device: what belongs to it is divided by 0. (``where`` has no
+    # gradient beside a number.)
+    return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
