@@ -203,14 +203,18 @@ data = d2ldev.ArrayLoader(
     random.random((10, 3), "float32"), random.integers(0, 2, 10), batch_size=4, shuffle=True
 )
 
-def fit(name, epochs, optimizer, die_after=None, **options):
-    def callback(epoch, history):
-        if epoch == die_after:
+class Killed(d2ldev.Trainer):
+    def prepare_batch(self, batch):
+        if self.die_at == 0:
             print("shown:" + json.dumps("killed"), flush=True)
             os._exit(0)
+        self.die_at -= 1
+        return super().prepare_batch(batch)
 
+def fit(name, epochs, optimizer, die_at=-1, **options):
     net = getattr(models, name)()
-    trainer = d2ldev.Trainer(epochs, num_gpus=1, backend=backend, callback=callback)
+    trainer = Killed(epochs, num_gpus=1, backend=backend)
+    trainer.die_at = die_at
     optimizer = models.scaling() if optimizer == "scaling" else optimizer
     history = trainer.fit(net, data, loss="cross_entropy", optimizer=optimizer, **options)
     show([history["loss"], [np.asarray(x, "float64").tolist() for x in net.get_weights()]])
@@ -219,11 +223,17 @@ def fit(name, epochs, optimizer, die_after=None, **options):
 
 
 @pytest.mark.parametrize(
-    ("name", "optimizer"),
-    [("sequential", "adam"), ("Subclassed", "adam"), ("subclassed_in_float16", "scaling")],
+    ("name", "optimizer", "die_at"),
+    [
+        ("sequential", "adam", 8),
+        ("Subclassed", "adam", 8),
+        ("subclassed_in_float16", "scaling", 8),
+        ("sequential", "adam", 2),
+    ],
+    ids=["Sequential", "subclass", "float16", "in the first epoch"],
 )
 def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(
-    run, tmp_path, request, name, optimizer
+    run, tmp_path, request, name, optimizer, die_at
 ):
     def running(call):
         variables = {"FOLDER": str(request.path.parent), "D2LDEV_VIRTUAL_GPUS": "1"}
@@ -232,5 +242,5 @@ def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(
 
     file = f"checkpoint={str(tmp_path / 'run.safetensors')!r}"
     expected = running(f"fit({name!r}, 4, {optimizer!r})")
-    assert running(f"fit({name!r}, 4, {optimizer!r}, die_after=1, {file})") == "killed"
+    assert running(f"fit({name!r}, 4, {optimizer!r}, die_at={die_at}, {file})") == "killed"
     assert running(f"fit({name!r}, 4, {optimizer!r}, {file}, resume=True)") == expected
