@@ -223,6 +223,23 @@ def test_the_compiler_refuses_and_says_what_to_do_instead():
     assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True", "vgpu:1"]
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "nn.GroupNorm(2, 4), (2, 4, 4)",
+        "nn.TransformerEncoderLayer(4, 2, 8), (2, 4, 4)",
+    ],
+)
+def test_a_compiler_that_writes_no_code_looks_at_every_layer(layer):
+    code = (
+        "import torch; from torch import nn; from d2ldev import torch as d2l; d2l.num_gpus()\n"
+        f"net, shape = {layer}; net.to('vgpu:1')\n"
+        "y = torch.compile(net, backend='eager')(torch.ones(shape, device='vgpu:1'))\n"
+        "print((y[0] if isinstance(y, tuple) else y).device)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["vgpu:1"]
+
+
 def test_a_torch_that_is_too_old_for_them_is_named():
     code = (
         "import d2ldev, torch; from torch.utils import backend_registration as registration\n"

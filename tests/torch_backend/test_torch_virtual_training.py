@@ -246,6 +246,42 @@ def test_a_model_is_trained_under_autocast_as_on_the_cpu(vgpu):
     assert losses(vgpu) == losses(CPU)
 
 
+LAYERS_OF_SEVERAL_OPERATORS = {
+    "lstm": lambda: nn.LSTM(4, 4),
+    "gru": lambda: nn.GRU(4, 4),
+    "attention": lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+    "normalisation": lambda: nn.GroupNorm(1, 3),
+}
+
+
+@pytest.mark.parametrize("name", sorted(LAYERS_OF_SEVERAL_OPERATORS))
+def test_autocast_reaches_what_a_layer_is_composed_of(vgpu, name):
+    torch.manual_seed(0)
+    net, x = LAYERS_OF_SEVERAL_OPERATORS[name](), torch.randn(2, 3, 4)
+
+    def computed(device):
+        with torch.autocast(device.type, dtype=torch.bfloat16):
+            y = net.to(device)(x.to(device))
+        return (y[0] if isinstance(y, tuple) else y).cpu()
+
+    expected, y = computed(CPU), computed(vgpu)
+    assert y.dtype == expected.dtype
+    assert torch.equal(y, expected)
+
+
+def test_autocast_reaches_what_a_kernel_calls(vgpu):
+    torch.manual_seed(0)
+    net, x = nn.Bilinear(4, 4, 2), torch.randn(3, 4)
+    plain = net(x, x)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        expected = net(x, x)
+        not_asked = net.to(vgpu)(x.to(vgpu), x.to(vgpu))
+    with torch.autocast("vgpu", dtype=torch.bfloat16):
+        y = net(x.to(vgpu), x.to(vgpu))
+    assert torch.equal(y.cpu(), expected)
+    assert torch.equal(not_asked.cpu(), plain)
+
+
 def test_the_cpus_autocast_is_not_about_virtual_gpus(vgpu):
     x = torch.ones(2, 2, device=vgpu)
     with torch.autocast("cpu"):

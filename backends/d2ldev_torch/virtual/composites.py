@@ -11,12 +11,13 @@ of its own.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 
 from d2ldev.errors import UnsupportedValueError
-from d2ldev_torch.virtual.fallback import CPU_AUTOCAST, Operands
+from d2ldev_torch.virtual.fallback import Operands, autocast_of_kernels
 from d2ldev_torch.virtual.labels import NAME, as_cpu, as_virtual
 from d2ldev_torch.virtual.schemas import Plan
 
@@ -100,13 +101,18 @@ class _DifferentiableOperands(Operands):
 
 def run_composed(plan: Plan, *args: Any, **kwargs: Any) -> Any:
     """Run an operator as torch composes it for the CPU."""
-    if torch._C._are_functorch_transforms_active():
+    if torch._C._are_functorch_transforms_active() or _are_fake():
         # There operands have no memory of their own: torch composes for a device it does not know.
         return plan.op.decompose(*args, **kwargs)
     operands = _DifferentiableOperands(plan)
     new, named = operands.renamed(args, kwargs)
-    with torch._C._ExcludeDispatchKeyGuard(CPU_AUTOCAST):
+    with autocast_of_kernels() if torch._C._is_any_autocast_enabled() else nullcontext():
         return operands.given_back(plan.op(*new, **named))
+
+
+def _are_fake() -> bool:
+    """Whether tensors are only pretended, as while a compiler looks at a function."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def run_autocast(plan: Plan, *args: Any, **kwargs: Any) -> Any:
@@ -123,5 +129,5 @@ def run_autocast(plan: Plan, *args: Any, **kwargs: Any) -> Any:
         )
     operands = _DifferentiableOperands(plan)
     new, named = operands.renamed(args, kwargs)
-    with torch.autocast("cpu", dtype=torch.get_autocast_dtype(NAME)):
+    with autocast_of_kernels():
         return operands.given_back(plan.op(*new, **named))

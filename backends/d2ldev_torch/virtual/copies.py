@@ -44,6 +44,14 @@ def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> to
     return _copy(destination.resize_(source.shape), source)
 
 
+def _copy_each(
+    destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
+) -> None:
+    """``_foreach_copy_``, between all devices as on GPUs."""
+    for destination, source in zip(destinations, sources, strict=True):
+        destination.copy_(source, non_blocking)
+
+
 def _to_copy(
     x: torch.Tensor,
     *,
@@ -119,6 +127,7 @@ COPYING: Mapping[str, Callable[..., Any]] = {
     "copy_": _copy,
     "_copy_from": _copy_from,
     "_copy_from_and_resize": _copy_from_and_resize,
+    "_foreach_copy_": _copy_each,
     "_to_copy": _to_copy,
     "resize_": _resize,
     "set_": _set_to_nothing,

@@ -20,9 +20,6 @@ from d2ldev_torch.virtual.schemas import Plan
 CPU_KERNELS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 """With these keys an operator runs the CPU's kernel, whatever its operands' devices."""
 
-CPU_AUTOCAST = torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
-"""``torch.autocast('cpu')``, which is not about tensors on a virtual GPU."""
-
 _CPU = torch.device("cpu")
 _Tensor = torch.Tensor
 
@@ -139,12 +136,28 @@ def run(plan: Plan, *args: Any, **kwargs: Any) -> Any:
 
 def _call(plan: Plan, operands: Operands, args: list[Any], kwargs: dict[str, Any]) -> Any:
     """Call the CPU's kernel."""
+    if torch._C._is_any_autocast_enabled():
+        with autocast_of_kernels():
+            return _call_kernel(plan, operands, args, kwargs)
+    return _call_kernel(plan, operands, args, kwargs)
+
+
+def _call_kernel(plan: Plan, operands: Operands, args: list[Any], kwargs: dict[str, Any]) -> Any:
     if not operands.holds_nested and not plan.has_number(args):
         return plan.op.redispatch(CPU_KERNELS, *args, **kwargs)
     # Only the whole call takes a number where the schema has a tensor, as in ``x + 2``, and finds
     # the kernels of nested tensors.
-    with torch._C._ExcludeDispatchKeyGuard(CPU_AUTOCAST):
-        return plan.op(*args, **kwargs)
+    return plan.op(*args, **kwargs)
+
+
+def autocast_of_kernels() -> torch.autocast:
+    """What autocast is to the CPU's kernels, which call others: that of virtual GPUs.
+
+    ``torch.autocast('cpu')`` is not about tensors on a virtual GPU.
+    """
+    return torch.autocast(
+        "cpu", dtype=torch.get_autocast_dtype(NAME), enabled=torch.is_autocast_enabled(NAME)
+    )
 
 
 def _run_with_new_outs(
