@@ -36,6 +36,8 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
 }
 
+_PARTS = {"model", "gradients", "optimizer", "random"}
+
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
     check_shapes(prediction.shape, y.shape)
@@ -164,7 +166,7 @@ class MXNetLearner(Learner):
         return {**state, "random": random_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or state.keys() != {"model", "optimizer", "random"}:
+        if not isinstance(state, Mapping) or state.keys() != _PARTS:
             raise CheckpointError(
                 "restore a training state",
                 f"{describe(state)} is none of an MXNet learner",

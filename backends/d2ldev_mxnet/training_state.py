@@ -17,6 +17,8 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 
 State = Mapping[str, Any]
 
+_REQUESTS = ("null", "write", "add")
+
 
 def named_parameters(model: Any, trainer: Any) -> dict[str, Any]:
     """The parameters of a model, and those of a trainer that are not in it, by name."""
@@ -26,7 +28,7 @@ def named_parameters(model: Any, trainer: Any) -> dict[str, Any]:
 
 
 def state_of(model: Any, trainer: Any) -> dict[str, Any]:
-    """The model and the optimizer; what has no shape yet is ``None``."""
+    """The model, how it has gradients, and the optimizer; what has no shape yet is ``None``."""
     named = named_parameters(model, trainer)
     names = {id(p): name for name, p in named.items()}
     by_index = {index: names[id(p)] for index, p in enumerate(trainer._params)}
@@ -34,6 +36,7 @@ def state_of(model: Any, trainer: Any) -> dict[str, Any]:
     counts = optimizer._index_update_count
     return {
         "model": {name: None if p._data is None else p.data() for name, p in named.items()},
+        "gradients": {name: p.grad_req for name, p in named.items()},
         "optimizer": {
             "class": type(optimizer).__name__,
             "parameters": list(by_index.values()),
@@ -74,9 +77,11 @@ class Restoration:
     def __init__(self, model: Any, trainer: Any, saved: State) -> None:
         self._trainer = trainer
         self._parameters = named_parameters(model, trainer)
-        self._model, self._optimizer = saved["model"], saved["optimizer"]
+        self._model, self._gradients = saved["model"], saved["gradients"]
+        self._optimizer = saved["optimizer"]
         current = state_of(model, trainer)
-        for part, value in (("model", self._model), ("optimizer", self._optimizer)):
+        for part in ("model", "gradients", "optimizer"):
+            value = saved[part]
             if not isinstance(value, Mapping):
                 raise _refusal(part, f"{describe(value)} is no dict")
             different = sorted(current[part].keys() ^ value.keys(), key=str)
@@ -84,6 +89,10 @@ class Restoration:
                 raise _refusal(part, f"only one of the two has {different[0]}")
         for name, parameter in self._parameters.items():
             _check(name, parameter, self._model[name])
+            if self._gradients[name] not in _REQUESTS:
+                raise _refusal(
+                    "model", f"the gradient of {name}: {describe(self._gradients[name])}"
+                )
         for key in ("class", "parameters"):
             here, there = current["optimizer"][key], self._optimizer[key]
             if here != there:
@@ -114,6 +123,8 @@ class Restoration:
         """Give the model and the trainer the state."""
         with NumPySemantics():
             for name, parameter in self._parameters.items():
+                if parameter.grad_req != self._gradients[name]:
+                    parameter.grad_req = self._gradients[name]
                 self._fill(parameter, self._model[name])
             self._restore_optimizer()
 

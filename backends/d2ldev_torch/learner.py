@@ -34,6 +34,11 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
 
+# torch leaves out examples whose label is -100, unless it is told another one: elsewhere it is as
+# wrong as any that is out of range.
+_NO_LABEL = torch.iinfo(torch.int64).min
+_PARTS = {"model", "optimizer", "frozen", "random"}
+
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
     check_shapes(prediction.shape, y.shape)
@@ -44,9 +49,8 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
-    # torch wants labels of 64 bits; other frameworks make them with 32. It would leave out those
-    # that are -100, its ``ignore_index``; as -1 they are out of range, as they are elsewhere.
-    return torch.nn.functional.cross_entropy(prediction, y.long().clamp(min=-1))
+    # torch wants labels of 64 bits; other frameworks make them with 32.
+    return torch.nn.functional.cross_entropy(prediction, y.long(), ignore_index=_NO_LABEL)
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
@@ -178,13 +182,14 @@ class TorchLearner(Learner):
         state = {
             "model": training_state.state_of_model(self._model),
             "optimizer": optimizer and training_state.state_of_optimizer(optimizer, self._model),
+            "frozen": training_state.frozen_in(self._model),
             "random": training_state.random_state(self.backend.native(self._device())),
         }
         # Training goes on in the same memory.
         return self.backend.copy(state)  # type: ignore[no-any-return]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or state.keys() != {"model", "optimizer", "random"}:
+        if not isinstance(state, Mapping) or state.keys() != _PARTS:
             raise CheckpointError(
                 "restore a training state",
                 f"{describe(state)} is none of a torch learner",
@@ -195,8 +200,10 @@ class TorchLearner(Learner):
         training_state.check_model(self._model, saved["model"])
         if self._optimizer is not None:
             training_state.check_optimizer(self._optimizer, self._model, saved["optimizer"])
+        training_state.check_frozen(self._model, saved["frozen"])
         training_state.check_random_state(saved["random"], native)
         training_state.load_model(self._model, saved["model"])
+        training_state.freeze(self._model, saved["frozen"])
         if self._optimizer is None and saved["optimizer"] is not None:
             self._use(self._made(self.settings))
         if self._optimizer is not None:

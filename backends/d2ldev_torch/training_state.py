@@ -1,13 +1,13 @@
 """What the next step of a torch ``Learner`` depends on, as a nesting, and back.
 
 The model and the optimizer by their own ``state_dict``; for each of the optimizer's parameters
-its name in the model, because the state itself has only numbers; and the generators from which
-dropout draws.
+its name in the model, because the state itself has only numbers; which parameters are frozen, as a
+callback may have done; and the generators from which dropout draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -55,6 +55,29 @@ def check_model(model: torch.nn.Module, saved: Any) -> None:
     for name, x in current.items():
         if x is not None and _form(x) != _form(saved[name]):
             raise _refusal("model", f"{name} is {_form(x)}, and {_form(saved[name])} in the state")
+
+
+def frozen_in(model: torch.nn.Module) -> list[str]:
+    """The names of the parameters without ``requires_grad``."""
+    return [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+
+
+def check_frozen(model: torch.nn.Module, saved: Any) -> None:
+    """See that a state names parameters of this model.
+
+    Raises:
+        CheckpointError: if it does not.
+    """
+    names = {name for name, _ in model.named_parameters()}
+    if not isinstance(saved, list) or not all(name in names for name in saved):
+        raise _refusal("model", f"what is frozen is {describe(saved)}")
+
+
+def freeze(model: torch.nn.Module, names: Collection[str]) -> None:
+    """Freeze these parameters, and no others."""
+    for name, parameter in model.named_parameters():
+        # Not by ``requires_grad_``, which a parameter without a shape refuses.
+        parameter.requires_grad = name not in names
 
 
 def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, saved: Any) -> None:

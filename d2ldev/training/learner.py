@@ -140,9 +140,9 @@ def check_loss(shape: Iterable[int] | None, loss: object) -> None:
         UnsupportedValueError: if it is none.
     """
     if shape is None or tuple(shape):
-        found = describe(loss) if shape is None else f"of shape {tuple(shape)}"
+        found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
         raise UnsupportedValueError(
-            "take a step of training", f"the loss is {found}, and no scalar", "loss.mean()"
+            "take a step of training", f"the loss is {found} and no scalar", "loss.mean()"
         )
 
 

@@ -39,16 +39,16 @@ class Run:
         self._path = None if checkpoint is None else Path(os.fspath(checkpoint))
 
     def record(self, found: dict[str, float]) -> None:
-        """An epoch is done: its numbers, and a checkpoint if one is kept."""
+        """An epoch is done, with these numbers."""
         for name, value in found.items():
             self.history.setdefault(name, []).append(value)
         self.epoch += 1
-        self.save()
 
     def save(self) -> None:
         """Keep the state: after each epoch, and before the first, in which a run may end, too.
 
-        So what cannot be written is found out before an epoch was computed for nothing.
+        So what cannot be written is found out before an epoch was computed for nothing. What is
+        done after an epoch, such as to freeze a layer, belongs to the state: it is kept afterwards.
         """
         if self._path is not None:
             self._learner.backend.save(self._state(), self._path)

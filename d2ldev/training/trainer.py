@@ -171,6 +171,7 @@ class Trainer:
                     run.record(found)
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
                     self._tell(epoch, run.history)
+                    run.save()
         finally:
             # The user's own object has what was learned, also where an error ends the run.
             learner.parts  # noqa: B018

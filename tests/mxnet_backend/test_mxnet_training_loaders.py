@@ -1,5 +1,7 @@
 """``Trainer`` on MXNet: ``gluon.data.DataLoader``, arrays, and runs that are resumed."""
 
+from multiprocessing.pool import ThreadPool
+
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
@@ -43,6 +45,13 @@ def fit(backend, num_gpus, batches, model, epochs=EPOCHS, **options):
     return history, trainer.model
 
 
+def end_workers(loader):
+    """Let them end by themselves: Gluon terminates them, and one may leave its folder behind."""
+    pool = loader._worker_pool or ThreadPool(1)
+    pool.close()
+    pool.join()
+
+
 @pytest.mark.parametrize("num_gpus", [0, 1])
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_loader_gives_the_same_as_arrays(backend, set_np, num_gpus, workers):
@@ -50,6 +59,7 @@ def test_a_loader_gives_the_same_as_arrays(backend, set_np, num_gpus, workers):
     arrays = [(X[i : i + 16], Y[i : i + 16]) for i in range(0, 70, 16)]
     expected, _ = fit(backend, num_gpus, arrays, classifier())
     history, model = fit(backend, num_gpus, loader, classifier())
+    end_workers(loader)
     assert history == expected
     device = backend.gpu(0) if num_gpus else backend.cpu()
     assert set(backend.placement(model).values()) == {device}
@@ -165,3 +175,25 @@ def test_the_order_goes_on_in_another_process(set_np, name):
 )
 def test_what_gluon_does_not_know_is_gone_through(name, kind):
     assert Order(LOADERS[name]()).state()["kind"] == kind
+
+
+def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(backend, set_np, tmp_path):
+    """As from the first epoch on, and thawed after the third."""
+
+    def run(epochs, path, **options):
+        net = classifier()
+
+        def freeze(epoch, history):
+            net[0].collect_params().setattr("grad_req", "write" if epoch == 2 else "null")
+
+        trainer = Trainer(epochs, 1, backend=backend, callback=freeze)
+        trainer.fit(
+            net, batches, loss="cross_entropy", optimizer="adam", checkpoint=path, **options
+        )
+        return values(net)
+
+    batches = [(X[i : i + 16], Y[i : i + 16]) for i in range(0, 70, 16)]
+    expected = run(4, tmp_path / "unbroken")
+    run(2, tmp_path / "run")
+    found = run(4, tmp_path / "run", resume=True)
+    np.testing.assert_equal(found, expected)

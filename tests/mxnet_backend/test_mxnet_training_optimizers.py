@@ -84,7 +84,7 @@ def test_errors_that_would_be_broadcast_are_refused(backend):
 
 def test_a_loss_that_is_no_array_is_refused(backend):
     learner = backend.learner(initialized(backend, Either), loss=lambda p, y: 1.0)
-    with pytest.raises(UnsupportedValueError, match=r"no mx\.np\.ndarray"):
+    with pytest.raises(UnsupportedValueError, match=r"1\.0, a float, and no scalar"):
         learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
 
 

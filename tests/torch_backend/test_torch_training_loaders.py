@@ -121,3 +121,25 @@ def test_a_run_with_an_optimizer_of_the_users_own_is_resumed(virtual, dataset, t
     path = tmp_path / "run.safetensors"
     run(2, checkpoint=path)
     assert run(EPOCHS, checkpoint=path, resume=True) == expected
+
+
+def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(virtual, dataset, tmp_path):
+    """As from the first epoch on, and thawed after the third."""
+
+    def run(epochs, path, **options):
+        net = classifier()
+
+        def freeze(epoch, history):
+            net[0].requires_grad_(epoch == 2)
+
+        trainer = Trainer(epochs, 1, backend=virtual, callback=freeze)
+        trainer.fit(
+            net, batches, loss="cross_entropy", optimizer="adam", checkpoint=path, **options
+        )
+        return {name: x.cpu() for name, x in net.state_dict().items()}
+
+    batches = list(DataLoader(dataset, 16))
+    expected = run(4, tmp_path / "unbroken")
+    run(2, tmp_path / "run")
+    found = run(4, tmp_path / "run", resume=True)
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
