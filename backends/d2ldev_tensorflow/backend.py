@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import tensorflow as tf
@@ -316,7 +316,9 @@ class TensorFlowBackend(Backend):
         return TensorFlowLearner(self, model, settings)
 
     def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        with self.on(self.device_of(prediction)):
+        # What is only traced has no device yet: the tf.function's caller decides.
+        is_traced = not tf.executing_eagerly()
+        with nullcontext() if is_traced else self.on(self.device_of(prediction)):
             found = tf.argmax(prediction, -1) == tf.cast(y, tf.int64)
             return tf.reduce_mean(tf.cast(found, tf.float32))
 

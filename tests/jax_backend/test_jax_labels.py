@@ -1,5 +1,6 @@
-"""Labels of sequences, with the framework's own model."""
+"""Labels of sequences, and labels in a function that is traced."""
 
+import jax
 import numpy as np
 
 
@@ -14,3 +15,9 @@ def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend):
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
     np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5)
+
+
+def test_accuracy_is_traced_under_jit(jax_backend):
+    logits = jax_backend.asarray(np.eye(3, dtype="float32"))
+    labels = jax_backend.asarray(np.array([0, 1, 0]))
+    np.testing.assert_allclose(jax.jit(jax_backend.accuracy)(logits, labels), 2 / 3, rtol=1e-6)
