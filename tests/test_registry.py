@@ -196,7 +196,7 @@ BROKEN = {
     ),
     "a backend that lacks methods": (
         {"source": "from d2ldev import Backend\nclass MyBackend(Backend):\n name = 'mine'"},
-        "mine_backend.backend:MyBackend lacks _arange, ",
+        "mine_backend.backend:MyBackend lacks _accuracy, ",
         "NoneType",
     ),
     "a backend without its framework": (

@@ -17,7 +17,7 @@ def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend):
     np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5)
 
 
-def test_accuracy_is_traced_under_jit(jax_backend):
-    logits = jax_backend.asarray(np.eye(3, dtype="float32"))
-    labels = jax_backend.asarray(np.array([0, 1, 0]))
-    np.testing.assert_allclose(jax.jit(jax_backend.accuracy)(logits, labels), 2 / 3, rtol=1e-6)
+def test_accuracy_is_traced_under_jit(backend):
+    logits = backend.asarray(np.eye(3, dtype="float32"))
+    labels = backend.asarray(np.array([0, 1, 0]))
+    np.testing.assert_allclose(jax.jit(backend.accuracy)(logits, labels), 2 / 3, rtol=1e-6)
