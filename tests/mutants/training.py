@@ -87,3 +87,18 @@ class RestoresTheModelOnly(Learned, caught_by="fit.resumes"):
         restore = learner.restore
         fresh = learner.state()["optimizer"]
         learner.restore = lambda state: restore({**state, "optimizer": fresh})
+
+
+class ForgetsTheOptimizerElsewhere(Learned, caught_by="fit.resumes-elsewhere"):
+    def spoil(self, learner):
+        state, restore, fresh = learner.state, learner.restore, learner.state()["optimizer"]
+        here = str(self.device_of(learner.parts["model"].layers[0]["weight"]))
+
+        def state_with_the_device():
+            return {**state(), "device": here}
+
+        def restored(found):
+            kept = {name: value for name, value in found.items() if name != "device"}
+            restore(kept if found["device"] == here else {**kept, "optimizer": fresh})
+
+        learner.state, learner.restore = state_with_the_device, restored
