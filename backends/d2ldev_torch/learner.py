@@ -37,7 +37,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 # torch leaves out examples whose label is -100, unless it is told another one: elsewhere it is as
 # wrong as any that is out of range.
 _NO_LABEL = torch.iinfo(torch.int64).min
-_PARTS = {"model", "optimizer", "frozen", "random"}
+_PARTS = {"model", "optimizer", "frozen", "evaluation", "random"}
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:
@@ -183,6 +183,7 @@ class TorchLearner(Learner):
             "model": training_state.state_of_model(self._model),
             "optimizer": optimizer and training_state.state_of_optimizer(optimizer, self._model),
             "frozen": training_state.frozen_in(self._model),
+            "evaluation": self._modes.frozen,
             "random": training_state.random_state(self.backend.native(self._device())),
         }
         # Training goes on in the same memory.
@@ -201,9 +202,11 @@ class TorchLearner(Learner):
         if self._optimizer is not None:
             training_state.check_optimizer(self._optimizer, self._model, saved["optimizer"])
         training_state.check_frozen(self._model, saved["frozen"])
+        training_state.check_evaluation(self._model, saved["evaluation"])
         training_state.check_random_state(saved["random"], native)
         training_state.load_model(self._model, saved["model"])
         training_state.freeze(self._model, saved["frozen"])
+        self._modes.freeze(saved["evaluation"])
         if self._optimizer is None and saved["optimizer"] is not None:
             self._use(self._made(self.settings))
         if self._optimizer is not None:

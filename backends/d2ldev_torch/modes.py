@@ -7,6 +7,8 @@ They stay in it here. Only the module's own flag is asked in every step, which c
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import torch
 
 
@@ -26,15 +28,31 @@ class Modes:
     def train(self) -> None:
         """Training mode, but for what is frozen."""
         if not self._module.training:
-            self._module.train()
-            for module in self._frozen:
-                module.training = False
+            self._begin()
+
+    def _begin(self) -> None:
+        self._module.train()
+        for module in self._frozen:
+            module.training = False
 
     def evaluate(self) -> None:
         """Evaluation mode for all; what else is in it now stays in it after this."""
         if self._module.training:
             self._frozen = _in_evaluation(self._module)
             self._module.eval()
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of the modules that ``train`` leaves in evaluation mode."""
+        frozen = _in_evaluation(self._module) if self._module.training else self._frozen
+        ids = {id(inner) for inner in frozen}
+        return [name for name, inner in self._module.named_modules() if id(inner) in ids]
+
+    def freeze(self, names: Collection[str]) -> None:
+        """Let ``train`` leave these in evaluation mode, and no others."""
+        self._frozen = [inner for name, inner in self._module.named_modules() if name in names]
+        if self._module.training:
+            self._begin()
 
     def restore(self) -> None:
         """The mode in which the module was handed over."""

@@ -1,13 +1,14 @@
 """What the next step of a torch ``Learner`` depends on, as a nesting, and back.
 
 The model and the optimizer by their own ``state_dict``; for each of the optimizer's parameters
-its name in the model, because the state itself has only numbers; which parameters are frozen, as a
-callback may have done; and the generators from which dropout draws.
+its name in the model, because the state itself has only numbers; which parameters are frozen, and
+which modules are in evaluation mode within a model that is trained, as a callback may have done;
+and the generators from which dropout draws.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -68,9 +69,24 @@ def check_frozen(model: torch.nn.Module, saved: Any) -> None:
     Raises:
         CheckpointError: if it does not.
     """
-    names = {name for name, _ in model.named_parameters()}
-    if not isinstance(saved, list) or not all(name in names for name in saved):
+    if not _are_among(saved, (name for name, _ in model.named_parameters())):
         raise _refusal("model", f"what is frozen is {describe(saved)}")
+
+
+def check_evaluation(model: torch.nn.Module, saved: Any) -> None:
+    """See that a state names modules in this model.
+
+    Raises:
+        CheckpointError: if it does not.
+    """
+    # Not the model itself, which is trained.
+    if not _are_among(saved, (name for name, _ in model.named_modules() if name)):
+        raise _refusal("model", f"what is in evaluation mode is {describe(saved)}")
+
+
+def _are_among(saved: Any, names: Iterable[str]) -> bool:
+    is_list = isinstance(saved, list) and all(isinstance(name, str) for name in saved)
+    return is_list and {*saved} <= {*names}
 
 
 def freeze(model: torch.nn.Module, names: Collection[str]) -> None:

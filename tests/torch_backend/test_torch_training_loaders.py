@@ -143,3 +143,29 @@ def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(virtual, datas
     run(2, tmp_path / "run")
     found = run(4, tmp_path / "run", resume=True)
     assert all(torch.equal(x, expected[name]) for name, x in found.items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_callback_has_put_into_evaluation_mode_stays_in_it_in_a_resumed_run(
+    virtual, dataset, training, tmp_path
+):
+    """From the second epoch to the fourth, in a run that is killed in between."""
+
+    def run(epochs, path, **options):
+        net = classifier().train(training)
+
+        def freeze(epoch, history):
+            net.train()
+            net[1].train(not 1 <= epoch < 4)
+
+        trainer = Trainer(epochs, 1, backend=virtual, callback=freeze)
+        trainer.fit(net, batches, batches, loss="cross_entropy", checkpoint=path, **options)
+        return {name: x.cpu() for name, x in net.state_dict().items()}
+
+    batches = list(DataLoader(dataset, 16))
+    torch.manual_seed(0)
+    expected = run(6, tmp_path / "unbroken")
+    run(3, tmp_path / "run")
+    found = run(6, tmp_path / "run", resume=True)
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
+    assert found["1.num_batches_tracked"] == 3 * len(batches)

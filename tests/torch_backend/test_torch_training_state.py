@@ -211,8 +211,8 @@ def test_the_state_of_another_run_is_refused_and_changes_nothing(torch_backend, 
     assert torch.equal(torch.get_rng_state(), random)
 
 
-@pytest.mark.parametrize("part", ["model", "optimizer", "random"])
-@pytest.mark.parametrize("broken", [None, 3, {"a": 1}])
+@pytest.mark.parametrize("part", ["model", "optimizer", "frozen", "evaluation", "random"])
+@pytest.mark.parametrize("broken", [None, 3, {"a": 1}, [["a"]], [""]])
 def test_what_is_no_state_is_refused(torch_backend, part, broken):
     learner = make_learner(torch_backend, "cpu", "adam")
     train(learner, list(batches("cpu"))[:1])
