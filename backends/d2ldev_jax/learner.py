@@ -29,6 +29,7 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
+from d2ldev.training.signatures import input_names
 from d2ldev_jax.modes import train
 from d2ldev_jax.training_state import arrays_of, checked_arrays
 
@@ -146,6 +147,14 @@ class JaxLearner(Learner):
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = self.backend.place(self._optimizer, device)
         self._native = self.backend.native(device)
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        model = self._model
+        if isinstance(model, nnx.bridge.ToNNX):  # it takes what its linen module takes
+            wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
+            return input_names(getattr(model, wrapped))
+        return input_names(model)
+
         self._take()
 
     def _take(self) -> None:

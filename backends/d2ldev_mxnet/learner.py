@@ -20,6 +20,7 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
+from d2ldev.training.signatures import input_names
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training_state import (
     Restoration,
@@ -118,6 +119,15 @@ class MXNetLearner(Learner):
     @property
     def parts(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._trainer}
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        model = self._model
+        if type(model).forward is not mx.gluon.HybridBlock.forward:
+            return input_names(model.forward)
+        # The block itself gives F and its own parameters.
+        _namespace, *names = input_names(model.hybrid_forward) or (None,)
+        return tuple(name for name in names if name not in model._reg_params)
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._trainer = parts["model"], parts["optimizer"]

@@ -59,6 +59,10 @@ class ReferenceLearner(Learner):
     def parts(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return ("x",)
+
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
 

@@ -22,6 +22,7 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
+from d2ldev.training.signatures import input_names
 from d2ldev_tensorflow import slots, training_state
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,6 +89,26 @@ class TensorFlowLearner(Learner):
     @property
     def parts(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        if not self._takes_list:
+            return input_names(self._model.call if self._is_layer else self._model)
+        inputs = self._inputs
+        if isinstance(inputs, Mapping):
+            return tuple(inputs)
+        several = inputs if isinstance(inputs, (list, tuple)) else [inputs]
+        return tuple(getattr(each, "name", "") for each in several)
+
+    @property
+    def takes_mapping(self) -> bool:
+        return self._takes_list and isinstance(self._inputs, Mapping)
+
+    @property
+    def _inputs(self) -> Any:
+        """A functional model's inputs, nested as they were given; a Sequential has only a list."""
+        model = self._model
+        return model.input if hasattr(model, "input") else model.inputs
 
     def replace(self, parts: dict[str, Any]) -> None:
         import keras
@@ -185,11 +206,12 @@ class TensorFlowLearner(Learner):
     def _call(self, inputs: Sequence[Any], mode: dict[str, bool]) -> Any:
         if len(inputs) == 1 or not self._takes_list:
             return self._model(*inputs, **mode)
-        if isinstance(self._model.input, Mapping):
+        if self.takes_mapping:
+            names = ", ".join(f"{name!r}: ..." for name in self.input_names)
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
-                f"its inputs have names, and a batch has {len(inputs)} without",
-                "yield ({'name': X}, y) from the data",
+                f"its inputs have names, and a batch has {len(inputs)} without these",
+                f"yield {{{names}, 'y': y}}, or ({{{names}}}, y), from the data",
             )
         return self._model(list(inputs), **mode)
 

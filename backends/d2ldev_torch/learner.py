@@ -24,6 +24,7 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
+from d2ldev.training.signatures import input_names
 from d2ldev_torch import training_state
 from d2ldev_torch.modes import Modes
 
@@ -120,6 +121,11 @@ class TorchLearner(Learner):
     def parts(self) -> dict[str, Any]:
         self._modes.restore()
         return {"model": self._model, "optimizer": self._optimizer}
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        # What torch.compile makes takes anything, and gives it to the module that was compiled.
+        return input_names(getattr(self._model, "_orig_mod", self._model).forward)
 
     def replace(self, parts: dict[str, Any]) -> None:
         if parts["model"] is not self._model:

@@ -14,12 +14,16 @@ from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.training.metrics import comparison
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend, DeviceLike, Tensor
 
 Loss = str | Callable[[Any, Any], Any]
-"""``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``."""
+"""``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+
+Or ``(y_true, y_pred) -> scalar tensor``, with these names.
+"""
 
 LOSSES = ("mse", "cross_entropy")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
@@ -38,7 +42,8 @@ class Settings(NamedTuple):
     Args:
         loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
             labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
-            ``(prediction, y) -> scalar tensor``.
+            ``(prediction, y) -> scalar tensor``. Of a function or an object whose first parameter
+            is named ``y_true``, as in Keras, ``y`` is the first.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
             or the framework's own object, whose learning rate is its own.
         lr: the learning rate.
@@ -53,8 +58,12 @@ class Settings(NamedTuple):
     def loss_among(
         self, losses: Mapping[str, Callable[[Any, Any], Any]]
     ) -> Callable[[Any, Any], Any]:
-        """The loss: a framework's own of that name, or the function that was given."""
-        return losses[self.loss] if isinstance(self.loss, str) else self.loss
+        """The loss: a framework's own of that name, or the function that was given.
+
+        Raises:
+            UnsupportedValueError: for a metric that keeps a running value.
+        """
+        return losses[self.loss] if isinstance(self.loss, str) else comparison(self.loss)
 
     def checked(self) -> Settings:
         """The settings with Python's own numbers; UnsupportedValueError if they cannot be used."""
@@ -163,6 +172,16 @@ class Learner(ABC):
     @abstractmethod
     def parts(self) -> dict[str, Any]:
         """``{'model': ..., 'optimizer': ...}`` as they are after the last step, for ``place``."""
+
+    @property
+    @abstractmethod
+    def input_names(self) -> tuple[str, ...]:
+        """The names of what the model is called with, in order; empty if it does not say."""
+
+    @property
+    def takes_mapping(self) -> bool:
+        """Whether these are the keys of one mapping, with which the model is called."""
+        return False
 
     @abstractmethod
     def replace(self, parts: dict[str, Any]) -> None:

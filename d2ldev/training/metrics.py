@@ -6,12 +6,46 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.training.signatures import first_parameter
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend
 
 Metric = str | Callable[[Any, Any], Any]
-"""``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch."""
+"""``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
+
+Or ``(y_true, y_pred) -> scalar tensor``, with these names.
+"""
+
+
+def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss or a metric, as it is called everywhere: ``(prediction, y)``.
+
+    Args:
+        function: called in this order, as those of torch, Gluon and optax are; unless its first
+            parameter is named ``y_true``, as in Keras and scikit-learn, which have the other one.
+
+    Raises:
+        UnsupportedValueError: for an object that adds up over the batches, such as a
+            ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
+    """
+    if hasattr(function, "update_state") and hasattr(function, "reset_state"):
+        raise _stateful(
+            function,
+            "a function: def accuracy(y_true, y_pred): "
+            "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
+        )
+    if first_parameter(function) != "y_true":
+        return function
+    return lambda prediction, y: function(y, prediction)
+
+
+def _stateful(metric: object, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"compare predictions by {describe(metric)}",
+        "it keeps a running value over all batches, and what is wanted is that of one",
+        fix,
+    )
 
 
 def named_metrics(
@@ -24,7 +58,8 @@ def named_metrics(
         metrics: names and functions; a function's name is its own.
 
     Raises:
-        UnsupportedValueError: for an unknown name, what cannot be called, or a name twice.
+        UnsupportedValueError: for an unknown name, what cannot be called, what keeps a running
+            value, or a name twice.
     """
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:
@@ -32,7 +67,14 @@ def named_metrics(
         if metric == "accuracy":
             name, function = "accuracy", backend.accuracy
         elif callable(metric):
-            name, function = getattr(metric, "__name__", type(metric).__name__), metric
+            name = getattr(metric, "__name__", type(metric).__name__)
+            function = comparison(metric)
+        elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
+            raise _stateful(
+                metric,
+                "metrics=['accuracy'], or a function: "
+                "def error(prediction, y): return abs(prediction - y).mean()",
+            )
         else:
             raise UnsupportedValueError(
                 f"measure {describe(metric)}",

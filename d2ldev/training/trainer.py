@@ -117,14 +117,21 @@ class Trainer:
         Args:
             model: one of the framework's; it is placed by ``prepare_model``.
             train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
-                dicts of tensors or NumPy arrays, from any iterable that can begin again.
+                dicts of tensors or NumPy arrays, from any iterable that can begin again. The
+                target is the last of a tuple, and ``'y'`` of a dict, else the last of it, too.
+                Several inputs of a dict are given by name, none left out before another one, if all
+                keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
+                keys of a functional model's inputs), else by position, in the order of the dict.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. What
+                calls its first parameter ``y_true``, as Keras' losses do, is called with ``y``
+                first.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
                 the model is placed; or the framework's own, which is placed too.
             lr: the learning rate of one that is built here.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
-                over the examples.
+                over the examples; or ``(y_true, y_pred)``, with these names. What keeps a running
+                value, as Keras' and Gluon's objects do, is refused.
             checkpoint: a file that holds the state, at the beginning and after each epoch.
             resume: go on from that file, if it is there, with the optimizer and the learning rate
                 that the run began with, and the batches in the order that they would have had.
@@ -164,9 +171,9 @@ class Trainer:
         try:
             with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
-                    found = self._epoch(learner.step, train_data, functions)
+                    found = self._epoch(learner, learner.step, train_data, functions)
                     if val_data is not None:
-                        after = self._epoch(learner.evaluate, val_data, functions)
+                        after = self._epoch(learner, learner.evaluate, val_data, functions)
                         found |= {f"val_{name}": value for name, value in after.items()}
                     run.record(found)
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
@@ -190,9 +197,10 @@ class Trainer:
         """
         count_pass(data)
         log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
+        learner: Learner,
         with closing(self._prepared(data)) as batches:
             for batch in batches:
-                inputs, y = inputs_and_target(batch)
+                inputs, y = inputs_and_target(batch, names, takes_mapping)
                 loss, prediction = step(inputs, y)
                 measured = {name: metric(prediction, y) for name, metric in metrics.items()}
                 log.add(count_of(y), loss=loss, **measured)
@@ -200,6 +208,7 @@ class Trainer:
         if not means:
             raise UnsupportedValueError(
                 "go through the data of an epoch",
+        names, takes_mapping = learner.input_names, learner.takes_mapping
                 "there is no batch in it",
                 "data has to be an iterable that begins again: a list or a loader, no generator",
             )
