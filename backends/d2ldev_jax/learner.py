@@ -135,6 +135,14 @@ class JaxLearner(Learner):
             self._lent = True
         return {"model": self._model, "optimizer": self._optimizer}
 
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        model = self._model
+        if isinstance(model, nnx.bridge.ToNNX):  # it takes what its linen module takes
+            wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
+            return input_names(getattr(model, wrapped))
+        return input_names(model)
+
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
         if not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
@@ -147,14 +155,6 @@ class JaxLearner(Learner):
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = self.backend.place(self._optimizer, device)
         self._native = self.backend.native(device)
-    @property
-    def input_names(self) -> tuple[str, ...]:
-        model = self._model
-        if isinstance(model, nnx.bridge.ToNNX):  # it takes what its linen module takes
-            wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
-            return input_names(getattr(model, wrapped))
-        return input_names(model)
-
         self._take()
 
     def _take(self) -> None:

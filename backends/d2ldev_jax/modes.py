@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from typing import Any
+
 from flax import nnx
 
 _FLAGS = ("deterministic", "use_running_average")
@@ -12,17 +15,35 @@ def train(model: nnx.Module) -> None:
 
     ``Module.train`` puts every module in it into training mode, also those that were put into
     evaluation mode to freeze them, such as the batch normalisation of a network that is fine-tuned.
-    They stay in it, unless the whole model is in it.
+    They stay in it, unless all flags are set: ``model.eval()``, after which a model is to be
+    trained all the same, leaves no other trace than ``eval()`` of each module that has one.
     """
-    flags = [
-        (module, name, getattr(module, name))
-        for _, module in nnx.iter_graph(model)
-        if isinstance(module, nnx.Module)
-        for name in _FLAGS
-        if hasattr(module, name)
-    ]
+    frozen = flags_of_evaluation(model)
     model.train()
-    if not all(is_set for _, _, is_set in flags):
-        for module, name, is_set in flags:
-            if is_set:
-                setattr(module, name, True)
+    if len(frozen) < len(names_of_flags(model)):
+        set_flags_of_evaluation(model, frozen)
+
+
+def names_of_flags(model: nnx.Module) -> list[str]:
+    """``'layers/0/norm/use_running_average'``: the path of each flag."""
+    return [name for name, _, _ in _flags(model)]
+
+
+def flags_of_evaluation(model: nnx.Module) -> list[str]:
+    """The names of those that are set."""
+    return [name for name, module, flag in _flags(model) if getattr(module, flag)]
+
+
+def set_flags_of_evaluation(model: nnx.Module, names: Collection[str]) -> None:
+    """Set these flags, and no others; what need not change is left alone, such as None."""
+    for name, module, flag in _flags(model):
+        if bool(getattr(module, flag)) != (name in names):
+            setattr(module, flag, name in names)
+
+
+def _flags(model: nnx.Module) -> Iterator[tuple[str, Any, str]]:
+    for path, module in nnx.iter_graph(model):
+        if isinstance(module, nnx.Module):
+            for flag in _FLAGS:
+                if hasattr(module, flag):
+                    yield "/".join(map(str, (*path, flag))), module, flag

@@ -1,4 +1,4 @@
-"""The arrays of a training state by name, and back, checked.
+"""The arrays of a training state by name, and the flags of its modes, and back, checked.
 
 Typed random keys are numbers with the name of a generator, and no file has a dtype for them: a
 state holds the two.
@@ -53,6 +53,24 @@ def checked_arrays(
             problem = f"{name} is {_shown(x)}, and {_shown(found[name])} in the state"
             raise _refusal(part, problem)
     return [_array(backend, found[name], native) for name in expected]
+
+
+def checked_flags(names: Sequence[str], saved: Any) -> list[str]:
+    """The names of the flags that are set in a saved state.
+
+    Args:
+        names: those of all flags of the model.
+        saved: what is restored.
+
+    Raises:
+        CheckpointError: if it is no list of such names.
+    """
+    if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
+        raise _refusal("model", f"what is in evaluation mode is {describe(saved)}")
+    unknown = sorted({*saved} - {*names})
+    if unknown:
+        raise _refusal("model", f"only the state has {unknown[0]}")
+    return saved
 
 
 def _array(backend: Backend, x: Any, native: Any) -> Tensor:

@@ -186,6 +186,7 @@ class Trainer:
 
     def _epoch(
         self,
+        learner: Learner,
         step: Callable[[tuple[Any, ...], Any], tuple[Any, Any]],
         data: Iterable[Any],
         metrics: Mapping[str, Callable[[Any, Any], Any]],
@@ -196,8 +197,8 @@ class Trainer:
         the device until the end.
         """
         count_pass(data)
+        names, takes_mapping = learner.input_names, learner.takes_mapping
         log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
-        learner: Learner,
         with closing(self._prepared(data)) as batches:
             for batch in batches:
                 inputs, y = inputs_and_target(batch, names, takes_mapping)
@@ -208,7 +209,6 @@ class Trainer:
         if not means:
             raise UnsupportedValueError(
                 "go through the data of an epoch",
-        names, takes_mapping = learner.input_names, learner.takes_mapping
                 "there is no batch in it",
                 "data has to be an iterable that begins again: a list or a loader, no generator",
             )

@@ -97,28 +97,6 @@ def test_dropout_draws_anew_in_each_step_and_not_in_evaluation(backend):
     assert first == second
 
 
-def test_what_was_put_into_evaluation_mode_in_a_model_stays_in_it(backend):
-    ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
-    net = made(backend, Convolutional, "cpu")
-    net.norm.eval()
-    before = np.asarray(net.norm.mean[...])
-    learner = backend.learner(net, loss="cross_entropy", lr=0.0)
-    losses = {float(learner.step(inputs, y)[0]) for _ in range(2)}
-    assert np.array_equal(learner.parts["model"].norm.mean[...], before)
-    assert len(losses) == 2  # there is still dropout
-
-
-def test_the_modes_of_the_users_model_are_left_alone(backend):
-    ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
-    net = made(backend, Convolutional, "cpu")
-    net.eval()
-    learner = backend.learner(net, loss="cross_entropy")
-    learner.step(inputs, y)
-    assert learner.parts["model"].dropout.deterministic
-    # A model that is in evaluation mode as a whole is trained all the same.
-    assert net.norm.mean[...].any()
-
-
 def test_only_parameters_are_trained(backend):
     class Frozen(nnx.Variable):
         pass

@@ -28,7 +28,7 @@ def learner_of(backend, model=Convolutional, optimizer="adam", device="gpu:1", *
 def to_numpy(backend, state):
     if isinstance(state, dict):
         return {name: to_numpy(backend, x) for name, x in state.items()}
-    return state if isinstance(state, str) else backend.to_numpy(state)
+    return state if isinstance(state, (str, list)) else backend.to_numpy(state)
 
 
 def assert_same(backend, learner, other):
@@ -64,9 +64,10 @@ def test_what_is_restored_is_on_the_learners_device(backend):
     assert set(backend.placement(other.state()).values()) == {gpu(1)}
 
 
-def test_a_state_is_of_tensors_text_and_dicts(backend):
+def test_a_state_is_of_tensors_text_lists_and_dicts(backend):
     state = learner_of(backend).state()
-    assert sorted(state) == ["model", "optimizer"]
+    assert sorted(state) == ["evaluation", "model", "optimizer"]
+    assert state["evaluation"] == []
     leaves = jax.tree.leaves(state)
     assert {type(leaf) for leaf in leaves} == {str, type(jax.numpy.ones(1))}
     assert not any(
@@ -142,6 +143,10 @@ BROKEN = {
     "half a key": lambda state: _with(
         state, "model", "dropout/rngs/key", {"generator": "threefry2x32"}
     ),
+    "no modes": lambda state: state.pop("evaluation"),
+    "modes that are no list": lambda state: state.update(evaluation={"a": 1}),
+    "modes that are no names": lambda state: state.update(evaluation=[["a"]]),
+    "a mode of another model": lambda state: state.update(evaluation=["other/deterministic"]),
 }
 
 
