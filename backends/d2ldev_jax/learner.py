@@ -30,8 +30,13 @@ from d2ldev.training.learner import (
     check_shapes,
 )
 from d2ldev.training.signatures import input_names
-from d2ldev_jax.modes import train
-from d2ldev_jax.training_state import arrays_of, checked_arrays
+from d2ldev_jax.modes import (
+    flags_of_evaluation,
+    names_of_flags,
+    set_flags_of_evaluation,
+    train,
+)
+from d2ldev_jax.training_state import arrays_of, checked_arrays, checked_flags
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -97,7 +102,14 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 class JaxLearner(Learner):
-    """A ``flax.nnx.Module`` that an ``nnx.Optimizer`` trains."""
+    """A ``flax.nnx.Module`` that an ``nnx.Optimizer`` trains.
+
+    The model is in training mode in ``step`` (but for modules in it that are frozen by ``eval()``),
+    in evaluation mode in ``evaluate``, and its own flags stay as the user has set them. A model
+    all of whose flags are set was left in evaluation mode, and is trained. To freeze the batch
+    normalisations of one that has no other flags, give it one that is not set:
+    ``net.deterministic = False``, then ``net.norm.eval()``.
+    """
 
     def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
         super().__init__(backend, model, settings)
@@ -207,6 +219,7 @@ class JaxLearner(Learner):
         return {
             "model": arrays_of(model_split.names, self._model_arrays),
             "optimizer": arrays_of(optimizer_split.names, self._optimizer_arrays),
+            "evaluation": flags_of_evaluation(self._model),
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -215,6 +228,9 @@ class JaxLearner(Learner):
             checked_arrays(self.backend, part, current, state, self._native)
             for part in ("model", "optimizer")
         )
+        flags = checked_flags(names_of_flags(self._model), state.get("evaluation"))
+        set_flags_of_evaluation(self.parts["model"], flags)
+        self._take()
         self._model_arrays, self._optimizer_arrays = model, optimizer
 
 
