@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError, cpu, gpu
+from d2ldev import CheckpointError, UnsupportedValueError, cpu, gpu
 
 DEVICES = ["cpu", "gpu:0", "gpu:1"]
 FLOATS = {
@@ -214,3 +214,55 @@ def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(reference):
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
     np.testing.assert_allclose(reference.to_numpy(loss), expected, rtol=1e-5)
+
+
+def trained(reference, sizes=(2, 1)):
+    learner = reference.learner(reference.mlp([*sizes]), optimizer="adam", lr=0.1)
+    learner.step((reference.ones((4, 2)),), reference.ones((4, sizes[-1])))
+    return learner
+
+
+def test_a_learner_goes_on_from_a_state(reference):
+    first, second = (
+        trained(reference),
+        reference.learner(reference.mlp([2, 1]), optimizer="adam", lr=0.1),
+    )
+    second.restore(first.state())
+    batch = (reference.ones((4, 2)),), reference.ones((4, 1))
+    assert float(second.step(*batch)[0]) == float(first.step(*batch)[0])
+
+
+BROKEN = {
+    "none": (lambda state: None, "NoneType, is none of a reference learner"),
+    "of another framework's learner": (
+        lambda state: {"model": {}, "optimizer": {}, "random": {}},
+        "none of a reference learner",
+    ),
+    "layers that are none": (lambda state: {**state, "layers": 3}, "its layers: int"),
+    "of a deeper model": (
+        lambda state: {**state, "layers": state["layers"] * 2},
+        r"its layers: .*float32 \(1, 2\)",
+    ),
+    "without an optimizer": (lambda state: {**state, "optimizer": {}}, "its optimizer: {}"),
+    "of a step that is none": (
+        lambda state: {**state, "optimizer": {**state["optimizer"], "steps": None}},
+        "'steps': 'NoneType'",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_no_state_of_a_learner_is_refused_and_changes_nothing(reference, case):
+    break_it, words = BROKEN[case]
+    learner = trained(reference)
+    before = learner.state()
+    with pytest.raises(CheckpointError, match=words):
+        learner.restore(break_it(trained(reference).state()))
+    after = learner.state()
+    assert after["layers"] is before["layers"]
+    assert after["optimizer"] is before["optimizer"]
+
+
+def test_the_state_of_a_learner_of_another_model_is_refused(reference):
+    with pytest.raises(CheckpointError, match="resume with the model that the run began with"):
+        trained(reference).restore(trained(reference, (2, 3)).state())

@@ -87,13 +87,20 @@ class ReferenceLearner(Learner):
         return {"layers": self._model.layers, "optimizer": self._optimizer}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        shapes = [[x.shape for x in layer.values()] for layer in state["layers"]]
-        if shapes != [[x.shape for x in layer.values()] for layer in self._model.layers]:
+        current = self.state()
+        if not isinstance(state, Mapping) or state.keys() != current.keys():
             raise CheckpointError(
                 "restore a training state",
-                f"it is of a model with the shapes {shapes}",
-                "resume with the model that the run began with",
+                f"{describe(state)} is none of a reference learner",
+                "restore what learner.state() returned, with the backend that it is of",
             )
+        for part, expected in current.items():
+            if _form(state[part]) != _form(expected):
+                raise CheckpointError(
+                    "restore a training state",
+                    f"the shapes of its {part}: {_form(state[part])}, and here {_form(expected)}",
+                    "resume with the model that the run began with",
+                )
         self._model = MLP(state["layers"], self._model.activation)
         self._optimizer = state["optimizer"]
 
@@ -167,6 +174,17 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
+
+
+def _form(x: Any) -> Any:
+    """What has to agree: the names in a nesting, and the shapes and dtypes of its tensors."""
+    if isinstance(x, Mapping):
+        return {name: _form(value) for name, value in x.items()}
+    if isinstance(x, list):
+        return [_form(value) for value in x]
+    if not hasattr(x, "shape"):
+        return type(x).__name__
+    return f"{str(x.dtype).removeprefix('array_api_strict.')} {tuple(x.shape)}"
 
 
 def _rows(x: Tensor) -> Tensor:
