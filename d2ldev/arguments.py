@@ -6,7 +6,7 @@ import operator
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.errors import UnsupportedValueError, describe, shown
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
@@ -31,6 +31,34 @@ def as_shape(shape: Any) -> tuple[int, ...]:
             "a shape is an integer or a sequence of integers",
             "backend.zeros((2, 3))",
         ) from None
+
+
+def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str) -> int:
+    """An argument that counts something, as an integer of Python's.
+
+    Args:
+        attempted: what it is for: ``'train'``.
+        name: of the argument.
+        value: as it was given; a truth value is no number.
+        least: the smallest that makes sense.
+        fix: a line that is right.
+
+    Raises:
+        UnsupportedValueError: if it is none, or smaller.
+
+    >>> whole_number('train', 'max_epochs', 3, least=0, fix='max_epochs=1')
+    3
+    """
+    is_truth = type(value).__name__ in ("bool", "bool_")  # NumPy's too, which need not be imported
+    try:
+        number = least - 1 if is_truth else operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least:
+        raise UnsupportedValueError(
+            f"{attempted} with {name}={describe(value)}", f"it is an integer, {least} or more", fix
+        )
+    return number
 
 
 def checked_mlp(

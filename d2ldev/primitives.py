@@ -437,7 +437,8 @@ class Primitives(ABC):
         """What gives a loader a state that ``_loader_state`` returned; nothing is changed before.
 
         Raises:
-            CheckpointError: if it is none of such a loader.
+            CheckpointError: if it is none of such a loader. Nothing has to be done here where that
+                state says only that the order depends on nothing else.
         """
         return lambda: None
 

@@ -237,9 +237,7 @@ def backend_of(x: Any) -> Backend:
     if backend is not None:
         return backend
     broken: D2LDevError | None = None
-    for name in sorted(known_backends(), key=rank):
-        if not _is_imported(name):
-            continue
+    for name in _imported_backends():
         try:
             backend = get_backend(name)
         except D2LDevError as error:
@@ -262,15 +260,21 @@ def backend_of_loader(x: Any) -> Backend | None:
     The classes' modules are asked first: a framework that happens to be imported is left alone.
     """
     roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__}
-    for name in sorted(known_backends(), key=rank):
-        if _is_imported(name) and roots.intersection(required_modules(name)):
-            try:
-                backend = get_backend(name)
-            except D2LDevError:
-                continue  # a loader works without
-            if isinstance(x, backend.loader_types):
-                return backend
+    for name in _imported_backends():
+        if not roots.intersection(required_modules(name)):
+            continue
+        try:
+            backend = get_backend(name)
+        except D2LDevError:
+            continue  # it is gone through then, as any other iterable, which is right, too
+        if isinstance(x, backend.loader_types):
+            return backend
     return None
+
+
+def _imported_backends() -> list[str]:
+    """The backends whose frameworks are imported, by name, the preferred ones first."""
+    return [name for name in sorted(known_backends(), key=rank) if _is_imported(name)]
 
 
 def _is_imported(name: str) -> bool:

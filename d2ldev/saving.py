@@ -34,7 +34,7 @@ class Saving(Creation):
         """
         from d2ldev.io.writing import save
 
-        save(self, obj, _path(path, "save"))  # type: ignore[arg-type]
+        save(self, obj, as_path(path, "save"))  # type: ignore[arg-type]
 
     def load(self, path: str | os.PathLike[str], *, device: DeviceLike = "cpu") -> Any:
         """Read a nesting from a file.
@@ -60,7 +60,7 @@ class Saving(Creation):
         target = self._existing(device, "load tensors")[0]
         from d2ldev.io.reading import load
 
-        return load(self, _path(path, "load"), target)  # type: ignore[arg-type]
+        return load(self, as_path(path, "load"), target)  # type: ignore[arg-type]
 
     def load_into(self, obj: Any, path: str | os.PathLike[str]) -> Any:
         """Read a file into a model, an optimizer, or a nesting of them and of tensors.
@@ -87,10 +87,10 @@ class Saving(Creation):
         """
         from d2ldev.io.fitting import load_into
 
-        return load_into(self, obj, _path(path, "load"))  # type: ignore[arg-type]
+        return load_into(self, obj, as_path(path, "load"))  # type: ignore[arg-type]
 
 
-def _path(path: object, verb: str) -> str:
+def as_path(path: object, verb: str) -> str:
     """A path as text.
 
     Raises:

@@ -2,13 +2,15 @@
 
 import dataclasses
 import random
+from collections import deque
 
 import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import CheckpointError
+from d2ldev import CheckpointError, UnsupportedValueError
 from d2ldev.training.order import Order
+from d2ldev.training.random_state import checked_random_state, random_state
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 4
@@ -16,7 +18,7 @@ X = np.arange(6, dtype="float32").reshape(6, 1)
 
 
 class Counting:
-    """Its order depends on how often it was gone through, as ``DistributedSampler``'s does."""
+    """Its order depends on how often it was gone through, as a shuffled ``tf.data.Dataset``'s."""
 
     def __init__(self):
         self.epoch = 0
@@ -148,7 +150,7 @@ def test_a_loader_with_a_state_may_be_used_again_by_the_run_that_goes_on(referen
 def test_data_that_cannot_go_back_is_refused(reference, tmp_path, make):
     data = make()
     run(reference, data, tmp_path / "run", ends_in=9)
-    with pytest.raises(CheckpointError, match=rf"fix: make the {make.__name__} anew"):
+    with pytest.raises(CheckpointError, match="fix: make the data anew"):
         run(reference, data, tmp_path / "run", resume=True)
 
 
@@ -168,6 +170,31 @@ def test_evaluation_on_the_same_data_counts(reference, tmp_path, make):
     run(reference, first, tmp_path / "run", epochs=2, val_data=first)
     rest = run(reference, first, None, epochs=2, val_data=first)
     assert run(reference, second, tmp_path / "run", resume=True, val_data=second) == rest
+
+
+@pytest.mark.parametrize("kind", ["PCG64", "Philox", "SFC64", "MT19937"])
+def test_every_generator_of_numpys_own_goes_on(kind):
+    """As ``np.random.set_bit_generator`` sets it, with numbers of more than 64 bits."""
+    before = np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(getattr(np.random, kind)(3))
+        np.random.normal()  # of which there are two: one is kept
+        state = random_state()
+        expected = np.random.normal(size=4).tolist()
+        checked_random_state(state)()
+        assert np.random.normal(size=4).tolist() == expected
+    finally:
+        np.random.set_bit_generator(before)
+
+
+def test_a_state_of_another_generator_of_numpys_is_refused():
+    state, before = random_state(), np.random.get_bit_generator()
+    try:
+        np.random.set_bit_generator(np.random.PCG64(1))
+        with pytest.raises(CheckpointError, match="of other generators"):
+            checked_random_state(state)
+    finally:
+        np.random.set_bit_generator(before)
 
 
 def test_data_that_is_gone_is_forgotten():
@@ -221,3 +248,35 @@ def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_first_batch
     with pytest.raises(CheckpointError):
         trainer.fit(reference.mlp([1, 1]), [(X, X)], checkpoint=tmp_path / "no" / "folder")
     assert trainer.seen == []
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Nobody is told when it is gone."""
+
+    epoch: int = 0
+
+    def __iter__(self):
+        return iter([(X, X)])
+
+
+def test_data_whose_passes_cannot_be_counted_is_refused(reference, tmp_path):
+    with pytest.raises(UnsupportedValueError, match="__weakref__"):
+        run(reference, Slotted(), tmp_path / "run")
+
+
+def test_data_whose_passes_cannot_be_counted_trains_without_a_checkpoint(reference):
+    assert len(run(reference, Slotted(), None)) == EPOCHS
+
+
+class Batches(list):
+    """A list as any other."""
+
+
+@pytest.mark.parametrize(
+    "data", [[(X, X)], ((X, X),), Batches([(X, X)]), {"a": (X, X)}.values(), deque([(X, X)])]
+)
+def test_containers_begin_again_by_themselves(reference, tmp_path, data):
+    run(reference, data, tmp_path / "run", epochs=2)
+    run(reference, data, None, epochs=1)
+    assert len(run(reference, data, tmp_path / "run", resume=True)) == 2

@@ -1,5 +1,8 @@
 """``Trainer`` on the reference backend: its arguments, its hooks, its data, its history."""
 
+import os
+import random
+import re
 import subprocess
 import sys
 
@@ -141,9 +144,42 @@ def test_a_generator_is_enough_for_one_epoch(reference, net):
     assert len(history["loss"]) == 1
 
 
-def test_data_without_a_batch_is_refused(trainer, net):
+@pytest.mark.parametrize("data", [[], iter([]), d2ldev.ArrayLoader(np.ones((0, 2)), batch_size=2)])
+def test_data_without_a_batch_is_refused(reference, net, data):
     with pytest.raises(UnsupportedValueError, match="no batch"):
-        trainer.fit(net, [])
+        Trainer(1, backend=reference).fit(net, data)
+
+
+def test_data_to_evaluate_on_without_a_batch_is_refused_before_the_first_epoch(trainer, net):
+    trainer.callback = lambda *_: pytest.fail("an epoch was run")
+    with pytest.raises(UnsupportedValueError, match="cannot go through val_data"):
+        trainer.fit(net, [BATCH], [])
+
+
+@pytest.mark.parametrize("data", [None, 5])
+def test_what_cannot_be_gone_through_is_refused(trainer, net, data):
+    with pytest.raises(UnsupportedValueError, match="no iterable of batches"):
+        trainer.fit(net, data)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_generator_is_closed_when_a_step_fails(reference, net, num_gpus):
+    closed = []
+
+    def batches():
+        try:
+            yield (np.ones((4, 3), "float32"), BATCH[1])
+        finally:
+            closed.append(True)
+
+    source = batches()
+    with pytest.raises(Exception, match=r"matmul|shape|core dimension"):
+        Trainer(1, num_gpus, backend=reference).fit(net, source)
+    assert closed == [True]
+
+
+def test_a_backend_may_be_given_by_name(reference):
+    assert Trainer(1, backend="reference").backend is reference
 
 
 @pytest.mark.parametrize("batch", [np.ones(3), [np.ones(3)], {"X": np.ones(3)}, {}, ()])
@@ -196,7 +232,7 @@ def test_named_tuples_of_arrays_stay_named_tuples(reference):
 
 def test_no_epochs_give_an_empty_history_and_the_model(reference, net):
     trainer = Trainer(0, backend=reference)
-    assert trainer.fit(net, [BATCH]) == {}
+    assert trainer.fit(net, [BATCH]) == {"loss": []}
     assert trainer.model is net
 
 
@@ -245,6 +281,17 @@ def test_resuming_needs_the_name_of_a_checkpoint(trainer, net):
         trainer.fit(net, [BATCH], resume=True)
 
 
+@pytest.mark.parametrize("path", [3, b"", "", "a\0b"])
+def test_what_is_no_path_is_refused_before_the_first_batch(trainer, net, path):
+    with pytest.raises(UnsupportedValueError, match="no path of a file"):
+        trainer.fit(net, [BATCH], checkpoint=path)
+
+
+def test_a_path_may_be_bytes(trainer, net, tmp_path):
+    trainer.fit(net, [BATCH], checkpoint=os.fsencode(tmp_path / "run"))
+    assert (tmp_path / "run").exists()
+
+
 def test_resuming_without_a_file_begins_at_the_beginning(trainer, net, tmp_path):
     history = trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
     assert len(history["loss"]) == 2
@@ -256,9 +303,9 @@ def test_a_file_of_something_else_is_refused(reference, trainer, net, tmp_path):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
 
 
-def test_a_file_that_only_looks_like_a_state_is_refused(reference, trainer, net, tmp_path):
+def test_a_file_of_another_version_is_refused_as_that(reference, trainer, net, tmp_path):
     reference.save({"format": "d2ldev training state 1"}, tmp_path / "other")
-    with pytest.raises(CheckpointError, match="no state of a training run"):
+    with pytest.raises(CheckpointError, match="another version of d2ldev wrote it"):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
 
 
@@ -292,11 +339,66 @@ def test_a_state_of_another_model_is_refused(reference, trainer, net, tmp_path):
         trainer.fit(reference.mlp([2, 3, 1]), [BATCH], checkpoint=tmp_path / "run", resume=True)
 
 
-@pytest.mark.parametrize("other", [{"lr": 0.2}, {"optimizer": "adam"}])
-def test_a_run_is_not_resumed_with_another_optimizer_or_rate(trainer, net, tmp_path, other):
+@pytest.mark.parametrize(
+    ("other", "fix"),
+    [
+        ({"lr": 0.2}, "fit(..., lr=0.1)"),
+        ({"optimizer": "adam"}, "fit(..., optimizer='sgd')"),
+        ({"loss": "cross_entropy"}, "fit(..., loss='mse')"),
+        ({"lr": 0.2, "optimizer": "adam"}, "fit(..., optimizer='sgd', lr=0.1)"),
+    ],
+)
+def test_a_run_is_not_resumed_with_other_settings(trainer, net, tmp_path, other, fix):
     trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", lr=0.1)
-    with pytest.raises(CheckpointError, match=r"optimizer='sgd', lr=0\.1"):
+    with pytest.raises(CheckpointError, match=re.escape(f"fix: {fix}")):
         trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True, **{"lr": 0.1, **other})
+
+
+def test_a_run_is_not_resumed_with_another_clip(reference, trainer, net, tmp_path):
+    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
+    clipping = Trainer(3, gradient_clip_val=1.0, backend=reference)
+    with pytest.raises(CheckpointError, match=r"Trainer\(max_epochs, gradient_clip_val=0\.0\)"):
+        clipping.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("other", [{"val_data": [BATCH]}, {"metrics": [lambda p, y: 0.0]}])
+def test_a_run_is_not_resumed_that_measures_something_else(trainer, net, tmp_path, other):
+    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
+    with pytest.raises(CheckpointError, match="the run has measured loss\n"):
+        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True, **other)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        *(("epoch", -1), ("epoch", 9), ("epoch", "2"), ("history", {"loss": 3})),
+        *(("history", {"loss": [1.0]}), ("history", None), ("settings", ["sgd"])),
+        *(("settings", {}), ("settings", 3), ("learner", {}), ("learner", None), ("data", 3)),
+        *(("data", {}), ("format", "d2ldev training state 1")),
+    ],
+)
+def test_a_state_with_a_part_that_is_wrong_is_refused(
+    reference, trainer, net, tmp_path, part, value
+):
+    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
+    state = reference.load(tmp_path / "run")
+    reference.save({**state, part: value}, tmp_path / "run")
+    with pytest.raises(CheckpointError):
+        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
+
+
+def test_a_run_that_is_not_resumed_leaves_everything_as_it_was(reference, trainer, net, tmp_path):
+    def loader():
+        return d2ldev.ArrayLoader(*BATCH, batch_size=2, shuffle=True)
+
+    trainer.fit(net, loader(), checkpoint=tmp_path / "run")
+    data, numbers = loader(), random.getstate()
+    random.random()
+    moved = random.getstate()
+    with pytest.raises(CheckpointError):
+        trainer.fit(reference.mlp([2, 3, 1]), data, checkpoint=tmp_path / "run", resume=True)
+    assert (data.state_dict()["epoch"], random.getstate()) == (0, moved)
+    assert moved != numbers
 
 
 def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, net, tmp_path):

@@ -12,11 +12,13 @@ _SAMPLERS = (data.SequentialSampler, data.RandomSampler, list, range)
 def loader_state(loader: Any) -> bool | None:
     """True if it depends on nothing else; None if that cannot be said.
 
-    Gluon's samplers shuffle with ``np.random``. One of the user's may do anything, and with
-    ``last_batch='rollover'`` an epoch begins with what the last one has left.
+    Gluon's samplers shuffle with ``np.random``. A sampler or a subclass of the user's may do
+    anything, and with ``last_batch='rollover'`` an epoch begins with what the last one has left.
     """
     batches = loader._batch_sampler
-    if type(batches) is data.BatchSampler:
+    if type(loader).__iter__ is not data.DataLoader.__iter__:
+        is_known = False
+    elif type(batches) is data.BatchSampler:
         is_known = batches._last_batch != "rollover" and type(batches._sampler) in _SAMPLERS
     else:
         is_known = type(batches) is list

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -10,25 +11,34 @@ from torch.utils import data
 
 from d2ldev.errors import CheckpointError, describe
 
-# Those that draw from a generator or from nothing. A list may stand in the place of a sampler.
+# Those that draw from a generator, from the number of the epoch, or from nothing. A list may stand
+# in the place of a sampler.
 _SAMPLERS = (
     *(data.SequentialSampler, data.RandomSampler, data.SubsetRandomSampler),
     *(data.WeightedRandomSampler, data.BatchSampler, data.DistributedSampler),
-    *(list, range, type(None)),
+    *(list, range),
 )
 
 
 def loader_state(loader: Any) -> dict[str, Any] | None:
     """The states of torch's own generator and of those that the loader has; None if it has others.
 
-    A dataset that is iterated has its order from itself, and so has a sampler of the user's.
+    A dataset that is iterated has its order from itself, and so have a sampler and a subclass of
+    the user's. Workers that live on draw from what they were given when they began.
     """
-    if isinstance(loader.dataset, data.IterableDataset):
+    is_torchs_own = (
+        type(loader).__iter__ is data.DataLoader.__iter__
+        and type(loader)._get_iterator is data.DataLoader._get_iterator
+        and all(type(sampler) in _SAMPLERS for sampler in _samplers(loader))
+    )
+    is_streamed = isinstance(loader.dataset, data.IterableDataset)
+    if not is_torchs_own or is_streamed or loader.persistent_workers:
         return None
-    if any(type(sampler) not in _SAMPLERS for sampler in _samplers(loader)):
-        return None
-    states = [_text(generator.get_state()) for generator in _generators(loader)]
-    return {"default": _text(torch.get_rng_state()), "own": states}
+    return {
+        "default": _text(torch.get_rng_state()),
+        "own": [_text(generator.get_state()) for generator in _generators(loader)],
+        "epochs": [sampler.epoch for sampler in _numbered(loader)],
+    }
 
 
 def checked_loader_state(loader: Any, saved: Any) -> Callable[[], None]:
@@ -37,12 +47,14 @@ def checked_loader_state(loader: Any, saved: Any) -> Callable[[], None]:
     Raises:
         CheckpointError: if they are no states of this loader's generators.
     """
-    generators = _generators(loader)
+    generators, samplers = _generators(loader), _numbered(loader)
     try:
         default, states = _tensor(saved["default"]), [_tensor(text) for text in saved["own"]]
         torch.Generator().set_state(default)  # which refuses what is no state
         for generator, state in zip(generators, states, strict=True):
             torch.Generator(generator.device).set_state(state)
+        epochs = [operator.index(epoch) for epoch in saved["epochs"]]
+        numbered = list(zip(samplers, epochs, strict=True))
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             "go on with the order of a DataLoader",
@@ -54,14 +66,25 @@ def checked_loader_state(loader: Any, saved: Any) -> Callable[[], None]:
         torch.set_rng_state(default)
         for generator, state in zip(generators, states, strict=True):
             generator.set_state(state)
+        for sampler, epoch in numbered:
+            sampler.set_epoch(epoch)
 
     return go_on
 
 
 def _samplers(loader: Any) -> Iterator[Any]:
-    yield loader.sampler
-    yield loader.batch_sampler
-    yield getattr(loader.batch_sampler, "sampler", None)
+    """The loader's samplers, and those that they have themselves."""
+    for sampler in (loader.sampler, loader.batch_sampler):
+        while sampler is not None:
+            yield sampler
+            # Of torch's own only batches have another; what one of the user's has, it may not use.
+            sampler = getattr(sampler, "sampler", None)
+
+
+def _numbered(loader: Any) -> list[data.DistributedSampler[Any]]:
+    """The samplers that are told the number of the epoch."""
+    found = [each for each in _samplers(loader) if isinstance(each, data.DistributedSampler)]
+    return list({id(each): each for each in found}.values())
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

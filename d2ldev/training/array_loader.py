@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.arguments import whole_number
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 
@@ -168,17 +168,7 @@ def _column(array: Any, number: int) -> _Column:
 
 
 def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = least - 1 if isinstance(value, (bool, np.bool_)) else operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least:
-        raise UnsupportedValueError(
-            f"make batches with {name}={describe(value)}",
-            f"it is an integer, {least} or more",
-            f"{name}={max(least, 0)}",
-        )
-    return number
+    return whole_number("make batches", name, value, least=least, fix=f"{name}={least}")
 
 
 def _truth(name: str, value: Any) -> bool:

@@ -9,13 +9,13 @@ Held by the requirements ``log.*`` of the conformance suite.
 
 from __future__ import annotations
 
-import operator
 import threading
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.arguments import whole_number
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.kinds import TENSOR
 
@@ -64,8 +64,10 @@ class DeviceLog:
     ) -> None:
         self._backend = backend
         self._device = None if device is None else backend.device(device)
-        self._every = _whole("every", every)
-        self._max_pending = _whole("max_pending", max_pending)
+        self._every = whole_number("log", "every", every, least=1, fix="every=1")
+        self._max_pending = whole_number(
+            "log", "max_pending", max_pending, least=1, fix="max_pending=1024"
+        )
         self._lock = threading.RLock()
         self._calls = 0
         self._waiting = 0
@@ -89,9 +91,7 @@ class DeviceLog:
             self._calls += 1
             if (self._calls - 1) % self._every:
                 return
-            if not isinstance(weight, (int, float, Real, np.number)) or not 0 <= weight < float(
-                "inf"
-            ):
+            if not _is_weight(weight):
                 raise UnsupportedValueError(
                     f"log with the weight {describe(weight)}",
                     "it is a number that is not negative",
@@ -198,6 +198,12 @@ class _Entry(NamedTuple):
     is_tensor: bool
 
 
+def _is_weight(value: Any) -> bool:
+    # The first two by name: to ask for Real takes longer, and it is asked in every step.
+    is_number = isinstance(value, (int, float, Real, np.number))
+    return is_number and 0 <= value < float("inf")
+
+
 def _number(name: str, x: Any) -> float:
     """A number that is on the host already."""
     is_array = isinstance(x, np.ndarray) and x.shape == () and x.dtype.kind in "biuf"
@@ -211,15 +217,3 @@ def _number(name: str, x: Any) -> float:
         f"{describe(x)} is neither a scalar tensor nor a number",
         f"log.add({name}={name}.mean())",
     )
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        number = 0 if isinstance(value, bool) else operator.index(value)
-    except TypeError:
-        number = 0
-    if number < 1:
-        raise UnsupportedValueError(
-            f"log with {name}={describe(value)}", "it is an integer, 1 or more", f"{name}=1"
-        )
-    return number

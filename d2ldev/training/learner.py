@@ -122,11 +122,15 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
         UnsupportedValueError: if there is not one label for each row of logits, or they are no
             integers.
     """
-    *rows, _classes = logits = tuple(prediction) or (1,)
-    labels = tuple(y)
+    logits, labels = tuple(prediction), tuple(y)
+    rows = logits[:-1]
     attempted = f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}"
     known = zip(rows, labels, strict=False)
-    if len(rows) != len(labels) or any(a != b for a, b in known if None not in (a, b)):
+    if (
+        not logits
+        or len(rows) != len(labels)
+        or any(a != b for a, b in known if None not in (a, b))
+    ):
         raise UnsupportedValueError(
             attempted,
             "there is one label for each row of logits, which has one number for each class",
@@ -218,6 +222,10 @@ class Learner(ABC):
             CheckpointError: if it is the state of another model or optimizer; nothing has
                 changed then.
         """
+
+    def hand_back(self) -> None:
+        """Leave the user's own model and optimizer as they are after the last step."""
+        self.parts  # noqa: B018  # a framework that lends them gives them back when it is asked
 
     def place(self, device: DeviceLike) -> None:
         """Move the model and the optimizer with its state, between two steps."""

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.kinds import TENSOR
 from d2ldev.training.signatures import first_parameter
 
 if TYPE_CHECKING:
+    from d2ldev.device import Device
     from d2ldev.interface import Backend
 
 Metric = str | Callable[[Any, Any], Any]
@@ -68,7 +71,7 @@ def named_metrics(
             name, function = "accuracy", backend.accuracy
         elif callable(metric):
             name = getattr(metric, "__name__", type(metric).__name__)
-            function = comparison(metric)
+            function = _where_predictions_are(backend, comparison(metric))
         elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
             raise _stateful(
                 metric,
@@ -89,3 +92,28 @@ def named_metrics(
             )
         found[name] = function
     return found
+
+
+def _where_predictions_are(
+    backend: Backend, function: Callable[[Any, Any], Any]
+) -> Callable[[Any, Any], Any]:
+    """A metric that is computed on the predictions' device.
+
+    TensorFlow computes outside a ``tf.function`` on its default device, wherever the operands are.
+    """
+
+    def measure(prediction: Any, y: Any) -> Any:
+        device = _device_in(backend, prediction)
+        with nullcontext() if device is None else backend.on(device):
+            return function(prediction, y)
+
+    return measure
+
+
+def _device_in(backend: Backend, x: Any) -> Device | None:
+    """Where the first tensor of a nesting is; None if there is none."""
+    if backend.kinds[type(x)] is TENSOR:
+        return backend.device_of(x)
+    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple)) else ()
+    devices = (_device_in(backend, value) for value in values)
+    return next((device for device in devices if device is not None), None)

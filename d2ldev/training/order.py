@@ -8,12 +8,25 @@ through the data once more for each epoch that is done.
 from __future__ import annotations
 
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from d2ldev.errors import CheckpointError, describe
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.registry import backend_of_loader
 from d2ldev.training.random_state import checked_random_state, random_state
+
+# What the order of data depends on. These words are in the files.
+OWN_STATE = "its own state"
+NOTHING = "nothing"
+GENERATORS = "generators"
+PASSES = "how often it was gone through"
+
+# What iterates over batches that are there, always in the same order.
+_CONTAINERS: set[Any] = {
+    *(list.__iter__, tuple.__iter__, deque.__iter__),
+    *(type({}.values()).__iter__, type({}.items()).__iter__),
+}
 
 # How often data was gone through in this process, by its identity: it need not be hashable.
 _passes: dict[int, int] = {}
@@ -25,7 +38,7 @@ def count_pass(data: object) -> None:
         try:
             weakref.finalize(data, _passes.pop, id(data), None)
         except TypeError:
-            return  # a list, say: it has no order of its own
+            return  # it is not told when this is gone; ``Order`` refuses it where it matters
     _passes[id(data)] = _passes.get(id(data), 0) + 1
 
 
@@ -34,32 +47,42 @@ class Order:
 
     Args:
         data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader`` and
-            ``torchdata``'s ``StatefulDataLoader`` have them; a list or tuple of batches; a
+            ``torchdata``'s ``StatefulDataLoader`` have them; a container of batches; a
             framework's loader that its backend can read; or anything else, which is gone through.
+
+    Raises:
+        UnsupportedValueError: if passes through it cannot be counted.
     """
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._data: Any = data
         self._backend = None
         if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
-            self._kind = "its own state"
-        elif type(data) in (list, tuple):
-            self._kind = "none, as in a list"
+            self._kind = OWN_STATE
+        elif getattr(type(data), "__iter__", None) in _CONTAINERS:
+            self._kind = NOTHING
         else:
             self._backend = backend_of_loader(data)
             is_known = self._backend is not None and self._backend._loader_state(data) is not None
-            self._kind = "generators" if is_known else "passes"
+            self._kind = GENERATORS if is_known else PASSES
+        if self._kind == PASSES and not _has_weak_references(data):
+            raise UnsupportedValueError(
+                f"keep the order of {describe(data)}",
+                "how often it was gone through cannot be told: it takes no weak references",
+                "__slots__ = (..., '__weakref__'), or give it state_dict() and "
+                "load_state_dict(state)",
+            )
 
     def state(self) -> dict[str, Any]:
         """What the order of the next epoch depends on, as a nesting that ``save`` takes."""
         return {"kind": self._kind, "state": self._state(), "random": random_state()}
 
     def _state(self) -> Any:
-        if self._kind == "its own state":
+        if self._kind == OWN_STATE:
             return self._data.state_dict()
-        if self._backend is not None and self._kind == "generators":
+        if self._backend is not None and self._kind == GENERATORS:
             return self._backend._loader_state(self._data)
-        return _passes.get(id(self._data), 0) if self._kind == "passes" else None
+        return _passes.get(id(self._data), 0) if self._kind == PASSES else None
 
     def checked(self, saved: Any) -> Callable[[], None]:
         """What brings the data to where it was when ``state`` returned this.
@@ -73,8 +96,8 @@ class Order:
             raise _refusal(f"{describe(saved)} says nothing of it")
         if saved["kind"] != self._kind:
             raise _refusal(
-                f"the run began with another loader, whose order depends on {saved['kind']!r}, "
-                f"and that of {describe(self._data)} on {self._kind!r}"
+                f"the run began with another loader, whose order depends on {saved['kind']}, and "
+                f"that of {describe(self._data)} on {self._kind}"
             )
         set_random_state = checked_random_state(saved["random"])
         set_order = self._setter(saved["state"])
@@ -86,11 +109,11 @@ class Order:
         return go_on
 
     def _setter(self, state: Any) -> Callable[[], None]:
-        if self._kind == "its own state":
+        if self._kind == OWN_STATE:
             return lambda: self._data.load_state_dict(state)
-        if self._backend is not None and self._kind == "generators":
+        if self._backend is not None and self._kind == GENERATORS:
             return self._backend._checked_loader_state(self._data, state)
-        if self._kind != "passes":
+        if self._kind != PASSES:
             return lambda: None
         if type(state) is not int:
             raise _refusal(f"{describe(state)} is no number of times that it was gone through")
@@ -100,8 +123,8 @@ class Order:
                 "go on with the order of the data",
                 f"it was gone through {done} times in this process, {state} times when the state "
                 "was kept, and it cannot go back",
-                f"make the {type(self._data).__name__} anew, or give it state_dict() and "
-                "load_state_dict(state)",
+                "make the data anew from its source, shuffling included, or give it state_dict() "
+                "and load_state_dict(state)",
             )
         return lambda: self._go_through(state - done)
 
@@ -118,3 +141,11 @@ def _refusal(problem: str) -> CheckpointError:
         problem,
         "resume with a loader of the kind that the run began with",
     )
+
+
+def _has_weak_references(data: object) -> bool:
+    try:
+        weakref.ref(data)
+    except TypeError:
+        return False
+    return True

@@ -5,11 +5,11 @@ No thread is needed for it: a framework that works asynchronously has only to be
 
 from __future__ import annotations
 
-import operator
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
+from d2ldev.arguments import whole_number
 from d2ldev.errors import UnsupportedValueError, describe
 
 _END = object()
@@ -17,17 +17,8 @@ _END = object()
 
 def check_depth(depth: Any) -> int:
     """The number of batches to move ahead of their use; UnsupportedValueError if it is none."""
-    try:
-        number = -1 if isinstance(depth, bool) else operator.index(depth)
-    except TypeError:
-        number = -1
-    if number < 0:
-        raise UnsupportedValueError(
-            f"prefetch with depth={describe(depth)}",
-            "it is an integer, 0 or more",
-            "backend.prefetch(batches, device, depth=2)",
-        )
-    return number
+    fix = "backend.prefetch(batches, device, depth=2)"
+    return whole_number("prefetch", "depth", depth, least=0, fix=fix)
 
 
 def check_source(batches: Any) -> None:

@@ -14,18 +14,13 @@ from d2ldev.errors import CheckpointError, describe
 def random_state() -> dict[str, Any]:
     """The state of ``random`` and of ``np.random``, as a nesting that ``save`` takes."""
     version, numbers, next_gauss = random.getstate()
-    kind, key, position, has_gauss, gauss = np.random.get_state(legacy=True)
     return {
         "python": {
             "version": version,
             "numbers": np.asarray(numbers, "uint32").tobytes().hex(),
             "next_gauss": next_gauss,
         },
-        "numpy": {
-            "kind": kind,
-            "key": np.asarray(key).tobytes().hex(),
-            "numbers": [int(position), int(has_gauss), float(gauss)],
-        },
+        "numpy": _plain(np.random.get_state(legacy=False)),
     }
 
 
@@ -33,20 +28,19 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
     """What lets the two go on from what ``random_state`` returned; nothing has changed before.
 
     Raises:
-        CheckpointError: if that is not it.
+        CheckpointError: if that is not it, or ``np.random`` has another kind of generator now.
     """
     try:
-        python, numpy = saved["python"], saved["numpy"]
+        python = saved["python"]
         numbers = np.frombuffer(bytes.fromhex(python["numbers"]), "uint32")
         python_state = (python["version"], tuple(map(int, numbers)), python["next_gauss"])
         random.Random().setstate(python_state)  # noqa: S311  # which refuses what is no state
-        key = np.frombuffer(bytes.fromhex(numpy["key"]), "uint32")
-        numpy_state = (numpy["kind"], key, *numpy["numbers"])
-        np.random.RandomState().set_state(numpy_state)  # so does this
-    except (KeyError, TypeError, ValueError) as error:
+        numpy_state = _native(saved["numpy"])
+        _check_numpy(numpy_state)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CheckpointError(
             "go on with the random numbers of a run",
-            f"{describe(saved)} is no state of Python's and NumPy's",
+            f"{describe(saved)} is no state of Python's and NumPy's, or one of other generators",
             "name the file that fit(..., checkpoint=...) wrote",
         ) from error
 
@@ -55,3 +49,30 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
         np.random.set_state(numpy_state)
 
     return set_random_state
+
+
+def _check_numpy(state: Any) -> None:
+    """See that it can be set: on a generator of its own, of the kind that ``np.random`` has."""
+    name = np.random.get_state(legacy=False)["bit_generator"]
+    scratch = np.random.RandomState(getattr(np.random, name)())
+    scratch.set_state(state)
+
+
+def _plain(state: Any) -> Any:
+    """A state of NumPy's without arrays, whose dtypes not every framework has, or large numbers."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return {"dtype": state.dtype.name, "bytes": state.tobytes().hex()}
+    return {"integer": str(state)} if isinstance(state, int) else state
+
+
+def _native(state: Any) -> Any:
+    """The state of NumPy's that ``_plain`` made this of."""
+    if not isinstance(state, dict):
+        return state
+    if state.keys() == {"dtype", "bytes"}:
+        return np.frombuffer(bytes.fromhex(state["bytes"]), state["dtype"])
+    if state.keys() == {"integer"}:
+        return int(state["integer"])
+    return {key: _native(value) for key, value in state.items()}

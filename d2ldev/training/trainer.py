@@ -5,12 +5,12 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
+from d2ldev.arguments import whole_number
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.training.batches import bring, count_of, inputs_and_target
@@ -18,8 +18,10 @@ from d2ldev.training.device_log import DeviceLog
 from d2ldev.training.learner import Learner, Loss
 from d2ldev.training.metrics import Metric, named_metrics
 from d2ldev.training.order import count_pass
+from d2ldev.training.prefetching import moved_ahead
 from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
+from d2ldev.virtual import asked_for_too_late
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend
@@ -35,7 +37,7 @@ class Trainer:
         max_epochs: how often the data is gone through.
         num_gpus: 0 is the CPU, 1 is ``gpu(0)``, -1 is all that there are.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
-        backend: the framework's; None is the active one.
+        backend: the framework's, or its name; None is the active one.
         callback: called after each epoch with its number, from 0, and the history so far.
         progress: whether a bar is shown in the terminal.
 
@@ -57,20 +59,21 @@ class Trainer:
         num_gpus: int = 0,
         gradient_clip_val: float = 0,
         *,
-        backend: Backend | None = None,
+        backend: Backend | str | None = None,
         callback: Callable[[int, History], None] | None = None,
         progress: bool = False,
     ) -> None:
-        if backend is None:
-            from d2ldev.registry import active_backend
+        from d2ldev.registry import active_backend, get_backend
 
-            backend = active_backend()
-        self.backend = backend
-        self.max_epochs = _whole("max_epochs", max_epochs, least=0)
+        self.backend = active_backend() if backend is None else get_backend(backend)
+        self.max_epochs = whole_number(
+            "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
+        )
         self.gradient_clip_val = gradient_clip_val
         self.callback = callback
         self.progress = progress
-        self.gpus = _gpus(backend, _whole("num_gpus", num_gpus, least=-1))
+        number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
+        self.gpus = _gpus(self.backend, number)
         self.device: Device = self.gpus[0] if self.gpus else CPU
         self._learner: Learner | None = None
 
@@ -93,7 +96,11 @@ class Trainer:
         return bring(self.backend, batch, self.device)
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
-        """After each epoch; to be overridden, or given as ``callback``."""
+        """After each epoch; to be overridden, or given as ``callback``.
+
+        What it does to the model and the optimizer is in the checkpoint that is kept afterwards.
+        What it raises ends the run, whose file is then that of the epoch before.
+        """
         if self.callback is not None:
             self.callback(epoch, history)
 
@@ -132,14 +139,17 @@ class Trainer:
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. What keeps a running
                 value, as Keras' and Gluon's objects do, is refused.
-            checkpoint: a file that holds the state, at the beginning and after each epoch.
-            resume: go on from that file, if it is there, with the optimizer and the learning rate
-                that the run began with, and the batches in the order that they would have had.
+            checkpoint: a file that holds the state, at the beginning and after each epoch. One that
+                is there is replaced, unless the run goes on from it.
+            resume: go on from that file, if it is there, with the loss, the optimizer and the
+                metrics that the run began with, and the batches in the order that they would have
+                had.
                 That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
                 Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
                 file; other data, such as a ``tf.data.Dataset``, is gone through once more for
-                each epoch that is done. Random numbers that a dataset or a worker process keeps
-                to itself are not continued.
+                each epoch that is done: in the process of the run that ended, make it anew from
+                its source first, shuffling included. Random numbers that a dataset or a worker
+                process keeps to itself are not continued.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -150,9 +160,9 @@ class Trainer:
             CheckpointError: if the file is not of such a run, or is broken.
         """
         functions = named_metrics(self.backend, metrics)
-        if self.max_epochs > 1:
-            _check_can_begin_again(train_data, "train_data")
-            _check_can_begin_again(val_data, "val_data")
+        for name, data in (("train_data", train_data), ("val_data", val_data)):
+            if name == "train_data" or data is not None:
+                _check_data(data, name, self.max_epochs)
         # The optimizer is built after the model is placed: one that is built before would hold
         # what the model no longer is, in a framework that moves by making new tensors.
         learner = self.backend.learner(
@@ -163,7 +173,10 @@ class Trainer:
             gradient_clip_val=self.gradient_clip_val,
         )
         self._learner = learner
-        run = Run(learner, train_data, checkpoint)
+        names = ["loss", *functions]
+        if val_data is not None:
+            names += [f"val_{name}" for name in names]
+        run = Run(learner, train_data, names, checkpoint)
         if resume:
             run.resume(self.device)
         else:
@@ -181,7 +194,7 @@ class Trainer:
                     run.save()
         finally:
             # The user's own object has what was learned, also where an error ends the run.
-            learner.parts  # noqa: B018
+            learner.hand_back()
         return run.history
 
     def _epoch(
@@ -216,31 +229,20 @@ class Trainer:
 
     def _tell(self, epoch: int, history: History) -> None:
         """Call what watches the run, with the user's model as it is after the last step."""
-        is_overridden = getattr(self.on_epoch_end, "__func__", None) is not Trainer.on_epoch_end
-        if self._learner is not None and (is_overridden or self.callback is not None):
-            self._learner.parts  # noqa: B018
+        is_watched = self.callback is not None or self._overrides("on_epoch_end")
+        if self._learner is not None and is_watched:
+            self._learner.hand_back()
             self.on_epoch_end(epoch, history)
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """The batches on the device: ahead of their use, unless the user prepares them."""
-        is_overridden = getattr(self.prepare_batch, "__func__", None) is not Trainer.prepare_batch
-        if self.gpus and not is_overridden:
+        if self.gpus and not self._overrides("prepare_batch"):
             return self.backend.prefetch(data, self.device)
-        return (self.prepare_batch(batch) for batch in data)
+        return moved_ahead(data, 0, self.prepare_batch)
 
-
-def _whole(name: str, value: Any, least: int) -> int:
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = least - 1
-    if number < least or isinstance(value, bool):
-        raise UnsupportedValueError(
-            f"train with {name}={describe(value)}",
-            f"it is an integer, {least} or more",
-            f"{name}=1",
-        )
-    return number
+    def _overrides(self, hook: str) -> bool:
+        """Whether a hook is the user's, of a class or of this object."""
+        return getattr(getattr(self, hook), "__func__", None) is not getattr(Trainer, hook)
 
 
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
@@ -249,7 +251,8 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
     if number > there:
         raise DeviceUnavailableError(
             f"train on {number} GPU{'' if number == 1 else 's'}",
-            f"{backend.name} has {there} GPU{'' if there == 1 else 's'} here",
+            f"{backend.name} has {there} GPU{'' if there == 1 else 's'} here"
+            + asked_for_too_late(number - 1),
             f"Trainer(max_epochs, num_gpus={min(there, 1)})",
             backend.devices(),
         )
@@ -263,11 +266,33 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
     return [gpu(i) for i in range(number)]
 
 
-def _check_can_begin_again(data: Any, name: str) -> None:
+def _check_data(data: Any, name: str, max_epochs: int) -> None:
+    """See that there is something to go through, as often as it is gone through.
+
+    Raises:
+        UnsupportedValueError: if there is not.
+    """
     # Not asked by ``iter(data)``, with which a loader draws random numbers and starts its workers.
-    if isinstance(data, Iterator):
+    if not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+        raise UnsupportedValueError(
+            f"train with {name}={describe(data)}",
+            "it is no iterable of batches",
+            f"{name}=[(X, y)], or a loader",
+        )
+    if max_epochs > 1 and isinstance(data, Iterator):
         raise UnsupportedValueError(
             f"go through {name} more than once",
             f"{describe(data)} is an iterator, which is used up after one epoch",
             f"{name}=list({name}), or a loader",
         )
+    if max_epochs and isinstance(data, Sized) and _is_empty(data):
+        raise UnsupportedValueError(
+            f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
+        )
+
+
+def _is_empty(data: Sized) -> bool:
+    try:
+        return not len(data)
+    except TypeError:
+        return False  # a loader of what has no length

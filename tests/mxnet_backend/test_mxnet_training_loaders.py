@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
 
-from d2ldev.training.order import Order, count_pass
+from d2ldev.training.order import GENERATORS, PASSES, Order, count_pass
 from d2ldev.training.trainer import Trainer
 
 # Gluon's loaders themselves call arrays by a name that MXNet has given up.
@@ -138,11 +138,23 @@ class OwnSampler(data.Sampler):
         return 70
 
 
+class OwnLoader(data.DataLoader):
+    """It has an order that is none of Gluon's."""
+
+    epoch = 0
+
+    def __iter__(self):
+        chosen = np.random.default_rng(self.epoch).permutation(70)
+        self.epoch += 1
+        return iter([mx.np.array(chosen)])
+
+
 NUMBERS = data.ArrayDataset(np.arange(70))
 LOADERS = {
     "shuffled": lambda: data.DataLoader(NUMBERS, 16, shuffle=True),
     "rolled over": lambda: data.DataLoader(NUMBERS, 16, shuffle=True, last_batch="rollover"),
     "a sampler of the user's": lambda: data.DataLoader(NUMBERS, 16, sampler=OwnSampler()),
+    "a loader of the user's": lambda: OwnLoader(NUMBERS, 16),
     "batches": lambda: data.DataLoader(NUMBERS, batch_sampler=[[3, 1], [2, 0]]),
 }
 
@@ -169,8 +181,8 @@ def test_the_order_goes_on_in_another_process(set_np, name):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        *(("shuffled", "generators"), ("batches", "generators")),
-        *(("rolled over", "passes"), ("a sampler of the user's", "passes")),
+        *(("shuffled", GENERATORS), ("batches", GENERATORS), ("rolled over", PASSES)),
+        *(("a sampler of the user's", PASSES), ("a loader of the user's", PASSES)),
     ],
 )
 def test_what_gluon_does_not_know_is_gone_through(name, kind):

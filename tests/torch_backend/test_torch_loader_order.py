@@ -39,6 +39,17 @@ class OwnSampler(data.Sampler):
         return SIZE
 
 
+class OwnLoader(data.DataLoader):
+    """It has an order that is none of torch's."""
+
+    epoch = 0
+
+    def __iter__(self):
+        chosen = np.random.default_rng(self.epoch).permutation(SIZE)
+        self.epoch += 1
+        return iter([DATASET[int(i)] for i in chosen])
+
+
 class Augmented(data.Dataset):
     """It draws in the process that loads it."""
 
@@ -70,12 +81,24 @@ READ = {
             data.SubsetRandomSampler(range(SIZE), generator=seeded()), 3, drop_last=True
         ),
     ),
+    "loaded in bulk": lambda: data.DataLoader(
+        DATASET,
+        batch_size=None,
+        sampler=data.BatchSampler(data.RandomSampler(DATASET, generator=seeded()), 3, False),
+    ),
     "augmented": lambda: data.DataLoader(Augmented(), 4, shuffle=True, generator=seeded()),
     "workers": lambda: data.DataLoader(
         Augmented(), 4, shuffle=True, generator=seeded(), num_workers=1
     ),
 }
 GONE_THROUGH = {
+    "workers that live on": lambda: data.DataLoader(
+        Augmented(), 4, shuffle=True, generator=seeded(), num_workers=1, persistent_workers=True
+    ),
+    "a sampler of the user's in bulk": lambda: data.DataLoader(
+        DATASET, batch_size=None, sampler=data.BatchSampler(OwnSampler(), 3, False)
+    ),
+    "a loader of the user's": lambda: OwnLoader(DATASET),
     "streamed": lambda: data.DataLoader(Streamed()),
     "a sampler of the user's": lambda: data.DataLoader(DATASET, sampler=OwnSampler()),
 }
@@ -136,12 +159,29 @@ def test_a_loader_with_fewer_generators_is_refused(torch_backend, tmp_path):
         run(torch_backend, READ["torch's generator"](), tmp_path / "run", 3, resume=True)
 
 
-@pytest.mark.parametrize(
-    "state", [None, 3, {}, {"default": "00", "own": []}, {"default": "x", "own": []}]
-)
+@pytest.mark.parametrize("state", [None, 3, {}, {"default": "00", "own": [], "epochs": []}])
 def test_what_is_no_state_of_generators_is_refused(state):
     order = Order(READ["torch's generator"]())
     before = torch.get_rng_state()
     with pytest.raises(CheckpointError, match="the order of a DataLoader"):
         order.checked({**order.state(), "state": state})
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_the_epoch_of_a_distributed_sampler_goes_on(torch_backend, tmp_path):
+    """Which the user's own callback tells it, as ever."""
+
+    def numbered_run(epochs, path, **options):
+        sampler = data.DistributedSampler(DATASET, num_replicas=1, rank=0, seed=1)
+        trainer = Recording(
+            epochs, backend=torch_backend, callback=lambda epoch, _: sampler.set_epoch(epoch + 1)
+        )
+        trainer.seen = []
+        loader = data.DataLoader(DATASET, sampler=sampler)
+        trainer.fit(torch_backend.mlp([1, 1]), loader, lr=1e-3, checkpoint=path, **options)
+        return trainer.seen
+
+    unbroken = numbered_run(4, tmp_path / "unbroken")
+    before = numbered_run(2, tmp_path / "run")
+    assert before + numbered_run(4, tmp_path / "run", resume=True) == unbroken
+    assert unbroken[:SIZE] != unbroken[SIZE : 2 * SIZE]
