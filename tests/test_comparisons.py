@@ -2,7 +2,7 @@
 
 import pytest
 
-from d2ldev import UnsupportedValueError
+from d2ldev import UnsupportedValueError, gpu
 from d2ldev.training.learner import Settings
 from d2ldev.training.metrics import named_metrics
 from d2ldev.training.trainer import Trainer
@@ -126,3 +126,15 @@ def test_a_metric_is_refused_before_anything_is_trained(reference):
     with pytest.raises(UnsupportedValueError, match="running value"):
         trainer.fit(net, [], metrics=[Running()])
     assert trainer.model is None
+
+
+@pytest.mark.parametrize(
+    "nested", [lambda x: x, lambda x: [None, {"logits": x}]], ids=["tensor", "nesting"]
+)
+def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested):
+    def made(prediction, y):
+        return reference.ones(1)
+
+    (measure,) = named_metrics(reference, [made]).values()
+    prediction = nested(reference.zeros(1, device="gpu:1"))
+    assert reference.device_of(measure(prediction, None)) == gpu(1)
