@@ -233,10 +233,10 @@ def test_a_learner_goes_on_from_a_state(reference):
 
 
 BROKEN = {
-    "none": (lambda state: None, "NoneType, is none of a reference learner"),
+    "none": (lambda state: None, "NoneType, is none of a learner of reference"),
     "of another framework's learner": (
         lambda state: {"model": {}, "optimizer": {}, "random": {}},
-        "none of a reference learner",
+        "none of a learner of reference",
     ),
     "layers that are none": (lambda state: {**state, "layers": 3}, "its layers: int"),
     "of a deeper model": (

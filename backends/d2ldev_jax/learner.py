@@ -224,11 +224,12 @@ class JaxLearner(Learner):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         current = self.state()
+        self._require_parts(state, current)
         model, optimizer = (
             checked_arrays(self.backend, part, current, state, self._native)
             for part in ("model", "optimizer")
         )
-        flags = checked_flags(names_of_flags(self._model), state.get("evaluation"))
+        flags = checked_flags(names_of_flags(self._model), state["evaluation"])
         set_flags_of_evaluation(self.parts["model"], flags)
         self._take()
         self._model_arrays, self._optimizer_arrays = model, optimizer

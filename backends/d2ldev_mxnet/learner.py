@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
@@ -49,10 +49,12 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
     picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     if y.dtype not in (np.int32, np.int64):
-        y = y.astype("int64")  # MXNet compares in the dtype of labels, in which 200 may be -56
+        # MXNet compares in the dtype of labels, in which 200 may be -56:
+        # https://github.com/apache/mxnet/issues/16964
+        y = y.astype("int64")
     # A label that is out of range was taken for the nearest class. It is not asked whether there is
-    # one, which would wait for the device: what belongs to it is divided by 0. (``where`` has no
-    # gradient beside a number.)
+    # one, which would wait for the device: what belongs to it is divided by 0. (Beside a number,
+    # ``where`` has the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
     return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
 
 
@@ -176,12 +178,7 @@ class MXNetLearner(Learner):
         return {**state, "random": random_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or state.keys() != _PARTS:
-            raise CheckpointError(
-                "restore a training state",
-                f"{describe(state)} is none of an MXNet learner",
-                "restore what learner.state() returned",
-            )
+        self._require_parts(state, _PARTS)
         restoration = Restoration(self._model, self._trainer, state)
         check_random_state(state["random"])
         restoration.carry_out()

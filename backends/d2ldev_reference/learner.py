@@ -88,12 +88,7 @@ class ReferenceLearner(Learner):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         current = self.state()
-        if not isinstance(state, Mapping) or state.keys() != current.keys():
-            raise CheckpointError(
-                "restore a training state",
-                f"{describe(state)} is none of a reference learner",
-                "restore what learner.state() returned, with the backend that it is of",
-            )
+        self._require_parts(state, current)
         for part, expected in current.items():
             if _form(state[part]) != _form(expected):
                 raise CheckpointError(

@@ -10,7 +10,7 @@ import torch
 
 from d2ldev.containers import rebuild
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
 from d2ldev.kinds import TENSOR, Kind
 from d2ldev.training.learner import (
@@ -196,12 +196,7 @@ class TorchLearner(Learner):
         return self.backend.copy(state)  # type: ignore[no-any-return]
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        if not isinstance(state, Mapping) or state.keys() != _PARTS:
-            raise CheckpointError(
-                "restore a training state",
-                f"{describe(state)} is none of a torch learner",
-                "restore what learner.state() returned",
-            )
+        self._require_parts(state, _PARTS)
         saved = self.backend.copy({**state})
         native = self.backend.native(self._device())
         training_state.check_model(self._model, saved["model"])

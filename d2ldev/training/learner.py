@@ -9,11 +9,11 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from numbers import Real
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.training.metrics import comparison
 
 if TYPE_CHECKING:
@@ -222,6 +222,15 @@ class Learner(ABC):
             CheckpointError: if it is the state of another model or optimizer; nothing has
                 changed then.
         """
+
+    def _require_parts(self, state: Any, parts: Collection[str]) -> None:
+        """Raise a ``CheckpointError`` unless a state has these parts, and no others."""
+        if not isinstance(state, Mapping) or state.keys() != set(parts):
+            raise CheckpointError(
+                "restore a training state",
+                f"{describe(state)} is none of a learner of {self.backend.name}",
+                "restore what learner.state() returned, with the backend that it is of",
+            )
 
     def hand_back(self) -> None:
         """Leave the user's own model and optimizer as they are after the last step."""
