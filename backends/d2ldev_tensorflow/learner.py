@@ -145,7 +145,7 @@ class TensorFlowLearner(Learner):
                 "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
             )
         with self.backend.on(self._device):
-            slots.build(self._optimizer, self._model)
+            slots.build_or_extend(self._optimizer, self._model)
         self.backend.place(self._optimizer, self._device)
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
         # AutoGraph, as in Keras' own fit: it would wrap the errors of what it converts. TensorFlow

@@ -89,7 +89,9 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     listed = {id(variable) for variable in optimizer._variables}
     keras = sys.modules["keras"]
-    # Nadam's product, which Keras does not list in an optimizer that another one builds.
+    # Nadam's product, a plain attribute (``Nadam.build`` in Keras' ``src/optimizers/nadam.py``).
+    # Where another optimizer builds it, nothing tracks attributes: ``LossScaleOptimizer.build`` is
+    # under ``no_automatic_dependency_tracking``.
     others = [
         value
         for value in vars(optimizer).values()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -55,16 +56,17 @@ def flags_of(flagged: Iterable[Any]) -> list[bool]:
     return list(map(_is_trainable, flagged))
 
 
-def build(optimizer: Any, model: Any) -> None:
+def build_or_extend(optimizer: Any, model: Any) -> None:
     """Build an optimizer for what is trainable, or let one that is built train it, too.
 
     Raises:
         UnsupportedValueError: if it was built for another model, or would forget what it has
-            learned; nothing has changed then.
+            learned; nothing has changed then, nor after an error of its own ``build``.
     """
     trainable = list(model.trainable_variables)
     if not optimizer.built:
-        optimizer.build(trainable)
+        with _put_back_on_error(_Before.of_chain(optimizer)):
+            optimizer.build(trainable)
         return
     known = {id(x) for x in trained_by(optimizer)}
     if known.isdisjoint(id(_plain(x)) for x in model.variables):
@@ -74,9 +76,10 @@ def build(optimizer: Any, model: Any) -> None:
             f"it was built for none of the variables of {describe(model)}",
             f"keras.optimizers.{name}(...), not built yet",
         )
-    new = [x for x in trainable if id(_plain(x)) not in known]
-    if len(new) + len(known) > len(trainable):
+    frozen_since = known - {id(_plain(x)) for x in trainable}
+    if frozen_since:
         _check_can_change(optimizer)
+    new = [x for x in trainable if id(_plain(x)) not in known]
     if new:
         rebuild(optimizer, [*optimizer._trainable_variables, *new])
 
@@ -88,28 +91,39 @@ def rebuild(optimizer: Any, variables: Sequence[Any]) -> Callable[[], None]:
         What undoes it.
 
     Raises:
-        UnsupportedValueError: if it would forget what it has learned; nothing has changed then.
+        UnsupportedValueError: if it would forget what it has learned; nothing has changed then, nor
+            after an error of its own ``build``.
     """
     _check_can_change(optimizer)
-    befores = [_Before.of(each) for each in _chain(optimizer)]
-
-    def undo() -> None:
+    befores = _Before.of_chain(optimizer)
+    with _put_back_on_error(befores):
         for before in befores:
-            before.put_back()
+            before.optimizer.built = False
+            before.optimizer._trainable_variables_indices = {}
+        optimizer.build(list(variables))
+        if not all(before.merge() for before in befores):
+            raise UnsupportedValueError(
+                "train with other variables than at the beginning",
+                f"{type(optimizer).__name__} was built for those, and keeps what it learns in a "
+                "way of its own",
+                "optimizer.build(net.trainable_variables) before anything is frozen",
+            )
+    return partial(_put_back, befores)
 
+
+@contextmanager
+def _put_back_on_error(befores: Sequence[_Before]) -> Iterator[None]:
+    """A ``build`` that raises, or is interrupted, leaves an optimizer in pieces."""
+    try:
+        yield
+    except BaseException:
+        _put_back(befores)
+        raise
+
+
+def _put_back(befores: Iterable[_Before]) -> None:
     for before in befores:
-        before.optimizer.built = False
-        before.optimizer._trainable_variables_indices = {}
-    optimizer.build(list(variables))
-    if not all(before.merge() for before in befores):
-        undo()
-        raise UnsupportedValueError(
-            "train with other variables than at the beginning",
-            f"{type(optimizer).__name__} was built for those, and keeps what it learns in a way of "
-            "its own",
-            "optimizer.build(net.trainable_variables) before anything is frozen",
-        )
-    return undo
+        before.put_back()
 
 
 def _check_can_change(optimizer: Any) -> None:
@@ -142,11 +156,22 @@ class _Before(NamedTuple):
     variables: list[Any]
 
     @classmethod
-    def of(cls, optimizer: Any) -> _Before:
-        return cls(optimizer, dict(vars(optimizer)), list(optimizer._variables))
+    def of_chain(cls, optimizer: Any) -> list[_Before]:
+        """Of an optimizer, and of those that it wraps."""
+        return [
+            # A ``build`` writes into that one.
+            cls(
+                x,
+                vars(x) | {"_trainable_variables_indices": {**x._trainable_variables_indices}},
+                list(x._variables),
+            )
+            for x in _chain(optimizer)
+        ]
 
     def put_back(self) -> None:
         """Undo that it was built anew."""
+        for name in vars(self.optimizer).keys() - self.attributes.keys():
+            delattr(self.optimizer, name)
         for name, old in self.attributes.items():
             if name != "_variables":
                 setattr(self.optimizer, name, old)
@@ -190,7 +215,8 @@ class _Before(NamedTuple):
 def _hold(optimizer: Any, variables: Sequence[Any]) -> None:
     """Let an optimizer have these variables of its own, and no others.
 
-    The list in which TensorFlow tracks them can be appended to, and not be changed otherwise.
+    The list in which TensorFlow tracks them can be appended to, and not be changed otherwise:
+    https://github.com/tensorflow/tensorflow/issues/36916
     """
     tracker = vars(optimizer).pop("_tracker")
     optimizer._variables = []
@@ -217,7 +243,11 @@ def apply(optimizer: Any, gradients: Sequence[Any], variables: Sequence[Any]) ->
 
 @contextmanager
 def _averaging_only(optimizer: Any, keys: set[int]) -> Iterator[None]:
-    """An optimizer that averages variables writes the average into all that it knows."""
+    """An optimizer that averages variables writes the average into all that it knows.
+
+    As ``BaseOptimizer.apply`` has it, at its end, in Keras' ``src/optimizers/base_optimizer.py``:
+    it averages its ``_trainable_variables``, and not the variables that it was given.
+    """
     averaging = [each for each in _chain(optimizer) if each.use_ema]
     names = "_trainable_variables", "_model_variables_moving_average"
     before = [{name: vars(each)[name] for name in names} for each in averaging]

@@ -139,14 +139,14 @@ def putting(
     try:
         own = variables_of(backend, optimizer)
         _check("optimizer", own, of_optimizer["variables"])
-    except CheckpointError:
+        pairs = [
+            (variable, backend.asarray(x, device=backend.device_of(variable)))
+            for targets, tensors in ((variables, saved["model"]), (own, of_optimizer["variables"]))
+            for variable, x in zip(targets, tensors, strict=True)
+        ]
+    except BaseException:
         undo()
         raise
-    pairs = [
-        (variable, backend.asarray(x, device=backend.device_of(variable)))
-        for variables, tensors in ((variables, saved["model"]), (own, of_optimizer["variables"]))
-        for variable, x in zip(variables, tensors, strict=True)
-    ]
 
     def put() -> None:
         for variable, value in pairs:

@@ -177,6 +177,71 @@ def test_an_optimizer_that_would_forget_is_refused_and_has_not_changed(backend, 
     assert int(optimizer.iterations) == 2
 
 
+def _tracked(optimizer):
+    """What an optimizer knows and has, and in which lists."""
+    return {
+        "names": {*vars(optimizer)},
+        "built": optimizer.built,
+        "indices": dict(optimizer._trainable_variables_indices),
+        "trained": [id(v) for v in optimizer._trainable_variables],
+        "variables": [id(v) for v in optimizer.variables],
+    }
+
+
+class Once(keras.optimizers.SGD):
+    """Its own ``build`` raises, in the middle, when it is built for the second time."""
+
+    error = ValueError("built already")
+
+    def build(self, variables):
+        is_built_again = hasattr(self, "mine")
+        super().build(variables)
+        if is_built_again:
+            self.late = self.add_variable((), name="late")
+            raise self.error
+        self.mine = True
+
+
+@pytest.mark.parametrize("error", [ValueError("built already"), KeyboardInterrupt()], ids=repr)
+@pytest.mark.parametrize("wrap", [lambda x: x, keras.optimizers.LossScaleOptimizer])
+def test_an_optimizer_whose_build_raises_has_not_changed(backend, batch, error, wrap):
+    net, once = network(backend, [0]), Once(0.1, momentum=0.9)
+    once.error, optimizer = error, wrap(once)
+    learner = learner_of(backend, net, optimizer)
+    losses(learner, batch, 1)
+    before = _tracked(once), _tracked(optimizer)
+    freeze(net, [])
+    with pytest.raises(type(error)):
+        learner.step(*batch)
+    assert (_tracked(once), _tracked(optimizer)) == before
+    freeze(net, [0])
+    values_before = values(net.layers[2])
+    losses(learner, batch, 1)
+    assert changed(net.layers[2], values_before) == [True] * 2
+
+
+class Later(keras.optimizers.SGD):
+    """Its own ``build`` raises, at the end, when it is built for the first time."""
+
+    def build(self, variables):
+        super().build(variables)
+        if not self.may_be_built:
+            raise ValueError("not yet")
+
+    may_be_built = False
+
+
+def test_an_optimizer_whose_first_build_raises_is_not_built(backend, batch):
+    net, optimizer = network(backend), Later(0.1, momentum=0.9)
+    before = _tracked(optimizer)
+    with pytest.raises(ValueError, match="not yet"):
+        learner_of(backend, net, optimizer)
+    assert _tracked(optimizer) == before
+    optimizer.may_be_built = True
+    losses(learner_of(backend, net, optimizer), batch, 1)
+    assert int(optimizer.iterations) == 1
+
+
 def test_an_optimizer_of_another_model_is_refused(backend):
     optimizer = keras.optimizers.Adam(0.1)
     optimizer.build(network(backend).trainable_variables)

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 from freezing import OPTIMIZERS, batch_for, freeze, learner_of, losses, network
 
-from d2ldev import CheckpointError, gpu
+from d2ldev import CheckpointError, OutOfDeviceMemoryError, gpu
 
 optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
@@ -105,6 +105,26 @@ def test_a_state_with_other_slots_is_refused_and_nothing_has_changed(backend, ba
     assert [id(v) for v in second.parts["optimizer"].variables] == ids
     tf.nest.map_structure(np.testing.assert_array_equal, second.state(), before)
     losses(second, batch, 1)
+
+
+def test_a_state_that_finds_no_memory_changes_nothing(backend, batch, monkeypatch):
+    net = network(backend, [0, 1])
+    first, second = learner_of(backend, net, "adam"), learner_of(backend, network(backend), "adam")
+    losses(first, batch, 2)
+    freeze(net, [])
+    losses(first, batch, 2)
+    state, before = first.state(), second.state()
+    ids = [id(v) for v in second.parts["optimizer"].variables]
+
+    def asarray(*arguments, **options):
+        raise OutOfDeviceMemoryError("put tensors on gpu(1)", "it is full", "use a smaller model")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "asarray", asarray)
+        with pytest.raises(OutOfDeviceMemoryError):
+            second.restore(state)
+    assert [id(v) for v in second.parts["optimizer"].variables] == ids
+    tf.nest.map_structure(np.testing.assert_array_equal, second.state(), before)
 
 
 def test_an_optimizer_that_was_thawed_is_saved_as_a_checkpoint_of_tensorflows(
