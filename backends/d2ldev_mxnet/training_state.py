@@ -18,6 +18,8 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 State = Mapping[str, Any]
 
 _REQUESTS = ("null", "write", "add")
+# What is drawn here. ``mx.random.seed`` takes the low 32 bits of any number without a word.
+_SEEDS = range(2**31 - 1)
 
 
 def named_parameters(model: Any, trainer: Any) -> dict[str, Any]:
@@ -203,7 +205,7 @@ def random_state() -> int:
     whole run when it is repeated.
     """
     with NumPySemantics():
-        seed = int(mx.np.random.randint(0, 2**31 - 1))
+        seed = int(mx.np.random.randint(_SEEDS.start, _SEEDS.stop))
     mx.random.seed(seed)
     return seed
 
@@ -214,7 +216,7 @@ def check_random_state(saved: Any) -> None:
     Raises:
         CheckpointError: if it is not.
     """
-    if type(saved) is not int:
+    if type(saved) is not int or saved not in _SEEDS:
         raise _refusal("generator", f"{describe(saved)} is no state of one")
 
 

@@ -253,6 +253,20 @@ def test_what_is_no_state_is_refused(backend, part, broken):
     np.testing.assert_equal(values(learner), before)
 
 
+@pytest.mark.parametrize("seed", [-1, 2**31, 2**32 + 5, 10**30])
+def test_a_seed_of_which_mxnet_would_take_another_is_refused(backend, seed):
+    learner = make_learner(backend, "cpu", "adam")
+    train(learner, list(batches(backend, "cpu"))[:1])
+    state, before = learner.state(), values(learner)
+    train(learner, list(batches(backend, "cpu"))[:1])
+    after = values(learner)
+    with pytest.raises(CheckpointError, match="is no state of one"):
+        learner.restore({**state, "random": seed})
+    np.testing.assert_equal(values(learner), after)
+    learner.restore(state)
+    np.testing.assert_equal(values(learner), before)
+
+
 @pytest.mark.parametrize("broken", [None, {}, {"model": {}}, [1]])
 def test_what_has_not_the_parts_of_a_state_is_refused(backend, broken):
     with pytest.raises(CheckpointError, match="restore what learner"):
