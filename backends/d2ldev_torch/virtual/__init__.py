@@ -13,8 +13,8 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
 - ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
   do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
-- ``generators.py``: ``torch.Generator``. ``generic.py``: ``torch.accelerator``. ``parallel.py``:
-  ``torch.nn.DataParallel``.
+- ``generators.py``: ``torch.Generator``. ``torch_accelerator.py``: ``torch.accelerator``.
+  ``parallel.py``: ``torch.nn.DataParallel``.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
 
 Views need none of that: torch's own kernels for views make them on the tensor itself, so that
@@ -30,13 +30,13 @@ What torch's hooks for backends in Python lack, and how it is made up for:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 - They report one device, so that the engine would have a thread for the first one only
-  (``engine.py``), and the current device is always the first (``module.py``). Where there are real
+  (``engine.py``), and the current device is always the first (``current.py``). Where there are real
   GPUs, the engine's threads for those are started: after a backward pass, a forked process goes
   forward only, as without virtual ones.
 - There is no allocator: a storage on its own cannot be made by torch (``storages.py``), and does
   not grow.
 - There are no generators: random numbers are drawn by the CPU's, which takes the place of one
-  (``generators.py``), and no queues (``generic.py``).
+  (``generators.py``), and no queues (``torch_accelerator.py``).
 - There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy (``methods.py``), and
   ``torch.empty(..., pin_memory=True)`` is an error of torch, which asks for it in C++ before any
   operator is chosen by its device.

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import sys
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from d2ldev.errors import DeviceUnavailableError
 from d2ldev_torch.virtual import devices, ledger
 from d2ldev_torch.virtual.compiler import attribute_of_module
+from d2ldev_torch.virtual.current import enter, make_current
 from d2ldev_torch.virtual.labels import NAME
 
 
@@ -39,24 +39,29 @@ def set_device(device: Any) -> None:
     """Only the first one can be the current device.
 
     Raises:
-        DeviceUnavailableError: for another one. torch asks the C++ half of a backend for the
-            current device, and one that was set up from Python always answers 0.
+        DeviceUnavailableError: for another one.
     """
-    index = _index(device)
-    if index:
-        raise DeviceUnavailableError(
-            f"make {NAME}:{index} torch's current device",
-            "torch's current virtual GPU is always the first one",
-            f"name the device: device='{NAME}:{index}', or with torch.device('{NAME}:{index}'):",
-            [f"{NAME}:{index}"],
-        )
+    make_current(_index(device))
 
 
-@contextmanager
-def device(device: Any) -> Iterator[None]:
-    """A context that torch's own code enters; in it, too, every device is named."""
-    _index(device)
-    yield
+class device:  # noqa: N801 - torch's name for it
+    """A context that torch's own code enters; in it, too, every device is named.
+
+    Args:
+        device: that is to be the current one.
+
+    Raises:
+        DeviceUnavailableError: when other code enters it, and it is not the first one.
+    """
+
+    def __init__(self, device: Any) -> None:
+        self._index = _index(device)
+
+    def __enter__(self) -> None:
+        enter(self._index, sys._getframe(1))
+
+    def __exit__(self, *_error: Any) -> None:
+        """Nothing was changed."""
 
 
 def synchronize(device: Any = None) -> None:

@@ -13,11 +13,11 @@ from d2ldev_torch.virtual import (
     devices,
     engine,
     generators,
-    generic,
     methods,
     optimizers,
     parallel,
     storages,
+    torch_accelerator,
 )
 from d2ldev_torch.virtual.composites import COMPOSED_BY_DEVICE, run_autocast, run_composed
 from d2ldev_torch.virtual.copies import COPYING
@@ -59,7 +59,7 @@ def set_up(number: int) -> None:
     methods.install(aten)
     optimizers.install()
     generators.install()
-    generic.install()
+    torch_accelerator.install()
     parallel.install(aten)
 
 
