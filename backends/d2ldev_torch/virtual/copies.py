@@ -48,6 +48,11 @@ def _copy_each(
     destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
 ) -> None:
     """``_foreach_copy_``, between all devices as on GPUs."""
+    if len(destinations) != len(sources):
+        # torch says so in its own words, of any tensors.
+        torch._foreach_copy_(
+            [torch.empty(0)] * len(destinations), [torch.empty(0)] * len(sources), non_blocking
+        )
     for destination, source in zip(destinations, sources, strict=True):
         destination.copy_(source, non_blocking)
 

@@ -4,6 +4,7 @@
 made ``x``'s device the current one: which the hooks for backends in Python cannot do. Nor can
 they pin memory of the host. So these do what they are documented to do. What would send memory
 to another process is refused by name.
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ _make_new: Any = torch.Tensor.new
 
 
 def _new(self: torch.Tensor, *args: Any, device: torch.device, **kwargs: Any) -> torch.Tensor:
-    """``x.new(...)``, which takes no device beside a tensor, and forgets it beside nothing."""
+    """``x.new(...)``, which takes no device beside a tensor, and forgets it beside nothing.
+
+    https://github.com/pytorch/pytorch/pull/58108
+    """
     if not args and not kwargs:
         args = (0,)
     elif isinstance(args[0] if args else kwargs.get("other"), torch.Tensor):

@@ -1,7 +1,9 @@
 """``torch.nn.DataParallel`` on virtual GPUs: tensors are sent to several devices, and fetched.
 
-torch has that in the CUDA half of its C++ alone. A tensor that is where it is sent to is sent as
-itself, as on GPUs.
+torch has that in the CUDA half of its C++ alone, where other accelerators lack it, too:
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/cuda/python_comm.cpp
+https://github.com/pytorch/pytorch/issues/143239
+A tensor that is where it is sent to is sent as itself, as on GPUs.
 """
 
 from __future__ import annotations
