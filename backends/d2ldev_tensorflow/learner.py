@@ -81,7 +81,8 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._loss = settings.loss_among(_LOSSES)
-        # A state that waits for the first batch, which builds the model.
+        # A state that waits for the first batch, which builds the model; that is not trained
+        # without it.
         self._pending: training_state.State | None = None
         self._flags: list[bool] | None = None
         self.replace({"model": model, "optimizer": _made(settings)})
@@ -121,16 +122,33 @@ class TensorFlowLearner(Learner):
         self._in_training = {"training": True} if takes_training else {}
         self._in_use = {"training": False} if takes_training else {}
         self._is_ready = False
-        if self._is_built():
-            self._make_ready()
-            self._is_ready = self._pending is None
+        if self._is_built() and self._pending is None:
+            self._get_ready()
 
     def _is_built(self) -> bool:
         """Whether the model has its variables."""
         return bool(self._model.built if self._is_layer else self._model.variables)
 
-    def _make_ready(self) -> None:
-        """Build the optimizer, where the model is, and the functions."""
+    def _get_ready(self) -> None:
+        """Have all that a step needs, once there is a model: the state that waits for one, too."""
+        if self._pending is None:
+            self._prepare()
+            self._is_ready = True
+        else:
+            self._put(self._pending)
+
+    def _put(self, saved: training_state.State) -> None:
+        """Give the model and the optimizer a state, or refuse it, and be no readier than before."""
+        is_built = self._is_built()
+        if is_built and not self._is_ready:
+            self._prepare()
+        training_state.putting(self.backend, self.parts, is_built, saved)()
+        # What is trained, and the slots for it, may be others now.
+        self._pending = self._flags = None
+        self._is_ready = is_built
+
+    def _prepare(self) -> None:
+        """Build the optimizer, where the model is, and trace anew."""
         self._device = next(iter(self.backend.placement(self._model).values()), None)
         self._take_trainable()
 
@@ -160,12 +178,7 @@ class TensorFlowLearner(Learner):
         device = self.backend.device_of(tf.nest.flatten(inputs)[0])
         with self.backend.on(device):
             self._call(inputs, self._in_use)
-        self._make_ready()
-        if self._pending is not None:
-            training_state.putting(self.backend, self.parts, True, self._pending)()
-            self._pending = self._flags = None
-        # Not before: a model that the state does not fit is not trained without it either.
-        self._is_ready = True
+        self._get_ready()
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
@@ -235,24 +248,15 @@ class TensorFlowLearner(Learner):
         if self._pending is not None:
             return training_state.taken(self.backend, self._optimizer, self._pending)
         if not self._is_ready and self._is_built():  # by the user, meanwhile
-            self._make_ready()
-            self._is_ready = True
+            self._get_ready()
         return training_state.state_of(self.backend, self.parts, self._is_ready)
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        saved, is_built = (
-            training_state.taken(self.backend, self._optimizer, state),
-            self._is_built(),
-        )
-        if saved["built"] and not is_built:
+        saved = training_state.taken(self.backend, self._optimizer, state)
+        if saved["built"] and not self._is_built():
             self._pending = saved
-            return
-        if is_built and not self._is_ready:
-            self._make_ready()
-        training_state.putting(self.backend, self.parts, is_built, saved)()
-        # What is trained, and the slots for it, may be others now.
-        self._pending = self._flags = None
-        self._is_ready = is_built
+        else:
+            self._put(saved)
 
 
 def _made(settings: Settings) -> Any:
