@@ -26,7 +26,7 @@ from d2ldev.placing import named_tensors, place
 from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
 from d2ldev.saving import Saving
 from d2ldev.strictness import translate_uncaught
-from d2ldev.training.learner import Learner, Loss, Settings, check_labels
+from d2ldev.training.learner import Learner, Loss, Settings
 from d2ldev.training.prefetching import check_depth, check_source
 
 __all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
@@ -128,7 +128,7 @@ class Backend(Saving):
         """
         for x in (prediction, y):
             self._require_tensor(x, "measure the accuracy of a prediction")
-        check_labels(prediction.shape, y.shape, self.dtype_of(y))
+        self._check_labels(prediction, y)
         return self._accuracy(prediction, y)
 
     def prefetch(

@@ -391,6 +391,18 @@ class Primitives(ABC):
             UnsupportedValueError: for a model or an optimizer that is none of the framework's.
         """
 
+    def _check_labels(self, prediction: Tensor, y: Tensor) -> None:
+        """See that there is one label for each row of logits, and that labels are integers.
+
+        To be overridden where a tensor may have a shape that is not known yet.
+
+        Raises:
+            UnsupportedValueError: if they are not.
+        """
+        from d2ldev.training.learner import check_labels
+
+        check_labels(prediction.shape, y.shape, self.dtype_of(y))
+
     @abstractmethod
     def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """The share of labels that are those of the largest logits; it stays on the device.

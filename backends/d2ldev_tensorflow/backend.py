@@ -26,7 +26,7 @@ from d2ldev.io.layers import layouts_in
 from d2ldev.io.layouts import Layout
 from d2ldev.placing import Inventory, Part
 from d2ldev.training.learner import Learner, Settings
-from d2ldev_tensorflow import numpy_exchange
+from d2ldev_tensorflow import labels, numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied, copied_across
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
@@ -315,11 +315,15 @@ class TensorFlowBackend(Backend):
 
         return TensorFlowLearner(self, model, settings)
 
+    def _check_labels(self, prediction: Tensor, y: Tensor) -> None:
+        labels.check(prediction, y)
+
     def _accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         # What is only traced has no device yet: the tf.function's caller decides.
         is_traced = not tf.executing_eagerly()
         with nullcontext() if is_traced else self.on(self.device_of(prediction)):
-            found = tf.argmax(prediction, -1) == tf.cast(y, tf.int64)
+            y = tf.cast(labels.in_rows(prediction, y), tf.int64)
+            found = tf.argmax(prediction, -1) == y
             return tf.reduce_mean(tf.cast(found, tf.float32))
 
     def _prefetch(

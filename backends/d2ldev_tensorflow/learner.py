@@ -18,12 +18,11 @@ from d2ldev.training.learner import (
     MOMENTUM,
     Learner,
     Settings,
-    check_labels,
     check_loss,
     check_shapes,
 )
 from d2ldev.training.signatures import input_names
-from d2ldev_tensorflow import slots, training_state
+from d2ldev_tensorflow import labels, slots, training_state
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
@@ -42,9 +41,7 @@ def _mse(prediction: Tensor, y: Tensor) -> Tensor:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
-    if prediction.shape.rank is None:
-        prediction = tf.ensure_shape(prediction, y.shape.concatenate([None]))
-    check_labels(prediction.shape, y.shape, y.dtype.name)
+    labels.check(prediction, y)
     if y.dtype not in (tf.int32, tf.int64):
         y = tf.cast(y, tf.int64)
     return tf.reduce_mean(
