@@ -83,7 +83,8 @@ def mismatch_in(error: BaseException) -> DeviceMismatchError | None:
     if indexed is not None:
         return _of_indices(operation, _device(indexed[1], indexed[2]))
     if generator is not None:
-        return _of_generator(operation, _device(*generator.group(1, 2)), generator)
+        place, other = _device(*generator.group(1, 2)), _device(*generator.group(3, 4))
+        return generator_mismatch(operation, place, other, generator[0])
     operands = [] if _ASSIGNED in text else _operands_in(text)
     if len({device for _, device in operands}) < 2:
         return None if unnamed is None else _of_unnamed(operation, text)
@@ -129,11 +130,20 @@ def _of_unnamed(operation: str, text: str) -> DeviceMismatchError:
     )
 
 
-def _of_generator(operation: str, place: Device, found: re.Match[str]) -> DeviceMismatchError:
-    other = _device(*found.group(3, 4))
+def generator_mismatch(
+    operation: str, place: Device, other: Device, words: str
+) -> DeviceMismatchError:
+    """The error of an operation whose generator is on another device.
+
+    Args:
+        operation: its name.
+        place: where its numbers are drawn.
+        other: where the generator is.
+        words: torch's own.
+    """
     return DeviceMismatchError(
         f"run {operation}",
-        f"its numbers are drawn on {place}, by a generator on {other}",
+        f"its numbers are drawn on {place}, by a generator on {other}: {words}",
         f"generator = torch.Generator(backend.native('{place}'))",
         [place, other],
     )

@@ -53,17 +53,38 @@ def test_a_class_of_the_users_may_derive_from_it(virtual):
 )
 def test_a_copy_draws_on_from_the_same_state(place, copied):
     generator = torch.Generator(place).manual_seed(2)
-    torch.rand(3, generator=generator)
+    torch.rand(3, generator=generator, device=place)
     other = copied(generator)
     assert other.device == place
-    assert torch.equal(torch.rand(4, generator=other), torch.rand(4, generator=generator))
+    drawn = [torch.rand(4, generator=one, device=place) for one in (generator, other)]
+    assert torch.equal(*drawn)
 
 
-def test_what_draws_by_a_seed_takes_it(place):
-    parts = torch.utils.data.random_split(
-        range(9), [6, 3], generator=torch.Generator(place).manual_seed(0)
+def test_a_class_of_the_users_is_itself_on_a_virtual_gpu(place):
+    class Mine(torch.Generator):
+        pass
+
+    made = Mine(device=place)
+    assert type(made) is Mine
+    assert made.device == place
+    assert torch.equal(
+        torch.rand(2, generator=made.manual_seed(1), device=place).cpu(),
+        torch.rand(2, generator=torch.Generator().manual_seed(1)),
     )
-    expected = torch.utils.data.random_split(
-        range(9), [6, 3], generator=torch.Generator().manual_seed(0)
-    )
-    assert [list(one) for one in parts] == [list(one) for one in expected]
+
+
+def test_a_clone_is_where_it_is_and_draws_on_from_the_same_state(place):
+    generator = torch.Generator(place).manual_seed(2)
+    torch.rand(3, generator=generator, device=place)
+    clone = generator.clone_state()
+    assert clone.device == place
+    assert clone.initial_seed() == 2
+    drawn = [torch.rand(4, generator=one, device=place) for one in (generator, clone)]
+    assert torch.equal(*drawn)
+
+
+def test_a_clone_of_the_cpu_s_is_the_cpu_s(virtual):
+    class Mine(torch.Generator):
+        pass
+
+    assert [str(one.clone_state().device) for one in (torch.Generator(), Mine())] == ["cpu"] * 2

@@ -13,8 +13,8 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
 - ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
   do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
-- ``generators.py``: ``torch.Generator``. ``torch_accelerator.py``: ``torch.accelerator``.
-  ``parallel.py``: ``torch.nn.DataParallel``.
+- ``generators.py``, ``drawing.py``: ``torch.Generator``, and what it may draw for.
+  ``torch_accelerator.py``: ``torch.accelerator``. ``parallel.py``: ``torch.nn.DataParallel``.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
 
 Views need none of that: torch's own kernels for views make them on the tensor itself, so that

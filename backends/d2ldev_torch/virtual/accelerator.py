@@ -28,10 +28,6 @@ class VirtualAccelerator(Accelerator):
     def count(self) -> int:
         return devices.count()
 
-    def generator(self, native: torch.device) -> torch.Generator:
-        """The CPU's: its kernels draw the numbers."""
-        return torch.Generator()
-
     def synchronize(self, index: int) -> None:
         """Everything was computed when the call returned."""
 

@@ -192,6 +192,12 @@ def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:
     )
 
 
+def operator(name: str) -> Any:
+    """The ``OpOverload`` of a name such as ``aten::add.Tensor``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
 @lru_cache(None)
 def plan_of(op: Any) -> Plan:
     """How to call an operator; there are some thousand operators, and no more."""

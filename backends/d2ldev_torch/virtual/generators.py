@@ -2,6 +2,7 @@
 
 torch makes a generator by asking the hooks of its device for one, and hooks in Python have none:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
+What it draws for is looked after in ``drawing.py``.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 
 import torch
 
+from d2ldev_torch.virtual import drawing
 from d2ldev_torch.virtual.devices import index_of
 from d2ldev_torch.virtual.labels import NAME
 
@@ -31,30 +33,35 @@ class _Kind(_Metaclass):  # type: ignore[misc]
         return bool(super().__subclasscheck__(subclass))
 
 
-class VirtualGenerator(_Generator):  # type: ignore[misc]
-    """A generator of the CPU's that says that it is on a virtual GPU."""
-
-    @property
-    def device(self) -> torch.device:
-        """The virtual GPU that it was made for."""
-        native: torch.device = self.native
-        return native
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        _, _, *state = super().__reduce__()
-        return (Generator, (self.device,), *state)
-
-
 class Generator(_Generator, metaclass=_Kind):  # type: ignore[misc]
-    """Makes generators for all devices."""
+    """Makes generators for all devices; its own instances are on virtual GPUs, or of a subclass."""
 
     def __new__(cls, device: Any = None) -> Any:
         native = torch.device("cpu" if device is None else device)
         if native.type != NAME:
             return _Generator.__new__(_Generator if cls is Generator else cls, device)
-        made = VirtualGenerator()
-        made.native = torch.device(NAME, index_of(native))
+        made = _Generator.__new__(cls)
+        made._place = torch.device(NAME, index_of(native))
+        drawing.place(made)
         return made
+
+    @property
+    def device(self) -> torch.device:
+        """The device that it was made for."""
+        place: torch.device | None = vars(self).get("_place")
+        return super().device if place is None else place
+
+    def clone_state(self) -> torch.Generator:
+        """A generator of the same device in the same state."""
+        if self.device.type != NAME:
+            return super().clone_state()  # type: ignore[no-any-return]
+        cloned: torch.Generator = Generator(self.device)
+        cloned.set_state(self.get_state())
+        return cloned
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        made_by, _, *state = super().__reduce__()
+        return (Generator if self.device.type == NAME else made_by, (self.device,), *state)
 
 
 def install() -> None:

@@ -46,7 +46,7 @@ class Plan:
     """
 
     __slots__ = (
-        *("_host", "_names", "_tensors", "_written"),
+        *("_generator", "_host", "_names", "_tensors", "_written"),
         *("host_results", "is_mutable", "name", "op", "outs"),
     )
 
@@ -65,8 +65,16 @@ class Plan:
             for i, argument in enumerate(schema.arguments)
             if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
         )
+        self._generator = next(
+            (i for i, one in enumerate(schema.arguments) if "Generator" in str(one.type)), -1
+        )
         self._host = _HOST_ARGUMENTS.get(schema.name)
         self.host_results = _HOST_RESULTS.get(schema.name, ())
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers by a generator that it may be given."""
+        return self._generator >= 0
 
     def mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMismatchError:
         """The error of a call whose tensors are on different devices."""
@@ -82,6 +90,11 @@ class Plan:
         """Whether a number stands where the operator takes a tensor."""
         number = len(args)
         return any(i < number and type(args[i]) in _NUMBERS for i in self._tensors)
+
+    def generator_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The generator that an operator which draws was given; None if it was given none."""
+        i = self._generator
+        return args[i] if i < len(args) else kwargs.get(self._names[i])
 
     def may_be_host(self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether an operand may be on the host: a number, or what is always there."""

@@ -21,7 +21,15 @@ from d2ldev_torch.virtual import (
 )
 from d2ldev_torch.virtual.composites import COMPOSED_BY_DEVICE, run_autocast, run_composed
 from d2ldev_torch.virtual.copies import COPYING
-from d2ldev_torch.virtual.fallback import CPU_KERNELS, plan_of, refuse_layout, run, run_any
+from d2ldev_torch.virtual.drawing import run_drawing
+from d2ldev_torch.virtual.fallback import (
+    CPU_KERNELS,
+    operator,
+    plan_of,
+    refuse_layout,
+    run,
+    run_any,
+)
 from d2ldev_torch.virtual.labels import NAME
 from d2ldev_torch.virtual.module import make_module
 
@@ -84,8 +92,7 @@ def _register(aten: Any, name: str) -> None:
     The fallback stands behind the kernels that torch composes for any device. Those run the
     CPU's composition instead: in one call, and with our error for operands that do not agree.
     """
-    packet, _, overload = name.partition(".")
-    op = getattr(getattr(torch.ops.aten, packet), overload or "default")
+    packet, op = name.partition(".")[0], operator(name)
     if _has(name, "AutocastCPU"):
         aten.impl(name, partial(run_autocast, plan_of(op)), "AutocastPrivateUse1")
     if name in COPYING:
@@ -96,6 +103,9 @@ def _register(aten: Any, name: str) -> None:
         kernel = partial(run_composed, plan_of(op))
         aten.impl(name, kernel, "AutogradPrivateUse1")
         aten.impl(name, kernel, "PrivateUse1")
+    elif plan_of(op).draws:
+        if not _has(name, "CompositeImplicitAutograd"):
+            aten.impl(name, partial(run_drawing, plan_of(op)), "PrivateUse1")
     elif _is_view(op):
         if _has(name, "CPU"):
             aten.impl(name, partial(op.redispatch, CPU_KERNELS), "PrivateUse1")
