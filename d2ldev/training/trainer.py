@@ -143,13 +143,12 @@ class Trainer:
                 is there is replaced, unless the run goes on from it.
             resume: go on from that file, if it is there, with the loss, the optimizer and the
                 metrics that the run began with, and the batches in the order that they would have
-                had.
-                That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
+                had. That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
                 Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
-                file; other data, such as a ``tf.data.Dataset``, is gone through once more for
-                each epoch that is done: in the process of the run that ended, make it anew from
-                its source first, shuffling included. Random numbers that a dataset or a worker
-                process keeps to itself are not continued.
+                file; other data, such as a ``tf.data.Dataset``, is gone through once more for each
+                epoch that is done: in the process of the run that ended, make it anew from its
+                source first, shuffling included. Random numbers that a dataset or a worker process
+                keeps to itself are not continued.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -160,9 +159,9 @@ class Trainer:
             CheckpointError: if the file is not of such a run, or is broken.
         """
         functions = named_metrics(self.backend, metrics)
-        for name, data in (("train_data", train_data), ("val_data", val_data)):
-            if name == "train_data" or data is not None:
-                _check_data(data, name, self.max_epochs)
+        _check_data(train_data, "train_data", self.max_epochs)
+        if val_data is not None:
+            _check_data(val_data, "val_data", self.max_epochs)
         # The optimizer is built after the model is placed: one that is built before would hold
         # what the model no longer is, in a framework that moves by making new tensors.
         learner = self.backend.learner(
