@@ -3,9 +3,10 @@
 Design rules, as in einops' backends:
 
 - Native tensors go in and come out. A backend wraps nothing.
-- What an author writes is in ``primitives.py``, and nowhere else: the abstract methods, and a few
-  hooks with a default. Everything a user calls is derived from them, once: ``resolution.py``
-  (devices), ``creation.py``, ``moving.py``, ``saving.py``, and here models and the machine.
+- What an author writes is in ``primitives.py`` and ``model_primitives.py``, and nowhere else: the
+  abstract methods, and a few hooks with a default. Everything a user calls is derived from them,
+  once: ``resolution.py`` (devices), ``creation.py``, ``moving.py``, ``saving.py``, and here models
+  and the machine.
 - A copy happens only where the user wrote one, and never by way of another device.
 - No framework's state is changed that the user did not ask to change.
 

@@ -17,11 +17,12 @@ from d2ldev.errors import (
     OutOfDeviceMemoryError,
     describe,
 )
-from d2ldev.primitives import DeviceLike, Primitives
+from d2ldev.model_primitives import ModelPrimitives
+from d2ldev.primitives import DeviceLike
 from d2ldev.virtual import asked_for_too_late
 
 
-class Resolution(Primitives):
+class Resolution(ModelPrimitives):
     """The part of the contract that is about devices."""
 
     def cpu(self) -> Device:

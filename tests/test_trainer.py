@@ -1,8 +1,5 @@
 """``Trainer`` on the reference backend: its arguments, its hooks, its data, its history."""
 
-import os
-import random
-import re
 import subprocess
 import sys
 
@@ -10,7 +7,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
+from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU, gpu
 from d2ldev.training.batches import bring, count_of, inputs_and_target
 from d2ldev.training.trainer import Trainer
@@ -129,6 +126,19 @@ def test_an_error_in_a_callback_ends_the_run_and_leaves_the_model(reference, net
         trainer.fit(net, [BATCH])
     weights = [reference.to_numpy(m.layers[0]["weight"]) for m in (trainer.model, net)]
     assert not np.array_equal(*weights)
+
+
+def test_hooks_may_choose_another_device(reference, net):
+    class OnTheSecond(Trainer):
+        def prepare_model(self, model):
+            return self.backend.place(model, "gpu:1")
+
+        def prepare_batch(self, batch):
+            return bring(self.backend, batch, "gpu:1")
+
+    trainer = OnTheSecond(1, backend=reference)
+    trainer.fit(net, [BATCH])
+    assert set(reference.placement(trainer.model).values()) == {gpu(1)}
 
 
 # -- the data ---------------------------------------------------------------------------------
@@ -271,185 +281,6 @@ def test_what_cannot_be_trained_with_is_refused(trainer, net, options):
 def test_what_is_no_norm_is_refused(reference, net, value):
     with pytest.raises(UnsupportedValueError, match="gradient_clip_val"):
         Trainer(1, 0, value, backend=reference).fit(net, [BATCH])
-
-
-# -- the checkpoint ---------------------------------------------------------------------------
-
-
-def test_resuming_needs_the_name_of_a_checkpoint(trainer, net):
-    with pytest.raises(CheckpointError, match="no checkpoint is named"):
-        trainer.fit(net, [BATCH], resume=True)
-
-
-@pytest.mark.parametrize("path", [3, b"", "", "a\0b"])
-def test_what_is_no_path_is_refused_before_the_first_batch(trainer, net, path):
-    with pytest.raises(UnsupportedValueError, match="no path of a file"):
-        trainer.fit(net, [BATCH], checkpoint=path)
-
-
-def test_a_path_may_be_bytes(trainer, net, tmp_path):
-    trainer.fit(net, [BATCH], checkpoint=os.fsencode(tmp_path / "run"))
-    assert (tmp_path / "run").exists()
-
-
-def test_resuming_without_a_file_begins_at_the_beginning(trainer, net, tmp_path):
-    history = trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
-    assert len(history["loss"]) == 2
-
-
-def test_a_file_of_something_else_is_refused(reference, trainer, net, tmp_path):
-    reference.save({"x": reference.ones(1)}, tmp_path / "other")
-    with pytest.raises(CheckpointError, match="no state of a training run"):
-        trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
-
-
-def test_a_file_of_another_version_is_refused_as_that(reference, trainer, net, tmp_path):
-    reference.save({"format": "d2ldev training state 1"}, tmp_path / "other")
-    with pytest.raises(CheckpointError, match="another version of d2ldev wrote it"):
-        trainer.fit(net, [BATCH], checkpoint=tmp_path / "other", resume=True)
-
-
-@pytest.mark.parametrize("loader_first", [True, False])
-def test_a_run_is_not_resumed_with_data_that_shuffles_otherwise(
-    trainer, net, tmp_path, loader_first
-):
-    loader = d2ldev.ArrayLoader(*BATCH, batch_size=2, shuffle=True)
-    first, second = (loader, [BATCH]) if loader_first else ([BATCH], loader)
-    trainer.fit(net, first, checkpoint=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="another loader"):
-        trainer.fit(net, second, checkpoint=tmp_path / "run", resume=True)
-
-
-def test_hooks_may_choose_another_device(reference, net):
-    class OnTheSecond(Trainer):
-        def prepare_model(self, model):
-            return self.backend.place(model, "gpu:1")
-
-        def prepare_batch(self, batch):
-            return bring(self.backend, batch, "gpu:1")
-
-    trainer = OnTheSecond(1, backend=reference)
-    trainer.fit(net, [BATCH])
-    assert set(reference.placement(trainer.model).values()) == {gpu(1)}
-
-
-def test_a_state_of_another_model_is_refused(reference, trainer, net, tmp_path):
-    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="shapes"):
-        trainer.fit(reference.mlp([2, 3, 1]), [BATCH], checkpoint=tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize(
-    ("other", "fix"),
-    [
-        ({"lr": 0.2}, "fit(..., lr=0.1)"),
-        ({"optimizer": "adam"}, "fit(..., optimizer='sgd')"),
-        ({"loss": "cross_entropy"}, "fit(..., loss='mse')"),
-        ({"lr": 0.2, "optimizer": "adam"}, "fit(..., optimizer='sgd', lr=0.1)"),
-    ],
-)
-def test_a_run_is_not_resumed_with_other_settings(trainer, net, tmp_path, other, fix):
-    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", lr=0.1)
-    with pytest.raises(CheckpointError, match=re.escape(f"fix: {fix}")):
-        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True, **{"lr": 0.1, **other})
-
-
-def test_a_run_is_not_resumed_with_another_clip(reference, trainer, net, tmp_path):
-    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    clipping = Trainer(3, gradient_clip_val=1.0, backend=reference)
-    with pytest.raises(CheckpointError, match=r"Trainer\(max_epochs, gradient_clip_val=0\.0\)"):
-        clipping.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
-
-
-@pytest.mark.parametrize("other", [{"val_data": [BATCH]}, {"metrics": [lambda p, y: 0.0]}])
-def test_a_run_is_not_resumed_that_measures_something_else(trainer, net, tmp_path, other):
-    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    with pytest.raises(CheckpointError, match="the run has measured loss\n"):
-        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True, **other)
-
-
-@pytest.mark.parametrize(
-    ("part", "value"),
-    [
-        *(("epoch", -1), ("epoch", 9), ("epoch", "2"), ("history", {"loss": 3})),
-        *(("history", {"loss": [1.0]}), ("history", None), ("settings", ["sgd"])),
-        *(("settings", {}), ("settings", 3), ("learner", {}), ("learner", None), ("data", 3)),
-        *(("data", {}), ("format", "d2ldev training state 1")),
-    ],
-)
-def test_a_state_with_a_part_that_is_wrong_is_refused(
-    reference, trainer, net, tmp_path, part, value
-):
-    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    state = reference.load(tmp_path / "run")
-    reference.save({**state, part: value}, tmp_path / "run")
-    with pytest.raises(CheckpointError):
-        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
-
-
-def test_a_run_that_is_not_resumed_leaves_everything_as_it_was(reference, trainer, net, tmp_path):
-    def loader():
-        return d2ldev.ArrayLoader(*BATCH, batch_size=2, shuffle=True)
-
-    trainer.fit(net, loader(), checkpoint=tmp_path / "run")
-    data, numbers = loader(), random.getstate()
-    random.random()
-    moved = random.getstate()
-    with pytest.raises(CheckpointError):
-        trainer.fit(reference.mlp([2, 3, 1]), data, checkpoint=tmp_path / "run", resume=True)
-    assert (data.state_dict()["epoch"], random.getstate()) == (0, moved)
-    assert moved != numbers
-
-
-def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, net, tmp_path):
-    first = trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
-    again = Trainer(2, backend=reference, callback=lambda *_: pytest.fail("an epoch was run"))
-    assert again.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True) == first
-
-
-KILLED = """
-import os, signal, sys
-import numpy as np
-import d2ldev
-from d2ldev.training.trainer import Trainer
-path, killed_in = sys.argv[1], int(sys.argv[2])
-backend = d2ldev.get_backend("reference")
-rng = np.random.default_rng(0)
-X = rng.normal(size=(24, 2)).astype("float32")
-y = X @ np.array([[2.0], [-3.4]], "float32")
-batches = d2ldev.ArrayLoader(X, y, batch_size=4, shuffle=True, seed=3)
-count = 0
-class Dying(Trainer):
-    def prepare_batch(self, batch):
-        global count
-        count += 1
-        if count == killed_in:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return super().prepare_batch(batch)
-trainer = Dying(5, backend=backend)
-trainer.fit(backend.mlp([2, 3, 1]), batches, optimizer="adam", checkpoint=path, resume=True)
-values = [backend.to_numpy(x) for x in backend.named_tensors(trainer.model).values()]
-print([value.tolist() for value in values])
-"""
-
-
-def run_until_killed(path, killed_in):
-    return subprocess.run(
-        [sys.executable, "-c", KILLED, str(path), str(killed_in)],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-def test_a_run_that_was_killed_again_and_again_ends_where_an_unbroken_one_does(tmp_path):
-    unbroken = run_until_killed(tmp_path / "unbroken", 0)
-    # 30 batches: in the first epoch, in a later one, and at the beginning of one.
-    for killed_in in (3, 9, 13):
-        assert run_until_killed(tmp_path / "broken", killed_in).returncode == -9
-    resumed = run_until_killed(tmp_path / "broken", 0)
-    assert unbroken.stdout != ""
-    assert resumed.stdout == unbroken.stdout
 
 
 # -- the bar ----------------------------------------------------------------------------------

@@ -246,6 +246,33 @@ class JaxBackend(Backend):
     def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
         return strict.mismatch_in(self, error)
 
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        if is_initialized():
+            queue.synchronize(self._native(device))
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        attempted = "ask whether there is work"
+        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
+        return not is_initialized() or all(queue.is_idle(self._native(d)) for d in asked)
+
+    def _memory(self, device: Device) -> Memory:
+        native = self._native(device)
+        said = native.memory_stats()
+        if not said:
+            return Memory(bytes_held(native), None, None)
+        used, peak = said.get("bytes_in_use"), said.get("peak_bytes_in_use")
+        return Memory(used, peak, said.get("bytes_limit"))
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        # JAX has one exception for all that XLA says, which keeps to no code of its own; the last
+        # is of sizes that no address reaches.
+        words = ("RESOURCE_EXHAUSTED", "Out of memory", "overflow in static extent")
+        if isinstance(error, RuntimeError) and any(text in str(error) for text in words):
+            return True
+        return super()._is_out_of_memory(error)
+
     # -- models ---------------------------------------------------------------------------
 
     def mlp(
@@ -303,30 +330,3 @@ class JaxBackend(Backend):
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         return stack(xs)
-
-    # -- the machine ----------------------------------------------------------------------
-
-    def _synchronize(self, device: Device) -> None:
-        if is_initialized():
-            queue.synchronize(self._native(device))
-
-    def is_idle(self, device: DeviceLike = None) -> bool:
-        attempted = "ask whether there is work"
-        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
-        return not is_initialized() or all(queue.is_idle(self._native(d)) for d in asked)
-
-    def _memory(self, device: Device) -> Memory:
-        native = self._native(device)
-        said = native.memory_stats()
-        if not said:
-            return Memory(bytes_held(native), None, None)
-        used, peak = said.get("bytes_in_use"), said.get("peak_bytes_in_use")
-        return Memory(used, peak, said.get("bytes_limit"))
-
-    def _is_out_of_memory(self, error: Exception) -> bool:
-        # JAX has one exception for all that XLA says, which keeps to no code of its own; the last
-        # is of sizes that no address reaches.
-        words = ("RESOURCE_EXHAUSTED", "Out of memory", "overflow in static extent")
-        if isinstance(error, RuntimeError) and any(text in str(error) for text in words):
-            return True
-        return super()._is_out_of_memory(error)

@@ -237,6 +237,27 @@ class MXNetBackend(Backend):
     def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
         return refused(error) or translated(self, error)
 
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        # MXNet waits for all devices or for none. What failed after its call is raised here.
+        mx.nd.waitall()
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        # MXNet's engine does not say what is queued, on the CPU or elsewhere. The one true answer
+        # that can be given is the one after waiting.
+        mx.nd.waitall()
+        return super().is_idle(device)
+
+    def _memory(self, device: Device) -> Memory:
+        if device is CPU or self.virtual_gpus:
+            return Memory(None, None, None)
+        # MXNet says what is free on the card, whoever holds the rest, and not what it holds.
+        return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        return is_out_of_memory(error)
+
     # -- models ---------------------------------------------------------------------------
 
     def mlp(
@@ -314,24 +335,3 @@ class MXNetBackend(Backend):
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         with NumPySemantics():
             return mx.np.stack(xs)
-
-    # -- the machine ----------------------------------------------------------------------
-
-    def _synchronize(self, device: Device) -> None:
-        # MXNet waits for all devices or for none. What failed after its call is raised here.
-        mx.nd.waitall()
-
-    def is_idle(self, device: DeviceLike = None) -> bool:
-        # MXNet's engine does not say what is queued, on the CPU or elsewhere. The one true answer
-        # that can be given is the one after waiting.
-        mx.nd.waitall()
-        return super().is_idle(device)
-
-    def _memory(self, device: Device) -> Memory:
-        if device is CPU or self.virtual_gpus:
-            return Memory(None, None, None)
-        # MXNet says what is free on the card, whoever holds the rest, and not what it holds.
-        return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
-
-    def _is_out_of_memory(self, error: Exception) -> bool:
-        return is_out_of_memory(error)

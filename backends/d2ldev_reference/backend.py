@@ -131,6 +131,14 @@ class ReferenceBackend(Backend):
     def _refuse_mixing(self) -> Callable[[], None]:
         return refuse_mixing(self)
 
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        """Nothing to wait for: NumPy computes before it returns."""
+
+    def _memory(self, device: Device) -> Memory:
+        return Memory(None, None, None)
+
     # -- models ---------------------------------------------------------------------------
 
     def mlp(
@@ -172,14 +180,6 @@ class ReferenceBackend(Backend):
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         return xp.stack(list(xs))
-
-    # -- the machine ----------------------------------------------------------------------
-
-    def _synchronize(self, device: Device) -> None:
-        """Nothing to wait for: NumPy computes before it returns."""
-
-    def _memory(self, device: Device) -> Memory:
-        return Memory(None, None, None)
 
 
 def _numpy_of(x: Tensor) -> np.ndarray[Any, Any]:

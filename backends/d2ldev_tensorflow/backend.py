@@ -246,6 +246,25 @@ class TensorFlowBackend(Backend):
     def _refuse_mixing(self) -> Callable[[], None]:
         return refuse_mixing(self)
 
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        if has_started():
+            wait_for(self._native(device))
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        attempted = "ask whether there is work"
+        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
+        return not has_started() or all(answers_at_once(self._native(each)) for each in asked)
+
+    def _memory(self, device: Device) -> Memory:
+        if device is CPU or self.virtual_gpus:
+            return Memory(None, None, None)
+        return memory_of_gpu(device.index, has_started())
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        return is_out_of_memory(error)
+
     # -- models ---------------------------------------------------------------------------
 
     def mlp(
@@ -342,22 +361,3 @@ class TensorFlowBackend(Backend):
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         with self.on(self.device_of(xs[0])):
             return tf.stack(xs)
-
-    # -- the machine ----------------------------------------------------------------------
-
-    def _synchronize(self, device: Device) -> None:
-        if has_started():
-            wait_for(self._native(device))
-
-    def is_idle(self, device: DeviceLike = None) -> bool:
-        attempted = "ask whether there is work"
-        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
-        return not has_started() or all(answers_at_once(self._native(each)) for each in asked)
-
-    def _memory(self, device: Device) -> Memory:
-        if device is CPU or self.virtual_gpus:
-            return Memory(None, None, None)
-        return memory_of_gpu(device.index, has_started())
-
-    def _is_out_of_memory(self, error: Exception) -> bool:
-        return is_out_of_memory(error)

@@ -194,8 +194,32 @@ class TorchBackend(Backend):
     def _from_dlpack(self, x: Any) -> Tensor:
         return from_dlpack(x)
 
+    # -- strictness -----------------------------------------------------------------------
+
     def _mismatch(self, error: BaseException) -> DeviceMismatchError | None:
         return mismatch_in(error)
+
+    # -- the machine ----------------------------------------------------------------------
+
+    def _synchronize(self, device: Device) -> None:
+        if device is not CPU:
+            self._accelerator.synchronize(device.index)
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        attempted = "ask whether there is work"
+        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
+        return all(self._accelerator.is_idle(d.index) for d in asked if d is not CPU)
+
+    def _memory(self, device: Device) -> Memory:
+        return Memory(None, None, None) if device is CPU else self._accelerator.memory(device.index)
+
+    def _is_out_of_memory(self, error: Exception) -> bool:
+        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
+            return True
+        # The CPU's allocator has no exception of its own, only these words, nor have sizes that
+        # no address reaches: https://github.com/pytorch/pytorch/pull/20618
+        words = ("DefaultCPUAllocator", "Storage size calculation overflowed")
+        return isinstance(error, RuntimeError) and any(text in str(error) for text in words)
 
     # -- models ---------------------------------------------------------------------------
 
@@ -285,25 +309,3 @@ class TorchBackend(Backend):
 
     def _stack(self, xs: Sequence[Tensor]) -> Tensor:
         return torch.stack(tuple(xs))
-
-    # -- the machine ----------------------------------------------------------------------
-
-    def _synchronize(self, device: Device) -> None:
-        if device is not CPU:
-            self._accelerator.synchronize(device.index)
-
-    def is_idle(self, device: DeviceLike = None) -> bool:
-        attempted = "ask whether there is work"
-        asked = self.devices() if device is None else [self._existing(device, attempted)[0]]
-        return all(self._accelerator.is_idle(d.index) for d in asked if d is not CPU)
-
-    def _memory(self, device: Device) -> Memory:
-        return Memory(None, None, None) if device is CPU else self._accelerator.memory(device.index)
-
-    def _is_out_of_memory(self, error: Exception) -> bool:
-        if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
-            return True
-        # The CPU's allocator has no exception of its own, only these words, nor have sizes that
-        # no address reaches: https://github.com/pytorch/pytorch/pull/20618
-        words = ("DefaultCPUAllocator", "Storage size calculation overflowed")
-        return isinstance(error, RuntimeError) and any(text in str(error) for text in words)
