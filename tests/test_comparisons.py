@@ -1,5 +1,6 @@
 """Losses and metrics: in which order they are called, and which cannot be averaged."""
 
+import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError, gpu
@@ -37,6 +38,21 @@ class Module:
 
     def forward(self, prediction, label):
         return f"{prediction} against {label}"
+
+
+class ModuleInKerasOrder(Module):
+    def forward(self, y_true, y_pred):
+        return f"{y_pred} against {y_true}"
+
+
+class BlockInKerasOrder(Module):
+    """As a Gluon block is that is written for both of its modes."""
+
+    def forward(self, *arguments):
+        return self.hybrid_forward("F", *arguments)
+
+    def hybrid_forward(self, F, y_true, y_pred):  # noqa: N803  # as Gluon has it
+        return f"{y_pred} against {y_true}"
 
 
 class ComputedAtOnce(Module):
@@ -78,6 +94,8 @@ FUNCTIONS = [
     optax_order,
     KerasLoss(),
     Module(),
+    ModuleInKerasOrder(),
+    BlockInKerasOrder(),
     ComputedAtOnce(),
     # What is written in C does not say what its parameters are called.
     "{} against {}".format,
@@ -95,6 +113,21 @@ def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
 def test_a_metric_is_called_in_the_order_that_its_first_parameter_says(reference, function):
     (measure,) = named_metrics(reference, [function]).values()
     assert measure("prediction", "y") == "prediction against y"
+
+
+def test_two_numbers_of_one_name_are_refused(reference):
+    """Also that of a metric and that of another one on the data to evaluate on."""
+
+    def one(prediction, y):
+        return prediction.sum()
+
+    def val_one(prediction, y):
+        return y.sum()
+
+    x, y = np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
+    trainer = Trainer(1, backend=reference)
+    with pytest.raises(UnsupportedValueError, match="cannot measure 'val_one'"):
+        trainer.fit(reference.mlp([2, 1]), [(x, y)], [(x, y)], metrics=[one, val_one])
 
 
 def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):

@@ -225,6 +225,22 @@ def test_what_is_no_state_of_random_numbers_is_refused(part, value):
         order.checked(state)
 
 
+@pytest.mark.parametrize("position", [-1, 625, 10**9, 2**70])
+def test_a_position_outside_of_numpys_numbers_is_refused(position):
+    """NumPy would take it, and read there."""
+    state = random_state()
+    state["numpy"]["state"]["pos"] = {"integer": str(position)}
+    with pytest.raises(CheckpointError, match="random numbers"):
+        checked_random_state(state)
+
+
+def test_what_python_cannot_have_drawn_is_refused():
+    state = random_state()
+    state["python"]["next_gauss"] = "x"
+    with pytest.raises(CheckpointError, match="random numbers"):
+        checked_random_state(state)
+
+
 @pytest.mark.parametrize("state", [None, "x", 1.5, -1])
 def test_what_is_no_number_of_passes_is_refused(state):
     order = Order(Counting())

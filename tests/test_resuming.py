@@ -109,7 +109,12 @@ def test_a_run_is_not_resumed_that_measures_something_else(trainer, net, tmp_pat
     ("part", "value"),
     [
         *(("epoch", -1), ("epoch", 9), ("epoch", "2"), ("history", {"loss": 3})),
-        *(("history", {"loss": [1.0]}), ("history", None), ("settings", ["sgd"])),
+        *(
+            ("history", {"loss": [1.0]}),
+            ("history", {"loss": ["1", "2"]}),
+            ("history", None),
+            ("settings", ["sgd"]),
+        ),
         *(("settings", {}), ("settings", 3), ("learner", {}), ("learner", None), ("data", 3)),
         *(("data", {}), ("format", "d2ldev training state 1")),
     ],
@@ -136,6 +141,57 @@ def test_a_run_that_is_not_resumed_leaves_everything_as_it_was(reference, traine
         trainer.fit(reference.mlp([2, 3, 1]), data, checkpoint=tmp_path / "run", resume=True)
     assert (data.state_dict()["epoch"], random.getstate()) == (0, moved)
     assert moved != numbers
+
+
+class Refusing:
+    """A loader whose state does not fit it."""
+
+    def __init__(self, reason=None):
+        self.reason = reason
+
+    def __iter__(self):
+        return iter([BATCH])
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        if self.reason is not None:
+            raise self.reason
+
+
+@pytest.mark.parametrize(
+    "reason", [ValueError("odd"), KeyError("seed"), CheckpointError("go on", "odd", "none")]
+)
+def test_a_model_stays_as_it_was_if_the_loader_refuses_its_state(
+    reference, trainer, net, tmp_path, reason
+):
+    trainer.fit(net, Refusing(), checkpoint=tmp_path / "run")
+    with pytest.raises(CheckpointError, match=r"odd|seed"):
+        trainer.fit(net, Refusing(reason), checkpoint=tmp_path / "run", resume=True)
+    found = reference.named_tensors(trainer.model)
+    for name, x in reference.named_tensors(net).items():
+        np.testing.assert_array_equal(
+            reference.to_numpy(found[name]), reference.to_numpy(x), err_msg=name
+        )
+
+
+def test_the_state_of_a_loader_is_on_the_host(reference, net, tmp_path):
+    """Wherever the model is."""
+    seen = []
+
+    class Loader(Refusing):
+        def state_dict(self):
+            return {"x": reference.ones(2)}
+
+        def load_state_dict(self, state):
+            seen.append(reference.device_of(state["x"]))
+
+    for resume in (False, True):
+        Trainer(1, 1, backend=reference).fit(
+            net, Loader(), checkpoint=tmp_path / "run", resume=resume
+        )
+    assert seen == [reference.cpu()]
 
 
 def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, net, tmp_path):

@@ -84,14 +84,20 @@ def named_metrics(
                 "a metric is 'accuracy', or (prediction, y) -> scalar tensor",
                 "metrics=['accuracy']",
             )
-        if name in found or name == "loss":
-            raise UnsupportedValueError(
-                f"measure {name!r}",
-                "the history has that name already",
-                "give the function another __name__",
-            )
+        check_names(["loss", *found, name])
         found[name] = function
     return found
+
+
+def check_names(names: Sequence[str]) -> None:
+    """UnsupportedValueError if the history would have two numbers of one name."""
+    twice = [name for name in names if names.count(name) > 1]
+    if twice:
+        raise UnsupportedValueError(
+            f"measure {twice[0]!r}",
+            "the history has that name already",
+            "give the function another __name__",
+        )
 
 
 def _where_predictions_are(

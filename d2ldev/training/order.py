@@ -46,9 +46,9 @@ class Order:
     """Where the order of the next epoch comes from.
 
     Args:
-        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader`` and
-            ``torchdata``'s ``StatefulDataLoader`` have them; a container of batches; a
-            framework's loader that its backend can read; or anything else, which is gone through.
+        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a container
+            of batches; a framework's loader that its backend can read; or anything else, which is
+            gone through, and has to have an order that depends on itself alone.
 
     Raises:
         UnsupportedValueError: if passes through it cannot be counted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,12 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
         python = saved["python"]
         numbers = np.frombuffer(bytes.fromhex(python["numbers"]), "uint32")
         python_state = (python["version"], tuple(map(int, numbers)), python["next_gauss"])
+        if not isinstance(python_state[2], (float, NoneType)):
+            raise TypeError(f"{describe(python_state[2])} was drawn")
         random.Random().setstate(python_state)  # noqa: S311  # which refuses what is no state
         numpy_state = _native(saved["numpy"])
         _check_numpy(numpy_state)
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(
             "go on with the random numbers of a run",
             f"{describe(saved)} is no state of Python's and NumPy's, or one of other generators",
@@ -56,6 +59,15 @@ def _check_numpy(state: Any) -> None:
     name = np.random.get_state(legacy=False)["bit_generator"]
     scratch = np.random.RandomState(getattr(np.random, name)())
     scratch.set_state(state)
+    # NumPy reads where such a number points to, and does not look whether that is in the buffer:
+    # https://github.com/numpy/numpy/blob/main/numpy/random/_mt19937.pyx
+    positions = (
+        ("pos", state["state"], len(state["state"].get("key", ()))),
+        ("buffer_pos", state, 4),
+    )
+    for key, holder, largest in positions:
+        if not 0 <= holder.get(key, 0) <= largest:
+            raise ValueError(f"{key} is {holder[key]}")
 
 
 def _plain(state: Any) -> Any:

@@ -6,12 +6,13 @@ model, the optimizer, the random state, and what the order of the batches depend
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from d2ldev.device import Device
-from d2ldev.errors import CheckpointError
+from d2ldev.device import CPU, Device
+from d2ldev.errors import CheckpointError, D2LDevError
 from d2ldev.saving import as_path
 from d2ldev.training.learner import Learner
 from d2ldev.training.order import Order
@@ -87,13 +88,30 @@ class Run:
             )
         self._check_settings(state["settings"])
         self._check_names(state["history"].keys())
-        go_on = Order(self._data).checked(state["data"])
-        self._learner.restore(state["learner"])
-        go_on()
-        # Again: to go through the data may have drawn from the framework's random numbers. Not
-        # only now: a state of another model is to be refused before the data is touched.
-        self._learner.restore(state["learner"])
+        # To the host: a loader is made there.
+        go_on = Order(self._data).checked(self._learner.backend.to(state["data"], CPU))
+        self._take_over(state["learner"], go_on)
         self.epoch, self.history = state["epoch"], state["history"]
+
+    def _take_over(self, saved: dict[str, Any], go_on: Callable[[], None]) -> None:
+        """Give the learner and the data their states, or neither."""
+        before = self._learner.state()
+        try:
+            self._learner.restore(saved)
+            go_on()
+            # Again: to go through the data may have drawn from the framework's random numbers. Not
+            # only now: a state of another model is to be refused before the data is touched.
+            self._learner.restore(saved)
+        except BaseException as error:
+            with suppress(CheckpointError):  # what had no shapes before cannot lose them again
+                self._learner.restore(before)
+            if isinstance(error, Exception) and not isinstance(error, D2LDevError):
+                raise CheckpointError(
+                    f"resume from {self._path}",
+                    f"the framework or the data refuses the state: {error}",
+                    "name the file that fit(..., checkpoint=...) wrote for this model and data",
+                ) from error
+            raise
 
     def _state(self) -> dict[str, Any]:
         return {
@@ -146,7 +164,10 @@ def _is_whole(state: Any) -> bool:
         return False
     columns = state["history"].values()
     return state["epoch"] >= 0 and all(
-        isinstance(column, list) and len(column) == state["epoch"] for column in columns
+        isinstance(column, list)
+        and len(column) == state["epoch"]
+        and all(isinstance(value, float) for value in column)
+        for column in columns
     )
 
 

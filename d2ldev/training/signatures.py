@@ -8,8 +8,16 @@ from typing import Any
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
-    """The name of the first parameter; None if there is none, or Python cannot tell."""
-    return next((parameter.name for parameter in _parameters(function)), None)
+    """The name of the first parameter; None if there is none, or Python cannot tell.
+
+    Of a module, whose ``__call__`` takes ``*args``, that of its ``forward``.
+    """
+    parameters = _parameters(function)
+    for name in ("forward", "hybrid_forward"):
+        if not parameters or parameters[0].kind is inspect.Parameter.VAR_POSITIONAL:
+            parameters = _parameters(getattr(function, name, None))
+    names = [parameter.name for parameter in parameters]
+    return next(iter(names[1:] if names[:1] == ["F"] else names), None)
 
 
 def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
@@ -28,7 +36,7 @@ def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
     return tuple(each.name for each in parameters if each.kind in by_position)
 
 
-def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def _parameters(function: Any) -> list[inspect.Parameter]:
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):  # what is written in C need not say

@@ -16,7 +16,7 @@ from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describ
 from d2ldev.training.batches import bring, count_of, inputs_and_target
 from d2ldev.training.device_log import DeviceLog
 from d2ldev.training.learner import Learner, Loss
-from d2ldev.training.metrics import Metric, named_metrics
+from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.order import count_pass
 from d2ldev.training.prefetching import moved_ahead
 from d2ldev.training.progress import progress_bar
@@ -145,10 +145,11 @@ class Trainer:
                 metrics that the run began with, and the batches in the order that they would have
                 had. That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
                 Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
-                file; other data, such as a ``tf.data.Dataset``, is gone through once more for each
-                epoch that is done: in the process of the run that ended, make it anew from its
-                source first, shuffling included. Random numbers that a dataset or a worker process
-                keeps to itself are not continued.
+                file. Other data, such as a ``tf.data.Dataset``, has to have an order that depends
+                on itself alone: it is gone through once more for each epoch that is done. In the
+                process of the run that ended, make it anew from its source first, shuffling
+                included. What a callback keeps, such as the count of a schedule, and random
+                numbers of a dataset's or a worker process's own, are not in the file.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -175,6 +176,7 @@ class Trainer:
         names = ["loss", *functions]
         if val_data is not None:
             names += [f"val_{name}" for name in names]
+        check_names(names)
         run = Run(learner, train_data, names, checkpoint)
         if resume:
             run.resume(self.device)

@@ -155,6 +155,7 @@ LOADERS = {
     "rolled over": lambda: data.DataLoader(NUMBERS, 16, shuffle=True, last_batch="rollover"),
     "a sampler of the user's": lambda: data.DataLoader(NUMBERS, 16, sampler=OwnSampler()),
     "a loader of the user's": lambda: OwnLoader(NUMBERS, 16),
+    "reloaded": lambda: data.DataLoader(NUMBERS, 16, shuffle=True, auto_reload=True),
     "batches": lambda: data.DataLoader(NUMBERS, batch_sampler=[[3, 1], [2, 0]]),
 }
 
@@ -183,6 +184,7 @@ def test_the_order_goes_on_in_another_process(set_np, name):
     [
         *(("shuffled", GENERATORS), ("batches", GENERATORS), ("rolled over", PASSES)),
         *(("a sampler of the user's", PASSES), ("a loader of the user's", PASSES)),
+        ("reloaded", PASSES),
     ],
 )
 def test_what_gluon_does_not_know_is_gone_through(name, kind):
