@@ -74,39 +74,37 @@ def log_rows() -> Iterator[str]:
     """One row for each framework on which the log was measured against reading each loss."""
     yield "| | on | with a log | reading each | ratio | aim |"
     yield "|---|---|---|---|---|---|"
-    for document in _documents(ROOT / "benchmarks" / "results", "device-log-*"):
-        framework = next(name for name in document["versions"] if name != "d2ldev")
-        for result in document["results"]:
-            if result["aim"] is None:
-                continue
-            times = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
-            figures = f"{result['value']:.3g} | {result['aim']:g}"
-            yield f"| {framework} | {document['platform']} | {' | '.join(times)} | {figures} |"
+    for framework, document, result, ours, theirs in _comparisons("device-log-*"):
+        if result["aim"] is not None:
+            figures = f"{ours} | {theirs} | {result['value']:.3g} | {result['aim']:g}"
+            yield f"| {framework} | {document['platform']} | {figures} |"
 
 
 def training_rows() -> Iterator[str]:
     """One row for each training loop that ``Trainer.fit`` was measured against."""
     yield "| | epoch | with `Trainer` | the loop | without | ratio | aim |"
     yield "|---|---|---|---|---|---|---|"
-    for document in _documents(ROOT / "benchmarks" / "results", "training-*"):
-        framework = next(name for name in document["versions"] if name != "d2ldev")
-        for result in document["results"]:
-            ours, theirs = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
-            loop = f"{result['theirs_statement']} | {theirs}"
-            figures = f"{result['value']:.3g} | {result['aim']:g}"
-            yield f"| {framework} | {result['name']} | {ours} | {loop} | {figures} |"
+    for framework, _, result, ours, theirs in _comparisons("training-*"):
+        loop = f"{result['theirs_statement']} | {theirs}"
+        figures = f"{result['value']:.3g} | {result['aim']:g}"
+        yield f"| {framework} | {result['name']} | {ours} | {loop} | {figures} |"
 
 
 def files_rows() -> Iterator[str]:
     """One row for each comparison with the safetensors library."""
     yield "| | | with d2ldev | without | ratio |"
     yield "|---|---|---|---|---|"
-    for document in _documents(ROOT / "benchmarks" / "results", "files-*"):
+    for framework, _, result, ours, theirs in _comparisons("files-*"):
+        yield f"| {framework} | {result['name']} | {ours} | {theirs} | {result['value']:.3g} |"
+
+
+def _comparisons(name: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str, str]]:
+    """Each result of a benchmark: the framework, its document, itself, and the two times."""
+    for document in _documents(ROOT / "benchmarks" / "results", name):
         framework = next(name for name in document["versions"] if name != "d2ldev")
         for result in document["results"]:
             ours, theirs = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
-            figures = f"{ours} | {theirs} | {result['value']:.3g}"
-            yield f"| {framework} | {result['name']} | {figures} |"
+            yield framework, document, result, ours, theirs
 
 
 def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:

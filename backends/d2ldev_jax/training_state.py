@@ -12,8 +12,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from d2ldev.errors import CheckpointError, describe
+from d2ldev.errors import describe
 from d2ldev.interface import Backend, Tensor
+from d2ldev.training.learner import refused_state
 
 
 def arrays_of(names: Sequence[str], arrays: Sequence[Tensor]) -> dict[str, Any]:
@@ -44,14 +45,14 @@ def checked_arrays(
     """
     expected, found = current[part], saved.get(part) if isinstance(saved, Mapping) else None
     if not isinstance(found, Mapping):
-        raise _refusal(part, f"{describe(found)} is no dict of arrays")
+        raise refused_state(part, f"{describe(found)} is no dict of arrays")
     different = sorted({*map(str, found)} ^ {*expected})
     if different:
-        raise _refusal(part, f"only one of the two has {different[0]}")
+        raise refused_state(part, f"only one of the two has {different[0]}")
     for name, x in expected.items():
         if _form(found[name]) != _form(x):
             problem = f"{name} is {_shown(x)}, and {_shown(found[name])} in the state"
-            raise _refusal(part, problem)
+            raise refused_state(part, problem)
     return [_array(backend, found[name], native) for name in expected]
 
 
@@ -66,10 +67,10 @@ def checked_flags(names: Sequence[str], saved: Any) -> list[str]:
         CheckpointError: if it is no list of such names.
     """
     if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
-        raise _refusal("model", f"what is in evaluation mode is {describe(saved)}")
+        raise refused_state("model", f"what is in evaluation mode is {describe(saved)}")
     unknown = sorted({*saved} - {*names})
     if unknown:
-        raise _refusal("model", f"only the state has {unknown[0]}")
+        raise refused_state("model", f"only the state has {unknown[0]}")
     return saved
 
 
@@ -94,11 +95,3 @@ def _shown(x: Any) -> str:
         return f"a random key of {x.get('generator')}"
     shape, dtype = _form(x) if not isinstance(x, str) else ("", repr(x))
     return f"{dtype} {shape}"
-
-
-def _refusal(part: str, problem: str) -> CheckpointError:
-    return CheckpointError(
-        "restore a training state",
-        f"it is of another {part}: {problem}",
-        "resume with the model and the optimizer that the run began with",
-    )

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.errors import CheckpointError, describe
+from d2ldev.errors import describe
+from d2ldev.training.learner import refused_state
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 State = Mapping[str, Any]
@@ -85,20 +86,20 @@ class Restoration:
         for part in ("model", "gradients", "optimizer"):
             value = saved[part]
             if not isinstance(value, Mapping):
-                raise _refusal(part, f"{describe(value)} is no dict")
+                raise refused_state(part, f"{describe(value)} is no dict")
             different = sorted(current[part].keys() ^ value.keys(), key=str)
             if different:
-                raise _refusal(part, f"only one of the two has {different[0]}")
+                raise refused_state(part, f"only one of the two has {different[0]}")
         for name, parameter in self._parameters.items():
             _check(name, parameter, self._model[name])
             if self._gradients[name] not in _REQUESTS:
-                raise _refusal(
+                raise refused_state(
                     "model", f"the gradient of {name}: {describe(self._gradients[name])}"
                 )
         for key in ("class", "parameters"):
             here, there = current["optimizer"][key], self._optimizer[key]
             if here != there:
-                raise _refusal("optimizer", f"its {key}: {here}, {there} in the state")
+                raise refused_state("optimizer", f"its {key}: {here}, {there} in the state")
         self._states = {name: list(_arrays(x)) for name, x in self._optimizer["states"].items()}
         for name, arrays in self._states.items():
             self._check_states(name, arrays)
@@ -106,13 +107,13 @@ class Restoration:
     def _check_states(self, name: str, arrays: list[Any]) -> None:
         parameter = self._parameters.get(name)
         if parameter is None:
-            raise _refusal("optimizer", f"the model has no {name}")
+            raise refused_state("optimizer", f"the model has no {name}")
         if parameter._data is None:
             return
         expected = [_form(x) for x in _arrays(self._made(parameter))]
         found = [_form(x) for x in arrays]
         if expected != found:
-            raise _refusal("optimizer", f"{name} has {expected}, and {found} in the state")
+            raise refused_state("optimizer", f"{name} has {expected}, and {found} in the state")
 
     def _made(self, parameter: Any) -> Any:
         """A new state of the optimizer for a parameter."""
@@ -168,18 +169,20 @@ def _check(name: str, parameter: Any, value: Any) -> None:
     is_known = parameter._data is not None
     if value is None:
         if is_known:
-            raise _refusal(
+            raise refused_state(
                 "model", f"{name} is {_form(parameter.data())}, and unknown in the state"
             )
         return
     found, shape = _form(value), parameter.shape
     if is_known and found != _form(parameter.data()):
-        raise _refusal("model", f"{name} is {_form(parameter.data())}, and {found} in the state")
+        raise refused_state(
+            "model", f"{name} is {_form(parameter.data())}, and {found} in the state"
+        )
     is_alike = len(shape) == len(value.shape) and all(
         n <= 0 or n == m for n, m in zip(shape, value.shape, strict=True)
     )
     if not is_alike:
-        raise _refusal("model", f"{name} is of shape {shape}, and {found} in the state")
+        raise refused_state("model", f"{name} is of shape {shape}, and {found} in the state")
 
 
 def _arrays(state: Any) -> Iterator[Any]:
@@ -217,12 +220,4 @@ def check_random_state(saved: Any) -> None:
         CheckpointError: if it is not.
     """
     if type(saved) is not int or saved not in _SEEDS:
-        raise _refusal("generator", f"{describe(saved)} is no state of one")
-
-
-def _refusal(part: str, problem: str) -> CheckpointError:
-    return CheckpointError(
-        "restore a training state",
-        f"it is of another {part}: {problem}",
-        "resume with the model and the optimizer that the run began with",
-    )
+        raise refused_state("generator", f"{describe(saved)} is no state of one")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -83,14 +83,17 @@ def _samplers(loader: Any) -> Iterator[Any]:
 
 def _numbered(loader: Any) -> list[data.DistributedSampler[Any]]:
     """The samplers that are told the number of the epoch."""
-    found = [each for each in _samplers(loader) if isinstance(each, data.DistributedSampler)]
-    return list({id(each): each for each in found}.values())
+    samplers = _samplers(loader)
+    return _unique(each for each in samplers if isinstance(each, data.DistributedSampler))
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    holders = [loader, *_samplers(loader)]
-    found = [getattr(holder, "generator", None) for holder in holders]
-    return list({id(each): each for each in found if each is not None}.values())
+    found = (getattr(holder, "generator", None) for holder in (loader, *_samplers(loader)))
+    return _unique(each for each in found if each is not None)
+
+
+def _unique(objects: Iterable[Any]) -> list[Any]:
+    return list({id(each): each for each in objects}.values())
 
 
 def _text(state: torch.Tensor) -> str:

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 
-from d2ldev.errors import CheckpointError, describe
+from d2ldev.errors import describe
 from d2ldev.interface import Tensor
+from d2ldev.training.learner import refused_state
 
 State = Mapping[str, Any]
 
@@ -49,13 +50,15 @@ def check_model(model: torch.nn.Module, saved: Any) -> None:
     """
     current = state_of_model(model)
     if not isinstance(saved, Mapping):
-        raise _refusal("model", f"{describe(saved)} is no dict of tensors")
+        raise refused_state("model", f"{describe(saved)} is no dict of tensors")
     different = sorted(current.keys() ^ saved.keys(), key=str)
     if different:
-        raise _refusal("model", f"only one of the two has {different[0]}")
+        raise refused_state("model", f"only one of the two has {different[0]}")
     for name, x in current.items():
         if x is not None and _form(x) != _form(saved[name]):
-            raise _refusal("model", f"{name} is {_form(x)}, and {_form(saved[name])} in the state")
+            raise refused_state(
+                "model", f"{name} is {_form(x)}, and {_form(saved[name])} in the state"
+            )
 
 
 def frozen_in(model: torch.nn.Module) -> list[str]:
@@ -70,7 +73,7 @@ def check_frozen(model: torch.nn.Module, saved: Any) -> None:
         CheckpointError: if it does not.
     """
     if not _are_among(saved, (name for name, _ in model.named_parameters())):
-        raise _refusal("model", f"what is frozen is {describe(saved)}")
+        raise refused_state("model", f"what is frozen is {describe(saved)}")
 
 
 def check_evaluation(model: torch.nn.Module, saved: Any) -> None:
@@ -81,7 +84,7 @@ def check_evaluation(model: torch.nn.Module, saved: Any) -> None:
     """
     # Not the model itself, which is trained.
     if not _are_among(saved, (name for name, _ in model.named_modules() if name)):
-        raise _refusal("model", f"what is in evaluation mode is {describe(saved)}")
+        raise refused_state("model", f"what is in evaluation mode is {describe(saved)}")
 
 
 def _are_among(saved: Any, names: Iterable[str]) -> bool:
@@ -104,15 +107,19 @@ def check_optimizer(optimizer: torch.optim.Optimizer, model: torch.nn.Module, sa
     """
     current = state_of_optimizer(optimizer, model)
     if not isinstance(saved, Mapping) or current.keys() != saved.keys():
-        raise _refusal("optimizer", f"{describe(saved)} is no state of one")
+        raise refused_state("optimizer", f"{describe(saved)} is no state of one")
     for key in ("class", "parameters"):
         if current[key] != saved[key]:
-            raise _refusal("optimizer", f"its {key}: {current[key]}, {saved[key]} in the state")
+            raise refused_state(
+                "optimizer", f"its {key}: {current[key]}, {saved[key]} in the state"
+            )
     if _settings(current["param_groups"]) != _settings(saved["param_groups"]):
-        raise _refusal("optimizer", "its groups have other settings")
+        raise refused_state("optimizer", "its groups have other settings")
     kept = saved["state"]
     if not isinstance(kept, Mapping) or not all(isinstance(x, Mapping) for x in kept.values()):
-        raise _refusal("optimizer", f"{describe(kept)} is not what it keeps for its parameters")
+        raise refused_state(
+            "optimizer", f"{describe(kept)} is not what it keeps for its parameters"
+        )
 
 
 def _settings(groups: Any) -> Any:
@@ -129,10 +136,12 @@ def check_random_state(saved: Any, device: torch.device) -> None:
         CheckpointError: if it is not.
     """
     if not isinstance(saved, Mapping) or "cpu" not in saved:
-        raise _refusal("generator", f"{describe(saved)} is no state of one")
+        raise refused_state("generator", f"{describe(saved)} is no state of one")
     for name, x in random_state(device).items():
         if name in saved and _form(saved[name]) != _form(x):
-            raise _refusal("generator", f"it is {_form(x)}, and {_form(saved[name])} in the state")
+            raise refused_state(
+                "generator", f"it is {_form(x)}, and {_form(saved[name])} in the state"
+            )
 
 
 def load_model(model: torch.nn.Module, saved: State) -> None:
@@ -146,7 +155,7 @@ def load_model(model: torch.nn.Module, saved: State) -> None:
     try:
         model.load_state_dict(values)
     except (RuntimeError, ValueError, TypeError, KeyError) as error:
-        raise _refusal("model", str(error)) from error
+        raise refused_state("model", str(error)) from error
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: State) -> None:
@@ -187,11 +196,3 @@ def _form(x: Any) -> str:
     if isinstance(x, torch.Tensor):
         return f"{str(x.dtype).removeprefix('torch.')} {tuple(x.shape)}"
     return describe(x)
-
-
-def _refusal(part: str, problem: str) -> CheckpointError:
-    return CheckpointError(
-        "restore a training state",
-        f"it is of another {part}: {problem}",
-        "resume with the model and the optimizer that the run began with",
-    )

@@ -159,6 +159,20 @@ def check_loss(shape: Iterable[int] | None, loss: object) -> None:
         )
 
 
+def refused_state(part: str, problem: str) -> CheckpointError:
+    """The error of a state that is of another run.
+
+    Args:
+        part: what differs: ``'model'``, ``'optimizer'``, ``'generator'``.
+        problem: how.
+    """
+    return CheckpointError(
+        "restore a training state",
+        f"it is of another {part}: {problem}",
+        "resume with the model and the optimizer that the run began with",
+    )
+
+
 class Learner(ABC):
     """A model that is trained, one step after the other, on the device where it is.
 

@@ -61,3 +61,9 @@ def caught(call, *arguments):
     return [f"{each.category.__name__}: {each.message}" for each in found]
 
 """
+
+
+@pytest.fixture
+def backend(tensorflow_backend):
+    """The same, by the name that it has in the tests of all frameworks."""
+    return tensorflow_backend

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import pytest
 from keras import layers
 
 OPTIMIZERS = {
@@ -14,6 +15,7 @@ OPTIMIZERS = {
     "accumulating": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
     "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.1)),
 }
+optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 
 
 def network(backend, frozen=()):

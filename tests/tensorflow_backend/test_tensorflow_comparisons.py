@@ -15,11 +15,6 @@ X = RANDOM.normal(size=(16, 2)).astype("float32")
 BATCHES = [(X, (X[:, :1] > 0).astype("float32"))]
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 def fitted(backend, loss, metrics=(), num_gpus=1):
     """The history of a run, and the parameters after it."""
     net = backend.mlp([2, 1], seed=0)

@@ -6,17 +6,20 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from freezing import OPTIMIZERS, batch_for, changed, freeze, learner_of, losses, network, values
+from freezing import (
+    OPTIMIZERS,
+    batch_for,
+    changed,
+    freeze,
+    learner_of,
+    losses,
+    network,
+    optimizers,
+    values,
+)
 from keras import layers
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
-
-optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-
-
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
 
 
 @pytest.fixture

@@ -4,16 +4,9 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from freezing import OPTIMIZERS, batch_for, freeze, learner_of, losses, network
+from freezing import OPTIMIZERS, batch_for, freeze, learner_of, losses, network, optimizers
 
 from d2ldev import CheckpointError, OutOfDeviceMemoryError, gpu
-
-optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-
-
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
 
 
 @pytest.fixture

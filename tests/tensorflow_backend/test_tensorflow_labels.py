@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from sequences import assert_the_loss_is_the_mean_over_all_labels, cross_entropy
 
 from d2ldev import UnsupportedValueError
 
@@ -34,17 +35,7 @@ def of_sequences():
 
 def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(tensorflow_backend):
     net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3)])
-    x = tensorflow_backend.asarray(
-        np.random.default_rng(0).standard_normal((4, 5, 2)).astype("float32")
-    )
-    labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
-    loss, prediction = tensorflow_backend.learner(net, loss="cross_entropy").step(
-        (x,), tensorflow_backend.asarray(labels)
-    )
-    logits = tensorflow_backend.to_numpy(prediction)
-    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
-    np.testing.assert_allclose(tensorflow_backend.to_numpy(loss), expected, rtol=1e-5)
+    assert_the_loss_is_the_mean_over_all_labels(tensorflow_backend, net)
 
 
 def test_accuracy_is_traced_in_a_function(tensorflow_backend):
@@ -80,9 +71,7 @@ def test_cross_entropy_is_that_of_labels_whose_shape_is_not_known_yet(
     logits, labels = of_sequences
     learner = tensorflow_backend.learner(Scaled(), loss="cross_entropy")
     found, _ = _traced(lambda x, y: learner.evaluate((x,), y), shapes)(logits, labels)
-    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    np.testing.assert_allclose(found, cross_entropy(logits, labels), rtol=1e-5)
 
 
 @pytest.mark.parametrize("known", ["neither", "of the logits", "ranks"])

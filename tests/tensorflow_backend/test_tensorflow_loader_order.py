@@ -30,11 +30,6 @@ MAKERS = {
 }
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _datasets_were_prefetched(tensorflow_backend):
     """AutoGraph leaves files behind when TensorFlow's prefetching is used first."""

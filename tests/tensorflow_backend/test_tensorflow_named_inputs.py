@@ -16,11 +16,6 @@ Y = RANDOM.normal(size=(8, 3)).astype("float32")
 ORDERS = [{"mask": MASK, "x": X, "y": Y}, {"y": Y, "x": X, "mask": MASK}]
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _datasets_were_prefetched(tensorflow_backend):
     """AutoGraph leaves files behind when TensorFlow's prefetching is used first."""

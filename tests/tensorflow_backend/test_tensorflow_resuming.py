@@ -9,11 +9,6 @@ from keras import layers
 from d2ldev import CheckpointError, gpu
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 def sequential(units=4):
     """A model without an Input."""
     keras.utils.set_random_seed(0)

@@ -17,11 +17,6 @@ SCHEDULES = {
 }
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 def trained(backend, epochs, num_gpus, optimizer, seed=0, **options):
     """The history and the parameters; the model and the order begin with the seed."""
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)

@@ -15,11 +15,6 @@ BATCHES = [(IMAGES[i : i + 4], LABELS[i : i + 4]) for i in (0, 4, 8)]
 OPTIONS = {"loss": "cross_entropy", "optimizer": "adam"}
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 @pytest.fixture(scope="module", autouse=True)
 def _datasets_were_prefetched(tensorflow_backend):
     """AutoGraph leaves files behind when TensorFlow's prefetching is used first."""

@@ -5,11 +5,6 @@ import pytest
 from d2ldev import UnsupportedValueError
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 def test_what_is_no_model_is_refused(backend):
     with pytest.raises(UnsupportedValueError, match="neither a Keras model"):
         backend.learner(lambda x: x)

@@ -20,11 +20,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 def learner_of(backend, model=convolutional, optimizer="adam", device="gpu:1", **options):
     return backend.learner(
         made(backend, model, device), loss="cross_entropy", optimizer=optimizer, **options

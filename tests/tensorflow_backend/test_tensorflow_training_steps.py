@@ -11,11 +11,6 @@ from d2ldev import UnsupportedValueError, gpu
 models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
 
 
-@pytest.fixture
-def backend(tensorflow_backend):
-    return tensorflow_backend
-
-
 def values(variable):
     return np.array(variable.numpy())  # a copy: what ``numpy`` returns may change with it
 

@@ -1,16 +1,8 @@
 """Labels of sequences, with the framework's own model."""
 
-import numpy as np
+from sequences import assert_the_loss_is_the_mean_over_all_labels
 
 
 def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(torch_backend):
     net = torch_backend.mlp([2, 3])
-    x = torch_backend.asarray(np.random.default_rng(0).standard_normal((4, 5, 2)).astype("float32"))
-    labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
-    loss, prediction = torch_backend.learner(net, loss="cross_entropy").step(
-        (x,), torch_backend.asarray(labels)
-    )
-    logits = torch_backend.to_numpy(prediction)
-    logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
-    expected = -np.take_along_axis(logarithms, labels[..., np.newaxis], -1).mean()
-    np.testing.assert_allclose(torch_backend.to_numpy(loss), expected, rtol=1e-5)
+    assert_the_loss_is_the_mean_over_all_labels(torch_backend, net)
