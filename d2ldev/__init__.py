@@ -13,9 +13,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.active import backend
-from d2ldev.containers import register_container
 from d2ldev.device import Device, cpu, gpu
-from d2ldev.discovery import available_backends
 from d2ldev.errors import (
     BackendFallbackWarning,
     BackendNotInstalledError,
@@ -31,12 +29,14 @@ from d2ldev.errors import (
     UnsupportedValueError,
 )
 from d2ldev.interface import Backend, Memory
-from d2ldev.registry import backend_of, get_backend, set_backend, use_backend
+from d2ldev.nesting.walk import register_container
+from d2ldev.registry.discovery import available_backends
+from d2ldev.registry.selection import backend_of, get_backend, set_backend, use_backend
 from d2ldev.virtual import virtual_gpus
 
 if TYPE_CHECKING:
     from d2ldev.training.array_loader import ArrayLoader
-    from d2ldev.training.device_log import DeviceLog
+    from d2ldev.training.log import DeviceLog
     from d2ldev.training.trainer import Trainer
 
     jax: Backend
@@ -50,7 +50,7 @@ __version__ = "0.1.0"
 # What is imported when it is first asked for, and from where: most programs have no use for it.
 _LAZY = {
     "ArrayLoader": "d2ldev.training.array_loader",
-    "DeviceLog": "d2ldev.training.device_log",
+    "DeviceLog": "d2ldev.training.log",
     "Trainer": "d2ldev.training.trainer",
 }
 
@@ -96,7 +96,7 @@ def __getattr__(name: str) -> Any:
 
         value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
         return value
-    from d2ldev.discovery import ALIASES, known_backends
+    from d2ldev.registry.discovery import ALIASES, known_backends
 
     if not name.startswith("_") and (name in known_backends() or name in ALIASES):
         return get_backend(name)

@@ -11,9 +11,9 @@ from functools import update_wrapper
 from types import FunctionType
 from typing import Any, cast
 
-from d2ldev import registry
 from d2ldev.interface import Backend
-from d2ldev.registry import active_backend
+from d2ldev.registry import selection as registry
+from d2ldev.registry.selection import active_backend
 
 
 class ActiveBackend:

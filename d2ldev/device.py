@@ -194,6 +194,6 @@ def gpu(i: int = 0) -> Device:
 
 
 def _active_backend() -> Any:
-    from d2ldev.registry import active_backend
+    from d2ldev.registry.selection import active_backend
 
     return active_backend()

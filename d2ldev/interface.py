@@ -23,12 +23,12 @@ from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
-from d2ldev.placing import named_tensors, place
+from d2ldev.operations.placing import named_tensors, place
+from d2ldev.operations.prefetching import check_depth, check_source
+from d2ldev.operations.strictness import translate_uncaught
 from d2ldev.primitives import DeviceLike, DType, Memory, Shape, Tensor
 from d2ldev.saving import Saving
-from d2ldev.strictness import translate_uncaught
 from d2ldev.training.learner import Learner, Loss, Settings
-from d2ldev.training.prefetching import check_depth, check_source
 
 __all__ = ["Backend", "DType", "DeviceLike", "Memory", "Shape", "Tensor"]
 
@@ -43,7 +43,7 @@ class Backend(Saving):
     def __reduce__(self) -> tuple[Any, ...]:
         # A model that keeps its backend is copied and sent to other processes; the backend is
         # found there by its name.
-        from d2ldev.registry import get_backend
+        from d2ldev.registry.selection import get_backend
 
         return get_backend, (self.name,)
 

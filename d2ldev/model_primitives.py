@@ -15,8 +15,8 @@ from d2ldev.primitives import DeviceLike, Primitives, Tensor
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from d2ldev.io.layouts import Layout
-    from d2ldev.placing import Part
+    from d2ldev.files.layouts import Layout
+    from d2ldev.operations.placing import Part
     from d2ldev.training.learner import Learner, Settings
 
 
@@ -181,8 +181,8 @@ class ModelPrimitives(Primitives):
         This is all that a framework needs whose copies are asynchronous; to be overridden where
         one has something better. A generator: nothing happens before the first batch is asked for.
         """
-        from d2ldev.training.batches import bring
-        from d2ldev.training.prefetching import moved_ahead
+        from d2ldev.operations.batches import bring
+        from d2ldev.operations.prefetching import moved_ahead
 
         # By way of tensors of the host: what goes from tensor to tensor is not waited for, and goes
         # together. Where nothing is waited for, it would only be one more copy.

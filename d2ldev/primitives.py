@@ -16,7 +16,6 @@ from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
-from d2ldev.containers import TENSOR, Kinds
 from d2ldev.device import Device
 from d2ldev.errors import (
     DeviceMismatchError,
@@ -24,7 +23,8 @@ from d2ldev.errors import (
     UnsupportedValueError,
     describe,
 )
-from d2ldev.strictness import Strictness
+from d2ldev.nesting.walk import TENSOR, Kinds
+from d2ldev.operations.strictness import Strictness
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from d2ldev.creation import Creation
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.operations.creation import Creation
 from d2ldev.primitives import DeviceLike
 
 
@@ -32,7 +32,7 @@ class Saving(Creation):
             UnsupportedValueError: if ``obj`` holds something else, whose place is named.
             CheckpointError: if the file cannot be written.
         """
-        from d2ldev.io.writing import save
+        from d2ldev.files.save import save
 
         save(self, obj, as_path(path, "save"))  # type: ignore[arg-type]
 
@@ -58,7 +58,7 @@ class Saving(Creation):
             OutOfDeviceMemoryError: if the device's memory does not suffice.
         """
         target = self._existing(device, "load tensors")[0]
-        from d2ldev.io.reading import load
+        from d2ldev.files.load import load
 
         return load(self, as_path(path, "load"), target)  # type: ignore[arg-type]
 
@@ -85,7 +85,7 @@ class Saving(Creation):
             UnsupportedValueError: if ``obj`` holds something that no file can.
             OutOfDeviceMemoryError: if the device's memory does not suffice for a second copy.
         """
-        from d2ldev.io.fitting import load_into
+        from d2ldev.files.load_into import load_into
 
         return load_into(self, obj, as_path(path, "load"))  # type: ignore[arg-type]
 

@@ -35,7 +35,7 @@ def virtual_gpus(n: int) -> None:
         InvalidDeviceError: if ``n`` is no integer, or out of range.
         DeviceUnavailableError: if a backend in use already has another number of GPUs.
     """
-    from d2ldev.registry import loaded_backends
+    from d2ldev.registry.selection import loaded_backends
 
     global _chosen
     number = _checked(n, f"make {shown(n)} virtual GPUs")

@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, configuration, settings
 from processes import make_backend, make_package
 
 import d2ldev
-from d2ldev import registry
+from d2ldev.registry import selection as registry
 
 pytest_plugins = ["pytester"]
 

@@ -9,7 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
-from d2ldev.arguments import as_shape, checked_mlp
+from d2ldev.operations.arguments import as_shape, checked_mlp
 
 
 class Shy:

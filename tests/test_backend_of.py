@@ -6,7 +6,7 @@ import pytest
 from processes import FRAMEWORKS, make_backend, make_package, run_python
 
 import d2ldev
-from d2ldev import registry
+from d2ldev.registry import selection as registry
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])

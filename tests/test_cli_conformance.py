@@ -8,8 +8,8 @@ import pytest
 from command_line import run_command
 from d2ldev_reference.backend import ReferenceBackend
 
-from d2ldev import loading
 from d2ldev.cli.conformance import Request, command, thrice
+from d2ldev.registry import loading
 
 START = ["python", "-m", "pytest", "--pyargs", "d2ldev_conformance", "--d2ldev-backend", "torch"]
 SUITE = Path("suite")

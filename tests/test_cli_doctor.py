@@ -9,11 +9,11 @@ from command_line import run_command
 from processes import MINE, make_backend, make_distribution, make_package
 from rich.console import Console
 
-from d2ldev import loading
 from d2ldev.cli.doctor import show
 from d2ldev.cli.examination import BackendReport, Examination, add_devices
 from d2ldev.cli.probe import examine, human, use
 from d2ldev.cli.screen import collected_warnings
+from d2ldev.registry import loading
 
 
 def examined(*arguments, **options):

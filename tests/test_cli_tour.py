@@ -9,9 +9,10 @@ from command_line import run_command
 from d2ldev_reference.backend import ReferenceBackend
 from rich.console import Console
 
-from d2ldev import loading, registry
 from d2ldev.cli.cells import Cell, read_cells, run_cell
 from d2ldev.cli.tour import CHAPTER, CODE_WIDTH, Tour, _stand_ins
+from d2ldev.registry import loading
+from d2ldev.registry import selection as registry
 
 CELLS = read_cells(CHAPTER.read_text("utf-8"))
 CODE = [cell for cell in CELLS if not cell.markdown]

@@ -8,7 +8,8 @@ from collections.abc import MutableMapping, MutableSequence
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError, gpu, kinds
+from d2ldev import UnsupportedValueError, gpu
+from d2ldev.nesting import kinds
 
 
 @pytest.fixture

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import d2ldev
-from d2ldev import containers, cpu, gpu
+from d2ldev import cpu, gpu
+from d2ldev.nesting import walk as containers
 
 reference = d2ldev.get_backend("reference")
 Point = namedtuple("Point", "x y")

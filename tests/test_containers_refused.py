@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import UnsupportedValueError, gpu, kinds
+from d2ldev import UnsupportedValueError, gpu
+from d2ldev.nesting import kinds
 
 
 @pytest.fixture

@@ -76,7 +76,7 @@ LEAKS = {
         "numpy.asarray was replaced",
     ),
     "a patched function of d2ldev": (
-        ["import d2ldev.registry", "d2ldev.registry.backend_of = print"],
+        ["import d2ldev.registry.selection", "d2ldev.registry.backend_of = print"],
         "d2ldev.registry.backend_of was replaced",
     ),
     "a patched method of d2ldev": (

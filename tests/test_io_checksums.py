@@ -9,7 +9,7 @@ import pytest
 from processes import run_python
 
 from d2ldev import CheckpointError
-from d2ldev.io.checksums import PIECE
+from d2ldev.files.format.checksums import PIECE
 
 # Of several pieces, of one that a thread is started for, and of few bytes; then in another order.
 SIZES = (2 * PIECE + 5, 7, 0, PIECE, PIECE // 2, 3, PIECE + 1)

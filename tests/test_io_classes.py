@@ -7,7 +7,7 @@ import subprocess
 
 import pytest
 
-from d2ldev.io.classes import find_class, make
+from d2ldev.files.classes import find_class, make
 
 Point = collections.namedtuple("Point", "x y")
 RAN = []

@@ -9,7 +9,7 @@ from hostile_files import file_of
 from safetensors.numpy import load_file, save_file
 
 from d2ldev import CheckpointError, DeviceUnavailableError, get_backend
-from d2ldev.io.dtypes import NAMES, numpy_dtype
+from d2ldev.files.format.dtypes import NAMES, numpy_dtype
 
 DTYPES = get_backend("reference").dtype_names
 ODD_BYTES = bytes(range(240, 256)) * 3

@@ -8,7 +8,7 @@ from safetensors.numpy import save_file
 from saved_files import values
 
 from d2ldev import CheckpointError
-from d2ldev.io.layouts import same, turned
+from d2ldev.files.layouts import same, turned
 
 
 class Cell:
@@ -26,7 +26,7 @@ class Optimizer:
 @pytest.fixture
 def framework(reference):
     """A backend with models that it fills in place, optimizers, and known layouts."""
-    from d2ldev.placing import Part
+    from d2ldev.operations.placing import Part
 
     class Framework(ReferenceBackend):
         name = "framework"

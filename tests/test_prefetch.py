@@ -9,7 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.training.batches import bring
+from d2ldev.operations.batches import bring
 
 
 class Loader:

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import MINE, make_backend, make_distribution, make_package, run_python
 
-from d2ldev import discovery
+from d2ldev.registry import discovery
 
 ERROR = """
     import d2ldev

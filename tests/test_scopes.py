@@ -7,7 +7,7 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev import registry
+from d2ldev.registry import selection as registry
 
 # -- get_backend and set_backend --------------------------------------------------------------
 

@@ -10,9 +10,10 @@ import array_api_strict as xp
 import pytest
 
 import d2ldev
-from d2ldev import DeviceMismatchError, UnsupportedValueError, strictness
+from d2ldev import DeviceMismatchError, UnsupportedValueError
 from d2ldev.device import CPU, gpu
-from d2ldev.strictness import Strictness, mismatch, operands_of, replace
+from d2ldev.operations import strictness
+from d2ldev.operations.strictness import Strictness, mismatch, operands_of, replace
 
 MIX = "b.ones(2, device='gpu:0') + b.ones(2, device='gpu:1')"
 
@@ -263,7 +264,7 @@ def test_a_value_that_is_neither_yes_nor_no_is_an_error(monkeypatch):
 
 
 TRANSLATED = (
-    "from d2ldev.strictness import mismatch, translate_uncaught\n"
+    "from d2ldev.operations.strictness import mismatch, translate_uncaught\n"
     "from d2ldev.device import CPU, gpu\n"
     "def translation(error):\n"
     "    words = [('x', CPU), ('y', gpu(0))]\n"

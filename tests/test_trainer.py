@@ -9,7 +9,7 @@ import pytest
 import d2ldev
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU, gpu
-from d2ldev.training.batches import bring, count_of, inputs_and_target
+from d2ldev.operations.batches import bring, count_of, inputs_and_target
 from d2ldev.training.trainer import Trainer
 
 BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))

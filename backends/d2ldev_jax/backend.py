@@ -19,10 +19,10 @@ import numpy as np
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import BackendNotInstalledError, DeviceMismatchError, UnsupportedValueError
+from d2ldev.files.layers import layouts_in
+from d2ldev.files.layouts import Layout
 from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
-from d2ldev.io.layers import layouts_in
-from d2ldev.io.layouts import Layout
-from d2ldev.placing import Part
+from d2ldev.operations.placing import Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_jax import numpy_exchange, queue, strict
 from d2ldev_jax.accelerator import Accelerator, is_initialized

@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from d2ldev.dlpack import ON_CPU, description_of
 from d2ldev.interface import Tensor
+from d2ldev.operations.dlpack import ON_CPU, description_of
 
 _ALIGNMENT = 64
 

@@ -16,8 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from d2ldev.io.layers import Layer
-from d2ldev.io.layouts import turned, turned_after_flattening
+from d2ldev.files.layers import Layer
+from d2ldev.files.layouts import turned, turned_after_flattening
 
 _ELEMENTWISE = (
     *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus"),

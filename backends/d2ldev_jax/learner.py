@@ -18,6 +18,7 @@ from flax import nnx
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
+from d2ldev.operations.signatures import input_names
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -29,7 +30,6 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
-from d2ldev.training.signatures import input_names
 from d2ldev_jax.modes import (
     flags_of_evaluation,
     names_of_flags,

@@ -9,8 +9,8 @@ from typing import Any
 
 from flax import nnx
 
-from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike
+from d2ldev.operations.arguments import checked_mlp
 
 _ACTIVATIONS = {"relu": nnx.relu, "tanh": nnx.tanh, "sigmoid": nnx.sigmoid}
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.placing import Part
+from d2ldev.operations.placing import Part
 
 # Most attributes are of these types, and hold no array.
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32))

@@ -11,8 +11,8 @@ from typing import Any
 import jax
 from jax._src.tree_util import _registry
 
-from d2ldev.container_types import Container
-from d2ldev.kinds import UNKNOWN, Kind, Kinds, _registered
+from d2ldev.nesting.containers import Container
+from d2ldev.nesting.kinds import UNKNOWN, Kind, Kinds, _registered
 
 # d2ldev's own walk does these, and keeps more of them: the order of a dict, attributes.
 _PYTHONS_OWN = (dict, list, tuple)

@@ -48,7 +48,7 @@ from jax._src.sharding_impls import UnspecifiedValue
 from d2ldev.device import Device
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.interface import Backend
-from d2ldev.strictness import Operand, mismatch, replace
+from d2ldev.operations.strictness import Operand, mismatch, replace
 from d2ldev_jax.provenance import given_arrays, is_going_backward
 
 # As JAX says it of two arguments: the name, the operation, and the first of the devices.

@@ -33,10 +33,10 @@ from d2ldev.errors import (
     UnsupportedValueError,
     describe,
 )
+from d2ldev.files.layers import layouts_in
+from d2ldev.files.layouts import Layout
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.io.layers import layouts_in
-from d2ldev.io.layouts import Layout
-from d2ldev.placing import Part
+from d2ldev.operations.placing import Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_mxnet import accelerator, numpy_exchange
 from d2ldev_mxnet.dlpack import Exported, from_dlpack

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from d2ldev.dlpack import ON_CPU, ON_CUDA
+from d2ldev.operations.dlpack import ON_CPU, ON_CUDA
 from d2ldev_mxnet.framework import NumPyShapes, mx
 
 

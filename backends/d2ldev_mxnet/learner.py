@@ -9,6 +9,7 @@ import numpy as np
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
+from d2ldev.operations.signatures import input_names
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -20,7 +21,6 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
-from d2ldev.training.signatures import input_names
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training_state import (
     Restoration,

@@ -7,8 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike
+from d2ldev.operations.arguments import checked_mlp
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid")

@@ -15,7 +15,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.placing import Part
+from d2ldev.operations.placing import Part
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.parameter_names import ranks
 

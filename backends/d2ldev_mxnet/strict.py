@@ -23,7 +23,7 @@ from collections.abc import Callable
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.interface import Backend
-from d2ldev.strictness import replace
+from d2ldev.operations.strictness import replace
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.strict_backward import guarded_backward
 from d2ldev_mxnet.strict_errors import translating

@@ -9,7 +9,7 @@ from typing import Any
 
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.interface import Backend
-from d2ldev.strictness import Operand, mismatch
+from d2ldev.operations.strictness import Operand, mismatch
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.strict_library import Replacement
 

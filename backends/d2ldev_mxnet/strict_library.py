@@ -14,7 +14,7 @@ from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.interface import Backend
-from d2ldev.strictness import mismatch
+from d2ldev.operations.strictness import mismatch
 from d2ldev_mxnet.framework import mx
 
 Replacement = tuple[Any, str, Any]

@@ -13,7 +13,7 @@ from typing import Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.interface import Backend
-from d2ldev.strictness import mismatch, operands_of
+from d2ldev.operations.strictness import mismatch, operands_of
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.strict_library import Replacement
 

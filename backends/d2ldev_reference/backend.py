@@ -16,9 +16,9 @@ import numpy as np
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.files.layers import layouts_in
+from d2ldev.files.layouts import Layout
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.io.layers import layouts_in
-from d2ldev.io.layouts import Layout
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_reference.layouts import layers_of
 from d2ldev_reference.mlp import make_mlp

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from d2ldev.io.layers import Layer
+from d2ldev.files.layers import Layer
 from d2ldev_reference.mlp import MLP
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike, Tensor
+from d2ldev.operations.arguments import checked_mlp
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: xp.where(x > 0, x, xp.zeros_like(x)),

@@ -9,7 +9,7 @@ from typing import Any
 import array_api_strict as xp
 
 from d2ldev.interface import Backend
-from d2ldev.strictness import mismatch, operands_of, replace
+from d2ldev.operations.strictness import mismatch, operands_of, replace
 
 _ARRAY: Any = type(xp.zeros(0))
 # Moving is no mixing, and what only makes an array has no operands.

@@ -21,10 +21,10 @@ import tensorflow as tf
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceInitializationWarning, UnsupportedValueError, describe
+from d2ldev.files.layers import layouts_in
+from d2ldev.files.layouts import Layout
 from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
-from d2ldev.io.layers import layouts_in
-from d2ldev.io.layouts import Layout
-from d2ldev.placing import Inventory, Part
+from d2ldev.operations.placing import Inventory, Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_tensorflow import labels, numpy_exchange
 from d2ldev_tensorflow.copying import address_of, copied, copied_across

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 from tensorflow.python.eager import record
 
-from d2ldev.dlpack import description_of
+from d2ldev.operations.dlpack import description_of
 
 _WITH_SNAPSHOT = frozenset(
     {

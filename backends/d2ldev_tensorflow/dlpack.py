@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.dlpack import ON_CPU, description_of
+from d2ldev.operations.dlpack import ON_CPU, description_of
 
 _ALIGNMENT = 64
 

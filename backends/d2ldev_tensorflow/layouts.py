@@ -10,8 +10,8 @@ import sys
 from functools import partial
 from typing import Any
 
-from d2ldev.io.layers import Layer
-from d2ldev.io.layouts import turned, turned_after_flattening
+from d2ldev.files.layers import Layer
+from d2ldev.files.layouts import turned, turned_after_flattening
 
 
 def layers_of(model: Any) -> list[Layer] | None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
+from d2ldev.operations.signatures import input_names
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -21,7 +22,6 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
-from d2ldev.training.signatures import input_names
 from d2ldev_tensorflow import labels, slots, training_state
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.arguments import checked_mlp
 from d2ldev.errors import UnsupportedValueError
+from d2ldev.operations.arguments import checked_mlp
 
 _ACTIVATIONS = ("relu", "tanh", "sigmoid")
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
 from d2ldev.interface import Backend
-from d2ldev.strictness import mismatch
+from d2ldev.operations.strictness import mismatch
 from d2ldev_tensorflow.calls import Call
 
 EagerTensor: type = tf.__internal__.EagerTensor

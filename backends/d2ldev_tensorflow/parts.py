@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager.context import anonymous_name
 
-from d2ldev.containers import register_container
-from d2ldev.placing import Part
+from d2ldev.nesting.walk import register_container
+from d2ldev.operations.placing import Part
 
 # Of Keras: what a layer, a model or an optimizer is besides its variables. Most of it is in every
 # object's ``__dict__``, which is read below; this is what only functional models have.

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from d2ldev.device import CPU, Device
 from d2ldev.interface import Backend
-from d2ldev.training.batches import bring
-from d2ldev.training.prefetching import moved_ahead
+from d2ldev.operations.batches import bring
+from d2ldev.operations.prefetching import moved_ahead
 
 # What is never in a GPU's memory, and would stop ``tf.data`` on its way there.
 _OF_THE_HOST = (tf.string, tf.variant, tf.resource)

@@ -45,7 +45,7 @@ from tensorflow.python.framework import constant_op
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.interface import Backend
-from d2ldev.strictness import replace
+from d2ldev.operations.strictness import replace
 from d2ldev_tensorflow.calls import Call
 from d2ldev_tensorflow.operands import HOST, OF_NUMBERS, EagerTensor, Operands
 from d2ldev_tensorflow.scopes import is_default_only

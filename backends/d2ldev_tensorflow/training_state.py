@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.interface import Backend
-from d2ldev.placing import Inventory
+from d2ldev.operations.placing import Inventory
 from d2ldev_tensorflow import slots
 
 State = Mapping[str, Any]

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.dlpack import ON_CPU, description_of
+from d2ldev.operations.dlpack import ON_CPU, description_of
 
 
 def from_dlpack(x: Any) -> torch.Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from d2ldev.io.layers import Layer
+from d2ldev.files.layers import Layer
 
 _WITH_KERNELS = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
 

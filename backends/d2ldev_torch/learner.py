@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from d2ldev.containers import rebuild
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
-from d2ldev.kinds import TENSOR, Kind
+from d2ldev.nesting.kinds import TENSOR, Kind
+from d2ldev.nesting.walk import rebuild
+from d2ldev.operations.signatures import input_names
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -24,7 +25,6 @@ from d2ldev.training.learner import (
     check_loss,
     check_shapes,
 )
-from d2ldev.training.signatures import input_names
 from d2ldev_torch import training_state
 from d2ldev_torch.modes import Modes
 

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 
 import torch
 
-from d2ldev.arguments import checked_mlp
 from d2ldev.interface import Backend, DeviceLike
+from d2ldev.operations.arguments import checked_mlp
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 

@@ -17,8 +17,8 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from d2ldev.containers import register_container
-from d2ldev.placing import Part
+from d2ldev.nesting.walk import register_container
+from d2ldev.operations.placing import Part
 
 OBJECT_TYPES: tuple[type, ...] = (torch.nn.Module, torch.optim.Optimizer)
 

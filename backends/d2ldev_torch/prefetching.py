@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from d2ldev.device import Device
-from d2ldev.training.batches import bring
+from d2ldev.operations.batches import bring
 
 if TYPE_CHECKING:
     from d2ldev_torch.backend import TorchBackend

@@ -21,7 +21,7 @@ from types import TracebackType
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceMismatchError
-from d2ldev.strictness import Operand, mismatch
+from d2ldev.operations.strictness import Operand, mismatch
 
 _SHOULD_AGREE = re.compile(
     r"same (?:type of )?device|different device|expected device|device type|should be the same|"

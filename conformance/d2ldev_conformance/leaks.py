@@ -24,7 +24,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from d2ldev import device, registry, virtual
+from d2ldev import device, virtual
+from d2ldev.registry import selection as registry
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
-from d2ldev.io.objects import tensors_of
+from d2ldev.files.objects import tensors_of
 from d2ldev_conformance.data import assert_same, numbers
 from d2ldev_conformance.requirement import requirement
 

@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from d2ldev import discovery, loading, virtual
+from d2ldev import virtual
 from d2ldev.cli.screen import complain, exit_status
 from d2ldev.errors import D2LDevError
+from d2ldev.registry import discovery, loading
 
 SUITE = "d2ldev_conformance"
 # pytest's own status for "it could not be run as it was asked to".

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import discovery, virtual
+from d2ldev import virtual
 from d2ldev.cli.examination import (
     BROKEN,
     INSTALLED,
@@ -43,6 +43,7 @@ from d2ldev.cli.examination import (
 )
 from d2ldev.cli.probe import human
 from d2ldev.cli.screen import complain, make_console, only_for_the_result
+from d2ldev.registry import discovery
 
 _STATUS_STYLES = {INSTALLED: "green", MISSING: "dim", BROKEN: "red"}
 

@@ -16,11 +16,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from d2ldev import __version__, discovery, loading, registry
+from d2ldev import __version__
 from d2ldev.cli.probe import examine
 from d2ldev.cli.screen import collected_warnings, exit_status, in_words
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
 from d2ldev.interface import Backend
+from d2ldev.registry import discovery, loading
+from d2ldev.registry import selection as registry
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
 

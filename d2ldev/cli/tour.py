@@ -15,11 +15,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import discovery, loading, registry, virtual
+from d2ldev import virtual
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
 from d2ldev.errors import D2LDevError
 from d2ldev.interface import Backend
+from d2ldev.registry import discovery, loading
+from d2ldev.registry import selection as registry
 
 CHAPTER = Path(__file__).with_name("chapter.py")
 # With less, neither code nor output has room beside the other.

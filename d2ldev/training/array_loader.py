@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.arguments import whole_number
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.operations.arguments import whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -138,7 +138,7 @@ class _Column(NamedTuple):
 
 
 def _column(array: Any, number: int) -> _Column:
-    from d2ldev.registry import backend_of
+    from d2ldev.registry.selection import backend_of
 
     attempted = f"make batches of the array at {number}"
     column = _Column(array, None, None)

@@ -7,8 +7,8 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.kinds import TENSOR
-from d2ldev.training.signatures import first_parameter
+from d2ldev.nesting.kinds import TENSOR
+from d2ldev.operations.signatures import first_parameter
 
 if TYPE_CHECKING:
     from d2ldev.device import Device

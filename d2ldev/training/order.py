@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.registry import backend_of_loader
+from d2ldev.registry.selection import backend_of_loader
 from d2ldev.training.random_state import checked_random_state, random_state
 
 # What the order of data depends on. These words are in the files.

@@ -10,15 +10,15 @@ from contextlib import closing
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.arguments import whole_number
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
-from d2ldev.training.batches import bring, count_of, inputs_and_target
-from d2ldev.training.device_log import DeviceLog
+from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.batches import bring, count_of, inputs_and_target
+from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.training.learner import Learner, Loss
+from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.order import count_pass
-from d2ldev.training.prefetching import moved_ahead
 from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
 from d2ldev.virtual import asked_for_too_late
@@ -63,7 +63,7 @@ class Trainer:
         callback: Callable[[int, History], None] | None = None,
         progress: bool = False,
     ) -> None:
-        from d2ldev.registry import active_backend, get_backend
+        from d2ldev.registry.selection import active_backend, get_backend
 
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(

@@ -9,8 +9,8 @@ from array_api_strict import astype, float32
 
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
-from d2ldev.training.batches import bring
-from d2ldev.training.prefetching import moved_ahead
+from d2ldev.operations.batches import bring
+from d2ldev.operations.prefetching import moved_ahead
 from mutants.base import Mutant
 
 

@@ -7,7 +7,7 @@ import os
 
 from d2ldev import CheckpointError
 from d2ldev.device import CPU
-from d2ldev.io.layouts import turned
+from d2ldev.files.layouts import turned
 from mutants.base import Mutant
 
 

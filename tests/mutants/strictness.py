@@ -10,7 +10,7 @@ from d2ldev_reference.mlp import MLP
 
 from d2ldev import DeviceMismatchError
 from d2ldev.device import CPU, gpu
-from d2ldev.strictness import mismatch
+from d2ldev.operations.strictness import mismatch
 from mutants.base import Mutant
 
 

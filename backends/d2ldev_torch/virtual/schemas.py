@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from d2ldev import strictness
 from d2ldev.errors import DeviceMismatchError
+from d2ldev.operations import strictness
 from d2ldev_torch.virtual.devices import device_of
 
 # Arguments that CUDA's kernels, too, take from the host: CPU tensors index any tensor, and the

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from d2ldev.errors import CheckpointError
-from d2ldev.io import nodes
-from d2ldev.io.atomic import replacing
-from d2ldev.io.checksums import PIECE, Checksum, Summing
-from d2ldev.io.dtypes import bytes_of, numpy_dtype, storage_of
-from d2ldev.io.header import Entry, HeaderError, make_header
-from d2ldev.io.nesting import Description, Saved
+from d2ldev.files import nodes
+from d2ldev.files.format.atomic import replacing
+from d2ldev.files.format.checksums import PIECE, Checksum, Summing
+from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
+from d2ldev.files.format.header import Entry, HeaderError, make_header
+from d2ldev.files.nesting import Description, Saved
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -13,8 +13,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.container_types import Container
-from d2ldev.containers import (
+from d2ldev.device import CPU
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.files import nodes
+from d2ldev.files.load import Checkpoint, Stored, Wanted, opened
+from d2ldev.files.matching import Conversion, flat, matched
+from d2ldev.files.misfits import Misfits
+from d2ldev.files.nesting import brief, name_of
+from d2ldev.files.objects import Learned
+from d2ldev.files.remaking import Remaking
+from d2ldev.files.restoring import Outline
+from d2ldev.nesting.containers import Container
+from d2ldev.nesting.walk import (
     OBJECT,
     PLAIN,
     TENSOR,
@@ -25,16 +35,6 @@ from d2ldev.containers import (
     rebuild_all,
     too_deep,
 )
-from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.io import nodes
-from d2ldev.io.matching import Conversion, flat, matched
-from d2ldev.io.misfits import Misfits
-from d2ldev.io.nesting import brief, name_of
-from d2ldev.io.objects import Learned
-from d2ldev.io.reading import Checkpoint, Stored, Wanted, opened
-from d2ldev.io.remaking import Remaking
-from d2ldev.io.restoring import Outline
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

@@ -8,12 +8,12 @@ import reprlib
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.container_types import Container
-from d2ldev.containers import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.io import nodes
-from d2ldev.io.dtypes import storage_of
-from d2ldev.io.objects import tensors_of
+from d2ldev.files import nodes
+from d2ldev.files.format.dtypes import storage_of
+from d2ldev.files.objects import tensors_of
+from d2ldev.nesting.containers import Container
+from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

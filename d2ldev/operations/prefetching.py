@@ -9,8 +9,8 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable
 from typing import Any
 
-from d2ldev.arguments import whole_number
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.operations.arguments import whole_number
 
 _END = object()
 

@@ -9,8 +9,8 @@ import numpy as np
 
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.kinds import TENSOR, UNKNOWN
-from d2ldev.registry import backend_of
+from d2ldev.nesting.kinds import TENSOR, UNKNOWN
+from d2ldev.registry.selection import backend_of
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend, DeviceLike

@@ -22,9 +22,9 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from d2ldev.container_types import Container
 from d2ldev.errors import D2LDevError, UnsupportedValueError
-from d2ldev.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
+from d2ldev.nesting.containers import Container
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
 
 __all__ = [
     "OBJECT",

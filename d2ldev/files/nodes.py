@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping
 from collections.abc import Set as AbstractSet
 from typing import Any
 
-from d2ldev.container_types import Container
+from d2ldev.nesting.containers import Container
 
 VERSION = 1
 """Of the description; a reader refuses a higher one."""

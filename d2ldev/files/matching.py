@@ -6,12 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.containers import joined
-from d2ldev.io.header import HeaderError
-from d2ldev.io.layouts import Layout, by_role
-from d2ldev.io.nesting import name_of
-from d2ldev.io.reading import Stored
-from d2ldev.io.restoring import Outline
+from d2ldev.files.format.header import HeaderError
+from d2ldev.files.layouts import Layout, by_role
+from d2ldev.files.load import Stored
+from d2ldev.files.nesting import name_of
+from d2ldev.files.restoring import Outline
+from d2ldev.nesting.walk import joined
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

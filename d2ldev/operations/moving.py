@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.containers import PLAIN, TENSOR, Kind, every, rebuild
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
+from d2ldev.nesting.walk import PLAIN, TENSOR, Kind, every, rebuild
+from d2ldev.operations.devices import Resolution
 from d2ldev.primitives import DeviceLike, Tensor
-from d2ldev.resolution import Resolution
 
 if TYPE_CHECKING:
     import numpy as np
@@ -218,7 +218,7 @@ def _exported(x: Any) -> Any:
     """What has ``__dlpack__`` for a value: itself, or what its backend puts in its stead."""
     if hasattr(x, "__dlpack__"):
         return x
-    from d2ldev.registry import backend_of
+    from d2ldev.registry.selection import backend_of
 
     try:
         return backend_of(x)._dlpack_of(x)

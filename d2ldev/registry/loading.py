@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from d2ldev import strictness, virtual
-from d2ldev.discovery import (
+from d2ldev import virtual
+from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
+from d2ldev.operations import strictness
+from d2ldev.registry.discovery import (
     ALIASES,
     BROKEN,
     FALLBACK,
@@ -19,7 +21,6 @@ from d2ldev.discovery import (
     known_backends,
     missing_modules,
 )
-from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.placing import Inventory, Part
+from d2ldev.operations.placing import Inventory, Part
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.io.header import HeaderError, is_sizes
+from d2ldev.files.format.header import HeaderError, is_sizes
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

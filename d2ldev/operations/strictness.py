@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
-from d2ldev.kinds import TENSOR
+from d2ldev.nesting.kinds import TENSOR
 
 if TYPE_CHECKING:
     from d2ldev.primitives import Primitives

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from d2ldev.io.dtypes import NAMES, numpy_dtype
+from d2ldev.files.format.dtypes import NAMES, numpy_dtype
 
 MAX_LENGTH = 100_000_000
 """The longest header, in bytes; the format's own limit."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from d2ldev.container_types import Container
-from d2ldev.containers import PLAIN, Kind
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.io import nodes
-from d2ldev.io.restoring import Outline
+from d2ldev.files import nodes
+from d2ldev.files.restoring import Outline
+from d2ldev.nesting.containers import Container
+from d2ldev.nesting.walk import PLAIN, Kind
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

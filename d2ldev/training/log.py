@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.arguments import whole_number
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.kinds import TENSOR
+from d2ldev.nesting.kinds import TENSOR
+from d2ldev.operations.arguments import whole_number
 
 if TYPE_CHECKING:
     from d2ldev.device import Device

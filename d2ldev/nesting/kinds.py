@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable
 from numbers import Number
 from typing import Any
 
-from d2ldev.container_types import Container, container_of, is_plain_class
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.nesting.containers import Container, container_of, is_plain_class
 
 
 class Kind:

@@ -12,11 +12,18 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from d2ldev.errors import CheckpointError
-from d2ldev.io import nodes
-from d2ldev.io.checksums import PIECE, Checksum, Summing
-from d2ldev.io.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
-from d2ldev.io.header import Entry, Header, HeaderError, length_of, parse_json, read_header
-from d2ldev.io.restoring import outlined, restored, restored_rows
+from d2ldev.files import nodes
+from d2ldev.files.format.checksums import PIECE, Checksum, Summing
+from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
+from d2ldev.files.format.header import (
+    Entry,
+    Header,
+    HeaderError,
+    length_of,
+    parse_json,
+    read_header,
+)
+from d2ldev.files.restoring import outlined, restored, restored_rows
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -14,7 +14,13 @@ import warnings
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.discovery import (
+from d2ldev.errors import (
+    BackendFallbackWarning,
+    D2LDevError,
+    UnsupportedValueError,
+    shown,
+)
+from d2ldev.registry.discovery import (
     BROKEN,
     FALLBACK,
     PREFERENCE,
@@ -25,13 +31,7 @@ from d2ldev.discovery import (
     rank,
     required_modules,
 )
-from d2ldev.errors import (
-    BackendFallbackWarning,
-    D2LDevError,
-    UnsupportedValueError,
-    shown,
-)
-from d2ldev.loading import load, unknown
+from d2ldev.registry.loading import load, unknown
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from d2ldev.io import nodes
+from d2ldev.files import nodes
 
 
 def find_class(module: str, qualname: str) -> type | None:

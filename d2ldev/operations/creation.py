@@ -10,10 +10,10 @@ import operator
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.arguments import as_shape
 from d2ldev.device import CPU
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, shown
-from d2ldev.moving import Moving
+from d2ldev.operations.arguments import as_shape
+from d2ldev.operations.moving import Moving
 from d2ldev.primitives import DeviceLike, DType, Shape, Tensor
 
 if TYPE_CHECKING:

@@ -16,7 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.containers import (
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
+from d2ldev.nesting.walk import (
     OBJECT,
     PLAIN,
     TENSOR,
@@ -27,7 +28,6 @@ from d2ldev.containers import (
     rebuild_all,
     too_deep,
 )
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 
 if TYPE_CHECKING:
     from d2ldev.device import Device

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.io.layouts import Layout, same
-from d2ldev.io.objects import tensors_of
+from d2ldev.files.layouts import Layout, same
+from d2ldev.files.objects import tensors_of
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
-from d2ldev.io import nodes
-from d2ldev.io.classes import make
-from d2ldev.io.dtypes import numpy_dtype, storage_of
-from d2ldev.io.header import HeaderError
-from d2ldev.io.layouts import Layout, layouts_of
+from d2ldev.files import nodes
+from d2ldev.files.classes import make
+from d2ldev.files.format.dtypes import numpy_dtype, storage_of
+from d2ldev.files.format.header import HeaderError
+from d2ldev.files.layouts import Layout, layouts_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,1 @@
+"""Which backends there are, and which one is active."""
