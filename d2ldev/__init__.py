@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.active import backend
+from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
+from d2ldev.backend import Backend
 from d2ldev.device import Device, cpu, gpu
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -28,14 +29,13 @@ from d2ldev.errors import (
     UnknownBackendError,
     UnsupportedValueError,
 )
-from d2ldev.interface import Backend, Memory
-from d2ldev.nesting.walk import register_container
+from d2ldev.framework import Memory
+from d2ldev.nesting.kinds import register_container
 from d2ldev.registry.discovery import available_backends
-from d2ldev.registry.selection import backend_of, get_backend, set_backend, use_backend
-from d2ldev.virtual import virtual_gpus
+from d2ldev.registry.selection import virtual_gpus
 
 if TYPE_CHECKING:
-    from d2ldev.training.array_loader import ArrayLoader
+    from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
     from d2ldev.training.trainer import Trainer
 
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 
 # What is imported when it is first asked for, and from where: most programs have no use for it.
 _LAZY = {
-    "ArrayLoader": "d2ldev.training.array_loader",
+    "ArrayLoader": "d2ldev.training.data",
     "DeviceLog": "d2ldev.training.log",
     "Trainer": "d2ldev.training.trainer",
 }

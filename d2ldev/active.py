@@ -1,73 +1,138 @@
-"""``backend``: the handle that stands for the active backend, resolved at every call.
+"""Which backend is active: ``backend``, the handle, and the functions that change it.
 
-It has every method of ``Backend``, each of which asks ``active_backend()`` and calls that one's.
-They are made from the interface's own signatures, so that a call costs one function more
-(some 40 ns), not a search through ``__getattr__`` (some 400 ns), and nothing is said twice.
+The handle is a ``Backend`` whose framework is asked for anew at each call; everything else of it is
+``Backend``'s own.
+
+Held by ``tests/test_active.py``, ``tests/test_selection.py`` and ``tests/test_scopes.py``.
 """
 
 from __future__ import annotations
 
-from functools import update_wrapper
-from types import FunctionType
-from typing import Any, cast
+from typing import Any
 
-from d2ldev.interface import Backend
-from d2ldev.registry import selection as registry
-from d2ldev.registry.selection import active_backend
+from d2ldev import device
+from d2ldev.backend import Backend, backend_for
+from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.framework import Framework
+from d2ldev.registry.discovery import FALLBACK
+from d2ldev.registry.selection import (
+    Process,
+    active_framework,
+    framework_of,
+    get_framework,
+    scoped,
+    set_process,
+)
+from d2ldev.scopes import Entry
 
 
-class ActiveBackend:
-    """The active backend: ``isinstance(backend, Backend)``, with its methods and attributes."""
+class ActiveBackend(Backend):
+    """The active backend, resolved at every call."""
 
-    __slots__ = ()
+    def __init__(self) -> None:
+        """Hold nothing."""
 
-    def __getattr__(self, name: str) -> Any:
-        # What the interface does not know: ``name``, ``kinds``, a third party's own methods.
-        return getattr(active_backend(), name)
-
-    def __dir__(self) -> list[str]:
-        return dir(active_backend())
+    @property
+    def framework(self) -> Framework:  # type: ignore[override]
+        """The framework of the active backend, here and now."""
+        return active_framework()
 
     def __repr__(self) -> str:
-        return f"<the active backend: {active_backend().name}>"
+        return f"<the active backend: {self.name}>"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _the_handle, ()
 
 
-def _forward(name: str, method: FunctionType) -> Any:
-    """A method that calls the active backend's of the same name and signature."""
-    # ``contextmanager`` makes a function that takes anything, and keeps the one with the names.
-    wrapped: FunctionType = getattr(method, "__wrapped__", method)
-    code = wrapped.__code__
-    positional = code.co_varnames[1 : code.co_argcount]
-    keywords = code.co_varnames[code.co_argcount : code.co_argcount + code.co_kwonlyargcount]
-    parameters = ", ".join(["self", *positional, *(["*", *keywords] if keywords else [])])
-    arguments = ", ".join([*positional, *(f"{keyword}={keyword}" for keyword in keywords)])
-    namespace: dict[str, Any] = {}
-    # The text is made of the interface's own names. It is a function of the registry's module,
-    # so that it reads ``active_backend``'s variables itself: calling that would be half the cost.
-    exec(  # noqa: S102
-        f"def {name}({parameters}):\n"
-        f"    return (_scoped.get() or _process or _resolve()).{name}({arguments})",
-        vars(registry),
-        namespace,
-    )
-    forward = namespace[name]
-    forward.__defaults__ = wrapped.__defaults__
-    forward.__kwdefaults__ = wrapped.__kwdefaults__
-    return update_wrapper(forward, method)
-
-
-for _name in dir(Backend):
-    _method = getattr(Backend, _name)
-    if isinstance(_method, FunctionType) and not _name.startswith("_"):
-        setattr(ActiveBackend, _name, _forward(_name, _method))
-Backend.register(ActiveBackend)
-
-backend = cast("Backend", ActiveBackend())
+backend: Backend = ActiveBackend()
 """``from d2ldev import backend``: the active backend."""
+
+device.use(backend)
 
 
 def _the_handle() -> Backend:
     return backend
+
+
+def active_backend() -> Backend:
+    """Return the backend that ``from d2ldev import backend`` stands for here and now."""
+    return backend_for(active_framework())
+
+
+def get_backend(name: str | Backend) -> Backend:
+    """Return the backend of a name; the same object every time.
+
+    Args:
+        name: ``'torch'``, ``'jax'``, ``'tensorflow'``, ``'mxnet'``, ``'reference'``, the name of
+            any entry point, or a backend, which is returned.
+
+    Raises:
+        UnknownBackendError: if no such backend is known.
+        BackendNotInstalledError: if its framework is missing, or fails to import.
+    """
+    if isinstance(name, str):
+        return backend_for(get_framework(name))
+    if isinstance(name, ActiveBackend):
+        # The handle itself as the active backend would ask itself for ever.
+        return active_backend()
+    if isinstance(name, Backend):
+        return name
+    raise UnsupportedValueError(
+        f"use {shown(name)} as a backend",
+        "it is neither a name nor a backend",
+        f"d2ldev.get_backend({FALLBACK!r})",
+    )
+
+
+def set_backend(name: str | Backend) -> Backend:
+    """Make a backend the process's active one, in every thread; return it.
+
+    Inside ``use_backend``, that one stays active until its block ends.
+
+    Raises:
+        UnknownBackendError, BackendNotInstalledError: as ``get_backend``; nothing changes then.
+    """
+    found = get_backend(name)
+    set_process(Process(found.framework, "set_backend"))
+    return found
+
+
+class use_backend:  # noqa: N801  # it reads as a verb in a with statement
+    """Make a backend the active one for the length of a block, in this thread or task only.
+
+    Leaving restores exactly what was, also under exceptions. One object can be entered
+    again, also inside its own block.
+
+    Args:
+        name: as for ``get_backend``.
+
+    >>> with use_backend('reference') as backend:
+    ...     backend.name
+    'reference'
+    """
+
+    def __init__(self, name: str | Backend) -> None:
+        self._name = name
+        self._entered: list[Entry[Framework]] = []
+
+    def __enter__(self) -> Backend:
+        found = get_backend(self._name)
+        self._entered.append(scoped.enter(found.framework))
+        return found
+
+    def __exit__(self, *exception: object) -> None:
+        here = scoped.entries()
+        # Of this thread or task: another one may have entered the same object.
+        entry = next((each for each in reversed(self._entered) if each in here), None)
+        if entry is not None:
+            self._entered.remove(entry)
+            scoped.leave(entry)
+
+
+def backend_of(x: Any) -> Backend:
+    """Return the backend whose tensor ``x`` is, importing no framework that is not there already.
+
+    Raises:
+        UnsupportedValueError: if it is no tensor of any backend.
+    """
+    return backend_for(framework_of(x))

@@ -11,13 +11,11 @@ from __future__ import annotations
 
 import operator
 import re
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NoReturn
+from contextlib import AbstractContextManager
+from typing import Any, NoReturn, Protocol
 
 from d2ldev.errors import InvalidDeviceError, shown
-
-if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
+from d2ldev.scopes import Scopes
 
 _CPU = "cpu"
 _GPU = "gpu"
@@ -121,19 +119,22 @@ class Device:
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
         """
-        return _active_backend().native(self)
+        return _backend.native(self)
 
     def __enter__(self) -> Device:
         """Make this the place where the active backend creates tensors (``backend.on``)."""
-        scope = _active_backend().on(self)
-        scope.__enter__()
-        _entered.set((*_entered.get(), scope))
+        block = _backend.on(self)
+        block.__enter__()
+        _entered.enter((self, block))
         return self
 
     def __exit__(self, *exception: Any) -> bool | None:
-        *outer, scope = _entered.get()
-        _entered.set(tuple(outer))
-        return scope.__exit__(*exception)
+        # A device is one object for all threads, which cannot keep what it entered.
+        entry = _entered.innermost(lambda value: value[0] is self)
+        if entry is None:
+            raise RuntimeError(f"{self!r} was entered in another thread or task")
+        _entered.leave(entry)
+        return entry.value[1].__exit__(*exception)
 
     def __str__(self) -> str:
         return _CPU if self.kind == _CPU else f"{self.kind}:{self.index}"
@@ -170,11 +171,25 @@ class Device:
         raise AttributeError(f"a Device is immutable: cannot delete {name!r} of {self!r}")
 
 
-# The scopes that ``with device:`` entered and has not left, in this thread or task. It cannot
-# be kept on the device, which is one object for all of them.
-_entered: ContextVar[tuple[AbstractContextManager[Device], ...]] = ContextVar(
-    "d2ldev_entered_devices", default=()
-)
+class _Backend(Protocol):
+    """What a device asks of the active backend."""
+
+    def native(self, device: Device) -> Any: ...
+
+    def on(self, device: Device) -> AbstractContextManager[Device]: ...
+
+
+_backend: _Backend
+# What ``with device:`` entered and has not left: the device, and the block of the backend that was
+# active then.
+_entered: Scopes[tuple[Device, AbstractContextManager[Device]]] = Scopes("d2ldev_devices")
+
+
+def use(backend: _Backend) -> None:
+    """Have ``device.native`` and ``with device:`` ask this backend, the handle of the active one."""
+    global _backend
+    _backend = backend
+
 
 CPU = Device(_CPU)
 
@@ -191,9 +206,3 @@ def gpu(i: int = 0) -> Device:
         InvalidDeviceError: if ``i`` is negative or no integer.
     """
     return Device(_GPU, i)
-
-
-def _active_backend() -> Any:
-    from d2ldev.registry.selection import active_backend
-
-    return active_backend()

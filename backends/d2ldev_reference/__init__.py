@@ -4,4 +4,32 @@ It needs no framework, so that it is what runs when none is installed, and the o
 the conformance suite is tried on. ``device1`` and ``device2`` are its virtual GPUs.
 """
 
+from __future__ import annotations
+
+from d2ldev.framework import Framework
+
 requires = ("array_api_strict",)
+
+
+class ReferenceFramework(Framework):
+    """array-api-strict, on the CPU and on up to two virtual GPUs (two unless told otherwise)."""
+
+    name = "reference"
+    distributions = ("array-api-strict", "numpy")
+    max_virtual_gpus = 2
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        from d2ldev_reference.devices import ReferenceDevices
+        from d2ldev_reference.files import ReferenceFiles
+        from d2ldev_reference.models import ReferenceModels
+        from d2ldev_reference.strict import ReferenceStrict
+        from d2ldev_reference.tensors import ReferenceTensors
+        from d2ldev_reference.training import ReferenceTraining
+
+        self.devices = ReferenceDevices(virtual_gpus)
+        self.tensors = ReferenceTensors()
+        self.models = ReferenceModels()
+        self.files = ReferenceFiles(self.tensors)
+        self.training = ReferenceTraining(self.tensors)
+        self.strict = ReferenceStrict(self)

@@ -1,4 +1,4 @@
-"""What array-api-strict refuses by itself is refused here in d2ldev's words, at the operation."""
+"""Strict: what array-api-strict refuses by itself is refused in d2ldev's words, at the operation."""
 
 from __future__ import annotations
 
@@ -8,20 +8,42 @@ from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.interface import Backend
-from d2ldev.operations.strictness import mismatch, operands_of, replace
+from d2ldev.framework import Framework, Strict
+from d2ldev.operations.mixing import mismatch, operands_of, replace
 
 _ARRAY: Any = type(xp.zeros(0))
 # Moving is no mixing, and what only makes an array has no operands.
 _NOT_OPERATIONS = ("asarray", "from_dlpack", "to_device", "__array__", "__dlpack__", "__new__")
 
 
-def refuse_mixing(backend: Backend) -> Callable[[], None]:
-    """Replace the operations of array-api-strict that take arrays; returns what puts them back."""
-    return replace(
-        (owner, name, _refusing(backend, name.strip("_"), vars(owner)[name]))
-        for owner, name in list(_operations())
-    )
+class ReferenceStrict(Strict):
+    """The operations of array-api-strict that take arrays.
+
+    Args:
+        framework: whose operands they are.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+        return replace(
+            (owner, name, self._refusing(name.strip("_"), vars(owner)[name], in_force))
+            for owner, name in list(_operations())
+        )
+
+    def _refusing(
+        self, name: str, function: Callable[..., Any], in_force: Callable[[], bool]
+    ) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if in_force():
+                operands = operands_of(self._framework, args, kwargs)
+                if len({device for _, device in operands}) > 1:
+                    raise mismatch(name, operands)
+            return function(*args, **kwargs)
+
+        return run
 
 
 def _operations() -> Iterator[tuple[Any, str]]:
@@ -30,15 +52,3 @@ def _operations() -> Iterator[tuple[Any, str]]:
             is_public = not name.startswith("_") or (owner is _ARRAY and name.startswith("__"))
             if is_public and name not in _NOT_OPERATIONS and type(value) is type(_operations):
                 yield owner, name
-
-
-def _refusing(backend: Backend, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(function)
-    def run(*args: Any, **kwargs: Any) -> Any:
-        if backend._strictness.in_force():
-            operands = operands_of(backend, args, kwargs)
-            if len({device for _, device in operands}) > 1:
-                raise mismatch(name, operands)
-        return function(*args, **kwargs)
-
-    return run

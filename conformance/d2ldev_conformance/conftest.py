@@ -11,6 +11,7 @@ import d2ldev
 from d2ldev import Backend, Device
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test
+from d2ldev_conformance.provision import samples
 
 PLACES = (
     pytest.param("cpu", id="cpu"),
@@ -35,7 +36,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "route" in metafunc.fixturenames:
         metafunc.parametrize("route", ROUTES, indirect=True)
     if "sample" in metafunc.fixturenames:
-        metafunc.parametrize("sample", sorted(backend_under_test(metafunc.config).samples()))
+        metafunc.parametrize("sample", sorted(samples(backend_under_test(metafunc.config))))
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +48,7 @@ def backend(pytestconfig: pytest.Config) -> Backend:
     the source that it generated in a file), which are no test's leaks.
     """
     backend = backend_under_test(pytestconfig)
-    for make in backend.samples().values():
+    for make in samples(backend).values():
         make(backend.cpu())
     for loss, y in (
         ("mse", backend.ones((1, 1))),

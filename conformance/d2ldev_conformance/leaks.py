@@ -24,14 +24,16 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from d2ldev import device, virtual
+from d2ldev import settings
 from d2ldev.registry import selection as registry
+from d2ldev.scopes import every_scopes
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
 # How long a thread may take to end that was told to, in seconds.
 _GRACE = 1.0
 _MISSING = object()
+ROOMS = ("devices", "tensors", "models", "files", "training", "strict")
 
 
 class LeakError(AssertionError):
@@ -176,7 +178,7 @@ def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Itera
 
 
 def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
-    """Every module, class and backend whose functions are watched."""
+    """Every module, class, framework and room whose functions are watched."""
     for name in ("os", "builtins", "numpy"):
         if name in sys.modules:
             yield sys.modules[name]
@@ -187,7 +189,9 @@ def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
         for value in list(vars(module).values()):
             if isinstance(value, type) and value.__module__ == module.__name__:
                 yield value
-    yield from registry.loaded_backends()
+    for framework in registry.loaded_frameworks():
+        yield framework
+        yield from (vars(framework)[room] for room in ROOMS if room in vars(framework))
 
 
 def _inherits(owner: Any, name: str) -> bool:
@@ -226,7 +230,7 @@ def _name_of(owner: Any) -> str:
         return owner.__name__
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}"
-    return f"the {owner.name} backend"
+    return f"an object of {type(owner).__qualname__}"
 
 
 def _put_attribute(owner: Any, name: str, value: Any) -> None:
@@ -243,30 +247,25 @@ def selection(leaks: list[str]) -> Iterator[None]:
     The first use of ``d2ldev.backend`` chooses the process's backend, which is such a change:
     call ``d2ldev.set_backend`` before.
     """
-    process, reason, chosen = registry._process, registry._reason, virtual._chosen
-    scopes = {variable: variable.get(default) for variable, default in _variables()}
+    process = registry.process()
+    chosen = settings.choose_virtual_gpus(None)
+    settings.choose_virtual_gpus(chosen)
+    entered = {scopes: scopes.entries() for scopes in every_scopes}
     try:
         yield
     finally:
-        if registry._process is not process:
-            leaks.append(f"the active backend: {process!r} became {registry._process!r}")
-        registry._process, registry._reason = process, reason
-        if virtual._chosen != chosen:
-            leaks.append(f"virtual_gpus: {chosen} became {virtual._chosen}")
-        virtual._chosen = chosen
-        for variable, default in _variables():
-            was, now = scopes.get(variable, default), variable.get(default)
-            if now != was:
-                leaks.append(f"a scope that was not left, {variable.name}: {now!r}")
-                variable.set(was)
+        now = registry.set_process(process)
+        if now.framework is not process.framework:
+            leaks.append(f"the active backend: {_shown(process)} became {_shown(now)}")
+        changed = settings.choose_virtual_gpus(chosen)
+        if changed != chosen:
+            leaks.append(f"virtual_gpus: {chosen} became {changed}")
+        for scopes in list(every_scopes):
+            for entry in reversed(scopes.entries()):
+                if entry not in entered.get(scopes, ()):
+                    leaks.append(f"a scope that was not left, {scopes.name}: {entry.value!r}")
+                    scopes.leave(entry)
 
 
-def _variables() -> Iterator[tuple[Any, Any]]:
-    """Every scope of d2ldev, and what it holds outside of any block."""
-    yield registry._scoped, None
-    yield registry._entered, ()
-    yield device._entered, ()
-    for backend in registry.loaded_backends():
-        yield backend._scope, None
-        yield backend._scopes, ()
-        yield backend._strictness._blocks, ()
+def _shown(process: registry.Process) -> str:
+    return "none" if process.framework is None else process.framework.name

@@ -191,13 +191,13 @@ def test_a_part_of_a_tensor_moves_as_what_it_is(backend, route):
 
 @requirement("copy.ties-are-copied-once", section=SECTION)
 def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, monkeypatch):
-    x, original, copied = backend.ones(2, device=place), backend._copy_all, []
+    x, original, copied = backend.ones(2, device=place), backend.framework.tensors.copy_all, []
 
     def counting(xs, native):
         copied.extend(xs)
         return original(xs, native)
 
-    monkeypatch.setattr(backend, "_copy_all", counting)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
     backend.copy({"x": x, "again": [x, (x,)]}, place)
     assert len(copied) == 1
 
@@ -218,7 +218,7 @@ def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, m
     def full(*_):
         raise MemoryError("none left")
 
-    monkeypatch.setattr(backend, "_copy_all", full)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", full)
     with pytest.raises(MemoryError, match="none left") as caught:
         backend.copy(x, place)
     assert isinstance(caught.value.__cause__, MemoryError)

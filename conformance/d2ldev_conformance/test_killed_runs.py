@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from d2ldev import ArrayLoader, Backend
+from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev.training.trainer import Trainer
-from d2ldev.virtual import VARIABLE
 from d2ldev_conformance.data import assert_same, values_of
 from d2ldev_conformance.requirement import requirement
 
@@ -95,7 +95,7 @@ def run(backend, tmp_path):
     """Train in a process of its own; its exit status."""
     environment = dict(os.environ)
     if backend.virtual_gpus is not None:
-        environment[VARIABLE] = str(backend.virtual_gpus)
+        environment[VIRTUAL_GPUS] = str(backend.virtual_gpus)
 
     def run(**options: Any) -> subprocess.CompletedProcess[str]:
         return subprocess.run(  # noqa: S603

@@ -7,6 +7,7 @@ import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev_conformance.data import assert_same_values, room_for, values_of
+from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"
@@ -22,13 +23,13 @@ def _ties(backend, obj):
 
 @requirement("place.has-samples", section=SECTION)
 def test_there_are_objects_to_place(backend):
-    assert "mlp" in backend.samples()
+    assert "mlp" in samples(backend)
 
 
 @requirement("place.moves-everything", section=SECTION)
 def test_place_moves_everything(backend, route, sample):
     source, target = route
-    obj = backend.samples()[sample](source)
+    obj = samples(backend)[sample](source)
     assert set(backend.placement(obj).values()) == {source}
     placed = backend.place(obj, target)
     assert set(backend.placement(placed).values()) == {target}
@@ -37,7 +38,7 @@ def test_place_moves_everything(backend, route, sample):
 @requirement("place.keeps-names", section=SECTION)
 def test_place_keeps_the_names(backend, route, sample):
     source, target = route
-    obj = backend.samples()[sample](source)
+    obj = samples(backend)[sample](source)
     names = list(backend.placement(obj))
     assert len(names) == len(set(names)) > 0
     assert list(backend.placement(backend.place(obj, target))) == names
@@ -46,7 +47,7 @@ def test_place_keeps_the_names(backend, route, sample):
 @requirement("place.keeps-values", section=SECTION)
 def test_place_keeps_every_value(backend, route, sample):
     source, target = route
-    obj = backend.samples()[sample](source)
+    obj = samples(backend)[sample](source)
     values = values_of(backend, obj)
     assert_same_values(backend, backend.place(obj, target), values)
 
@@ -54,7 +55,7 @@ def test_place_keeps_every_value(backend, route, sample):
 @requirement("place.keeps-ties", section=SECTION)
 def test_place_keeps_what_is_tied(backend, route, sample):
     source, target = route
-    obj = backend.samples()[sample](source)
+    obj = samples(backend)[sample](source)
     ties = _ties(backend, obj)
     assert _ties(backend, backend.place(obj, target)) == ties
 
@@ -62,7 +63,7 @@ def test_place_keeps_what_is_tied(backend, route, sample):
 @requirement("place.there-and-back", section=SECTION)
 def test_place_there_and_back_changes_nothing(backend, route, sample):
     source, target = route
-    obj = backend.samples()[sample](source)
+    obj = samples(backend)[sample](source)
     values = values_of(backend, obj)
     back = backend.place(backend.place(obj, target), source)
     assert set(backend.placement(back).values()) == {source}
@@ -71,7 +72,7 @@ def test_place_there_and_back_changes_nothing(backend, route, sample):
 
 @requirement("place.noop-returns-same-object", section=SECTION)
 def test_place_of_what_is_there_does_nothing(backend, place, sample):
-    obj = backend.samples()[sample](place)
+    obj = samples(backend)[sample](place)
     before = backend.named_tensors(obj)
     assert backend.place(obj, place) is obj
     after = backend.named_tensors(obj)
@@ -81,14 +82,14 @@ def test_place_of_what_is_there_does_nothing(backend, place, sample):
 @requirement("place.copies-nothing-twice", section=SECTION)
 def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
     source, target = route
-    obj = backend.samples()[sample](source)
-    original, copied = backend._copy_all, []
+    obj = samples(backend)[sample](source)
+    original, copied = backend.framework.tensors.copy_all, []
 
     def counting(xs, native):
         copied.extend(xs)
         return original(xs, native)
 
-    monkeypatch.setattr(backend, "_copy_all", counting)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
     distinct = {id(x) for x in backend.named_tensors(obj).values()}
     backend.place(obj, target)
     assert len(copied) == len({id(x) for x in copied}) == len(distinct)
@@ -97,10 +98,12 @@ def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
 @requirement("place.all-or-nothing", section=SECTION)
 def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample, monkeypatch):
     source, target = route
-    obj = backend.samples()[sample](source)
+    obj = samples(backend)[sample](source)
     tensors, values = backend.named_tensors(obj), values_of(backend, obj)
     last = len({id(x) for x in tensors.values()}) - 1
-    monkeypatch.setattr(backend, "_copy_all", room_for(last, backend._copy_all))
+    monkeypatch.setattr(
+        backend.framework.tensors, "copy_all", room_for(last, backend.framework.tensors.copy_all)
+    )
     with pytest.raises(MemoryError):
         backend.place(obj, target)
     assert set(backend.placement(obj).values()) == {source}
@@ -110,7 +113,7 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
 
 @requirement("place.missing-device", section=SECTION)
 def test_place_on_a_missing_device_moves_nothing(backend, place, missing, sample):
-    obj = backend.samples()[sample](place)
+    obj = samples(backend)[sample](place)
     with pytest.raises(DeviceUnavailableError, match=str(missing)):
         backend.place(obj, missing)
     assert set(backend.placement(obj).values()) == {place}
@@ -163,7 +166,7 @@ def test_a_pytree_of_parameters_is_placed(backend, route):
 @requirement("place.several-at-once", section=SECTION)
 def test_several_objects_are_placed_at_once(backend, route, sample):
     source, target = route
-    pair = (backend.samples()[sample](source), [backend.ones(1, device=source)])
+    pair = (samples(backend)[sample](source), [backend.ones(1, device=source)])
     placed = backend.place(pair, target)
     assert type(placed) is tuple
     assert set(backend.placement(placed).values()) == {target}
@@ -178,7 +181,7 @@ def test_what_is_no_model_is_refused(backend, place, value):
 
 @requirement("place.named-tensors", section=SECTION)
 def test_named_tensors_are_those_of_the_placement(backend, place, sample):
-    obj = backend.samples()[sample](place)
+    obj = samples(backend)[sample](place)
     named = backend.named_tensors(obj)
     assert {name: backend.device_of(x) for name, x in named.items()} == backend.placement(obj)
     assert all(isinstance(x, backend.tensor_types) for x in named.values())

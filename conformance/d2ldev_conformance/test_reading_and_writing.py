@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
+from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.objects import tensors_of
 from d2ldev_conformance.data import assert_same, numbers
+from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.6"
@@ -71,7 +73,12 @@ def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place):
 @requirement("io.loads-by-no-detour", section=SECTION)
 def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place, monkeypatch):
     backend.save([backend.ones(3), backend.zeros(2, dtype="int32")], path)
-    made, copied, adopt, copy_all = [], [], backend._adopt, backend._copy_all
+    made, copied, adopt, copy_all = (
+        [],
+        [],
+        backend.framework.files.adopt,
+        backend.framework.tensors.copy_all,
+    )
 
     def recorded(array, dtype, native):
         made.append(backend.device(native))
@@ -81,8 +88,8 @@ def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place,
         copied.extend(xs)
         return copy_all(xs, native)
 
-    monkeypatch.setattr(backend, "_adopt", recorded)
-    monkeypatch.setattr(backend, "_copy_all", recorded_copies)
+    monkeypatch.setattr(backend.framework.files, "adopt", recorded)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", recorded_copies)
     backend.load(path, device=place)
     assert (made, copied) == ([place, place], [])
 
@@ -110,7 +117,7 @@ def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_o
     backend, path, problem, monkeypatch
 ):
     backend.save(backend.ones(3), path)
-    before, borrow, borrowed = path.read_bytes(), backend._borrow, []
+    before, borrow, borrowed = path.read_bytes(), backend.framework.files.borrow, []
 
     def fail_at_the_second(x):
         borrowed.append(x)
@@ -118,7 +125,7 @@ def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_o
             raise problem("nothing left")
         return borrow(x)
 
-    monkeypatch.setattr(backend, "_borrow", fail_at_the_second)
+    monkeypatch.setattr(backend.framework.files, "borrow", fail_at_the_second)
     with pytest.raises((CheckpointError, MemoryError)):
         backend.save([backend.zeros(2), backend.zeros(4)], path)
     assert path.read_bytes() == before
@@ -160,14 +167,14 @@ def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
 
 @requirement("io.load-into-brings-every-value", section=SECTION)
 def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
-    obj = backend.samples()[sample](backend.cpu())
+    obj = samples(backend)[sample](backend.cpu())
     saved = {name: _flipped(value) for name, value in _saved_values(backend, obj).items()}
-    borrow = backend._borrow
+    borrow = backend.framework.files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
         patch.setattr(backend, "_borrow", lambda x: _flipped(borrow(x)))
         backend.save(obj, path)
-    loaded = backend.load_into(backend.samples()[sample](place), path)
+    loaded = backend.load_into(samples(backend)[sample](place), path)
     values = _saved_values(backend, loaded)
     assert list(values) == list(saved)
     for name, value in saved.items():
@@ -176,7 +183,7 @@ def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch)
 
 @requirement("io.load-into-stays-in-place", section=SECTION)
 def test_load_into_leaves_everything_on_its_device(backend, path, place, sample):
-    make = backend.samples()[sample]
+    make = samples(backend)[sample]
     backend.save(make(backend.cpu()), path)
     loaded = backend.load_into(make(place), path)
     assert set(backend.placement(loaded).values()) == {place}
@@ -218,7 +225,7 @@ def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place)
     stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
     by_role = {
         layout.role: layout.canonical(stored[name])
-        for name, layout in backend._layouts(net).items()
+        for name, layout in layouts_of_model(backend.framework, net).items()
     }
     x = numbers("float32", (5, 4)) / 7
     hidden = np.tanh(x @ by_role["0.weight"].T + by_role["0.bias"])

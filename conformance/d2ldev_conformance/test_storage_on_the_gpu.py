@@ -23,7 +23,7 @@ def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
 @creators
 def test_no_tensor_is_made_elsewhere_and_copied(backend, place, make, monkeypatch):
     monkeypatch.setattr(backend, "_copy", None)
-    monkeypatch.setattr(backend, "_copy_all", None)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
     assert backend.device_of(make(backend, device=place)) is place
 
 
@@ -201,7 +201,7 @@ def test_numpy_scalars_keep_their_dtype(backend, place):
 @pytest.mark.parametrize("name", ["float64", "int64"])
 def test_wide_numpy_data_becomes_what_the_framework_makes_of_it(backend, place, name):
     x = backend.asarray(np.arange(3).astype(name), device=place)
-    assert backend.dtype_of(x) == backend._data_dtype(name)
+    assert backend.dtype_of(x) == backend.framework.tensors.data_dtype(name)
     np.testing.assert_array_equal(backend.to_numpy(x), np.arange(3))
 
 

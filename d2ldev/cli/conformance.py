@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from d2ldev import virtual
+from d2ldev import settings
 from d2ldev.cli.screen import complain, exit_status
 from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading
@@ -75,7 +75,7 @@ def command(
     argv += request.extra
     changed = dict(environment)
     if request.virtual_gpus is not None:
-        changed[virtual.VARIABLE] = str(request.virtual_gpus)
+        changed[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
     return argv, changed
 
 
@@ -90,7 +90,7 @@ def thrice(request: Request) -> list[Request]:
     name = discovery.canonical_name(request.name)
     runs: list[tuple[str, int | None, int]] = [("cpu", 0, 0)]
     if name in discovery.known_backends():  # another one fails in the first run, in its words
-        if loading.backend_class(name).max_virtual_gpus >= 2:
+        if loading.framework_class(name).max_virtual_gpus >= 2:
             runs.append(("virtual", 2, 2))
         if count := loading.count_real_gpus(name):
             runs.append(("real", None, count))

@@ -30,7 +30,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import virtual
+from d2ldev import settings
 from d2ldev.cli.examination import (
     BROKEN,
     INSTALLED,
@@ -161,10 +161,10 @@ def _about_virtual_gpus(examination: Examination) -> list[str]:
         for report in examination.backends
         if (names := [device["device"] for device in report.devices or [] if _is_virtual(device)])
     ]
-    text = environment().get(virtual.VARIABLE, "").strip()
+    text = environment().get(settings.VIRTUAL_GPUS, "").strip()
     if text.isdecimal():
         notes.append(
-            f"{virtual.VARIABLE}={text} asks every backend for so many virtual GPUs, instead of "
+            f"{settings.VIRTUAL_GPUS}={text} asks every backend for so many virtual GPUs, instead of "
             "those that the machine has."
         )
     return notes

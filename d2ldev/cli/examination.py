@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from importlib import metadata
 from typing import Any
 
-from d2ldev import __version__
+from d2ldev import __version__, settings
+from d2ldev.active import active_backend
+from d2ldev.backend import Backend
 from d2ldev.cli.probe import examine
 from d2ldev.cli.screen import collected_warnings, exit_status, in_words
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
-from d2ldev.interface import Backend
-from d2ldev.registry import discovery, loading
-from d2ldev.registry import selection as registry
+from d2ldev.registry import discovery, loading, selection
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
 
@@ -103,7 +103,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
     examination.notes = notes
     if active is not None:
         examination.active = active.name
-        examination.reason = registry.selection_reason()
+        examination.reason = selection.selection_reason()
         examination.status = int(any(_is_sick(report) for report in examination.backends))
     elif error is not None:
         examination.error = str(error) if isinstance(error, D2LDevError) else in_words(error)
@@ -118,14 +118,14 @@ def _rank(name: str) -> tuple[bool, int, str]:
 
 def _resolve() -> tuple[Backend, None] | tuple[None, Exception]:
     try:
-        return registry.active_backend(), None
+        return active_backend(), None
     except Exception as error:  # a third party's ``__init__`` may raise anything
         return None, error
 
 
 def _wanted() -> str:
     """The backend that would be active if it could be used."""
-    text = os.environ.get(registry.VARIABLE, "")
+    text = settings.backend_name()
     return discovery.canonical_name(text) or discovery.available_backends()[0]
 
 
@@ -177,7 +177,7 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
     """Examine a backend in a process of its own."""
     process = subprocess.run(
         [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
-        env={**os.environ, registry.VARIABLE: report.name},
+        env={**os.environ, settings.BACKEND: report.name},
         capture_output=True,
         text=True,
         check=False,

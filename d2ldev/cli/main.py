@@ -12,7 +12,7 @@ from d2ldev import __version__
 from d2ldev.cli import conformance as conformance_command
 from d2ldev.cli import doctor as doctor_command
 from d2ldev.cli import tour as tour_command
-from d2ldev.virtual import MAXIMUM
+from d2ldev.settings import MAX_VIRTUAL_GPUS
 
 app = typer.Typer(
     name="d2ldev",
@@ -29,7 +29,7 @@ VirtualGpus = Annotated[
         "--virtual-gpus",
         metavar="N",
         min=0,
-        max=MAXIMUM,
+        max=MAX_VIRTUAL_GPUS,
         help="Use N GPUs that are not there, as D2LDEV_VIRTUAL_GPUS=N does.",
         show_default=False,
     ),

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from d2ldev.backend import Backend
 from d2ldev.cli.screen import in_words
 from d2ldev.device import Device
-from d2ldev.interface import Backend, Memory
+from d2ldev.framework import Memory
 
 _SIZE = 64
 _UNITS = ("KiB", "MiB", "GiB", "TiB")

@@ -15,13 +15,13 @@ from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
-from d2ldev import virtual
+from d2ldev import settings
+from d2ldev.active import active_backend
+from d2ldev.backend import Backend
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
 from d2ldev.errors import D2LDevError
-from d2ldev.interface import Backend
-from d2ldev.registry import discovery, loading
-from d2ldev.registry import selection as registry
+from d2ldev.registry import discovery, loading, selection
 
 CHAPTER = Path(__file__).with_name("chapter.py")
 # With less, neither code nor output has room beside the other.
@@ -43,11 +43,11 @@ def run(*, virtual_gpus: int | None) -> int:
     console.width = min(console.width, _WIDEST)
     with collected_warnings() as notes:
         try:
-            if virtual_gpus is None and virtual.requested_virtual_gpus() is None:
+            if virtual_gpus is None and settings.virtual_gpus() is None:
                 virtual_gpus = _stand_ins()
             if virtual_gpus is not None:
-                virtual.virtual_gpus(virtual_gpus)
-            backend = registry.active_backend()
+                selection.virtual_gpus(virtual_gpus)
+            backend = active_backend()
         except Exception as error:  # a third party's ``__init__`` may raise anything
             complain(str(error) if isinstance(error, D2LDevError) else in_words(error))
             return exit_status(error)
@@ -56,10 +56,10 @@ def run(*, virtual_gpus: int | None) -> int:
 
 def _stand_ins() -> int | None:
     """How many virtual GPUs the two-GPU sections need here: None where there are real ones."""
-    name = discovery.canonical_name(registry.choice().name)
-    if name not in discovery.known_backends() or registry.is_loaded(name):
+    name = discovery.canonical_name(selection.choice().name)
+    if name not in discovery.known_backends() or selection.is_loaded(name):
         return None
-    can_make_them = loading.backend_class(name).max_virtual_gpus >= 2
+    can_make_them = loading.framework_class(name).max_virtual_gpus >= 2
     return 2 if can_make_them and not loading.count_real_gpus(name) else None
 
 
@@ -105,7 +105,7 @@ class Tour:
     def _how_to_get_gpus(self) -> str:
         if self._backend.max_virtual_gpus >= 2:
             return "d2ldev tour --virtual-gpus 2"
-        return f"{registry.VARIABLE}={discovery.FALLBACK} d2ldev tour --virtual-gpus 2"
+        return f"{settings.BACKEND}={discovery.FALLBACK} d2ldev tour --virtual-gpus 2"
 
     def _show(self, cell: Cell, output: Text) -> None:
         code = Syntax(

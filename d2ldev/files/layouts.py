@@ -1,68 +1,39 @@
-"""The same layers in the layouts of another framework.
-
-A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that
-of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and what a convolution puts
-out is flattened with the channels first, or last, so that the kernel of the dense layer after it
-has other columns. A ``Layout`` says for one tensor of a model which layer it belongs to, and how
-it is brought into the first of these forms, which is called canonical.
-"""
+"""The layouts of a model's tensors: of a model that is there, and of one in a file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any
 
 from d2ldev.files.format.header import HeaderError, is_sizes
+from d2ldev.files.objects import tensors_of
+from d2ldev.framework import Framework, Layout
+from d2ldev.framework.files import same
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
+def layouts_of_model(framework: Framework, model: Any) -> dict[str, Layout] | None:
+    """Return the layouts of a model's tensors, by name.
 
-class Layout(NamedTuple):
-    """How a tensor of a model is brought into the canonical form.
-
-    Args:
-        role: what it is in the model, the same in every framework: ``'0.weight'``.
-        split: it is given this shape first.
-        axes: then its axes are put into this order.
-        shape: then it is given this shape.
+    None for what is no model in one sequence, or has other tensors than those of its layers.
     """
-
-    role: str
-    split: tuple[int, ...]
-    axes: tuple[int, ...]
-    shape: tuple[int, ...]
-
-    def canonical(self, array: NDArray[Any]) -> NDArray[Any]:
-        """The values in the canonical form."""
-        return array.reshape(self.split).transpose(self.axes).reshape(self.shape)
-
-    def native(self, array: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-        """The values in the form that a tensor of this shape has, from the canonical one."""
-        split = [self.split[axis] for axis in self.axes]
-        order = [self.axes.index(axis) for axis in range(len(self.axes))]
-        return array.reshape(split).transpose(order).reshape(tuple(shape))
-
-
-def same(role: str, shape: Sequence[int]) -> Layout:
-    """That of a tensor whose form is the canonical one."""
-    sizes = tuple(shape)
-    return Layout(role, sizes, tuple(range(len(sizes))), sizes)
-
-
-def turned(role: str, shape: Sequence[int]) -> Layout:
-    """That of a kernel with ``in`` and ``out`` at its end: ``(*window, in, out)``."""
-    sizes = tuple(shape)
-    axes = (len(sizes) - 1, len(sizes) - 2, *range(len(sizes) - 2))
-    return Layout(role, sizes, axes, tuple(sizes[axis] for axis in axes))
-
-
-def turned_after_flattening(role: str, shape: Sequence[int], channels: int) -> Layout:
-    """That of a dense kernel ``(in, out)`` behind a convolution whose channels come last."""
-    n_in, n_out = shape
-    split = (n_in // channels, channels, n_out)
-    return Layout(role, split, (2, 1, 0), (n_out, n_in))
+    layers = framework.files.layers(model)
+    if not layers:
+        return None
+    tensors = tensors_of(framework, model, "save a model")
+    names = {id(x): name for name, x in tensors.items()}
+    found: dict[str, Layout] = {}
+    for index, layer in enumerate(layers):
+        if layer.weight is None:
+            return None
+        for part, x, layout in (("weight", layer.weight, layer.layout), ("bias", layer.bias, same)):
+            name = names.get(id(x))
+            if name in found:
+                return None  # a layer that is there twice
+            if name is not None:
+                found[name] = layout(f"{index}.{part}", tuple(int(size) for size in x.shape))
+    # Of what has two names, only one would be found: a model with ties has no layouts either.
+    return found if found and found.keys() == tensors.keys() else None
 
 
 def layouts_of(told: Any) -> dict[str, Layout]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
+from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
 from d2ldev.files import nodes
 from d2ldev.files.format.checksums import PIECE, Checksum, Summing
@@ -23,32 +24,18 @@ from d2ldev.files.format.header import (
     parse_json,
     read_header,
 )
-from d2ldev.files.restoring import outlined, restored, restored_rows
+from d2ldev.files.paths import PathLike, as_path
+from d2ldev.files.restoring import Outline, Stored, flat, outlined, restored, restored_rows
+from d2ldev.framework import DeviceLike, Framework
+from d2ldev.operations import devices
+from d2ldev.operations.creation import refused
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from d2ldev.device import Device
-    from d2ldev.interface import Backend
 
 # In bytes; XLA asks for it, and ``np.empty`` gives 16.
 _ALIGNMENT = 64
-
-
-class Stored(NamedTuple):
-    """A tensor in a file, before it is read.
-
-    Args:
-        kind: whether it was a tensor or a NumPy array.
-        name: its name there.
-        dtype: its true dtype.
-        shape: its shape; of random keys that of their numbers.
-    """
-
-    kind: str
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
 
 
 class Wanted(NamedTuple):
@@ -77,10 +64,10 @@ class Checkpoint:
         HeaderError: if it is not what it should be.
     """
 
-    def __init__(self, backend: Backend, file: BinaryIO, attempted: str) -> None:
-        self._backend = backend
+    def __init__(self, framework: Framework, file: BinaryIO, attempted: str) -> None:
+        self._framework = framework
         self._file = file
-        self._attempted = attempted
+        self.attempted = attempted
         size = os.fstat(file.fileno()).st_size
         length = length_of(file.read(8), size)
         text = file.read(length)
@@ -107,7 +94,7 @@ class Checkpoint:
             raise HeaderError("its description cannot be read: it lacks a tensor")
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
-        numbers = self._backend._numbers_dtype(dtype) or dtype if known else ""
+        numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
         storage = storage_of(numbers)
         if entry is not None and NAMES[entry.tag] == numbers:
             storage = Storage(entry.tag)  # as another program stores it
@@ -138,17 +125,42 @@ class Checkpoint:
             self._told, lambda kind, i: values.get(table[i][0]._replace(kind=kind))
         )
 
+    def part(self, node: Any) -> Any:
+        """Return a part of the file that is to be read whole, its tensors on the CPU.
+
+        Args:
+            node: a child of ``outline``: a plain value, a tensor, or a container.
+        """
+        if isinstance(node, Stored):
+            return self.read_on_cpu([node])[node]
+        if not isinstance(node, Outline):
+            return node
+        return self.rows(self.read_on_cpu(flat(node).values()))[node.number]
+
+    def read_on_cpu(self, wanted: Iterable[Stored]) -> dict[Stored, Any]:
+        """Read tensors to the CPU, each once.
+
+        Raises:
+            CheckpointError: if the backend cannot have one of them.
+            HeaderError: if they are damaged.
+        """
+        unique = dict.fromkeys(wanted)
+        for stored in unique:
+            if (refusal := self.refusal(stored)) is not None:
+                raise refusal
+        return dict(zip(unique, self.read(Wanted(each, CPU) for each in unique), strict=True))
+
     def refusal(self, stored: Stored) -> CheckpointError | None:
-        """Why the backend cannot have such a tensor; None if it can."""
-        backend, dtype = self._backend, stored.dtype
-        numbers = backend._numbers_dtype(dtype)
-        if stored.kind == nodes.ARRAY or (numbers or dtype) in backend.dtype_names:
+        """Return why the backend cannot have such a tensor; None if it can."""
+        framework, dtype = self._framework, stored.dtype
+        numbers = framework.files.numbers_dtype(dtype)
+        if stored.kind == nodes.ARRAY or (numbers or dtype) in framework.tensors.dtype_names:
             return None
         return CheckpointError(
-            self._attempted,
-            f"its tensor {stored.name!r} is of {dtype}, which {backend.name} has not now",
+            self.attempted,
+            f"its tensor {stored.name!r} is of {dtype}, which {framework.name} has not now",
             "load it with a backend that has, or save it as one of "
-            f"{', '.join(backend.dtype_names)}",
+            f"{', '.join(framework.tensors.dtype_names)}",
         )
 
     def read(self, wanted: Iterable[Wanted]) -> list[Any]:
@@ -173,7 +185,7 @@ class Checkpoint:
     def _array(self, stored: Stored, checksum: Checksum, summing: Summing) -> NDArray[Any]:
         """The values of a tensor, in new memory."""
         entry, has_sum = self._entries[stored.name], self._sums[stored.name] is not None
-        dtype = numpy_dtype(self._backend._numbers_dtype(stored.dtype) or stored.dtype)
+        dtype = numpy_dtype(self._framework.files.numbers_dtype(stored.dtype) or stored.dtype)
         is_array = stored.kind == nodes.ARRAY
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
         view = memoryview(bytes_of(array))  # type: ignore[arg-type]
@@ -189,32 +201,32 @@ class Checkpoint:
 
     def _tensor(self, wanted: Wanted, checksum: Checksum, summing: Summing) -> Any:
         """A tensor, or a NumPy array, of which nobody has yet seen whether it is damaged."""
-        backend, stored = self._backend, wanted.stored
-        native = backend.native(wanted.device)
+        framework, stored = self._framework, wanted.stored
+        native = devices.native(framework, wanted.device, self.attempted)
         try:
             array = wanted.convert(self._array(stored, checksum, summing))
             if stored.kind == nodes.ARRAY:
                 return array
-            numbers = backend._numbers_dtype(stored.dtype)
+            numbers = framework.files.numbers_dtype(stored.dtype)
             if numbers is None:
-                return backend._adopt(array, backend._native_dtype(stored.dtype), native)
-            made = backend._adopt(array, backend._native_dtype(numbers), native)
-            return backend._from_numbers(made, stored.dtype)
+                return framework.files.adopt(array, framework.tensors.dtype(stored.dtype), native)
+            made = framework.files.adopt(array, framework.tensors.dtype(numbers), native)
+            return framework.files.from_numbers(made, stored.dtype)
         except (HeaderError, OSError):
             raise
         except Exception as error:
-            raise backend._refused(error, self._attempted, native) from error
+            raise refused(framework, error, self.attempted, native) from error
 
 
 @contextmanager
-def opened(backend: Backend, path: str, attempted: str) -> Iterator[Checkpoint]:
+def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoint]:
     """A file that is checked; what is wrong with it, now or later, is a ``CheckpointError``."""
     try:
         # Not by opening it: who opens a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise HeaderError("it is no regular file")
         with open(path, "rb", buffering=0) as file:
-            yield Checkpoint(backend, file, attempted)
+            yield Checkpoint(framework, file, attempted)
     except OSError as error:
         raise CheckpointError(
             attempted, error.strerror or str(error), "give the path of a file that can be read"
@@ -228,14 +240,16 @@ def opened(backend: Backend, path: str, attempted: str) -> Iterator[Checkpoint]:
         ) from error
 
 
-def load(backend: Backend, path: str, device: Device) -> Any:
+def load(framework: Framework, path: PathLike, device: DeviceLike) -> Any:
     """Read a nesting; see ``Backend.load``."""
+    target = devices.existing(framework, device, "load tensors")
+    path = as_path(path, "load")
     attempted = f"load {path}"
-    with opened(backend, path, attempted) as checkpoint:
+    with opened(framework, path, attempted) as checkpoint:
         for stored in checkpoint.stored:
             if (refusal := checkpoint.refusal(stored)) is not None:
                 raise refusal
-        tensors = checkpoint.read(Wanted(stored, device) for stored in checkpoint.stored)
+        tensors = checkpoint.read(Wanted(stored, target) for stored in checkpoint.stored)
         return checkpoint.nesting(dict(zip(checkpoint.stored, tensors, strict=True)))
 
 

@@ -9,20 +9,24 @@ Three steps, in this order, so that an error leaves everything as it was:
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.files import nodes
-from d2ldev.files.load import Checkpoint, Stored, Wanted, opened
-from d2ldev.files.matching import Conversion, flat, matched
+from d2ldev.files.layouts import layouts_of_model
+from d2ldev.files.load import Checkpoint, Wanted, opened
+from d2ldev.files.matching import Conversion, matched
 from d2ldev.files.misfits import Misfits
 from d2ldev.files.nesting import brief, name_of
 from d2ldev.files.objects import Learned
+from d2ldev.files.paths import PathLike, as_path
 from d2ldev.files.remaking import Remaking
-from d2ldev.files.restoring import Outline
+from d2ldev.files.restoring import Outline, Stored, flat
+from d2ldev.framework import Framework
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import (
     OBJECT,
@@ -36,18 +40,38 @@ from d2ldev.nesting.walk import (
     too_deep,
 )
 
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
 
-
-def load_into(backend: Backend, obj: Any, path: str) -> Any:
+def load_into(framework: Framework, obj: Any, path: PathLike) -> Any:
     """Read a file into a nesting; see ``Backend.load_into``."""
+    path = as_path(path, "load")
     attempted = f"load {path} into {type(obj).__name__}"
-    with opened(backend, path, attempted) as checkpoint:
-        try:
-            return _Fitting(backend, checkpoint, attempted).result(obj)
-        except RecursionError:
-            raise too_deep(attempted) from None
+    with opened(framework, path, attempted) as checkpoint:
+        return prepared(framework, obj, checkpoint, checkpoint.outline)()
+
+
+def prepared(
+    framework: Framework, obj: Any, checkpoint: Checkpoint, found: Any
+) -> Callable[[], Any]:
+    """Compare a nesting with a part of a file, and read it; nothing is changed yet.
+
+    Args:
+        framework: whose tensors they are.
+        obj: what is like what was saved.
+        checkpoint: the open file.
+        found: the part, as ``checkpoint.outline`` or a child of it.
+
+    Returns:
+        A function that puts what was read in place and returns what to use from then on. It cannot
+        fail.
+
+    Raises:
+        CheckpointError: if it does not fit.
+        HeaderError: if the file is damaged.
+    """
+    try:
+        return _Fitting(framework, checkpoint).prepared(obj, found)
+    except RecursionError:
+        raise too_deep(checkpoint.attempted) from None
 
 
 class _Pair(NamedTuple):
@@ -61,10 +85,10 @@ class _Pair(NamedTuple):
 class _Fitting:
     """One file that is read into one nesting."""
 
-    def __init__(self, backend: Backend, checkpoint: Checkpoint, attempted: str) -> None:
-        self._backend = backend
+    def __init__(self, framework: Framework, checkpoint: Checkpoint) -> None:
+        self._framework = framework
         self._checkpoint = checkpoint
-        self._attempted = attempted
+        self._attempted = checkpoint.attempted
         self._misfits = Misfits()
         self._pairs: dict[int, _Pair] = {}
         # id -> (the model, what it keeps).
@@ -73,12 +97,11 @@ class _Fitting:
         self._states: dict[int, tuple[Any, Outline]] = {}
         self._compared: set[tuple[int, int]] = set()
 
-    def result(self, obj: Any) -> Any:
-        found = self._checkpoint.outline
+    def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
         self._compare(obj, found, "")
         hint = "backend.load(path) shows what is in the file" + (
             f", which the {self._checkpoint.writer} backend wrote"
-            if self._checkpoint.writer not in (None, self._backend.name)
+            if self._checkpoint.writer not in (None, self._framework.name)
             else ""
         )
         if (error := self._misfits.error(self._attempted, hint)) is not None:
@@ -90,7 +113,7 @@ class _Fitting:
         puts = [self._state_put(*state, rows) for state in self._states.values()]
         if (error := self._misfits.error(self._attempted, hint)) is not None:
             raise error
-        return self._put(obj, news, rows, puts)
+        return self._putting(obj, found, news, rows, puts)
 
     # -- comparing ------------------------------------------------------------------------
 
@@ -99,7 +122,7 @@ class _Fitting:
             if (id(x), found.number) in self._compared:
                 return
             self._compared.add((id(x), found.number))
-        backend, kind = self._backend, self._backend.kinds[type(x)]
+        framework, kind = self._framework, self._framework.kinds[type(x)]
         if kind is TENSOR or type(x) is np.ndarray:
             self._pair(x, found, None, path)
         elif kind is OBJECT or self._is_model(x, kind):
@@ -110,16 +133,16 @@ class _Fitting:
             raise UnsupportedValueError(
                 self._attempted,
                 f"{brief(x)}, of type {type(x).__name__}, at {path or 'the top'} is in no file",
-                f"load what it holds: x = backend.load_into(x, path); see {backend.name}'s tensors",
+                f"load what it holds: x = backend.load_into(x, path); see {framework.name}'s tensors",
             )
         else:
             self._compare_container(x, kind, found, path)
 
     def _is_model(self, x: Any, kind: Any) -> bool:
-        return not isinstance(kind, Kind) and self._backend._layouts(x) is not None
+        return not isinstance(kind, Kind) and layouts_of_model(self._framework, x) is not None
 
     def _compare_object(self, x: Any, found: Any, path: str) -> None:
-        if self._backend._state(x) is None:
+        if self._framework.files.state(x) is None:
             self._compare_names(x, found, path)
         elif isinstance(found, Outline) and found.type == nodes.STATE:
             self._states[id(x)] = (x, found)
@@ -132,7 +155,9 @@ class _Fitting:
             self._differs(path, f"is a {type(x).__name__}", found)
             return
         mine = self._named(x)
-        match = matched(self._backend._layouts(x), flat(found), found.layouts, list(mine))
+        match = matched(
+            layouts_of_model(self._framework, x), flat(found), found.layouts, list(mine)
+        )
         self._misfits.missing += [joined(path, name) for name in match.missing]
         self._misfits.unexpected += [joined(path, name) for name in match.unexpected]
         for name, (stored, conversion) in match.pairs.items():
@@ -140,7 +165,7 @@ class _Fitting:
 
     def _named(self, x: Any) -> dict[str, Any]:
         """The tensors and arrays that are read by their names."""
-        kinds, attempted = self._backend.kinds, self._attempted
+        kinds, attempted = self._framework.kinds, self._attempted
         arrays = {
             name: leaf
             for name, leaf, _ in leaves(x, kinds, "", attempted)
@@ -151,7 +176,7 @@ class _Fitting:
         def change(leaf: Any, _kind: Kind, _name: str) -> Any:
             return None if isinstance(leaf, (np.ndarray, np.generic)) else leaf
 
-        learned = Learned(self._backend, rebuild(x, kinds, change, attempted), attempted)
+        learned = Learned(self._framework, rebuild(x, kinds, change, attempted), attempted)
         self._models[id(x)] = (x, learned)
         return {**dict(learned.entries), **arrays}
 
@@ -208,9 +233,9 @@ class _Fitting:
     def _dtype_and_shape(self, x: Any) -> tuple[str, tuple[int, ...]]:
         if isinstance(x, np.ndarray):
             return x.dtype.name, x.shape
-        dtype = self._backend.dtype_of(x)
-        if self._backend._numbers_dtype(dtype) is not None:
-            return dtype, self._backend._to_numpy(x).shape
+        dtype = self._framework.tensors.dtype_of(x)
+        if self._framework.files.numbers_dtype(dtype) is not None:
+            return dtype, self._framework.tensors.to_numpy(x).shape
         return dtype, tuple(int(size) for size in x.shape)
 
     # -- reading --------------------------------------------------------------------------
@@ -219,7 +244,7 @@ class _Fitting:
         if isinstance(pair.value, np.ndarray):
             return Wanted(pair.stored._replace(kind=nodes.ARRAY), CPU)
         stored = pair.stored._replace(kind=nodes.TENSOR)
-        device, conversion = self._backend.device_of(pair.value), pair.conversion
+        device, conversion = self._framework.tensors.device_of(pair.value), pair.conversion
         if conversion is None:
             return Wanted(stored, device)
         shape = tuple(int(size) for size in pair.value.shape)
@@ -232,16 +257,13 @@ class _Fitting:
     def _values_of_states(self) -> dict[Stored, Any]:
         """The tensors of optimizers, on the CPU: what of them belongs where, they know."""
         states = [outline for _, outline in self._states.values()]
-        wanted = dict.fromkeys(stored for state in states for stored in flat(state).values())
-        for stored in wanted:
-            if (refusal := self._checkpoint.refusal(stored)) is not None:
-                raise refusal
-        tensors = self._checkpoint.read(Wanted(stored, CPU) for stored in wanted)
-        return dict(zip(wanted, tensors, strict=True))
+        return self._checkpoint.read_on_cpu(
+            stored for state in states for stored in flat(state).values()
+        )
 
     def _state_put(self, optimizer: Any, outline: Outline, rows: list[Any]) -> Any:
         try:
-            return self._backend._state_put(optimizer, rows[outline.number])
+            return self._framework.files.checked_state(optimizer, rows[outline.number])
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             name = type(optimizer).__name__
             self._misfits.different.append(f"the state is none of this {name}: {error}")
@@ -249,15 +271,20 @@ class _Fitting:
 
     # -- putting in place -----------------------------------------------------------------
 
-    def _put(
-        self, obj: Any, news: list[tuple[_Pair, Any]], rows: list[Any], puts: list[Any]
-    ) -> Any:
-        backend = self._backend
+    def _putting(
+        self,
+        obj: Any,
+        found: Any,
+        news: list[tuple[_Pair, Any]],
+        rows: list[Any],
+        puts: list[Any],
+    ) -> Callable[[], Any]:
+        framework = self._framework
         refilled = []
         replaced: dict[int, Any] = {}
         for pair, new in news:
             is_tensor = not isinstance(pair.value, np.ndarray)
-            if is_tensor and backend._is_refilled(pair.value):
+            if is_tensor and framework.models.is_refilled(pair.value):
                 refilled.append((pair.value, new))
             else:
                 replaced[id(pair.value)] = new
@@ -268,24 +295,25 @@ class _Fitting:
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
         nestings = [*[(part.name, part.value) for part in parts], *models]
-        remade = rebuild_all(nestings, backend.kinds, change, self._attempted)
+        remade = rebuild_all(nestings, framework.kinds, change, self._attempted)
         for (_, model), new in zip(models, remade[len(parts) :], strict=True):
             replaced[id(model)] = new
-        placed = Remaking(backend, self._attempted, replaced, rows).of(
-            obj, self._checkpoint.outline
-        )
-        # Nothing from here on can fail.
-        for tensor, new in refilled:
-            backend._write(tensor, new)
-        for part, value in zip(parts, remade, strict=False):
-            if value is not part.value:
-                part.put(value)
-        for put in puts:
-            put()
-        for _, learned in self._models.values():
-            for loaded in learned.objects:
-                backend._finish(loaded)
-        return placed
+        placed = Remaking(framework, self._attempted, replaced, rows).of(obj, found)
+
+        def put() -> Any:
+            for tensor, new in refilled:
+                framework.models.write(tensor, new)
+            for part, value in zip(parts, remade, strict=False):
+                if value is not part.value:
+                    part.put(value)
+            for put_state in puts:
+                put_state()
+            for _, learned in self._models.values():
+                for loaded in learned.objects:
+                    framework.models.finish(loaded)
+            return placed
+
+        return put
 
 
 def _told(found: Any) -> str:

@@ -6,17 +6,12 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from d2ldev.files.format.header import HeaderError
-from d2ldev.files.layouts import Layout, by_role
-from d2ldev.files.load import Stored
-from d2ldev.files.nesting import name_of
-from d2ldev.files.restoring import Outline
-from d2ldev.nesting.walk import joined
+from d2ldev.files.layouts import by_role
+from d2ldev.files.restoring import Stored
+from d2ldev.framework import Layout
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-_MAX_NAMES = 1_000_000
 
 
 class Conversion(NamedTuple):
@@ -81,23 +76,3 @@ def matched(
         [name for name in names if name not in pairs],
         [name for name in stored if name not in used],
     )
-
-
-def flat(outline: Outline) -> dict[str, Stored]:
-    """The tensors in a container of the file, by their dotted names.
-
-    Raises:
-        HeaderError: if they are more than can be: containers that share theirs without end.
-    """
-    found: dict[str, Stored] = {}
-    todo: list[tuple[str, Any]] = [("", outline)]
-    for _ in range(_MAX_NAMES):
-        if not todo:
-            return found
-        path, node = todo.pop()
-        if isinstance(node, Outline):
-            children = [(joined(path, name_of(k)), child) for k, child in node.children.items()]
-            todo += reversed(children)
-        elif isinstance(node, Stored):
-            found[path] = node
-    raise HeaderError(f"it has more than {_MAX_NAMES} names")

@@ -6,17 +6,16 @@ import base64
 import math
 import reprlib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.files import nodes
 from d2ldev.files.format.dtypes import storage_of
+from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.objects import tensors_of
+from d2ldev.framework import Framework
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
-
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
 
 
 class Saved(NamedTuple):
@@ -45,8 +44,8 @@ class Description:
         UnsupportedValueError: if it holds something that cannot be saved.
     """
 
-    def __init__(self, backend: Backend, obj: Any, attempted: str) -> None:
-        self._backend = backend
+    def __init__(self, framework: Framework, obj: Any, attempted: str) -> None:
+        self._framework = framework
         self._attempted = attempted
         self.rows: list[dict[str, Any]] = []
         self.saved: list[Saved] = []
@@ -76,10 +75,10 @@ class Description:
             return leaf
         if id(x) in self._done:
             return self._done[id(x)][1]
-        kind = self._backend.kinds[type(x)]
+        kind = self._framework.kinds[type(x)]
         if kind is TENSOR:
-            node = self._stored(nodes.TENSOR, x, self._backend.dtype_of(x), path)
-        elif kind is OBJECT or self._backend._layouts(x) is not None:
+            node = self._stored(nodes.TENSOR, x, self._framework.tensors.dtype_of(x), path)
+        elif kind is OBJECT or layouts_of_model(self._framework, x) is not None:
             node = self._object(x, path)
         elif isinstance(kind, Kind):
             node = self._numpy(x, path)
@@ -89,7 +88,7 @@ class Description:
         return node
 
     def _stored(self, kind: str, x: Any, dtype: str, path: str) -> dict[str, int]:
-        if storage_of(dtype) is None and self._backend._numbers_dtype(dtype) is None:
+        if storage_of(dtype) is None and self._framework.files.numbers_dtype(dtype) is None:
             raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
         # A name in the file is Unicode, which half of a surrogate pair is not.
         name = path.encode("utf-8", "backslashreplace").decode() or "tensor"
@@ -112,14 +111,14 @@ class Description:
 
     def _object(self, x: Any, path: str) -> Any:
         row: dict[str, Any] = {"type": nodes.MODEL, "class": [type(x).__name__]}
-        state = self._backend._state(x)
+        state = self._framework.files.state(x)
         if state is not None:
             row["type"] = nodes.STATE
             return self._row(row, x, state, state.values(), path)
-        layouts = self._backend._layouts(x)
+        layouts = layouts_of_model(self._framework, x)
         if layouts is not None:
             row["layouts"] = {name: list(layout) for name, layout in layouts.items()}
-        tensors = tensors_of(self._backend, x, self._attempted)
+        tensors = tensors_of(self._framework, x, self._attempted)
         return self._row(row, x, tensors, tensors.values(), path)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:

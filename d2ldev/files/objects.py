@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from d2ldev.operations.placing import Inventory, Part
-
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
+from d2ldev.framework import Framework, Part
+from d2ldev.operations.placing import Inventory
 
 
 class Learned(Inventory):
     """What ``place`` looks after but for gradients, which the next step makes anew."""
 
-    def _parts_of(self, value: Any, name: str) -> list[Part]:
-        parts = super()._parts_of(value, name)
-        return [part for part in parts if not self._backend._is_gradient(value, part)]
+    def parts_of(self, value: Any, name: str) -> list[Part]:
+        parts = super().parts_of(value, name)
+        return [part for part in parts if not self.framework.files.is_gradient(value, part)]
 
-    def _attached_to(self, value: Any) -> Iterator[Part]:
+    def attached_to(self, value: Any) -> Iterator[Part]:
         return iter(())
 
 
-def tensors_of(backend: Backend, model: Any, attempted: str) -> dict[str, Any]:
+def tensors_of(framework: Framework, model: Any, attempted: str) -> dict[str, Any]:
     """The tensors of a model that are saved: name -> tensor."""
-    return dict(Learned(backend, model, attempted).entries)
+    return dict(Learned(framework, model, attempted).entries)

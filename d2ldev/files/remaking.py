@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.files import nodes
 from d2ldev.files.restoring import Outline
+from d2ldev.framework import Framework
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import PLAIN, Kind
-
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
 
 
 class Remaking:
@@ -28,9 +26,9 @@ class Remaking:
     """
 
     def __init__(
-        self, backend: Backend, attempted: str, replaced: Mapping[int, Any], rows: list[Any]
+        self, framework: Framework, attempted: str, replaced: Mapping[int, Any], rows: list[Any]
     ) -> None:
-        self._kinds = backend.kinds
+        self._kinds = framework.kinds
         self._attempted = attempted
         self._replaced = replaced
         self._rows = rows

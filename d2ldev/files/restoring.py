@@ -7,13 +7,34 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from itertools import count
-from typing import Any
+from typing import Any, NamedTuple
 
 from d2ldev.files import nodes
 from d2ldev.files.classes import make
 from d2ldev.files.format.dtypes import numpy_dtype, storage_of
 from d2ldev.files.format.header import HeaderError
-from d2ldev.files.layouts import Layout, layouts_of
+from d2ldev.files.layouts import layouts_of
+from d2ldev.files.nesting import name_of
+from d2ldev.framework import Layout
+from d2ldev.nesting.walk import joined
+
+_MAX_NAMES = 1_000_000
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, before it is read.
+
+    Args:
+        kind: whether it was a tensor or a NumPy array.
+        name: its name there.
+        dtype: its true dtype.
+        shape: its shape; of random keys that of their numbers.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +54,26 @@ class Outline:
     layouts: Mapping[str, Layout] | None
     key: Any
     number: int
+
+
+def flat(outline: Outline) -> dict[str, Stored]:
+    """The tensors in a container of the file, by their dotted names.
+
+    Raises:
+        HeaderError: if they are more than can be: containers that share theirs without end.
+    """
+    found: dict[str, Stored] = {}
+    todo: list[tuple[str, Any]] = [("", outline)]
+    for _ in range(_MAX_NAMES):
+        if not todo:
+            return found
+        path, node = todo.pop()
+        if isinstance(node, Outline):
+            children = [(joined(path, name_of(k)), child) for k, child in node.children.items()]
+            todo += reversed(children)
+        elif isinstance(node, Stored):
+            found[path] = node
+    raise HeaderError(f"it has more than {_MAX_NAMES} names")
 
 
 def restored(told: Any, leaf: Callable[[str, int], Any]) -> Any:

@@ -17,25 +17,26 @@ from d2ldev.files.format.checksums import PIECE, Checksum, Summing
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.files.nesting import Description, Saved
+from d2ldev.files.paths import PathLike, as_path
+from d2ldev.framework import Framework
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from d2ldev.interface import Backend
 
-
-def save(backend: Backend, obj: Any, path: str) -> None:
+def save(framework: Framework, obj: Any, path: PathLike) -> None:
     """Write a nesting; see ``Backend.save``."""
+    path = as_path(path, "save")
     attempted = f"save to {path}"
-    description = Description(backend, obj, attempted)
+    description = Description(framework, obj, attempted)
     # Large elements first, so that each tensor is aligned.
     order = sorted(
         range(len(description.saved)),
-        key=lambda i: -_stored_dtype(backend, description.saved[i].dtype).itemsize,
+        key=lambda i: -_stored_dtype(framework, description.saved[i].dtype).itemsize,
     )
     try:
         with replacing(path) as descriptor:
-            _write(backend, description, order, descriptor)
+            _write(framework, description, order, descriptor)
     except (OSError, HeaderError) as error:
         raise CheckpointError(
             attempted,
@@ -45,20 +46,22 @@ def save(backend: Backend, obj: Any, path: str) -> None:
         ) from error
 
 
-def _write(backend: Backend, description: Description, order: list[int], descriptor: int) -> None:
+def _write(
+    framework: Framework, description: Description, order: list[int], descriptor: int
+) -> None:
     saved = description.saved
     entries: dict[str, Entry] = {}
     position = 0
     for i in order:
-        entries[saved[i].name] = entry = _entry(backend, saved[i], position)
+        entries[saved[i].name] = entry = _entry(framework, saved[i], position)
         position = entry.end
-    room = len(_header(backend, description, entries, ["0" * 8] * len(saved)))
+    room = len(_header(framework, description, entries, ["0" * 8] * len(saved)))
     os.lseek(descriptor, room, os.SEEK_SET)
     checksums = [Checksum(dtype, entries[name].shape) for name, _, dtype in saved]
     with Summing() as summing:
         for i in order:
             name, x, _ = saved[i]
-            array = x if isinstance(x, np.ndarray) else backend._borrow(x)
+            array = x if isinstance(x, np.ndarray) else framework.files.borrow(x)
             data = bytes_of(array)
             if len(data) != entries[name].end - entries[name].begin:
                 raise HeaderError(f"{name} has changed while it was written")
@@ -69,32 +72,32 @@ def _write(backend: Backend, description: Description, order: list[int], descrip
     # Last, because it has the checksums.
     os.lseek(descriptor, 0, os.SEEK_SET)
     header = np.frombuffer(
-        _header(backend, description, entries, list(map(str, checksums))), np.uint8
+        _header(framework, description, entries, list(map(str, checksums))), np.uint8
     )
     _write_all(descriptor, header)
 
 
-def _stored_dtype(backend: Backend, name: str) -> np.dtype[Any]:
-    return numpy_dtype(backend._numbers_dtype(name) or name)
+def _stored_dtype(framework: Framework, name: str) -> np.dtype[Any]:
+    return numpy_dtype(framework.files.numbers_dtype(name) or name)
 
 
-def _entry(backend: Backend, saved: Saved, begin: int) -> Entry:
-    x, numbers = saved.value, backend._numbers_dtype(saved.dtype)
+def _entry(framework: Framework, saved: Saved, begin: int) -> Entry:
+    x, numbers = saved.value, framework.files.numbers_dtype(saved.dtype)
     shape = tuple(int(size) for size in x.shape)
     if numbers is not None:
-        shape = backend._to_numpy(x).shape
+        shape = framework.tensors.to_numpy(x).shape
     storage = storage_of(numbers or saved.dtype)
     assert storage is not None
-    size = int(np.prod(shape, dtype=object)) * _stored_dtype(backend, saved.dtype).itemsize
+    size = int(np.prod(shape, dtype=object)) * _stored_dtype(framework, saved.dtype).itemsize
     return Entry(storage.tag, (*shape, *storage.suffix), begin, begin + size)
 
 
 def _header(
-    backend: Backend, description: Description, entries: Mapping[str, Entry], sums: list[str]
+    framework: Framework, description: Description, entries: Mapping[str, Entry], sums: list[str]
 ) -> bytes:
     told = {
         "version": nodes.VERSION,
-        "backend": backend.name,
+        "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
         "tensors": [

@@ -75,6 +75,7 @@ class Kinds(dict[type, "Kind | Container"]):
         tensor_types: the backend's tensors.
         object_types: its models, optimizers and the like.
         plain_types: its own values without parts.
+        container_of_framework: how a class of the framework's own containers is walked.
     """
 
     # A program that makes a class for every batch must not fill the memory with them.
@@ -85,6 +86,7 @@ class Kinds(dict[type, "Kind | Container"]):
         tensor_types: tuple[type, ...],
         object_types: tuple[type, ...],
         plain_types: tuple[type, ...] = (),
+        container_of_framework: Callable[[type], Container | None] = lambda cls: None,
     ) -> None:
         super().__init__()
         self._tensor_types = tensor_types
@@ -97,6 +99,7 @@ class Kinds(dict[type, "Kind | Container"]):
             Number,
             *plain_types,
         )
+        self._container_of_framework = container_of_framework
         _all_kinds.append(self)
 
     def __missing__(self, cls: type) -> Kind | Container:
@@ -114,4 +117,7 @@ class Kinds(dict[type, "Kind | Container"]):
             return _registered[cls]
         if issubclass(cls, self._plain_types):
             return PLAIN
+        found = self._container_of_framework(cls)
+        if found is not None:
+            return found
         return container_of(cls) or (PLAIN if is_plain_class(cls) else UNKNOWN)

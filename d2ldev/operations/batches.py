@@ -1,55 +1,54 @@
-"""Batches: from what a loader yields to tensors of one backend on one device."""
+"""Batches: from what a loader yields to tensors of one framework on one device."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import DeviceLike, Framework
 from d2ldev.nesting.kinds import TENSOR, UNKNOWN
-from d2ldev.registry.selection import backend_of
-
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend, DeviceLike
+from d2ldev.operations import creation, moving
+from d2ldev.registry.selection import framework_of
 
 
-def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
-    """A batch on a device, whoever made it.
+def bring(framework: Framework, batch: Any, device: DeviceLike) -> Any:
+    """Bring a batch to a device, whoever made it.
 
     Args:
-        backend: whose tensors are wanted.
+        framework: whose tensors are wanted.
         batch: its tensors, NumPy arrays, or another framework's tensors, which are copied by way
             of the host; or any nesting of them in tuples, lists, dicts, and what ``to`` takes.
-        device: where to. None makes tensors in the host's memory of what is none of the backend's,
-            and leaves the rest where it is.
+        device: where to. None makes tensors in the host's memory of what is none of the
+            framework's, and leaves the rest where it is.
 
     Returns:
         The batch; what was there already is the same object.
     """
-    if not _has_foreign(backend, batch):
-        return batch if device is None else backend.to(batch, device)
+    if not _has_foreign(framework, batch):
+        return batch if device is None else moving.to(framework, batch, device)
     if isinstance(batch, Mapping):
-        return {key: bring(backend, value, device) for key, value in batch.items()}
+        return {key: bring(framework, value, device) for key, value in batch.items()}
     if isinstance(batch, (list, tuple)):
-        brought = [bring(backend, value, device) for value in batch]
+        brought = [bring(framework, value, device) for value in batch]
         return type(batch)(*brought) if hasattr(batch, "_fields") else type(batch)(brought)
     if not isinstance(batch, (np.ndarray, np.generic)):
-        batch = backend_of(batch).to_numpy(batch)
-    return backend.asarray(batch, device=CPU if device is None else device)
+        batch = moving.to_numpy(framework_of(batch), batch)
+    return creation.asarray(framework, batch, None, CPU if device is None else device, None)
 
 
-def _has_foreign(backend: Backend, batch: Any) -> bool:
-    """Whether there is anything in a batch that ``to`` does not move."""
-    kind = backend.kinds[type(batch)]
+def _has_foreign(framework: Framework, batch: Any) -> bool:
+    """Return whether there is anything in a batch that ``to`` does not move."""
+    kind = framework.kinds[type(batch)]
     if kind is TENSOR:  # first: it is asked for every tensor of every batch
         return False
     if isinstance(batch, (list, tuple)):
-        return any(_has_foreign(backend, value) for value in batch)
+        return any(_has_foreign(framework, value) for value in batch)
     if isinstance(batch, Mapping):
-        return any(_has_foreign(backend, value) for value in batch.values())
+        return any(_has_foreign(framework, value) for value in batch.values())
     if isinstance(batch, (np.ndarray, np.generic)):
         return True
     return kind is UNKNOWN and _is_tensor(batch)
@@ -57,70 +56,7 @@ def _has_foreign(backend: Backend, batch: Any) -> bool:
 
 def _is_tensor(x: Any) -> bool:
     try:
-        backend_of(x)
+        framework_of(x)
     except UnsupportedValueError:
         return False
     return True
-
-
-def inputs_and_target(
-    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
-) -> tuple[tuple[Any, ...], Any]:
-    """What a model is called with, and what its prediction is compared with.
-
-    Args:
-        batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose
-            last value, is the target. Several inputs of a mapping are given by name, if all of
-            them are among the names, else in the order of the mapping.
-        names: what the model calls its inputs, in order; empty if it does not say.
-        takes_mapping: whether it is called with one mapping that has these keys.
-
-    Raises:
-        UnsupportedValueError: if there are not two things in it, or an input is left out before
-            another one.
-    """
-    if isinstance(batch, Mapping):
-        values = dict(batch)
-        target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
-        parts = (*_by_name(values, names, takes_mapping), target)
-    else:
-        parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
-    if len(parts) < 2:
-        raise UnsupportedValueError(
-            f"train on a batch, {describe(batch)}",
-            "a batch has inputs and a target",
-            "yield (X, y) from the data, or override Trainer.prepare_batch",
-        )
-    return parts[:-1], parts[-1]
-
-
-def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
-    """Inputs in the order of their names, if they are the model's, else as they are."""
-    if not values or not all(key in names for key in values):
-        return values.values()
-    if takes_mapping:
-        return (values,)
-    if len(values) == 1:
-        return values.values()
-    given = [name in values for name in names]
-    ordered = names[: len(names) - given[::-1].index(True)]
-    missing = [name for name in ordered if name not in values]
-    if missing:
-        everything = ", ".join(f"{name!r}: ..." for name in ordered)
-        raise UnsupportedValueError(
-            f"call a model with {', '.join(map(repr, values))}",
-            f"it takes {', '.join(map(repr, missing))} before {ordered[-1]!r}, which a batch lacks",
-            f"yield {{{everything}, 'y': y}}, or a tuple of all of them and y",
-        )
-    return [values[name] for name in ordered]
-
-
-def count_of(y: Any) -> int:
-    """How many examples a batch has: the length of its target's first axis, 1 if it has none.
-
-    Of a target that is a nesting, that of the first thing in it.
-    """
-    while isinstance(y, (list, tuple, Mapping)) and y:
-        y = next(iter(y.values() if isinstance(y, Mapping) else y))
-    shape = tuple(getattr(y, "shape", ()))
-    return int(shape[0]) if shape else 1

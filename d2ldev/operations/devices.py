@@ -5,145 +5,179 @@ Source: D2L, section 6.7.1, "Computing Devices".
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
-from d2ldev.device import CPU, Device, cpu, gpu
+from d2ldev import settings
+from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import (
     D2LDevError,
+    DeviceInitializationWarning,
     DeviceUnavailableError,
     InvalidDeviceError,
     OutOfDeviceMemoryError,
     describe,
 )
-from d2ldev.model_primitives import ModelPrimitives
-from d2ldev.primitives import DeviceLike
-from d2ldev.virtual import asked_for_too_late
+from d2ldev.framework import DeviceLike, Framework, Placed
+from d2ldev.scopes import Entry
 
 
-class Resolution(ModelPrimitives):
-    """The part of the contract that is about devices."""
-
-    def cpu(self) -> Device:
-        """The CPU."""
-        return cpu()
-
-    def gpu(self, i: int = 0) -> Device:
-        """The GPU of index ``i``, whether or not it exists.
-
-        Raises:
-            InvalidDeviceError: if ``i`` is negative or no integer.
-        """
-        return gpu(i)
-
-    def try_gpu(self, i: int = 0) -> Device:
-        """``gpu(i)`` if it exists, else the CPU."""
-        return gpu(i) if gpu(i).index < self.num_gpus() else CPU
-
-    def try_all_gpus(self) -> list[Device]:
-        """All GPUs, or ``[cpu()]`` if there is none: never empty."""
-        return [gpu(i) for i in range(self.num_gpus())] or [CPU]
-
-    def devices(self) -> list[Device]:
-        """All devices that exist: the CPU first, then the GPUs."""
-        return [CPU, *(gpu(i) for i in range(self.num_gpus()))]
-
-    def device(self, spec: DeviceLike) -> Device:
-        """The ``Device`` for a device in any spelling; whether it exists is not checked.
-
-        Args:
-            spec: a ``Device``, a string, or the framework's own device object.
-
-        Raises:
-            InvalidDeviceError: for anything else, such as another framework's device.
-        """
-        if isinstance(spec, Device):
-            return spec
-        if isinstance(spec, str):
-            try:
-                return Device.parse(spec)
-            except InvalidDeviceError:
-                # TensorFlow's own device objects are strings.
-                device = self._from_native(spec)
-                if device is None:
-                    raise
-                return device
-        device = self._from_native(spec)
-        if device is None:
-            raise InvalidDeviceError(
-                f"use {describe(spec)} as a device",
-                f"it is neither a d2ldev.Device, a string, nor a device of {self.name}",
-                "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu:1'",
-            )
-        return device
-
-    def native(self, device: DeviceLike) -> Any:
-        """The framework's own object for a device, to be used in the framework's own calls.
-
-        Raises:
-            DeviceUnavailableError: if this machine does not have the device.
-        """
-        return self._existing(device, "use a device")[1]
-
-    def platform(self, device: DeviceLike) -> str:
-        """What a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'mps'``, ``'virtual'``.
-
-        Raises:
-            DeviceUnavailableError: if this machine does not have the device.
-        """
-        return self._platform(self._existing(device, "ask for the platform")[0])
-
-    @contextmanager
-    def on(self, device: DeviceLike) -> Iterator[Device]:
-        """Make a device the place where tensors are created, for the length of a block.
-
-        d2ldev's creation functions follow it per thread and per asyncio task. The
-        framework's own default device is changed with it, by the framework's own means and
-        with its rules: most keep it per thread, so do not ``await`` in such a block.
-
-        Raises:
-            DeviceUnavailableError: if this machine does not have the device.
-        """
-        place, _ = self._existing(device, "make tensors")
-        with self._native_scope(place):
-            entry = (object(), place)
-            self._scopes.set((*self._scopes.get(), entry))
-            self._scope.set(place)
-            try:
-                yield place
-            finally:
-                # Its own entry and no other: a block in a generator may end after a later one.
-                left = tuple(scope for scope in self._scopes.get() if scope is not entry)
-                self._scopes.set(left)
-                self._scope.set(left[-1][1] if left else None)
-
-    def _existing(self, spec: DeviceLike, attempted: str) -> tuple[Device, Any]:
-        """A device that exists, and its native object; remembered by its spelling."""
-        device = self.device(spec)
-        if device is not CPU and device.index >= (count := self.num_gpus()):
-            raise DeviceUnavailableError(
-                f"{attempted} on {device}",
-                f"{self.name} has {count} GPU{'' if count == 1 else 's'} here"
-                + asked_for_too_late(device.index),
-                f"use one that exists: backend.try_gpu({device.index}) is "
-                f"{self.try_gpu(device.index)} here",
-                self.devices(),
-            )
-        native = self._native(device)
-        if spec is device or isinstance(spec, str):
-            # Not the framework's own objects: torch.device('cuda') means another GPU after
-            # torch.cuda.set_device.
-            self._devices[spec] = device
-            self._natives[spec] = native
-        return device, native
-
-    def _out_of_memory(self, error: Exception, attempted: str, native: Any) -> D2LDevError:
-        """The error that says which device has too little memory."""
-        device = self._from_native(native)
-        return OutOfDeviceMemoryError(
-            attempted,
-            f"{device} has too little free memory: {error}",
-            "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
-            [device],
+def num_gpus(framework: Framework) -> int:
+    """Return how many GPUs there are; hardware that fails counts as none, with a warning."""
+    if framework.virtual_gpus == 0:
+        return 0
+    try:
+        return framework.devices.count()
+    except Exception as error:
+        warnings.warn(
+            f"{framework.name} found GPUs and cannot use them: {error}",
+            DeviceInitializationWarning,
+            stacklevel=3,
         )
+        return 0
+
+
+def gpus_in_words(count: int) -> str:
+    """Return ``'1 GPU'``, ``'2 GPUs'``."""
+    return f"{count} GPU{'' if count == 1 else 's'}"
+
+
+def all_devices(framework: Framework) -> list[Device]:
+    """Return all devices that exist: the CPU first, then the GPUs."""
+    return [CPU, *(gpu(i) for i in range(num_gpus(framework)))]
+
+
+def parsed(framework: Framework, spec: DeviceLike) -> Device:
+    """Return the ``Device`` for a device in any spelling; see ``Backend.device``."""
+    if isinstance(spec, Device):
+        return spec
+    if isinstance(spec, str):
+        try:
+            return Device.parse(spec)
+        except InvalidDeviceError:
+            # TensorFlow's own device objects are strings.
+            device = framework.devices.from_native(spec)
+            if device is None:
+                raise
+            return device
+    device = framework.devices.from_native(spec)
+    if device is None:
+        raise InvalidDeviceError(
+            f"use {describe(spec)} as a device",
+            f"it is neither a d2ldev.Device, a string, nor a device of {framework.name}",
+            "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu:1'",
+        )
+    return device
+
+
+def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
+    """Return a device that exists, in whatever spelling; it is remembered by its spelling.
+
+    Args:
+        framework: whose device it is.
+        spec: a device in any spelling.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        InvalidDeviceError: if it is no device.
+        DeviceUnavailableError: if this machine does not have it.
+    """
+    device = parsed(framework, spec)
+    if device is not CPU and device.index >= (count := num_gpus(framework)):
+        instead = gpu(device.index) if device.index < count else CPU
+        raise DeviceUnavailableError(
+            f"{attempted} on {device}",
+            f"{framework.name} has {gpus_in_words(count)} here{asked_for_too_late(device.index)}",
+            f"use one that exists: backend.try_gpu({device.index}) is {instead} here",
+            all_devices(framework),
+        )
+    native = framework.devices.native(device)
+    if spec is device or isinstance(spec, str):
+        # Not the framework's own objects: torch.device('cuda') means another GPU after
+        # torch.cuda.set_device.
+        framework.known_devices[spec] = device
+        framework.known_natives[spec] = native
+    return device
+
+
+def native(framework: Framework, device: Device, attempted: str) -> Any:
+    """Return the framework's own object for a device; see ``existing``."""
+    found = framework.known_natives.get(device)
+    if found is None:
+        existing(framework, device, attempted)
+        found = framework.known_natives[device]
+    return found
+
+
+def asked_for_too_late(index: int) -> str:
+    """Return a clause for the error of a GPU that a backend in use lacks; empty if it is not so."""
+    with suppress(InvalidDeviceError):
+        number = settings.virtual_gpus()
+        if number is not None and index < number:
+            return f", and {settings.VIRTUAL_GPUS}={number} came after its first use: set it before"
+    return ""
+
+
+def current(framework: Framework) -> Device:
+    """Return the device of the innermost ``on``, else the CPU."""
+    placed = framework.scope.current()
+    return CPU if placed is None else placed.device
+
+
+@contextmanager
+def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
+    """Make a device the place where tensors are created, for a block; see ``Backend.on``."""
+    place = existing(framework, device, "make tensors")
+    native_scope = framework.devices.scope(place)
+    native_scope.__enter__()
+    entry = framework.scope.enter(Placed(place, native_scope))
+    try:
+        yield place
+    finally:
+        _leave(framework, entry)
+
+
+def _leave(framework: Framework, entry: Entry[Placed]) -> None:
+    """Leave a block and no other, also where later ones have not ended.
+
+    Frameworks keep their own scopes in a stack. So those that were entered later are left with it
+    and entered again.
+    """
+    entries = framework.scope.entries()
+    later = entries[entries.index(entry) + 1 :] if entry in entries else ()
+    with ExitStack() as entered_again:
+        for each in later:
+            entered_again.callback(_enter_again, framework, each)
+        for each in reversed(later):
+            each.value.native_scope.__exit__(None, None, None)
+        framework.scope.leave(entry)
+        entry.value.native_scope.__exit__(None, None, None)
+
+
+def _enter_again(framework: Framework, entry: Entry[Placed]) -> None:
+    device = entry.value.device
+    scope = framework.devices.scope(device)
+    scope.__enter__()
+    entry.value = Placed(device, scope)
+
+
+def out_of_memory(
+    framework: Framework, error: Exception, attempted: str, native: Any
+) -> D2LDevError:
+    """Return the error that says which device has too little memory."""
+    device = framework.devices.from_native(native)
+    return OutOfDeviceMemoryError(
+        attempted,
+        f"{device} has too little free memory: {error}",
+        "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
+        [device],
+    )
+
+
+def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable[Device]:
+    """Return the one device that was asked for; all of them for None."""
+    if device is None:
+        return all_devices(framework)
+    return [existing(framework, device, attempted)]

@@ -13,40 +13,15 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
-from d2ldev.nesting.walk import (
-    OBJECT,
-    PLAIN,
-    TENSOR,
-    UNKNOWN,
-    Kind,
-    joined,
-    leaves,
-    rebuild_all,
-    too_deep,
-)
-
-if TYPE_CHECKING:
-    from d2ldev.device import Device
-    from d2ldev.interface import Backend
-
-
-class Part(NamedTuple):
-    """One thing that a framework's object keeps.
-
-    Args:
-        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``; in an
-            ``Inventory`` its full name.
-        value: a tensor, a nesting, or another object of the framework.
-        put: stores another value in its stead. It must not fail.
-    """
-
-    name: str
-    value: Any
-    put: Callable[[Any], object]
+from d2ldev.framework import DeviceLike, Framework, Models, Part
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind
+from d2ldev.nesting.walk import joined, leaves, rebuild_all, too_deep
+from d2ldev.operations import devices, moving
 
 
 class Entry(NamedTuple):
@@ -60,7 +35,7 @@ class Inventory:
     """Everything that ``place`` looks after in a nesting of tensors, models and optimizers.
 
     Args:
-        backend: whose tensors and objects they are.
+        framework: whose tensors and objects they are.
         obj: a tensor, a model, an optimizer, or any nesting of them.
         attempted: what the caller is doing, for messages.
 
@@ -69,9 +44,9 @@ class Inventory:
             keep whatever it likes, values of other kinds are passed over.
     """
 
-    def __init__(self, backend: Backend, obj: Any, attempted: str) -> None:
-        self._backend = backend
-        self._kinds = backend.kinds
+    def __init__(self, framework: Framework, obj: Any, attempted: str) -> None:
+        self.framework = framework
+        self._kinds = framework.kinds
         self._attempted = attempted
         self._seen: set[int] = set()
         self.parts: list[Part] = []
@@ -90,7 +65,7 @@ class Inventory:
         return UnsupportedValueError(
             self._attempted,
             f"{describe(value)}{where} is no tensor, model or optimizer of the "
-            f"{self._backend.name} backend, and no container",
+            f"{self.framework.name} backend, and no container",
             "place what it holds: obj.x = backend.place(obj.x, device)",
         )
 
@@ -99,21 +74,21 @@ class Inventory:
             self.entries.append(Entry(name, value))
             if id(value) not in self._seen:
                 self._seen.add(id(value))
-                for part in self._attached_to(value):
+                for part in self.attached_to(value):
                     full_name = joined(name, part.name)
                     self.parts.append(Part(full_name, part.value, part.put))
                     self.entries.append(Entry(full_name, part.value))
         elif kind is OBJECT and id(value) not in self._seen:
             self._seen.add(id(value))
             self.objects.append(value)
-            for part in self._parts_of(value, name):
+            for part in self.parts_of(value, name):
                 full_name = joined(name, part.name)
                 if self._add_nesting(full_name, part.value):
                     self.parts.append(Part(full_name, part.value, part.put))
 
-    def _parts_of(self, value: Any, name: str) -> list[Part]:
+    def parts_of(self, value: Any, name: str) -> list[Part]:
         try:
-            return list(self._backend._parts(value))
+            return list(self.framework.models.parts(value))
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
@@ -124,8 +99,8 @@ class Inventory:
                 "make it whole first: super().__init__() in its __init__",
             ) from error
 
-    def _attached_to(self, value: Any) -> Iterator[Part]:
-        return self._backend._attached(value)
+    def attached_to(self, value: Any) -> Iterator[Part]:
+        return self.framework.models.attached(value)
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Whether there is anything in ``value`` that may have to be put back."""
@@ -137,22 +112,30 @@ class Inventory:
         return found
 
 
-def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
-    """Move everything that ``obj`` looks after to ``device``; see ``Backend.place``."""
-    inventory = Inventory(backend, obj, attempted)
+def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
+    """Move everything that ``obj`` looks after to a device; see ``Backend.place``."""
+    target = devices.existing(framework, device, "place a model")
+    with framework.models.placing(target):
+        return _placed(framework, obj, target, f"place {type(obj).__name__} on {target}")
+
+
+def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
+    models, device_of = framework.models, framework.tensors.device_of
+    inventory = Inventory(framework, obj, attempted)
     elsewhere = [
         tensor
         for tensor in {id(entry.tensor): entry.tensor for entry in inventory.entries}.values()
-        if backend.device_of(tensor) is not device
+        if device_of(tensor) is not device
     ]
     if not elsewhere:
+        _settle(inventory, device)
         return obj
 
-    copies = list(zip(elsewhere, backend._copies(elsewhere, device, attempted), strict=True))
+    news = moving.copies(framework, elsewhere, device, attempted)
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
-    for old, new in copies:
-        if backend._is_refilled(old):
+    for old, new in zip(elsewhere, news, strict=True):
+        if models.is_refilled(old):
             refilled.append((old, new))
         else:
             replaced[id(old)] = new
@@ -162,18 +145,31 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
 
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
     nestings = [(part.name, part.value) for part in inventory.parts]
-    *news, placed = rebuild_all([*nestings, ("", obj)], backend.kinds, change, attempted)
+    *values, placed = rebuild_all([*nestings, ("", obj)], framework.kinds, change, attempted)
     # Nothing from here on can fail.
     for tensor, new in refilled:
-        backend._refill(tensor, new)
-    for part, value in zip(inventory.parts, news, strict=True):
+        models.refill(tensor, new)
+    for part, value in zip(inventory.parts, values, strict=True):
         if value is not part.value:
             part.put(value)
     for moved in inventory.objects:
-        backend._finish(moved)
+        models.finish(moved)
+    _settle(inventory, device)
     return placed
 
 
-def named_tensors(backend: Backend, obj: Any) -> Iterator[Entry]:
-    """The tensors that ``place`` looks after, with their names."""
-    return iter(Inventory(backend, obj, "list the tensors of an object").entries)
+def settled(framework: Framework, obj: Any, device: Device) -> Any:
+    """Return a new model, of which everything is told that it is on a device."""
+    if type(framework.models).settle is not Models.settle:
+        _settle(Inventory(framework, obj, "make a model"), device)
+    return obj
+
+
+def _settle(inventory: Inventory, device: Device) -> None:
+    for obj in inventory.objects:
+        inventory.framework.models.settle(obj, device)
+
+
+def named_tensors(framework: Framework, obj: Any) -> Iterator[Entry]:
+    """Return the tensors that ``place`` looks after, with their names."""
+    return iter(Inventory(framework, obj, "list the tensors of an object").entries)

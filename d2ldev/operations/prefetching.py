@@ -7,22 +7,77 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from functools import partial
 from typing import Any
 
+from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Copier, DeviceLike, Framework
+from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.batches import bring
 
 _END = object()
 
 
-def check_depth(depth: Any) -> int:
-    """The number of batches to move ahead of their use; UnsupportedValueError if it is none."""
+def prefetch(
+    framework: Framework, batches: Iterable[Any], device: DeviceLike, depth: int
+) -> Generator[Any, None, None]:
+    """Move batches to a device ahead of their use; see ``Backend.prefetch``."""
+    target = devices.existing(framework, device, "prefetch batches")
+    check_source(batches)
     fix = "backend.prefetch(batches, device, depth=2)"
-    return whole_number("prefetch", "depth", depth, least=0, fix=fix)
+    depth = whole_number("prefetch", "depth", depth, least=0, fix=fix)
+    if depth:
+        ahead = framework.training.prefetched(batches, target, depth)
+        if ahead is not None:
+            # What the framework's pipeline leaves elsewhere is brought over in the end.
+            return moved_ahead(ahead, 0, partial(bring, framework, device=target))
+        copier = None if target is CPU else framework.training.copier(target)
+        if copier is not None:
+            return _beside(framework, batches, target, depth, copier)
+    return moved_ahead(batches, depth, _start(framework, target))
+
+
+def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
+    # By way of tensors of the host: what goes from tensor to tensor is not waited for, and goes
+    # together. Where nothing is waited for, it would only be one more copy.
+    is_real = framework.devices.platform(device) not in ("cpu", "virtual")
+
+    def start(batch: Any) -> Any:
+        if is_real:
+            batch = bring(framework, batch, None)
+        return bring(framework, batch, device)
+
+    return start
+
+
+def _beside(
+    framework: Framework, batches: Iterable[Any], device: Device, depth: int, copier: Copier
+) -> Generator[Any, None, None]:
+    """Move batches by what copies beside the device's work."""
+
+    def start(batch: Any) -> tuple[Any, Any]:
+        moved = moving.copied(
+            framework,
+            bring(framework, batch, None),
+            device,
+            f"move a batch to {device}",
+            always=False,
+            copy_all=lambda xs, _native: copier.copy_all(xs),
+        )
+        return moved, copier.started()
+
+    def finish(started: tuple[Any, Any]) -> Any:
+        batch, mark = started
+        copier.finish(mark)
+        return batch
+
+    return moved_ahead(batches, depth, start, finish)
 
 
 def check_source(batches: Any) -> None:
-    """UnsupportedValueError if there is nothing to go through."""
+    """Raise an ``UnsupportedValueError`` if there is nothing to go through."""
     # ``iter`` is not asked: it starts the processes of some loaders.
     if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
         raise UnsupportedValueError(

@@ -1,8 +1,8 @@
 """Which backends there are, and whether what they need is installed; nothing is imported for it.
 
 Backends are found through the entry-point group ``d2ldev.backends``, the built-in ones like
-anyone else's. An entry point names a subclass of ``Backend``; the package that holds it
-imports no framework until that class is asked for, and says which modules it needs in a
+anyone else's. An entry point names a subclass of ``Framework``; the package that holds it
+imports no framework until that class is made, and says which modules it needs in a
 ``requires`` tuple (default: none), so that "is it installed?" is answered without importing.
 
 Held by ``tests/test_registry.py``.

@@ -1,15 +1,14 @@
-"""From the name of a backend to its class and its one instance: entry points, and what is broken.
+"""From the name of a backend to its framework: entry points, and what is broken.
 
 Held by ``tests/test_registry.py``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-from d2ldev import virtual
+from d2ldev import settings
+from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
-from d2ldev.operations import strictness
+from d2ldev.framework import Framework
 from d2ldev.registry.discovery import (
     ALIASES,
     BROKEN,
@@ -22,17 +21,14 @@ from d2ldev.registry.discovery import (
     missing_modules,
 )
 
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
-
 _INSTALL = {
     **{name: f"pip install 'd2ldev[{name}]'" for name in PREFERENCE},
     FALLBACK: "pip install d2ldev",
 }
 
 
-def load(name: str, source: str) -> Backend:
-    """A new instance of a known backend, with the virtual GPUs and strictness that were asked for.
+def load(name: str, source: str) -> Framework:
+    """Make a known framework, with the virtual GPUs and strictness that were asked for.
 
     Args:
         name: its name among the entry points.
@@ -41,33 +37,31 @@ def load(name: str, source: str) -> Backend:
     Raises:
         BackendNotInstalledError: if what it needs is missing, or fails to import.
     """
-    is_strict = strictness.is_requested()
-    backend = _made(backend_class(name, source), name, source, virtual.requested_virtual_gpus())
+    is_strict = settings.is_strict()
+    framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
-        backend._be_strict()
-    return backend
+        framework.strictness.everywhere()
+    return framework
 
 
 def count_real_gpus(name: str) -> int:
-    """How many GPUs a known backend finds in the machine, whatever virtual ones were asked for.
+    """Return how many GPUs a known framework finds in the machine, whatever virtual ones there are.
 
     An instance that is not kept is asked, so that virtual ones can still be made.
 
     Raises:
         BackendNotInstalledError: as ``load``.
     """
-    backend = _made(backend_class(name), name, "", None)
-    return sum(backend.platform(device) != "virtual" for device in backend.devices()[1:])
+    devices = _made(framework_class(name), name, "", None).devices
+    return sum(devices.platform(gpu(i)) != "virtual" for i in range(devices.count()))
 
 
-def backend_class(name: str, source: str = "") -> type[Backend]:
+def framework_class(name: str, source: str = "") -> type[Framework]:
     """The class of a known backend, whose framework is imported if its module does that.
 
     Raises:
         BackendNotInstalledError: as ``load``.
     """
-    from d2ldev.interface import Backend
-
     attempted = f"use the {name} backend{source}"
     point = known_backends()[name]
     install = _INSTALL.get(name, "")
@@ -89,30 +83,40 @@ def backend_class(name: str, source: str = "") -> type[Backend]:
             f"{point.value} fails to import: {type(error).__name__}: {error}; {choices()}",
             f"reinstall it: {install}" if install else "reinstall it",
         ) from error
-    problem = "is no subclass of d2ldev.interface.Backend"
-    if isinstance(cls, type) and issubclass(cls, Backend):
-        if not cls.__abstractmethods__:
-            return cls
-        problem = f"lacks {', '.join(sorted(cls.__abstractmethods__))}"
+    if isinstance(cls, type) and issubclass(cls, Framework):
+        return cls
     raise BackendNotInstalledError(
         attempted,
-        f"{point.value} {problem}; {choices()}",
+        f"{point.value} is no subclass of d2ldev.framework.Framework; {choices()}",
         "mend the entry point of its distribution, or uninstall it",
     )
 
 
-def _made(cls: type[Backend], name: str, source: str, virtual_gpus: int | None) -> Backend:
+def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None) -> Framework:
+    attempted, value = f"use the {name} backend{source}", known_backends()[name].value
     try:
-        return cls(virtual_gpus=virtual_gpus)
+        framework = cls(virtual_gpus=virtual_gpus)
     except D2LDevError:
         raise
     except BROKEN as error:
+        # Most import their framework only here.
+        is_import = isinstance(error, ImportError)
+        what = "fails to import" if is_import else "cannot be made"
+        install = _INSTALL.get(name, "")
+        fix = f"reinstall it: {install}" if install else "reinstall it"
+        if not is_import:
+            fix = "mend its __init__, which takes virtual_gpus=None, or choose another backend"
         raise BackendNotInstalledError(
-            f"use the {name} backend{source}",
-            f"{known_backends()[name].value} cannot be made: {type(error).__name__}: {error}; "
-            f"{choices()}",
-            "mend its __init__, which takes virtual_gpus=None, or choose another backend",
+            attempted, f"{value} {what}: {type(error).__name__}: {error}; {choices()}", fix
         ) from error
+    missing = [room for room in ("devices", "tensors", "files") if not hasattr(framework, room)]
+    if missing:
+        raise BackendNotInstalledError(
+            attempted,
+            f"{value} lacks the rooms {', '.join(missing)}; {choices()}",
+            "make them in its __init__: self.devices = ...",
+        )
+    return framework
 
 
 def unknown(name: str, source: str) -> UnknownBackendError:

@@ -1,4 +1,4 @@
-"""Which backend is active, and how that is changed.
+"""Which framework is active, and how that is changed.
 
 Held by ``tests/test_selection.py`` and ``tests/test_registry.py``.
 """
@@ -6,20 +6,21 @@ Held by ``tests/test_selection.py`` and ``tests/test_registry.py``.
 from __future__ import annotations
 
 import importlib
-import importlib.util
-import os
 import sys
 import threading
 import warnings
-from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
+from d2ldev import settings
+from d2ldev.device import CPU, Device
 from d2ldev.errors import (
     BackendFallbackWarning,
     D2LDevError,
+    DeviceUnavailableError,
     UnsupportedValueError,
     shown,
 )
+from d2ldev.framework import Framework
 from d2ldev.registry.discovery import (
     BROKEN,
     FALLBACK,
@@ -32,52 +33,49 @@ from d2ldev.registry.discovery import (
     required_modules,
 )
 from d2ldev.registry.loading import load, unknown
-
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
-
-VARIABLE = "D2LDEV_BACKEND"
+from d2ldev.scopes import Scopes
 
 _lock = threading.RLock()
-_loaded: dict[str, Backend] = {}
-_by_type: dict[type, Backend] = {}
+_loaded: dict[str, Framework] = {}
+_by_type: dict[type, Framework] = {}
 
-# The backend of the innermost ``use_backend`` of this thread or task; None outside of any.
-_scoped: ContextVar[Backend | None] = ContextVar("d2ldev_backend", default=None)
-# Each ``use_backend`` that was entered and not left, with its backend. Not a stack of tokens: a
-# generator that is closed late leaves its block after one that was entered later.
-_entered: ContextVar[tuple[tuple[use_backend, Backend], ...]] = ContextVar(
-    "d2ldev_entered_backends", default=()
-)
-# The process's backend, once it is resolved, and what decided it.
-_process: Backend | None = None
-_reason = ""
+scoped: Scopes[Framework] = Scopes("d2ldev_backends")
+"""The frameworks of the blocks ``with use_backend(name):``."""
+
+
+class Process(NamedTuple):
+    """The framework of the process, and what decided it.
+
+    Args:
+        framework: None until it is resolved.
+        reason: in words.
+    """
+
+    framework: Framework | None
+    reason: str
+
+
+_process = Process(None, "")
 
 
 # -- by name ----------------------------------------------------------------------------------
 
 
-def get_backend(name: str | Backend) -> Backend:
-    """The backend of a name; the same object every time.
+def get_framework(name: str, source: str = "") -> Framework:
+    """Return the framework of a backend's name; the same object every time.
 
     Args:
-        name: ``'torch'``, ``'jax'``, ``'tensorflow'``, ``'mxnet'``, ``'reference'``, the name of
-            any entry point, or a backend, which is returned.
+        name: as for ``d2ldev.get_backend``.
+        source: where it came from, for a message; empty if the user wrote it.
 
     Raises:
         UnknownBackendError: if no such backend is known.
         BackendNotInstalledError: if its framework is missing, or fails to import.
     """
-    return _get(name, "")
-
-
-def _get(name: str | Backend, source: str) -> Backend:
-    if not isinstance(name, str):
-        return _checked_instance(name)
     key = canonical_name(name)
-    backend = _loaded.get(key)
-    if backend is not None:
-        return backend
+    framework = _loaded.get(key)
+    if framework is not None:
+        return framework
     with _lock:
         if key not in _loaded:
             importlib.invalidate_caches()  # it may have been installed a moment ago
@@ -87,49 +85,33 @@ def _get(name: str | Backend, source: str) -> Backend:
         return _loaded[key]
 
 
-def _checked_instance(backend: Any) -> Backend:
-    from d2ldev.active import ActiveBackend
-    from d2ldev.interface import Backend
-
-    if isinstance(backend, ActiveBackend):
-        # The handle itself as the active backend would ask itself for ever.
-        return active_backend()
-    if not isinstance(backend, Backend):
-        raise UnsupportedValueError(
-            f"use {shown(backend)} as a backend",
-            "it is neither a name nor a backend",
-            f"d2ldev.get_backend({FALLBACK!r})",
-        )
-    return backend
-
-
 def is_loaded(name: str) -> bool:
-    """Whether the backend of a canonical name was used so far."""
+    """Return whether the backend of a canonical name was used so far."""
     return name in _loaded
 
 
-def loaded_backends() -> list[Backend]:
-    """The backends that were used so far."""
+def loaded_frameworks() -> list[Framework]:
+    """Return the frameworks that were used so far."""
     return list(_loaded.values())
 
 
 # -- the active one ---------------------------------------------------------------------------
 
 
-def active_backend() -> Backend:
-    """The backend that ``from d2ldev import backend`` stands for here and now.
+def active_framework() -> Framework:
+    """Return the framework that ``from d2ldev import backend`` stands for here and now.
 
     The innermost ``use_backend`` of this thread or task; else ``set_backend``'s; else the one
     that ``D2LDEV_BACKEND`` names; else the first installed of torch, jax, tensorflow, mxnet;
     else the reference backend, with a ``BackendFallbackWarning``.
     """
-    return _scoped.get() or _process or _resolve()
+    return scoped.current() or _process.framework or _resolve()
 
 
 def selection_reason() -> str:
-    """Why the active backend is the active one, in words."""
-    active_backend()
-    return "use_backend" if _scoped.get() is not None else _reason
+    """Return why the active backend is the active one, in words."""
+    active_framework()
+    return _process.reason if scoped.current() is None else "use_backend"
 
 
 class Choice(NamedTuple):
@@ -147,106 +129,108 @@ class Choice(NamedTuple):
 
 
 def choice() -> Choice:
-    """What ``D2LDEV_BACKEND`` and the installed frameworks say; nothing is loaded."""
-    text = os.environ.get(VARIABLE, "")
-    if text.strip():
-        return Choice(text, f" (from {VARIABLE}={text!r})", f"{VARIABLE}={text.strip()}")
+    """Return what ``D2LDEV_BACKEND`` and the installed frameworks say; nothing is loaded."""
+    text = settings.backend_name()
+    if text:
+        variable = settings.BACKEND
+        return Choice(text, f" (from {variable}={text!r})", f"{variable}={text.strip()}")
     preferred = ", ".join(PREFERENCE)
-    for name in available_backends():
+    names = available_backends()
+    for name in names:
         if name in PREFERENCE:
             return Choice(name, "", f"{name} is the first that is installed of {preferred}")
     return Choice(FALLBACK, "", f"none of {preferred} is installed")
 
 
-def _resolve() -> Backend:
-    global _process, _reason
+def _resolve() -> Framework:
+    global _process
     with _lock:
-        if _process is not None:
-            return _process
-        name, source, _reason = choice()
-        _process = _get(name, source)
+        if _process.framework is not None:
+            return _process.framework
+        name, source, reason = choice()
+        framework = get_framework(name, source)
+        _process = Process(framework, reason)
         if name != FALLBACK or source:
-            return _process
+            return framework
         warnings.warn(
-            f"{_reason}: the {FALLBACK} backend is used, which computes on the CPU only and "
-            f"cannot train. fix: pip install 'd2ldev[torch]', or say {VARIABLE}={FALLBACK}",
+            f"{reason}: the {FALLBACK} backend is used, which computes on the CPU only and cannot "
+            f"train. fix: pip install 'd2ldev[torch]', or say {settings.BACKEND}={FALLBACK}",
             BackendFallbackWarning,
             stacklevel=3,
         )
-        return _process
+        return framework
 
 
-def set_backend(name: str | Backend) -> Backend:
-    """Make a backend the process's active one, in every thread; returned.
+def process() -> Process:
+    """Return the framework of the process, if it is resolved, and what decided it."""
+    return _process
 
-    Inside ``use_backend``, that one stays active until its block ends.
 
-    Raises:
-        UnknownBackendError, BackendNotInstalledError: as ``get_backend``; nothing changes then.
-    """
-    global _process, _reason
-    backend = get_backend(name)
+def set_process(new: Process) -> Process:
+    """Make a framework the process's active one, in every thread; return what was before."""
+    global _process
     with _lock:
-        _process, _reason = backend, "set_backend"
-    return backend
+        before, _process = _process, new
+    return before
 
 
-class use_backend:  # noqa: N801  # it reads as a verb in a with statement
-    """Make a backend the active one for the length of a block, in this thread or task only.
+# -- virtual GPUs -----------------------------------------------------------------------------
 
-    Leaving restores exactly what was, also under exceptions. One object can be entered
-    again, also inside its own block.
+
+def virtual_gpus(n: int) -> None:
+    """Ask for ``n`` virtual GPUs in every backend that is used for the first time from now on.
+
+    A virtual GPU is a device that is not there: real data, real computation on the CPU, real device
+    semantics.
 
     Args:
-        name: as for ``get_backend``.
+        n: 0 to 8; 0 is none at all, also for the reference backend, which has two by default.
 
-    >>> with use_backend('reference') as backend:
-    ...     backend.name
-    'reference'
+    Raises:
+        InvalidDeviceError: if ``n`` is no integer, or out of range.
+        DeviceUnavailableError: if a backend in use already has another number of GPUs.
     """
-
-    def __init__(self, name: str | Backend) -> None:
-        self._name = name
-
-    def __enter__(self) -> Backend:
-        backend = get_backend(self._name)
-        _entered.set((*_entered.get(), (self, backend)))
-        _scoped.set(backend)
-        return backend
-
-    def __exit__(self, *exception: object) -> None:
-        entered = list(_entered.get())
-        for index in reversed(range(len(entered))):
-            if entered[index][0] is self:
-                del entered[index]
-                break
-        _entered.set(tuple(entered))
-        _scoped.set(entered[-1][1] if entered else None)
+    number = settings.checked_virtual_gpus(n, f"make {shown(n)} virtual GPUs")
+    for framework in loaded_frameworks():
+        devices = framework.devices
+        count = 0 if framework.virtual_gpus == 0 else devices.count()
+        gpus = [Device("gpu", i) for i in range(count)]
+        made = sum(devices.platform(device) == "virtual" for device in gpus)
+        if framework.max_virtual_gpus and made != number:
+            raise DeviceUnavailableError(
+                f"make {number} virtual GPUs",
+                f"the {framework.name} backend is in use already, "
+                f"with {count} GPU{'' if count == 1 else 's'}",
+                f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "
+                f"or set {settings.VIRTUAL_GPUS}={number}",
+                [CPU, *gpus],
+            )
+    settings.choose_virtual_gpus(number)
 
 
 # -- from a tensor ----------------------------------------------------------------------------
 
 
-def backend_of(x: Any) -> Backend:
-    """The backend whose tensor ``x`` is, importing no framework that is not there already.
+def framework_of(x: Any) -> Framework:
+    """Return the framework whose tensor ``x`` is, importing none that is not there already.
 
     Raises:
-        UnsupportedValueError: if it is no tensor of any backend.
+        UnsupportedValueError: if it is no tensor of any.
     """
-    backend = _by_type.get(type(x))
-    if backend is not None:
-        return backend
+    framework = _by_type.get(type(x))
+    if framework is not None:
+        return framework
     broken: D2LDevError | None = None
     for name in _imported_backends():
         try:
-            backend = get_backend(name)
+            framework = get_framework(name)
         except D2LDevError as error:
             broken = broken or error  # it may still be the tensor of another
             continue
-        if isinstance(x, backend.tensor_types):
+        if isinstance(x, framework.tensors.types):
             if len(_by_type) < 1024:
-                _by_type[type(x)] = backend
-            return backend
+                _by_type[type(x)] = framework
+            return framework
     raise UnsupportedValueError(
         f"tell the backend of a {type(x).__module__}.{type(x).__qualname__}",
         f"it is no tensor of an imported framework; {choices()}",
@@ -254,8 +238,8 @@ def backend_of(x: Any) -> Backend:
     ) from broken
 
 
-def backend_of_loader(x: Any) -> Backend | None:
-    """The backend whose framework's loader ``x`` is; None if it is none that a backend can read.
+def framework_of_loader(x: Any) -> Framework | None:
+    """Return the framework whose loader ``x`` is; None if it is none that a framework can read.
 
     The classes' modules are asked first: a framework that happens to be imported is left alone.
     """
@@ -264,21 +248,21 @@ def backend_of_loader(x: Any) -> Backend | None:
         if not roots.intersection(required_modules(name)):
             continue
         try:
-            backend = get_backend(name)
+            framework = get_framework(name)
         except D2LDevError:
-            continue  # it is gone through then, as any other iterable, which is right, too
-        if isinstance(x, backend.loader_types):
-            return backend
+            continue
+        if isinstance(x, framework.training.loader_types):
+            return framework
     return None
 
 
 def _imported_backends() -> list[str]:
-    """The backends whose frameworks are imported, by name, the preferred ones first."""
+    """Return the backends whose frameworks are imported, by name, the preferred ones first."""
     return [name for name in sorted(known_backends(), key=rank) if _is_imported(name)]
 
 
 def _is_imported(name: str) -> bool:
-    """Whether what a backend needs is imported: only then can a tensor of it exist."""
+    """Return whether what a backend needs is imported: only then can a tensor of it exist."""
     if name in _loaded:
         return True
     try:

@@ -11,17 +11,16 @@ from __future__ import annotations
 
 import threading
 from numbers import Real
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.backend import Backend
+from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import DeviceLike, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import whole_number
-
-if TYPE_CHECKING:
-    from d2ldev.device import Device
-    from d2ldev.interface import Backend, DeviceLike, Tensor
 
 # The dtypes with values that float32 has not.
 _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
@@ -100,10 +99,12 @@ class DeviceLog:
             device = self._device
             entries = []
             for name, x in scalars.items():
-                is_tensor = self._backend.kinds[type(x)] is TENSOR
+                is_tensor = self._backend.framework.kinds[type(x)] is TENSOR
                 if is_tensor:
                     device = self._checked(name, x, device)
-                value = self._backend._detached(x) if is_tensor else _number(name, x)
+                value = (
+                    self._backend.framework.tensors.detached(x) if is_tensor else _number(name, x)
+                )
                 entries.append(_Entry(name, float(weight), value, is_tensor))
             self._device = device
             self._pending += entries
@@ -159,7 +160,10 @@ class DeviceLog:
             is_wide = dtypes & _WIDE and "float64" in self._backend.dtype_names
             common = "float64" if is_wide else "float32"
             xs = [self._backend.asarray(x, dtype=common) for x in xs]
-        return [float(value) for value in self._backend.to_numpy(self._backend._stack(xs))]
+        return [
+            float(value)
+            for value in self._backend.to_numpy(self._backend.framework.tensors.stack(xs))
+        ]
 
     def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
         """The device of a tensor that can be logged."""

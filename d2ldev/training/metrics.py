@@ -4,51 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from d2ldev.backend import Backend
+from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations.signatures import first_parameter
-
-if TYPE_CHECKING:
-    from d2ldev.device import Device
-    from d2ldev.interface import Backend
+from d2ldev.operations.losses import comparison, stateful
 
 Metric = str | Callable[[Any, Any], Any]
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
 
 Or ``(y_true, y_pred) -> scalar tensor``, with these names.
 """
-
-
-def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A loss or a metric, as it is called everywhere: ``(prediction, y)``.
-
-    Args:
-        function: called in this order, as those of torch, Gluon and optax are; unless its first
-            parameter is named ``y_true``, as in Keras and scikit-learn, which have the other one.
-
-    Raises:
-        UnsupportedValueError: for an object that adds up over the batches, such as a
-            ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
-    """
-    if hasattr(function, "update_state") and hasattr(function, "reset_state"):
-        raise _stateful(
-            function,
-            "a function: def accuracy(y_true, y_pred): "
-            "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
-        )
-    if first_parameter(function) != "y_true":
-        return function
-    return lambda prediction, y: function(y, prediction)
-
-
-def _stateful(metric: object, fix: str) -> UnsupportedValueError:
-    return UnsupportedValueError(
-        f"compare predictions by {describe(metric)}",
-        "it keeps a running value over all batches, and what is wanted is that of one",
-        fix,
-    )
 
 
 def named_metrics(
@@ -73,7 +41,7 @@ def named_metrics(
             name = getattr(metric, "__name__", type(metric).__name__)
             function = _where_predictions_are(backend, comparison(metric))
         elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
-            raise _stateful(
+            raise stateful(
                 metric,
                 "metrics=['accuracy'], or a function: "
                 "def error(prediction, y): return abs(prediction - y).mean()",
@@ -118,7 +86,7 @@ def _where_predictions_are(
 
 def _device_in(backend: Backend, x: Any) -> Device | None:
     """Where the first tensor of a nesting is; None if there is none."""
-    if backend.kinds[type(x)] is TENSOR:
+    if backend.framework.kinds[type(x)] is TENSOR:
         return backend.device_of(x)
     values = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple)) else ()
     devices = (_device_in(backend, value) for value in values)

@@ -1,93 +1,67 @@
 """The order of the batches, for a run that goes on in another process as if it had not ended.
 
-A loader draws the order of an epoch from somewhere: a generator, a counter, the seeds of a
-``tf.data.Dataset``. What can be read is saved; what cannot is brought to where it was by going
-through the data once more for each epoch that is done.
+What is kept is what can be asked for: the ``state_dict`` of a loader that has one, the generators
+of a framework's own loader, and the random numbers of Python and NumPy. Data that has neither, such
+as a shuffled ``tf.data.Dataset``, begins in the new process as it begins in any.
 """
 
 from __future__ import annotations
 
-import weakref
-from collections import deque
+import random
 from collections.abc import Callable, Iterable
+from types import NoneType
 from typing import Any
 
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.registry.selection import backend_of_loader
-from d2ldev.training.random_state import checked_random_state, random_state
+import numpy as np
+
+from d2ldev.errors import CheckpointError, describe
+from d2ldev.registry.selection import framework_of_loader
 
 # What the order of data depends on. These words are in the files.
 OWN_STATE = "its own state"
-NOTHING = "nothing"
 GENERATORS = "generators"
-PASSES = "how often it was gone through"
-
-# What iterates over batches that are there, always in the same order.
-_CONTAINERS: set[Any] = {
-    *(list.__iter__, tuple.__iter__, deque.__iter__),
-    *(type({}.values()).__iter__, type({}.items()).__iter__),
-}
-
-# How often data was gone through in this process, by its identity: it need not be hashable.
-_passes: dict[int, int] = {}
+NOTHING = "nothing"
 
 
-def count_pass(data: object) -> None:
-    """A pass through data begins."""
-    if id(data) not in _passes:
-        try:
-            weakref.finalize(data, _passes.pop, id(data), None)
-        except TypeError:
-            return  # it is not told when this is gone; ``Order`` refuses it where it matters
-    _passes[id(data)] = _passes.get(id(data), 0) + 1
+def begin_epoch(data: Any, epoch: int) -> None:
+    """Tell data, or its sampler, the number of the epoch, where it wants to know.
+
+    As ``torch.utils.data.DistributedSampler`` does: it shuffles by this number.
+    """
+    for each in (data, getattr(data, "sampler", None)):
+        if callable(getattr(each, "set_epoch", None)):
+            each.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 class Order:
     """Where the order of the next epoch comes from.
 
     Args:
-        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a container
-            of batches; a framework's loader that its backend can read; or anything else, which is
-            gone through, and has to have an order that depends on itself alone.
-
-    Raises:
-        UnsupportedValueError: if passes through it cannot be counted.
+        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a framework's
+            own loader; or any other iterable.
     """
 
     def __init__(self, data: Iterable[Any]) -> None:
         self._data: Any = data
-        self._backend = None
+        self._training = None
+        self._kind = NOTHING
         if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
             self._kind = OWN_STATE
-        elif getattr(type(data), "__iter__", None) in _CONTAINERS:
-            self._kind = NOTHING
-        else:
-            self._backend = backend_of_loader(data)
-            is_known = self._backend is not None and self._backend._loader_state(data) is not None
-            self._kind = GENERATORS if is_known else PASSES
-        if self._kind == PASSES and not _has_weak_references(data):
-            raise UnsupportedValueError(
-                f"keep the order of {describe(data)}",
-                "how often it was gone through cannot be told: it takes no weak references",
-                "__slots__ = (..., '__weakref__'), or give it state_dict() and "
-                "load_state_dict(state)",
-            )
+        elif (framework := framework_of_loader(data)) is not None:
+            self._kind = GENERATORS
+            self._training = framework.training
 
     def state(self) -> dict[str, Any]:
-        """What the order of the next epoch depends on, as a nesting that ``save`` takes."""
-        return {"kind": self._kind, "state": self._state(), "random": random_state()}
-
-    def _state(self) -> Any:
-        if self._kind == OWN_STATE:
-            return self._data.state_dict()
-        if self._backend is not None and self._kind == GENERATORS:
-            return self._backend._loader_state(self._data)
-        return _passes.get(id(self._data), 0) if self._kind == PASSES else None
+        """Return what the order of the next epoch depends on, as a nesting that ``save`` takes."""
+        state = self._data.state_dict() if self._kind == OWN_STATE else None
+        if self._training is not None:
+            state = self._training.loader_state(self._data)
+        return {"kind": self._kind, "state": state, "random": random_state()}
 
     def checked(self, saved: Any) -> Callable[[], None]:
-        """What brings the data to where it was when ``state`` returned this.
+        """Return what brings the data to where it was when ``state`` returned this.
 
-        Nothing has changed before it is called. It goes through the data where it has to.
+        Nothing has changed before it is called.
 
         Raises:
             CheckpointError: if that is no state of such data.
@@ -100,39 +74,18 @@ class Order:
                 f"that of {describe(self._data)} on {self._kind}"
             )
         set_random_state = checked_random_state(saved["random"])
-        set_order = self._setter(saved["state"])
+        state = saved["state"]
+        set_order: Callable[[], None] = lambda: None  # noqa: E731
+        if self._training is not None:
+            set_order = self._training.checked_loader_state(self._data, state)
 
         def go_on() -> None:
+            if self._kind == OWN_STATE:
+                self._data.load_state_dict(state)
             set_order()
-            set_random_state()  # last: to go through data may draw from it
+            set_random_state()
 
         return go_on
-
-    def _setter(self, state: Any) -> Callable[[], None]:
-        if self._kind == OWN_STATE:
-            return lambda: self._data.load_state_dict(state)
-        if self._backend is not None and self._kind == GENERATORS:
-            return self._backend._checked_loader_state(self._data, state)
-        if self._kind != PASSES:
-            return lambda: None
-        if type(state) is not int:
-            raise _refusal(f"{describe(state)} is no number of times that it was gone through")
-        done = _passes.get(id(self._data), 0)
-        if state < done:
-            raise CheckpointError(
-                "go on with the order of the data",
-                f"it was gone through {done} times in this process, {state} times when the state "
-                "was kept, and it cannot go back",
-                "make the data anew from its source, shuffling included, or give it state_dict() "
-                "and load_state_dict(state)",
-            )
-        return lambda: self._go_through(state - done)
-
-    def _go_through(self, times: int) -> None:
-        for _ in range(times):
-            count_pass(self._data)
-            for _batch in self._data:
-                pass
 
 
 def _refusal(problem: str) -> CheckpointError:
@@ -143,9 +96,79 @@ def _refusal(problem: str) -> CheckpointError:
     )
 
 
-def _has_weak_references(data: object) -> bool:
+def random_state() -> dict[str, Any]:
+    """Return the state of ``random`` and of ``np.random``, as a nesting that ``save`` takes."""
+    version, numbers, next_gauss = random.getstate()
+    return {
+        "python": {
+            "version": version,
+            "numbers": np.asarray(numbers, "uint32").tobytes().hex(),
+            "next_gauss": next_gauss,
+        },
+        "numpy": _plain(np.random.get_state(legacy=False)),
+    }
+
+
+def checked_random_state(saved: Any) -> Callable[[], None]:
+    """Return what lets the two go on from what ``random_state`` returned; nothing has changed before.
+
+    Raises:
+        CheckpointError: if that is not it, or ``np.random`` has another kind of generator now.
+    """
     try:
-        weakref.ref(data)
-    except TypeError:
-        return False
-    return True
+        python = saved["python"]
+        numbers = np.frombuffer(bytes.fromhex(python["numbers"]), "uint32")
+        python_state = (python["version"], tuple(map(int, numbers)), python["next_gauss"])
+        if not isinstance(python_state[2], (float, NoneType)):
+            raise TypeError(f"{describe(python_state[2])} was drawn")
+        random.Random().setstate(python_state)  # noqa: S311  # which refuses what is no state
+        numpy_state = _native(saved["numpy"])
+        _check_numpy(numpy_state)
+    except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise CheckpointError(
+            "go on with the random numbers of a run",
+            f"{describe(saved)} is no state of Python's and NumPy's, or one of other generators",
+            "name the file that fit(..., checkpoint=...) wrote",
+        ) from error
+
+    def set_random_state() -> None:
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+    return set_random_state
+
+
+def _check_numpy(state: Any) -> None:
+    """See that it can be set: on a generator of its own, of the kind that ``np.random`` has."""
+    name = np.random.get_state(legacy=False)["bit_generator"]
+    scratch = np.random.RandomState(getattr(np.random, name)())
+    scratch.set_state(state)
+    # NumPy reads where such a number points to, and does not look whether that is in the buffer:
+    # https://github.com/numpy/numpy/blob/main/numpy/random/_mt19937.pyx
+    positions = (
+        ("pos", state["state"], len(state["state"].get("key", ()))),
+        ("buffer_pos", state, 4),
+    )
+    for key, holder, largest in positions:
+        if not 0 <= holder.get(key, 0) <= largest:
+            raise ValueError(f"{key} is {holder[key]}")
+
+
+def _plain(state: Any) -> Any:
+    """Return a state of NumPy's without arrays, whose dtypes not every framework has, or large numbers."""
+    if isinstance(state, dict):
+        return {key: _plain(value) for key, value in state.items()}
+    if isinstance(state, np.ndarray):
+        return {"dtype": state.dtype.name, "bytes": state.tobytes().hex()}
+    return {"integer": str(state)} if isinstance(state, int) else state
+
+
+def _native(state: Any) -> Any:
+    """Return the state of NumPy's that ``_plain`` made this of."""
+    if not isinstance(state, dict):
+        return state
+    if state.keys() == {"dtype", "bytes"}:
+        return np.frombuffer(bytes.fromhex(state["bytes"]), state["dtype"])
+    if state.keys() == {"integer"}:
+        return int(state["integer"])
+    return {key: _native(value) for key, value in state.items()}

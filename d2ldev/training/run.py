@@ -1,29 +1,35 @@
 """One run of ``fit``: how far it is, and the checkpoint from which it can go on.
 
-A run that was killed and resumed gives the same parameters as one that was not: the state holds the
-model, the optimizer, the random state, and what the order of the batches depends on.
+A run that was killed and resumed gives the same parameters as one that was not. Its file is one that
+``backend.save`` writes and ``backend.load`` reads: the model, the optimizer, which parts are frozen,
+random numbers, and what the order of the batches depends on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from d2ldev.device import CPU, Device
+from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, D2LDevError
-from d2ldev.saving import as_path
-from d2ldev.training.learner import Learner
+from d2ldev.files.load import Checkpoint, opened
+from d2ldev.files.load_into import prepared
+from d2ldev.files.paths import as_path
+from d2ldev.files.restoring import Outline
+from d2ldev.files.save import save
+from d2ldev.framework import Framework, Learner
 from d2ldev.training.order import Order
 
-_FORMAT = "d2ldev training state 3"
+_FORMAT = "d2ldev training state 4"
+_ANEW = "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew"
 
 
 class Run:
     """How far a run is.
 
     Args:
+        framework: of the learner.
         learner: what is trained.
         data: what it is trained on, of any kind that ``Order`` takes.
         names: of the numbers that the history has for each epoch.
@@ -35,93 +41,145 @@ class Run:
     """
 
     def __init__(
-        self, learner: Learner, data: Any, names: Collection[str], checkpoint: Any
+        self,
+        framework: Framework,
+        learner: Learner,
+        data: Any,
+        names: Collection[str],
+        checkpoint: Any,
     ) -> None:
         self.epoch = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
+        self._framework = framework
         self._learner = learner
         self._data = data
         self._path = None if checkpoint is None else Path(as_path(checkpoint, "save"))
 
     def record(self, found: dict[str, float]) -> None:
-        """An epoch is done, with these numbers."""
+        """Note the numbers of an epoch that is done."""
         for name, value in found.items():
             self.history[name].append(value)
         self.epoch += 1
 
-    def save(self) -> None:
+    def save(self, device: Device) -> None:
         """Keep the state: after each epoch, and before the first, in which a run may end, too.
 
         So what cannot be written is found out before an epoch was computed for nothing. What is
         done after an epoch, such as to freeze a layer, belongs to the state: it is kept afterwards.
-        """
-        if self._path is not None:
-            self._learner.backend.save(self._state(), self._path)
 
-    def resume(self, device: Device) -> None:
+        Args:
+            device: where the model is.
+        """
+        if self._path is None:
+            return
+        self._learner.sync()
+        state = {
+            "format": _FORMAT,
+            "run": {
+                "epoch": self.epoch,
+                "history": self.history,
+                "settings": self._settings(),
+                "modes": self._learner.modes(),
+                "random": self._framework.training.random_state(device),
+                "data": Order(self._data).state(),
+            },
+            # The initial values of what is not built are in no state: the random numbers make them.
+            "parts": self._learner.parts if self._learner.is_built else None,
+        }
+        save(self._framework, state, self._path)
+
+    def resume(self, device: Device, first_inputs: Callable[[], tuple[Any, ...]]) -> None:
         """Go on from the checkpoint; from the beginning if there is none yet.
 
+        Args:
+            device: where the model is.
+            first_inputs: of the data, for a model that is not built before its first batch.
+
         Raises:
-            CheckpointError: if the file is broken, or is none of such a run. Nothing has changed
-                then.
+            CheckpointError: if the file is broken, or is none of such a run. The model, the
+                optimizer and the data are as they were then.
         """
         if self._path is None:
             raise CheckpointError(
                 "resume a run", "no checkpoint is named", "fit(..., checkpoint='run.safetensors')"
             )
         if not self._path.exists():
-            self.save()
+            self.save(device)
             return
-        state = self._learner.backend.load(self._path, device=device)
-        found = state.get("format") if isinstance(state, dict) else None
+        with opened(self._framework, str(self._path), f"resume from {self._path}") as checkpoint:
+            self._resume(checkpoint, device, first_inputs)
+
+    def _resume(
+        self,
+        checkpoint: Checkpoint,
+        device: Device,
+        first_inputs: Callable[[], tuple[Any, ...]],
+    ) -> None:
+        children = self._children(checkpoint)
+        run = checkpoint.part(children["run"])
+        if not _is_whole(run):
+            raise CheckpointError(
+                checkpoint.attempted, "the file holds no state of a training run", _ANEW
+            )
+        self._check_settings(run["settings"])
+        self._check_names(run["history"].keys())
+        put = self._parts_put(checkpoint, children["parts"], first_inputs)
+        learner, training = self._learner, self._framework.training
+        set_modes = learner.checked_modes(run["modes"])
+        set_random_state = training.checked_random_state(run["random"], device)
+        go_on = Order(self._data).checked(run["data"])
+        try:
+            go_on()
+        except D2LDevError:
+            raise
+        except Exception as error:
+            raise CheckpointError(
+                checkpoint.attempted,
+                f"the data refuses its state: {error}",
+                "resume with the loader that the run began with",
+            ) from error
+        put()
+        set_modes()
+        # Last: to make a loader may draw from the framework's random numbers.
+        set_random_state()
+        self.epoch, self.history = run["epoch"], run["history"]
+
+    def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
+        """The parts of the file, if it is one of a run."""
+        outline = checkpoint.outline
+        children = dict(outline.children) if isinstance(outline, Outline) else {}
+        found = children.get("format")
         if found != _FORMAT and str(found).startswith("d2ldev training state"):
             raise CheckpointError(
-                f"resume from {self._path}",
+                checkpoint.attempted,
                 f"another version of d2ldev wrote it: {found}, and this one reads {_FORMAT}",
                 "go on with that version, or begin another run in another file",
             )
-        if not _is_whole(state):
+        if children.keys() != {"format", "run", "parts"}:
             raise CheckpointError(
-                f"resume from {self._path}",
-                "the file holds no state of a training run",
-                "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
+                checkpoint.attempted, "the file holds no state of a training run", _ANEW
             )
-        self._check_settings(state["settings"])
-        self._check_names(state["history"].keys())
-        # To the host: a loader is made there.
-        go_on = Order(self._data).checked(self._learner.backend.to(state["data"], CPU))
-        self._take_over(state["learner"], go_on)
-        self.epoch, self.history = state["epoch"], state["history"]
+        return children
 
-    def _take_over(self, saved: dict[str, Any], go_on: Callable[[], None]) -> None:
-        """Give the learner and the data their states, or neither."""
-        before = self._learner.state()
-        try:
-            self._learner.restore(saved)
-            go_on()
-            # Again: to go through the data may have drawn from the framework's random numbers. Not
-            # only now: a state of another model is to be refused before the data is touched.
-            self._learner.restore(saved)
-        except BaseException as error:
-            with suppress(CheckpointError):  # what had no shapes before cannot lose them again
-                self._learner.restore(before)
-            if isinstance(error, Exception) and not isinstance(error, D2LDevError):
+    def _parts_put(
+        self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
+    ) -> Callable[[], None]:
+        """What gives the learner its model and optimizer; nothing but their shapes is made yet."""
+        learner = self._learner
+        if found is None:
+            if learner.is_built:
                 raise CheckpointError(
-                    f"resume from {self._path}",
-                    f"the framework or the data refuses the state: {error}",
-                    "name the file that fit(..., checkpoint=...) wrote for this model and data",
-                ) from error
-            raise
-
-    def _state(self) -> dict[str, Any]:
-        return {
-            "format": _FORMAT,
-            "epoch": self.epoch,
-            "history": self.history,
-            "settings": self._settings(),
-            "learner": self._learner.state(),
-            "data": Order(self._data).state(),
-        }
+                    checkpoint.attempted,
+                    "it was kept before the first batch had built the model, which is built now: "
+                    "the initial values of its variables are in no state",
+                    "make the model anew, and do not call it before",
+                )
+            return lambda: None
+        if not learner.is_built:
+            learner.build(first_inputs())
+        learner.sync()
+        put = prepared(self._framework, learner.parts, checkpoint, found)
+        return lambda: learner.replace(put())
 
     def _settings(self) -> dict[str, Any]:
         """What is said of the training; None stands for an object or a function of the user's."""
@@ -155,19 +213,21 @@ class Run:
             )
 
 
-def _is_whole(state: Any) -> bool:
-    """Whether everything is there that ``_state`` has written, of its types."""
-    if not isinstance(state, dict) or state.get("format") != _FORMAT:
+def _is_whole(run: Any) -> bool:
+    """Whether everything is there that ``save`` has written, of its types."""
+    types = {"epoch": int, "history": dict, "settings": dict, "data": dict}
+    if not isinstance(run, dict) or not all(isinstance(run.get(n), t) for n, t in types.items()):
         return False
-    types = {"epoch": int, "history": dict, "settings": dict, "learner": dict, "data": dict}
-    if not all(isinstance(state.get(name), kind) for name, kind in types.items()):
-        return False
-    columns = state["history"].values()
-    return state["epoch"] >= 0 and all(
-        isinstance(column, list)
-        and len(column) == state["epoch"]
-        and all(isinstance(value, float) for value in column)
-        for column in columns
+    columns = run["history"].values()
+    return (
+        run.keys() == {*types, "modes", "random"}
+        and run["epoch"] >= 0
+        and all(
+            isinstance(column, list)
+            and len(column) == run["epoch"]
+            and all(isinstance(value, float) for value in column)
+            for column in columns
+        )
     )
 
 

@@ -8,23 +8,23 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import closing
 from os import PathLike
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from d2ldev.active import active_backend, get_backend
+from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
+from d2ldev.framework import Learner, Loss
 from d2ldev.operations.arguments import whole_number
-from d2ldev.operations.batches import bring, count_of, inputs_and_target
+from d2ldev.operations.batches import bring
+from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
-from d2ldev.training.learner import Learner, Loss
+from d2ldev.training.data import count_of, inputs_and_target
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
-from d2ldev.training.order import count_pass
+from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
-from d2ldev.virtual import asked_for_too_late
-
-if TYPE_CHECKING:
-    from d2ldev.interface import Backend
 
 History = dict[str, list[float]]
 """Name -> one number per epoch."""
@@ -63,8 +63,6 @@ class Trainer:
         callback: Callable[[int, History], None] | None = None,
         progress: bool = False,
     ) -> None:
-        from d2ldev.registry.selection import active_backend, get_backend
-
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
@@ -83,7 +81,10 @@ class Trainer:
 
         Go on with it: some frameworks move the model itself, and others make a new one.
         """
-        return None if self._learner is None else self._learner.parts["model"]
+        if self._learner is None:
+            return None
+        self._learner.sync()
+        return self._learner.parts["model"]
 
     # -- the book's hooks -----------------------------------------------------------------
 
@@ -93,7 +94,7 @@ class Trainer:
 
     def prepare_batch(self, batch: Any) -> Any:
         """A batch on the device, at the boundary of the loop; to be overridden."""
-        return bring(self.backend, batch, self.device)
+        return bring(self.backend.framework, batch, self.device)
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
         """After each epoch; to be overridden, or given as ``callback``.
@@ -177,14 +178,15 @@ class Trainer:
         if val_data is not None:
             names += [f"val_{name}" for name in names]
         check_names(names)
-        run = Run(learner, train_data, names, checkpoint)
+        run = Run(self.backend.framework, learner, train_data, names, checkpoint)
         if resume:
-            run.resume(self.device)
+            run.resume(self.device, lambda: self._first_inputs(learner, train_data))
         else:
-            run.save()
+            run.save(self.device)
         try:
             with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
+                    begin_epoch(train_data, epoch)
                     found = self._epoch(learner, learner.step, train_data, functions)
                     if val_data is not None:
                         after = self._epoch(learner, learner.evaluate, val_data, functions)
@@ -192,10 +194,10 @@ class Trainer:
                     run.record(found)
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
                     self._tell(epoch, run.history)
-                    run.save()
+                    run.save(self.device)
         finally:
             # The user's own object has what was learned, also where an error ends the run.
-            learner.hand_back()
+            learner.sync()
         return run.history
 
     def _epoch(
@@ -210,7 +212,6 @@ class Trainer:
         Nothing is moved in here but the batches, and nothing is waited for: the numbers stay on
         the device until the end.
         """
-        count_pass(data)
         names, takes_mapping = learner.input_names, learner.takes_mapping
         log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
         with closing(self._prepared(data)) as batches:
@@ -228,11 +229,16 @@ class Trainer:
             )
         return means
 
+    def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
+        """The inputs of the first batch, on the device."""
+        batch = self.prepare_batch(next(iter(data)))
+        return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
+
     def _tell(self, epoch: int, history: History) -> None:
         """Call what watches the run, with the user's model as it is after the last step."""
         is_watched = self.callback is not None or self._overrides("on_epoch_end")
         if self._learner is not None and is_watched:
-            self._learner.hand_back()
+            self._learner.sync()
             self.on_epoch_end(epoch, history)
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:

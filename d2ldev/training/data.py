@@ -1,20 +1,20 @@
-"""``ArrayLoader``: batches of arrays, shuffled anew in each epoch, without any framework."""
+"""Data: ``ArrayLoader``, and what of a batch a model is called with."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from d2ldev.active import backend_of
+from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.operations.arguments import whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-    from d2ldev.interface import Backend
 
 
 class ArrayLoader:
@@ -138,8 +138,6 @@ class _Column(NamedTuple):
 
 
 def _column(array: Any, number: int) -> _Column:
-    from d2ldev.registry.selection import backend_of
-
     attempted = f"make batches of the array at {number}"
     column = _Column(array, None, None)
     if not isinstance(array, np.ndarray):
@@ -177,3 +175,69 @@ def _truth(name: str, value: Any) -> bool:
             f"make batches with {name}={describe(value)}", "it is True or False", f"{name}=True"
         )
     return bool(value)
+
+
+# -- batches ----------------------------------------------------------------------------------
+
+
+def inputs_and_target(
+    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
+) -> tuple[tuple[Any, ...], Any]:
+    """What a model is called with, and what its prediction is compared with.
+
+    Args:
+        batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose
+            last value, is the target. Several inputs of a mapping are given by name, if all of
+            them are among the names, else in the order of the mapping.
+        names: what the model calls its inputs, in order; empty if it does not say.
+        takes_mapping: whether it is called with one mapping that has these keys.
+
+    Raises:
+        UnsupportedValueError: if there are not two things in it, or an input is left out before
+            another one.
+    """
+    if isinstance(batch, Mapping):
+        values = dict(batch)
+        target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
+        parts = (*_by_name(values, names, takes_mapping), target)
+    else:
+        parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
+    if len(parts) < 2:
+        raise UnsupportedValueError(
+            f"train on a batch, {describe(batch)}",
+            "a batch has inputs and a target",
+            "yield (X, y) from the data, or override Trainer.prepare_batch",
+        )
+    return parts[:-1], parts[-1]
+
+
+def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
+    """Inputs in the order of their names, if they are the model's, else as they are."""
+    if not values or not all(key in names for key in values):
+        return values.values()
+    if takes_mapping:
+        return (values,)
+    if len(values) == 1:
+        return values.values()
+    given = [name in values for name in names]
+    ordered = names[: len(names) - given[::-1].index(True)]
+    missing = [name for name in ordered if name not in values]
+    if missing:
+        everything = ", ".join(f"{name!r}: ..." for name in ordered)
+        raise UnsupportedValueError(
+            f"call a model with {', '.join(map(repr, values))}",
+            f"it takes {', '.join(map(repr, missing))} before {ordered[-1]!r}, which a batch lacks",
+            f"yield {{{everything}, 'y': y}}, or a tuple of all of them and y",
+        )
+    return [values[name] for name in ordered]
+
+
+def count_of(y: Any) -> int:
+    """How many examples a batch has: the length of its target's first axis, 1 if it has none.
+
+    Of a target that is a nesting, that of the first thing in it.
+    """
+    while isinstance(y, (list, tuple, Mapping)) and y:
+        y = next(iter(y.values() if isinstance(y, Mapping) else y))
+    shape = tuple(getattr(y, "shape", ()))
+    return int(shape[0]) if shape else 1

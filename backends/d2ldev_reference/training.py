@@ -1,29 +1,21 @@
-"""The reference backend's ``Learner``: array-api-strict has no gradients: they are written out.
+"""Training: array-api-strict has no gradients: they are written out.
 
-It trains the reference backend's own MLP and nothing else, so that what is built on the interface
+It trains the reference backend's own MLP and nothing else, so that what is built on the contract
 can be tried where no framework is installed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import array_api_strict as xp
 
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.interface import Backend, Tensor
-from d2ldev.training.learner import (
-    ADAGRAD_EPSILON,
-    ADAM_EPSILON,
-    BETAS,
-    MOMENTUM,
-    Learner,
-    Settings,
-    check_labels,
-    check_shapes,
-)
-from d2ldev_reference.mlp import MLP, activate
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training
+from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM
+from d2ldev.operations.losses import check_labels, check_shapes
+from d2ldev_reference.models import MLP, activate
 
 # The derivative of an activation, from what it gave.
 _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -33,11 +25,30 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class ReferenceTraining(Training):
+    """Steps of training, and accuracy.
+
+    Args:
+        tensors: the room of tensors.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self._tensors = tensors
+
+    def learner(self, model: Any, settings: Settings) -> Learner:
+        return ReferenceLearner(self._tensors, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
+        return xp.mean(xp.astype(found, xp.float32))
+
+
 class ReferenceLearner(Learner):
     """The reference backend's MLP, trained by gradients that are written out."""
 
-    def __init__(self, backend: Backend, model: Any, settings: Settings) -> None:
-        super().__init__(backend, model, settings)
+    def __init__(self, tensors: Tensors, model: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        self._tensors = tensors
         if not isinstance(model, MLP) or not isinstance(settings.loss, str):
             raise UnsupportedValueError(
                 f"train {describe(model)} with the loss {describe(settings.loss)}",
@@ -83,29 +94,13 @@ class ReferenceLearner(Learner):
         prediction = self._model(*inputs)
         return self._loss(prediction, y)[0], prediction
 
-    def state(self) -> dict[str, Any]:
-        return {"layers": self._model.layers, "optimizer": self._optimizer}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        current = self.state()
-        self._require_parts(state, current)
-        for part, expected in current.items():
-            if _form(state[part]) != _form(expected):
-                raise CheckpointError(
-                    "restore a training state",
-                    f"the shapes of its {part}: {_form(state[part])}, and here {_form(expected)}",
-                    "resume with the model that the run began with",
-                )
-        self._model = MLP(state["layers"], self._model.activation)
-        self._optimizer = state["optimizer"]
-
     def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss, and its derivative by the prediction."""
         if self.settings.loss == "mse":
             check_shapes(prediction.shape, y.shape)
             difference = prediction - y
             return xp.mean(difference * difference), difference * (2.0 / difference.size)
-        check_labels(prediction.shape, y.shape, self.backend.dtype_of(y))
+        check_labels(prediction.shape, y.shape, self._tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
         classes = xp.arange(prediction.shape[-1], device=y.device)
@@ -169,17 +164,6 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
-
-
-def _form(x: Any) -> Any:
-    """What has to agree: the names in a nesting, and the shapes and dtypes of its tensors."""
-    if isinstance(x, Mapping):
-        return {name: _form(value) for name, value in x.items()}
-    if isinstance(x, list):
-        return [_form(value) for value in x]
-    if not hasattr(x, "shape"):
-        return type(x).__name__
-    return f"{str(x.dtype).removeprefix('array_api_strict.')} {tuple(x.shape)}"
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -12,29 +12,20 @@ import os
 import warnings
 from collections.abc import Iterable
 
-from d2ldev.errors import MemoryPolicyWarning, UnsupportedValueError
-
-VARIABLE = "D2LDEV_GPU_MEMORY"
+from d2ldev import settings
+from d2ldev.errors import MemoryPolicyWarning
 
 
 def user_has_chosen(variables: Iterable[str]) -> bool:
-    """Whether the framework's memory is to be left as it is.
+    """Return whether the framework's memory is to be left as it is.
 
     Args:
         variables: the framework's own environment variables for it.
 
     Raises:
-        UnsupportedValueError: if ``D2LDEV_GPU_MEMORY`` is neither ``framework`` nor ``grow`` nor
-            empty.
+        UnsupportedValueError: if ``D2LDEV_GPU_MEMORY`` has another value than it can have.
     """
-    policy = os.environ.get(VARIABLE, "").strip().lower()
-    if policy not in ("", "framework", "grow"):
-        raise UnsupportedValueError(
-            f"follow {VARIABLE}={os.environ[VARIABLE]!r}",
-            "the policies are 'framework' and 'grow'",
-            f"{VARIABLE}=framework leaves the framework's memory alone; grow is the default",
-        )
-    return policy == "framework" or any(variable in os.environ for variable in variables)
+    return not settings.memory_grows() or any(variable in os.environ for variable in variables)
 
 
 def warn_too_late(framework: str, before: str) -> None:
@@ -46,7 +37,8 @@ def warn_too_late(framework: str, before: str) -> None:
     """
     warnings.warn(
         f"{framework} had initialised its GPU before d2ldev was first used, and may hold most of "
-        f"its memory. fix: use d2ldev first, set {before}, or {VARIABLE}=framework to agree",
+        f"its memory. fix: use d2ldev first, set {before}, or "
+        f"{settings.GPU_MEMORY}=framework to agree",
         MemoryPolicyWarning,
         stacklevel=4,
     )

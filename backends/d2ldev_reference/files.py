@@ -1,0 +1,24 @@
+"""Files: the layers of an ``MLP``, whose layouts are the canonical ones."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from d2ldev.framework import Files, Layer, Tensor
+from d2ldev_reference.models import MLP
+from d2ldev_reference.tensors import numpy_of
+
+
+class ReferenceFiles(Files):
+    """array-api-strict's arrays in files."""
+
+    def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        return numpy_of(x)
+
+    def layers(self, model: Any) -> Sequence[Layer] | None:
+        if type(model) is not MLP:
+            return None
+        return [Layer(layer["weight"], layer["bias"]) for layer in model.layers]

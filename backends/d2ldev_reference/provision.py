@@ -1,0 +1,19 @@
+"""Set-up for the conformance suite: objects of every kind that ``place`` looks after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from d2ldev.backend import Backend
+from d2ldev.device import Device
+
+
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
+
+    def tied(device: Device) -> dict[str, Any]:
+        weight = backend.rand((3, 3), seed=0, device=device)
+        return {"encoder": {"weight": weight}, "decoder": [weight, None, 2.5, "tied"]}
+
+    return {"pytree with a tie": tied}

@@ -1,0 +1,117 @@
+"""Tensors: array-api-strict's arrays, with two things put right.
+
+Its default float differs from device to device (float64 on ``CPU_DEVICE`` and ``device1``, float32
+on ``device2``); here it is float32 everywhere, as in the frameworks. And moving goes through NumPy
+memory, because ``to_device`` calls ``np.asarray(..., copy=True)``, which NumPy 1.26 does not have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import array_api_strict as xp
+import numpy as np
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Tensor, Tensors
+from d2ldev_reference.devices import DEVICES
+
+_PREFIX = "array_api_strict."
+
+
+class ReferenceTensors(Tensors):
+    """array-api-strict's arrays."""
+
+    types = (type(xp.zeros(0)),)
+    dtype_names = (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float32", "float64", "complex64", "complex128"),
+    )
+
+    def device_of(self, x: Any) -> Device:
+        try:
+            return DEVICES[x.device]
+        except (AttributeError, KeyError, TypeError):
+            raise UnsupportedValueError(
+                "tell the device of a tensor",
+                f"{describe(x)} is no tensor on a device of the reference backend",
+                "x = backend.asarray(x)",
+            ) from None
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(x.dtype).removeprefix(_PREFIX)
+
+    def dtype(self, name: str) -> Any:
+        return getattr(xp, name)
+
+    def address(self, x: Tensor) -> int:
+        return int(numpy_of(x).ctypes.data)
+
+    def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        array = np.array(obj)
+        if dtype is None:
+            python_float = array.dtype == np.float64 and not hasattr(obj, "dtype")
+            dtype = xp.float32 if python_float else getattr(xp, array.dtype.name)
+        return xp.asarray(array, dtype=dtype, device=native, copy=True)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        if dtype is None and isinstance(value, float):
+            dtype = xp.float32
+        return xp.full(shape, _scalar(value, dtype), dtype=dtype, device=native)
+
+    def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        if dtype is None and any(isinstance(number, float) for number in (start, stop, step)):
+            dtype = xp.float32
+        return xp.arange(start, stop, step, dtype=dtype, device=native)
+
+    def random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        if str(dtype).removeprefix(_PREFIX) not in ("None", "float32", "float64"):
+            raise TypeError(f"random numbers are real, and no {dtype}")
+        # Without a seed it is NumPy's own state, which ``np.random.seed`` sets.
+        source: Any = np.random if seed is None else np.random.RandomState(seed)
+        draw = source.random_sample if distribution == "uniform" else source.standard_normal
+        numbers = np.asarray(draw(shape))
+        return xp.asarray(numbers, dtype=dtype or xp.float32, device=native, copy=True)
+
+    def astype(self, x: Tensor, dtype: Any) -> Tensor:
+        return xp.astype(x, dtype)
+
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        # The dtype is said because array-api-strict 2.6.0 forgets it:
+        # https://github.com/data-apis/array-api-strict/issues/222
+        return xp.asarray(self.to_numpy(x), dtype=x.dtype, device=native)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        return np.array(numpy_of(x))
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        if isinstance(x, (*self.types, np.ndarray)):
+            # DLPack makes everything the CPU's, because it knows nothing of devices that are not
+            # there; and NumPy 1.26 makes everything read-only.
+            return xp.asarray(x, copy=False)
+        return xp.from_dlpack(x)
+
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        return xp.stack(list(xs))
+
+
+def numpy_of(x: Tensor) -> np.ndarray[Any, Any]:
+    """Return the NumPy array in a tensor.
+
+    array-api-strict's own, because neither public way works everywhere: off the CPU ``np.asarray``
+    is refused, and NumPy 1.26 passes no read-only memory on through DLPack.
+    """
+    array: np.ndarray[Any, Any] = x._array
+    return array
+
+
+def _scalar(value: Any, dtype: Any) -> Any:
+    """Return the number as the kind of scalar that array-api-strict wants for a dtype."""
+    if dtype is None:
+        return value
+    kind = np.dtype(str(dtype).removeprefix(_PREFIX)).kind
+    return {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind](value)

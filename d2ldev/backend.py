@@ -1,0 +1,698 @@
+"""``Backend``: what a user calls, on every framework the same.
+
+Each method checks what it was given and calls one function of ``d2ldev.operations``, ``d2ldev.files``
+or one room of the framework. Native tensors go in and come out; a copy happens only where the user
+wrote one. What an author of a backend writes is in ``d2ldev.framework``.
+
+Source: D2L, section 6.7, "GPUs".
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.device import CPU, Device, gpu
+from d2ldev.errors import DeviceMismatchError
+from d2ldev.framework import (
+    DeviceLike,
+    DType,
+    Framework,
+    Learner,
+    Loss,
+    Memory,
+    Settings,
+    Shape,
+    Tensor,
+)
+from d2ldev.operations import creation, devices, moving, placing, prefetching
+from d2ldev.operations.losses import check_labels
+from d2ldev.registry.selection import get_framework
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+class Backend:
+    """One framework behind the contract.
+
+    Args:
+        framework: what an author wrote; ``d2ldev.get_backend(name)`` makes both.
+
+    Attributes:
+        framework: the same.
+
+    >>> from d2ldev import get_backend
+    >>> backend = get_backend('reference')
+    >>> X = backend.ones((2, 3), device='gpu:0')
+    >>> backend.to(X, 'gpu:0') is X
+    True
+    """
+
+    framework: Framework
+
+    def __init__(self, framework: Framework) -> None:
+        self.framework = framework
+        _backends.setdefault(framework, self)
+
+    def __repr__(self) -> str:
+        return f"<the {self.name} backend>"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A model that keeps its backend is copied and sent to other processes; the backend is
+        # found there by its name.
+        return _by_name, (self.name,)
+
+    # -- what it is -------------------------------------------------------------------------------
+
+    @property
+    def name(self) -> str:
+        """The name that it is selected by: ``'torch'``."""
+        return self.framework.name
+
+    @property
+    def distributions(self) -> tuple[str, ...]:
+        """The distributions whose versions identify it, the framework's first."""
+        return self.framework.distributions
+
+    @property
+    def virtual_gpus(self) -> int | None:
+        """How many virtual GPUs it was told to make; None for the hardware's."""
+        return self.framework.virtual_gpus
+
+    @property
+    def max_virtual_gpus(self) -> int:
+        """How many virtual GPUs it can make."""
+        return self.framework.max_virtual_gpus
+
+    @property
+    def tensor_types(self) -> tuple[type, ...]:
+        """The classes of its tensors."""
+        return self.framework.tensors.types
+
+    @property
+    def object_types(self) -> tuple[type, ...]:
+        """The classes of the models and optimizers that ``place`` takes."""
+        return self.framework.models.types
+
+    @property
+    def dtype_names(self) -> tuple[str, ...]:
+        """The dtypes that its tensors can have, by name."""
+        return self.framework.tensors.dtype_names
+
+    # -- devices ----------------------------------------------------------------------------------
+
+    def cpu(self) -> Device:
+        """Return the CPU."""
+        return CPU
+
+    def gpu(self, i: int = 0) -> Device:
+        """Return the GPU of index ``i``, whether or not it exists.
+
+        Raises:
+            InvalidDeviceError: if ``i`` is negative or no integer.
+        """
+        return gpu(i)
+
+    def num_gpus(self) -> int:
+        """Return how many GPUs of this process's machine the framework can use; 0 if none.
+
+        Asking makes no context on any GPU, so that a later fork works. There being none is no
+        error; hardware that was found but cannot be initialised is a
+        ``DeviceInitializationWarning`` with the reason.
+        """
+        return devices.num_gpus(self.framework)
+
+    def try_gpu(self, i: int = 0) -> Device:
+        """Return ``gpu(i)`` if it exists, else the CPU."""
+        return gpu(i) if gpu(i).index < self.num_gpus() else CPU
+
+    def try_all_gpus(self) -> list[Device]:
+        """Return all GPUs, or ``[cpu()]`` if there is none: never empty."""
+        return self.devices()[1:] or [CPU]
+
+    def devices(self) -> list[Device]:
+        """Return all devices that exist: the CPU first, then the GPUs."""
+        return devices.all_devices(self.framework)
+
+    def device(self, spec: DeviceLike) -> Device:
+        """Return the ``Device`` for a device in any spelling; whether it exists is not checked.
+
+        Args:
+            spec: a ``Device``, a string, or the framework's own device object.
+
+        Raises:
+            InvalidDeviceError: for anything else, such as another framework's device.
+        """
+        return devices.parsed(self.framework, spec)
+
+    def native(self, device: DeviceLike) -> Any:
+        """Return the framework's own object for a device, to be used in the framework's own calls.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+        """
+        place = devices.existing(self.framework, device, "use a device")
+        return self.framework.known_natives.get(place) or self.framework.devices.native(place)
+
+    def platform(self, device: DeviceLike) -> str:
+        """Return what a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'virtual'`` ...
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+        """
+        place = devices.existing(self.framework, device, "ask for the platform")
+        return self.framework.devices.platform(place)
+
+    def default_device(self) -> Device:
+        """Return where the framework's own creation calls would put a tensor now.
+
+        d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
+        """
+        return devices.parsed(self.framework, self.framework.devices.default())
+
+    def on(self, device: DeviceLike) -> AbstractContextManager[Device]:
+        """Make a device the place where tensors are created, for the length of a block.
+
+        d2ldev's creation functions follow it per thread and per asyncio task. The framework's own
+        default device is changed with it, by the framework's own means and with its rules: most
+        keep it per thread, so do not ``await`` in such a block.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+        """
+        return devices.on(self.framework, device)
+
+    def synchronize(self, device: DeviceLike = None) -> None:
+        """Return when all work queued on a device (None: on every device) is done."""
+        for each in devices.chosen(self.framework, device, "synchronize"):
+            self.framework.devices.synchronize(each)
+
+    def is_idle(self, device: DeviceLike = None) -> bool:
+        """Return whether no work queued on a device (None: on any) is unfinished."""
+        asked = devices.chosen(self.framework, device, "ask whether there is work")
+        return all(self.framework.devices.is_idle(each) for each in asked)
+
+    def memory(self, device: DeviceLike) -> Memory:
+        """Return the memory of a device, in bytes; None where the framework cannot say."""
+        place = devices.existing(self.framework, device, "ask for the memory")
+        return self.framework.devices.memory(place)
+
+    # -- making tensors ---------------------------------------------------------------------------
+
+    def asarray(
+        self, obj: Any, *, dtype: DType = None, device: DeviceLike = None, like: Tensor = None
+    ) -> Tensor:
+        """Make a tensor with the values of ``obj``.
+
+        Args:
+            obj: a number, a nesting of lists, a NumPy array or scalar, anything with
+                ``__array__``, or a tensor of this backend. NumPy memory is never aliased.
+            dtype: None keeps NumPy's, and is the framework's default for numbers.
+            device: None is the scope's device, else the CPU; a tensor stays where it is.
+            like: a tensor that gives dtype and device where they are not given.
+
+        Returns:
+            A new tensor; a tensor that already is as asked for comes back itself.
+
+        Raises:
+            UnsupportedValueError: for object arrays, strings, ragged lists, and dtypes that
+                the framework does not have.
+            DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
+        """
+        return creation.asarray(self.framework, obj, dtype, device, like)
+
+    def zeros(
+        self,
+        shape: Shape,
+        *,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        like: Tensor = None,
+    ) -> Tensor:
+        """Make a tensor of zeros on the device.
+
+        Args:
+            shape: an integer or a sequence of them.
+            dtype: None is the framework's default, float32.
+            device: None is the scope's device, else the CPU.
+            like: a tensor that gives dtype and device where they are not given.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            OutOfDeviceMemoryError: if the device's memory does not suffice.
+            InvalidDeviceError, UnsupportedValueError: for what is no device or no dtype.
+        """
+        framework = self.framework
+        return creation.made(framework, framework.tensors.zeros, shape, dtype, device, like)
+
+    def ones(
+        self,
+        shape: Shape,
+        *,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        like: Tensor = None,
+    ) -> Tensor:
+        """Make a tensor of ones on the device; see ``zeros``."""
+        framework = self.framework
+        return creation.made(framework, framework.tensors.ones, shape, dtype, device, like)
+
+    def full(
+        self,
+        shape: Shape,
+        fill_value: float | complex,
+        *,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        like: Tensor = None,
+    ) -> Tensor:
+        """Make a tensor filled with a number on the device; see ``zeros``.
+
+        ``dtype=None`` is the framework's default for that number, as in ``asarray``.
+        """
+        framework = self.framework
+
+        def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+            return framework.tensors.full(shape, fill_value, dtype, native)
+
+        return creation.made(framework, make, shape, dtype, device, like)
+
+    def arange(
+        self,
+        start: float,
+        stop: float | None = None,
+        step: float = 1,
+        *,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        like: Tensor = None,
+    ) -> Tensor:
+        """Make the numbers ``start, start + step, ...`` up to ``stop`` on the device.
+
+        Args:
+            start: the first number; the only one given is ``stop``, and it starts from 0.
+            stop: not included.
+            step: the distance of two neighbours.
+            dtype, device, like: see ``zeros``; None is the framework's default for the numbers.
+
+        Returns:
+            A tensor of shape ``(ceil((stop - start) / step),)``.
+        """
+        return creation.arange(self.framework, start, stop, step, dtype, device, like)
+
+    def rand(
+        self,
+        shape: Shape,
+        *,
+        seed: int | None = None,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        like: Tensor = None,
+    ) -> Tensor:
+        """Make random numbers, uniform in [0, 1), on the device; see ``zeros``.
+
+        Args:
+            seed: None draws from the framework's own random state. With a seed, that state
+                is left alone, and the same seed gives the same numbers on the same device.
+        """
+        return creation.random(self.framework, "uniform", shape, seed, dtype, device, like)
+
+    def randn(
+        self,
+        shape: Shape,
+        *,
+        seed: int | None = None,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        like: Tensor = None,
+    ) -> Tensor:
+        """Make random numbers, normal with mean 0 and deviation 1; see ``rand``."""
+        return creation.random(self.framework, "normal", shape, seed, dtype, device, like)
+
+    def dtype(self, spec: DType) -> Any:
+        """Return the framework's own dtype for a name, its own dtype, or NumPy's.
+
+        Raises:
+            UnsupportedValueError: if the framework does not have it.
+        """
+        return creation.dtype(self.framework, spec)
+
+    # -- tensors that are there -------------------------------------------------------------------
+
+    def device_of(self, x: Tensor) -> Device:
+        """Return where the bytes of a tensor are.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend, or has no one place: one
+                that is only traced (under ``jit`` or ``tf.function``), spread over several devices,
+                or without bytes (torch's ``meta``).
+        """
+        return self.framework.tensors.device_of(x)
+
+    def dtype_of(self, x: Tensor) -> str:
+        """Return the name of a tensor's dtype, such as ``'float32'``.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend.
+        """
+        return creation.dtype_of(self.framework, x)
+
+    def address(self, x: Tensor) -> int:
+        """Return the address of a tensor's first byte in its device's memory.
+
+        Two tensors of one device with the same address are the same memory.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend, or has no one address.
+        """
+        creation.require_tensor(self.framework, x, "tell the address of a tensor")
+        return self.framework.tensors.address(x)
+
+    def to(self, x: Any, device: DeviceLike) -> Any:
+        """Move a tensor, or every tensor in a nesting, to a device.
+
+        Args:
+            x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
+                ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
+            device: where to.
+
+        Returns:
+            ``x`` itself if it is there already (``to(x, device) is x``), else a copy on
+            ``device``. Containers come back as what they were, tied leaves tied; a container
+            in which nothing moved is itself.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            OutOfDeviceMemoryError: if its memory does not suffice.
+            UnsupportedValueError: if ``x`` holds something else, which the message names.
+                Nothing has moved then.
+        """
+        return moving.to(self.framework, x, device)
+
+    def copy(self, x: Any, device: DeviceLike = None) -> Any:
+        """Copy a tensor, or every tensor in a nesting, into new memory.
+
+        Args:
+            x: as in ``to``.
+            device: where to; None leaves each tensor on its device.
+
+        Returns:
+            A copy that shares no memory with ``x``, also when it was there already. Leaves
+            that were tied to each other are tied again.
+
+        Raises:
+            As ``to``.
+        """
+        return moving.copy(self.framework, x, device)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        """Return the values of a tensor in a NumPy array that the caller owns.
+
+        Returns:
+            A new, writable array of the same shape and dtype; bfloat16 and float8 are those of
+            ``ml_dtypes``.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor of this backend.
+        """
+        return moving.to_numpy(self.framework, x)
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        """Return a tensor on the memory of another framework's tensor, without a copy.
+
+        Args:
+            x: anything with ``__dlpack__`` and ``__dlpack_device__``, or a tensor of a backend.
+
+        Raises:
+            UnsupportedValueError: if the protocol does not allow it: no such method, a dtype
+                without a number in DLPack, a tensor that needs gradients, read-only memory.
+        """
+        return moving.from_dlpack(self.framework, x)
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def mlp(
+        self,
+        sizes: Sequence[int],
+        *,
+        activation: str = "relu",
+        device: DeviceLike = None,
+        seed: int = 0,
+    ) -> Any:
+        """Make a multilayer perceptron of the framework's own dense layers, called as ``net(x)``.
+
+        Args:
+            sizes: the number of features of the input, of each hidden layer, and of the
+                output: ``[20, 64, 1]``.
+            activation: between the layers: ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
+            device: where its parameters are made.
+            seed: of the initial parameters; the framework's own random state is left alone.
+
+        Returns:
+            A model in float32; ``net(x)`` maps ``(n, sizes[0])`` to ``(n, sizes[-1])``. Weights are
+            uniform in +-1/sqrt(n_in), biases zero.
+
+        Raises:
+            UnsupportedValueError: for fewer than two sizes, or another activation.
+        """
+        return creation.mlp(self.framework, sizes, activation, device, seed)
+
+    def place(self, obj: Any, device: DeviceLike) -> Any:
+        """Move a model, an optimizer or a parameter pytree to a device, all of it, once.
+
+        Args:
+            obj: a model (its parameters with their gradients, its buffers, and the tensors
+                in its plain attributes), an optimizer with its state, or any nesting of
+                them and of tensors. What they share with each other stays shared.
+            device: where to.
+
+        Returns:
+            What to use from then on: ``obj`` itself where the framework moves in place.
+
+        Raises:
+            DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError: as ``to``;
+                everything is where it was then.
+        """
+        return placing.place(self.framework, obj, device)
+
+    def placement(self, obj: Any) -> Mapping[str, Device]:
+        """Return where everything is that ``place`` looks after: name -> device.
+
+        >>> backend.placement(net)                                         # doctest: +SKIP
+        {'0.weight': Device('gpu', 0), '0.bias': Device('gpu', 0)}
+        """
+        device_of = self.framework.tensors.device_of
+        return {name: device_of(x) for name, x in placing.named_tensors(self.framework, obj)}
+
+    def named_tensors(self, obj: Any) -> Mapping[str, Tensor]:
+        """Return the tensors that ``place`` looks after: name -> tensor."""
+        return dict(placing.named_tensors(self.framework, obj))
+
+    # -- files ------------------------------------------------------------------------------------
+
+    def save(self, obj: Any, path: str | os.PathLike[str]) -> None:
+        """Write a nesting into a file, all of it or nothing.
+
+        Args:
+            obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes,
+                or any nesting of them.
+            path: of the file. One that is there is replaced in one step: whenever the process
+                dies, it is the old one or the new one.
+
+        The file is a safetensors file: other programs read its tensors, too. Gradients are not
+        saved. What is one tensor in two places is written once, and is one tensor afterwards.
+
+        Raises:
+            UnsupportedValueError: if ``obj`` holds something else, whose place is named.
+            CheckpointError: if the file cannot be written.
+        """
+        from d2ldev.files.save import save
+
+        save(self.framework, obj, path)
+
+    def load(self, path: str | os.PathLike[str], *, device: DeviceLike = "cpu") -> Any:
+        """Read a nesting from a file.
+
+        Args:
+            path: of a file that ``save`` has written, with whatever backend, or of any other
+                safetensors file, which is a dict from names to tensors.
+            device: where the tensors are made, wherever they were.
+
+        Returns:
+            What was saved: containers of Python's own as their type; namedtuples and dataclasses
+            too, if the program has imported their class and it has the same fields, else as a
+            tuple and a dict; subclasses as what they are derived from. A model is a dict from the
+            names of its tensors to tensors, and an optimizer a dict of its state: ``load_into``
+            gives them back to a model.
+
+        Raises:
+            DeviceUnavailableError: before anything is read.
+            CheckpointError: if there is no such file, it is damaged, or the framework lacks one of
+                its dtypes.
+            OutOfDeviceMemoryError: if the device's memory does not suffice.
+        """
+        from d2ldev.files.load import load
+
+        return load(self.framework, path, device)
+
+    def load_into(self, obj: Any, path: str | os.PathLike[str]) -> Any:
+        """Read a file into a model, an optimizer, or a nesting of them and of tensors.
+
+        Args:
+            obj: what is like what was saved: with the same names, shapes and dtypes. Each tensor
+                stays on the device where it is, and is filled in place where ``place`` would.
+            path: of a file that ``save`` has written, with whatever backend, or of any other
+                safetensors file, whose names are then those of ``named_tensors(obj)``.
+
+        Returns:
+            What to use from then on, as with ``place``: the model itself, and new containers
+            for those in which a tensor, a number or text is another one now.
+
+        The same layers in another framework have other names, and kernels that are turned. Where
+        both are known, as in what ``mlp`` makes, they are converted; else the names and shapes
+        have to be the same.
+
+        Raises:
+            CheckpointError: if the file cannot be read, or does not fit: with the names that are
+                missing, unexpected, or of another shape or dtype. Nothing is changed then.
+            UnsupportedValueError: if ``obj`` holds something that no file can.
+            OutOfDeviceMemoryError: if the device's memory does not suffice for a second copy.
+        """
+        from d2ldev.files.load_into import load_into
+
+        return load_into(self.framework, obj, path)
+
+    # -- training ---------------------------------------------------------------------------------
+
+    def learner(
+        self,
+        model: Any,
+        *,
+        loss: Loss = "mse",
+        optimizer: Any = "sgd",
+        lr: float = 0.01,
+        gradient_clip_val: float = 0.0,
+    ) -> Learner:
+        """Return a model that is trained step by step, on the device where it is.
+
+        ``d2ldev.Trainer`` is the loop around it.
+
+        Args:
+            model: one of the framework's, placed already.
+            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, or the framework's own.
+            lr: the learning rate of one that is built here.
+            gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+
+        Raises:
+            UnsupportedValueError: if the framework cannot train with it.
+
+        >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
+        >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
+        """
+        self.framework.require("train", "train a model")
+        settings = Settings(loss, optimizer, lr, gradient_clip_val).checked()
+        return self.framework.training.learner(model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """Return the share of labels that are those of the largest logits, on the device.
+
+        Args:
+            prediction: logits of shape ``(n, ..., classes)``.
+            y: labels of shape ``(n, ...)`` and any integer dtype, on the same device.
+
+        Returns:
+            The mean over all labels, a scalar in float32.
+
+        Raises:
+            UnsupportedValueError: if they are no tensors of this backend, if there is not one label
+                for each row of logits, or if labels are no integers.
+
+        >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
+        tensor(0.8750)
+        """
+        attempted = "measure the accuracy of a prediction"
+        self.framework.require("train", attempted)
+        for x in (prediction, y):
+            creation.require_tensor(self.framework, x, attempted)
+        training = self.framework.training
+        check_labels(*training.shapes(prediction, y), self.framework.tensors.dtype_of(y))
+        return training.accuracy(prediction, y)
+
+    def prefetch(
+        self, batches: Iterable[Any], device: DeviceLike, depth: int = 2
+    ) -> Generator[Any, None, None]:
+        """Move batches to a device ahead of their use, while it computes with the one before.
+
+        Args:
+            batches: any iterable of them: tensors, NumPy arrays, or nestings of them. It must not
+                write into a tensor that it has yielded; an array it may use again.
+            device: where to.
+            depth: how many batches are on their way besides the one in use; 0 moves each when it
+                is asked for.
+
+        Returns:
+            A generator of the same batches in the same order, which begins with the first of them
+            that is asked for. An exception of ``batches`` comes in the place of the batch that it
+            belongs to. Closing it closes ``batches``, if that is a generator.
+
+        Raises:
+            DeviceUnavailableError: if this machine does not have the device.
+            UnsupportedValueError: if ``batches`` is no iterable, or ``depth`` no such number.
+
+        >>> for X, y in backend.prefetch(loader, 'gpu:0'):                 # doctest: +SKIP
+        ...     loss, prediction = learner.step((X,), y)
+        """
+        return prefetching.prefetch(self.framework, batches, device, depth)
+
+    # -- strictness -------------------------------------------------------------------------------
+
+    @contextmanager
+    def strict(self) -> Iterator[None]:
+        """Have an operation whose tensor operands are on different devices raise, in a block.
+
+        Operations whose operands agree run where their operands are, also in TensorFlow. Python
+        numbers, and the 0-dim tensors of the host where the framework lets them mix (torch), are
+        no operands. It is in force in this thread or asyncio task, and in tasks started in it; a
+        thread that is started in it has blocks of its own. ``D2LDEV_STRICT=1`` puts the whole
+        process under it, every thread. Source: D2L, section 6.7.2.2.
+
+        >>> with backend.strict():                                         # doctest: +SKIP
+        ...     backend.ones(2, device='gpu:0') + backend.ones(2, device='gpu:1')
+        DeviceMismatchError: cannot run add: its operands are on different devices: ...
+
+        Raises:
+            DeviceMismatchError: from the operation, where d2ldev or the framework has a place for
+                it, and at the latest when the framework's own error, which stays chained as its
+                cause, leaves the block.
+        """
+        framework = self.framework
+        with framework.strictness.block():
+            try:
+                yield
+            except DeviceMismatchError:
+                raise
+            except Exception as error:
+                found = framework.strict.mismatch_in(error)
+                if found is None:
+                    raise
+                raise found from error
+
+
+def _by_name(name: str) -> Backend:
+    """Return the backend of a name, when one is unpickled."""
+    return backend_for(get_framework(name))
+
+
+# The first one that was made of each: ``setdefault`` lets two threads get the same object.
+_backends: dict[Framework, Backend] = {}
+
+
+def backend_for(framework: Framework) -> Backend:
+    """Return the one backend of a framework."""
+    if framework not in _backends:
+        Backend(framework)
+    return _backends[framework]

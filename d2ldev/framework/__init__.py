@@ -1,0 +1,151 @@
+"""What an author of a backend writes: a ``Framework``, of six rooms.
+
+Design rules, as in einops' backends:
+
+- Native tensors go in and come out. A framework wraps nothing.
+- An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``.
+  Each is a small object with public methods; ``devices`` and ``tensors`` are required, and every
+  method of the other four has a default. Everything that a user calls is derived from them, once, in
+  ``d2ldev.backend.Backend``.
+- Rooms are given arguments that were checked, and devices that exist; what they raise is translated
+  by their callers.
+- A copy happens only where the user wrote one, and never by way of another device.
+- No framework's state is changed that the user did not ask to change.
+
+An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``, which imports the
+framework when it is made; the package says in ``requires`` which modules it needs. The set-up that
+the conformance suite needs is in the package's ``provision`` module, and not here.
+
+The conformance suite (``d2ldev conformance NAME``) says when a backend is done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
+
+from d2ldev.device import Device
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.framework.devices import Devices, Memory
+from d2ldev.framework.files import Files, Layer, Layout
+from d2ldev.framework.models import Models, Part
+from d2ldev.framework.strict import Strict, Strictness
+from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
+from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training
+from d2ldev.nesting.kinds import Kinds
+from d2ldev.scopes import Scopes
+
+__all__ = [
+    "Copier",
+    "DType",
+    "DeviceLike",
+    "Devices",
+    "Files",
+    "Framework",
+    "Layer",
+    "Layout",
+    "Learner",
+    "Loss",
+    "Memory",
+    "Models",
+    "Part",
+    "Placed",
+    "Settings",
+    "Shape",
+    "Strict",
+    "Strictness",
+    "Tensor",
+    "Tensors",
+    "Training",
+]
+
+ABILITIES = ("mlp", "dlpack", "train")
+"""What a framework may declare that it cannot do.
+
+``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
+``accuracy`` and ``Trainer``.
+"""
+
+
+class Placed(NamedTuple):
+    """A device in force: where tensors are made, and the framework's own context for it."""
+
+    device: Device
+    native_scope: Any
+
+
+class Framework:
+    """One framework, as far as it has to be said by hand: names, and six rooms.
+
+    A subclass makes the rooms in its ``__init__``, after calling this one.
+
+    Args:
+        virtual_gpus: how many GPUs to make out of nothing, ``None`` for the hardware's.
+
+    Attributes:
+        name: the name it is selected by.
+        distributions: the distributions whose versions identify it, the framework's first.
+        max_virtual_gpus: how many virtual GPUs it can make.
+        cannot: what it cannot do, of ``ABILITIES``, and why.
+        devices, tensors, models, files, training, strict: the rooms.
+        scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
+        known_devices, known_natives: devices that are known to exist, by every spelling in which
+            they were asked for; kept by d2ldev.
+
+    Raises:
+        DeviceUnavailableError: if it cannot make so many virtual GPUs.
+    """
+
+    name: ClassVar[str]
+    distributions: ClassVar[tuple[str, ...]]
+    max_virtual_gpus: ClassVar[int] = 0
+    cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})
+
+    devices: Devices
+    tensors: Tensors
+    models: Models
+    files: Files
+    training: Training
+    strict: Strict
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        if virtual_gpus is not None and virtual_gpus > self.max_virtual_gpus:
+            raise DeviceUnavailableError(
+                f"make {virtual_gpus} virtual GPUs",
+                f"the {self.name} backend can make {self.max_virtual_gpus}",
+                f"D2LDEV_VIRTUAL_GPUS={self.max_virtual_gpus}, or unset it",
+            )
+        self.virtual_gpus = virtual_gpus
+        self.models = Models()
+        self.training = Training()
+        self.strict = Strict()
+        self.scope: Scopes[Placed] = Scopes(f"{self.name}_scope")
+        self.known_devices: dict[Any, Device] = {}
+        self.known_natives: dict[Any, Any] = {}
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """What each type is to this framework: a tensor, an object, a container, or plain."""
+        tensors = self.tensors
+        return Kinds(tensors.types, self.models.types, tensors.plain_types, tensors.container_of)
+
+    @cached_property
+    def strictness(self) -> Strictness:
+        """Where ``strict()`` is in force."""
+        return Strictness(self.name, self.strict)
+
+    def require(self, ability: str, attempted: str) -> None:
+        """Raise an ``UnsupportedValueError`` if it says that it cannot do something.
+
+        Args:
+            ability: one of ``ABILITIES``.
+            attempted: what the caller is doing.
+        """
+        if ability in self.cannot:
+            raise UnsupportedValueError(
+                attempted,
+                f"the {self.name} backend cannot {ability}: {self.cannot[ability]}",
+                "use another backend for it: D2LDEV_BACKEND=torch",
+            )

@@ -1,0 +1,101 @@
+"""The room ``devices``: which devices a framework has, and what is queued and held on them."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from d2ldev.device import Device
+
+
+class Memory(NamedTuple):
+    """The memory of a device in bytes; ``None`` where the framework cannot say.
+
+    Args:
+        used: held by live tensors of this process now.
+        peak: the most that was ever held so.
+        total: the size of the device's memory.
+    """
+
+    used: int | None
+    peak: int | None
+    total: int | None
+
+
+UNKNOWN_MEMORY = Memory(None, None, None)
+
+
+class Devices(ABC):
+    """Methods a framework implements about its devices.
+
+    Every ``device`` that is an argument here exists: it was compared with ``count`` before.
+
+    Required: ``count``, ``native``, ``from_native``, ``platform``, ``default``. A framework that
+    computes before it returns leaves out ``synchronize`` and ``is_idle``.
+    """
+
+    @abstractmethod
+    def count(self) -> int:
+        """Return how many GPUs of this process's machine the framework can use; 0 if none.
+
+        Called by ``num_gpus``, and when a device is named for the first time; not called where
+        ``D2LDEV_VIRTUAL_GPUS=0``. Asking makes no context on any GPU, so that a later fork works.
+
+        Raises:
+            Exception: if hardware was found that cannot be initialised; it becomes a
+                ``DeviceInitializationWarning`` with the exception's text, and counts as 0.
+        """
+
+    @abstractmethod
+    def native(self, device: Device) -> Any:
+        """Return the framework's own object for a device that exists.
+
+        Called by ``backend.native``, and before each creation or copy on a device that was not
+        named before. What it returns is handed to ``Tensors`` as ``native``.
+
+        Raises:
+            DeviceUnavailableError: if the framework finds only now that it cannot use the device.
+        """
+
+    @abstractmethod
+    def from_native(self, native: Any) -> Device | None:
+        """Return the device that a framework's own object stands for; None if it is none.
+
+        Args:
+            native: anything that a user gave as a device; also strings that d2ldev cannot read, for
+                frameworks whose device objects are strings.
+        """
+
+    @abstractmethod
+    def platform(self, device: Device) -> str:
+        """Return ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'mps'``, ``'virtual'`` ..."""
+
+    @abstractmethod
+    def default(self) -> Any:
+        """Return the native device where the framework's own creation calls put a tensor now.
+
+        d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
+        """
+
+    def scope(self, device: Device) -> AbstractContextManager[Any]:
+        """Return the framework's own context that makes a device its default.
+
+        Entered by ``with backend.on(device):``. A new object for each call.
+        """
+        return nullcontext()
+
+    def synchronize(self, device: Device) -> None:
+        """Return when all work queued on a device is done, without making a context there."""
+
+    def is_idle(self, device: Device) -> bool:
+        """Return whether no work queued on a device is unfinished, without waiting for it."""
+        return True
+
+    def memory(self, device: Device) -> Memory:
+        """Return the memory of a device."""
+        return UNKNOWN_MEMORY
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        """Return whether an exception of the framework says that memory ran out."""
+        return isinstance(error, MemoryError)

@@ -1,0 +1,163 @@
+"""The room ``files``: how a framework's tensors and models go into a file and come out of one.
+
+A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that
+of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and what a convolution puts
+out is flattened with the channels first, or last, so that the kernel of the dense layer after it
+has other columns. A ``Layout`` says for one tensor of a model which layer it belongs to, and how
+it is brought into the first of these forms, which is called canonical.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework.models import Part
+from d2ldev.framework.tensors import Tensor, Tensors
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Layout(NamedTuple):
+    """How a tensor of a model is brought into the canonical form.
+
+    Args:
+        role: what it is in the model, the same in every framework: ``'0.weight'``.
+        split: it is given this shape first.
+        axes: then its axes are put into this order.
+        shape: then it is given this shape.
+    """
+
+    role: str
+    split: tuple[int, ...]
+    axes: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    def canonical(self, array: NDArray[Any]) -> NDArray[Any]:
+        """Return the values in the canonical form."""
+        return array.reshape(self.split).transpose(self.axes).reshape(self.shape)
+
+    def native(self, array: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
+        """Return the values in the form that a tensor of this shape has, from the canonical one."""
+        split = [self.split[axis] for axis in self.axes]
+        order = [self.axes.index(axis) for axis in range(len(self.axes))]
+        return array.reshape(split).transpose(order).reshape(tuple(shape))
+
+
+def same(role: str, shape: Sequence[int]) -> Layout:
+    """Return the layout of a tensor whose form is the canonical one."""
+    sizes = tuple(shape)
+    return Layout(role, sizes, tuple(range(len(sizes))), sizes)
+
+
+def turned(role: str, shape: Sequence[int]) -> Layout:
+    """Return the layout of a kernel with ``in`` and ``out`` at its end: ``(*window, in, out)``."""
+    sizes = tuple(shape)
+    axes = (len(sizes) - 1, len(sizes) - 2, *range(len(sizes) - 2))
+    return Layout(role, sizes, axes, tuple(sizes[axis] for axis in axes))
+
+
+def turned_after_flattening(role: str, shape: Sequence[int], channels: int) -> Layout:
+    """Return that of a dense kernel ``(in, out)`` behind a convolution with channels last."""
+    n_in, n_out = shape
+    split = (n_in // channels, channels, n_out)
+    return Layout(role, split, (2, 1, 0), (n_out, n_in))
+
+
+class Layer(NamedTuple):
+    """A dense or a convolution layer.
+
+    Args:
+        weight: its kernel; None if it has none yet.
+        bias: None if it has none.
+        layout: ``(role, shape) -> Layout`` of the kernel.
+    """
+
+    weight: Any
+    bias: Any
+    layout: Callable[[str, tuple[int, ...]], Layout] = same
+
+
+class Files:
+    """Methods a framework implements about files; each has a default that copies once more.
+
+    Args:
+        tensors: the framework's room of tensors, which the defaults use.
+    """
+
+    def __init__(self, tensors: Tensors) -> None:
+        self.tensors = tensors
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def borrow(self, x: Tensor) -> NDArray[Any]:
+        """Return the values in a NumPy array that is only read, and soon.
+
+        It may alias the tensor's memory. Called by ``save``.
+        """
+        return self.tensors.to_numpy(x)
+
+    def adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
+        """Return a tensor with the values of an array that nobody else has.
+
+        It may alias the array, which begins at a multiple of 64 bytes. Called by ``load``.
+        """
+        return self.tensors.from_data(array, dtype, native)
+
+    def numbers_dtype(self, dtype: str) -> str | None:
+        """Return the dtype of the numbers that stand for tensors of a dtype without any.
+
+        None for every other dtype. Only JAX has such dtypes: those of its random keys.
+        """
+        return None
+
+    def from_numbers(self, x: Tensor, dtype: str) -> Tensor:
+        """Return the tensor, of a dtype without numbers, that these numbers stand for."""
+        return x
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def is_gradient(self, obj: Any, part: Part) -> bool:
+        """Return whether a part of an object is a gradient, which is not saved."""
+        return False
+
+    def layers(self, model: Any) -> Sequence[Layer] | None:
+        """Return the dense and convolution layers of a model in one sequence, in order.
+
+        None for anything else, and where a layer between them puts what it is given into another
+        order. With its layers known a model takes over the parameters of the same layers in another
+        framework. Asked of every object and container that is saved.
+        """
+        return None
+
+    # -- optimizers -------------------------------------------------------------------------------
+
+    def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        """Return what an optimizer has learned, without the parameters, as a nesting.
+
+        None for what is saved as the tensors that ``Models.parts`` gives, such as a model, and an
+        optimizer all of whose state are such tensors. Called by ``save``, and for the checkpoints
+        of ``Trainer.fit``.
+        """
+        return None
+
+    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        """Return what gives an optimizer a state; nothing is changed before that is called.
+
+        Args:
+            optimizer: one of which ``state`` returns a nesting.
+            state: a nesting that may be such a state, with tensors on the CPU that nobody else has.
+
+        Returns:
+            A function that cannot fail.
+
+        Raises:
+            ValueError: if the state is no such optimizer's, with the reason.
+        """
+        raise UnsupportedValueError(
+            "load the state of an optimizer",
+            f"a {type(optimizer).__name__} takes no state",
+            "load its tensors: backend.load(path)",
+        )

@@ -1,0 +1,113 @@
+"""The room ``models``: what models and optimizers keep, so that they can be moved and saved."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework.tensors import Tensor
+
+ACTIVATIONS = ("relu", "tanh", "sigmoid")
+"""The activations that ``mlp`` knows, in every framework."""
+
+
+class Part(NamedTuple):
+    """One thing that a framework's object keeps.
+
+    Args:
+        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``.
+        value: a tensor, a nesting, or another object of the framework.
+        put: stores another value in its stead. It must not fail.
+    """
+
+    name: str
+    value: Any
+    put: Callable[[Any], object]
+
+
+class Models:
+    """Methods a framework implements about its models and optimizers; each has a default.
+
+    A framework without models of its own leaves out all but ``mlp``.
+
+    Attributes:
+        types: the classes of the models, optimizers and the like that ``parts`` takes apart.
+    """
+
+    types: tuple[type, ...] = ()
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
+        """Return the shape of a dense layer's kernel: ``(n_out, n_in)``, or the other way round."""
+        return n_out, n_in
+
+    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
+        """Return a multilayer perceptron of the framework's own dense layers, callable as ``net(x)``.
+
+        Called by ``backend.mlp``, which makes the values of the parameters on the device.
+
+        Args:
+            layers: kernel, of ``kernel_shape``, and bias, of shape ``(n_out,)``, for each layer, in
+                float32. They are the model's own to keep.
+            activation: one of ``ACTIVATIONS``, between the layers.
+        """
+        raise UnsupportedValueError(
+            "make an MLP",
+            "the framework has no dense layers that d2ldev knows",
+            "make the model yourself, and backend.place(model, device)",
+        )
+
+    # -- placing ----------------------------------------------------------------------------------
+
+    def parts(self, obj: Any) -> Iterator[Part]:
+        """Yield what one of ``types`` keeps: each tensor, nesting of tensors, or object.
+
+        Called by ``place``, ``placement``, ``save`` and ``load_into``.
+        """
+        return iter(())
+
+    def attached(self, x: Tensor) -> Iterator[Part]:
+        """Yield what hangs on a tensor and has to be where it is, such as its gradient."""
+        return iter(())
+
+    def is_refilled(self, x: Tensor) -> bool:
+        """Return whether a tensor keeps its identity, and is given other memory.
+
+        So that whoever else holds a parameter, such as an optimizer, still holds it. What is not
+        refilled is replaced by another object.
+        """
+        return False
+
+    def refill(self, x: Tensor, new: Tensor) -> None:
+        """Give ``x`` the memory of ``new``, on whatever device. It must not fail.
+
+        Called only where ``is_refilled(x)``; ``new`` is nobody else's.
+        """
+
+    def write(self, x: Tensor, new: Tensor) -> None:
+        """Give ``x``, where ``is_refilled(x)``, the values of ``new``, which is on its device.
+
+        Called by ``load_into``. It must not fail.
+        """
+        self.refill(x, new)
+
+    def finish(self, obj: Any) -> None:
+        """See to one of ``types`` when its parts have moved, or were loaded. It must not fail."""
+
+    def placing(self, device: Device) -> AbstractContextManager[Any]:
+        """Return a context around one whole ``place`` to a device.
+
+        Within it the objects are taken apart, and their parts moved. It ends without an exception
+        when everything is in place.
+        """
+        return nullcontext()
+
+    def settle(self, obj: Any, device: Device) -> None:
+        """See to one of ``types`` that is on a device now, whether or not anything has moved.
+
+        Called by ``place`` and ``mlp`` for every object in a nesting. It must not fail.
+        """

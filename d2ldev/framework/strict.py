@@ -1,0 +1,134 @@
+"""The room ``strict``: where an operation that is given tensors of different devices raises.
+
+A framework that refuses them by itself only has its error translated, when it leaves the block.
+One that does not has functions replaced, for as long as any block of any thread is in force.
+
+Held by ``tests/test_strictness.py`` and the requirements ``strict.*`` of the conformance suite.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from types import TracebackType
+from typing import Any
+
+from d2ldev.errors import DeviceMismatchError
+from d2ldev.scopes import Scopes
+
+
+class Strict:
+    """Methods a framework implements for ``strict()``; each has a default.
+
+    The helpers ``mismatch``, ``operands_of`` and ``replace`` are in ``d2ldev.operations.mixing``.
+    """
+
+    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+        """Have the framework refuse operands of different devices; return what ends that.
+
+        For a framework that does not refuse them by itself: its functions are replaced. Where
+        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called when
+        the first block begins, however many there are; what it returns is called when the last one
+        has ended.
+        """
+        return lambda: None
+
+    def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
+        """Return the framework's own context that belongs to one block.
+
+        With ``everywhere`` it is entered for every thread of the process, and never left.
+        """
+        return nullcontext()
+
+    def mismatch_in(self, error: BaseException) -> DeviceMismatchError | None:
+        """Return what an exception of the framework says about mixed devices; None if nothing."""
+        return None
+
+
+class Strictness:
+    """Where ``strict()`` is in force, and what is replaced meanwhile; kept for each framework.
+
+    Args:
+        name: of the framework.
+        strict: its room.
+    """
+
+    def __init__(self, name: str, strict: Strict) -> None:
+        self._strict = strict
+        self._restore: Callable[[], None] | None = None
+        self._lock = threading.Lock()
+        self._count = 0
+        self._everywhere = False
+        self._blocks: Scopes[bool] = Scopes(f"{name}_strict")
+
+    def in_force(self) -> bool:
+        """Return whether this thread or task is in a block, or the whole process is under it."""
+        return self._everywhere or self._blocks.is_in_force()
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Be strict for the length of a block, in this thread or task only."""
+        self._begin()
+        entry = self._blocks.enter(True)
+        try:
+            with self._strict.scope(everywhere=False):
+                yield
+        finally:
+            self._blocks.leave(entry)
+            self._end()
+
+    def everywhere(self) -> None:
+        """Be strict in the whole process, in every thread, from now on."""
+        self._begin()
+        self._everywhere = True
+        self._strict.scope(everywhere=True).__enter__()
+        translate_uncaught(self._strict.mismatch_in)
+
+    def _begin(self) -> None:
+        with self._lock:
+            if not self._count:
+                self._restore = self._strict.refuse_mixing(self.in_force)
+            self._count += 1
+
+    def _end(self) -> None:
+        with self._lock:
+            self._count -= 1
+            if not self._count and self._restore is not None:
+                self._restore()
+                self._restore = None
+
+
+def translate_uncaught(
+    translation: Callable[[BaseException], DeviceMismatchError | None],
+) -> None:
+    """Have an error that ends the program, or a thread, shown as its translation.
+
+    Under ``D2LDEV_STRICT=1`` the process is the block that it leaves.
+    """
+    shown, shown_of_thread = sys.excepthook, threading.excepthook
+
+    def translated(error: BaseException) -> BaseException:
+        found = None if isinstance(error, DeviceMismatchError) else translation(error)
+        if found is None:
+            return error
+        found.__cause__ = error
+        return found
+
+    def show(
+        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+    ) -> None:
+        after = translated(error)
+        shown(kind if after is error else type(after), after, traceback)
+
+    def show_of_thread(arguments: threading.ExceptHookArgs) -> None:
+        error = arguments.exc_value
+        after = None if error is None else translated(error)
+        if after is not None and after is not error:
+            arguments = threading.ExceptHookArgs(
+                (type(after), after, arguments.exc_traceback, arguments.thread)
+            )
+        shown_of_thread(arguments)
+
+    sys.excepthook, threading.excepthook = show, show_of_thread

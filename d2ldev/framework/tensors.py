@@ -1,0 +1,202 @@
+"""The room ``tensors``: making, copying and reading a framework's own tensors.
+
+Source: names and meanings of the creation functions are those of the Python array API standard,
+2024.12.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.device import Device
+from d2ldev.nesting.containers import Container
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Tensor = Any
+"""A native tensor of the framework."""
+
+DeviceLike = Any
+"""A ``Device``, a string such as ``'gpu:1'``, or the framework's own device object."""
+
+DType = Any
+"""A dtype's name such as ``'float32'``, the framework's own dtype, or NumPy's."""
+
+Shape = int | Sequence[int]
+
+
+class Tensors(ABC):
+    """Methods a framework implements about its tensors.
+
+    Arguments were checked: ``native`` is what ``Devices.native`` returned, ``shape`` a tuple of
+    integers, ``dtype`` what ``dtype`` returned or None for the framework's own choice, ``x`` a
+    tensor of ``types``. Whatever is raised is translated by the caller: into an
+    ``OutOfDeviceMemoryError`` where ``Devices.is_out_of_memory`` says so, else into an
+    ``UnsupportedValueError`` with the exception's text.
+
+    Attributes:
+        types: the classes of the tensors.
+        plain_types: the classes of other values of the framework's that may stand in a batch and
+            stay as they are: dtypes, devices.
+        dtype_names: the dtypes that tensors can have, by name. A property where that may change.
+    """
+
+    types: tuple[type, ...]
+    plain_types: tuple[type, ...] = ()
+    dtype_names: tuple[str, ...]
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def device_of(self, x: Any) -> Device:
+        """Return where the bytes of a tensor are.
+
+        Called for every tensor of every batch that is moved: it has to be fast.
+
+        Raises:
+            UnsupportedValueError: if ``x`` is no tensor, or has no one place: one that is only
+                traced (under ``jit`` or ``tf.function``), spread over several devices, or without
+                bytes (torch's ``meta``). Never a guess.
+        """
+
+    @abstractmethod
+    def dtype_of(self, x: Tensor) -> str:
+        """Return the name of a tensor's dtype, such as ``'float32'``."""
+
+    @abstractmethod
+    def dtype(self, name: str) -> Any:
+        """Return the framework's own dtype of a name."""
+
+    def dtype_name(self, spec: Any) -> str | None:
+        """Return the name that a user's dtype has: NumPy's, or the framework's own; None for none.
+
+        Called by ``backend.dtype``. The default reads ``spec.name``, else ``spec.__name__``.
+        """
+        # NumPy's dtypes have a ``name``, its scalar classes a ``__name__``, in NumPy 1 ``bool_``.
+        name = getattr(spec, "name", None)
+        if not isinstance(name, str):
+            name = getattr(spec, "__name__", None)
+        return name.removesuffix("_") if isinstance(name, str) else None
+
+    def dtype_fix(self, name: str) -> str:
+        """Return the line that makes a dtype available which is not now; empty if there is none."""
+        return ""
+
+    def data_dtype(self, name: str) -> str:
+        """Return the dtype that NumPy data of a dtype gets, if none is asked for.
+
+        The same, but for a framework that prefers narrow numbers: JAX makes float64 float32.
+        """
+        return name
+
+    @abstractmethod
+    def address(self, x: Tensor) -> int:
+        """Return the address of a tensor's first byte in its device's memory.
+
+        Two tensors of one device with the same address are the same memory.
+
+        Raises:
+            UnsupportedValueError: if the tensor has no one address.
+        """
+
+    def container_of(self, cls: type) -> Container | None:
+        """Return how a class of containers of the framework's own is walked; None for others.
+
+        Asked once for each class that d2ldev does not know.
+        """
+        return None
+
+    # -- making -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        """Return a tensor with the values of a number, a nesting of lists, or a NumPy array.
+
+        The array is of a dtype in ``dtype_names``. The result never aliases it.
+        """
+
+    @abstractmethod
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        """Return a tensor filled with a number."""
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """Return a tensor of zeros, for a framework that has something faster than ``full``."""
+        return self.full(shape, 0.0, dtype, native)
+
+    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        """Return a tensor of ones, for a framework that has something faster than ``full``."""
+        return self.full(shape, 1.0, dtype, native)
+
+    @abstractmethod
+    def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        """Return the numbers from ``start`` to ``stop``, which is not included.
+
+        ``stop`` is ``start`` where the range is empty.
+        """
+
+    @abstractmethod
+    def random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        """Return random numbers: ``'uniform'`` in [0, 1), or ``'normal'`` with mean 0 and deviation 1.
+
+        With a seed, the framework's own random state is neither read nor changed.
+        """
+
+    @abstractmethod
+    def astype(self, x: Tensor, dtype: Any) -> Tensor:
+        """Return a tensor in another dtype, on the same device."""
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        """Return the tensor in new memory on a device, which may be the one where it is."""
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        """Return copies of several tensors, for a framework that makes them together at less cost.
+
+        Called by ``to``, ``copy`` and ``place``: all of them are made before any is used.
+        """
+        return [self.copy(x, native) for x in xs]
+
+    @abstractmethod
+    def to_numpy(self, x: Tensor) -> NDArray[Any]:
+        """Return the values in a new NumPy array."""
+
+    @abstractmethod
+    def from_dlpack(self, x: Any) -> Tensor:
+        """Return a tensor on the memory of another framework's, or of the framework's own.
+
+        The result aliases ``x``.
+
+        Args:
+            x: a tensor of ``types``, or anything with ``__dlpack__`` and ``__dlpack_device__``.
+
+        Raises:
+            Exception: where there would be a copy, or memory that cannot be used.
+        """
+
+    def dlpack_of(self, x: Tensor) -> Any:
+        """Return what has ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
+
+        The tensor itself, but for a framework whose tensors lack these methods.
+        """
+        return x
+
+    # -- for logs ---------------------------------------------------------------------------------
+
+    @abstractmethod
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        """Return tensors of one shape, dtype and device as one tensor with a first axis more."""
+
+    def detached(self, x: Tensor) -> Tensor:
+        """Return a scalar to be kept for long, without a copy of it where one can be avoided.
+
+        For a framework whose tensors hold what they were computed from, or a larger tensor that
+        they are a view of; or whose variables are tensors, and do not keep their value.
+        """
+        return x

@@ -1,0 +1,298 @@
+"""The room ``training``: one step of training after the other, and what it depends on.
+
+Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same numbers everywhere.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from numbers import Real
+from typing import Any, NamedTuple
+
+from d2ldev.device import Device
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.framework.tensors import Tensor
+
+Loss = str | Callable[[Any, Any], Any]
+"""``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+
+Or ``(y_true, y_pred) -> scalar tensor``, with these names.
+"""
+
+LOSSES = ("mse", "cross_entropy")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+
+MOMENTUM = 0.9
+BETAS = (0.9, 0.999)
+ADAM_EPSILON = 1e-8
+# Added beside the root; a framework that adds below it is given the square. So a gradient of 0 is
+# divided by the same number, and what is larger cannot be told apart but by the rounding.
+ADAGRAD_EPSILON = 1e-10
+
+
+class Settings(NamedTuple):
+    """How a model is to be trained.
+
+    Args:
+        loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
+            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
+            ``(prediction, y) -> scalar tensor``. Of a function or an object whose first parameter
+            is named ``y_true``, as in Keras, ``y`` is the first.
+        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
+            or the framework's own object, whose learning rate is its own.
+        lr: the learning rate.
+        gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+    """
+
+    loss: Loss = "mse"
+    optimizer: Any = "sgd"
+    lr: float = 0.01
+    gradient_clip_val: float = 0.0
+
+    def checked(self) -> Settings:
+        """Return the settings with Python's own numbers.
+
+        Raises:
+            UnsupportedValueError: if they cannot be used.
+        """
+        if not callable(self.loss) and self.loss not in LOSSES:
+            raise UnsupportedValueError(
+                f"train with the loss {describe(self.loss)}",
+                f"a loss is one of {', '.join(LOSSES)}, or (prediction, y) -> scalar tensor",
+                "loss='mse'",
+            )
+        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
+            raise UnsupportedValueError(
+                f"train with the optimizer {self.optimizer!r}",
+                f"an optimizer is one of {', '.join(OPTIMIZERS)}, or the framework's own object",
+                "optimizer='sgd'",
+            )
+        for name in ("lr", "gradient_clip_val"):
+            value = getattr(self, name)
+            is_number = isinstance(value, Real) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < float("inf"):
+                raise UnsupportedValueError(
+                    f"train with {name}={describe(value)}",
+                    "it is a number that is not negative",
+                    f"{name}={0.01 if name == 'lr' else 0}",
+                )
+        return self._replace(lr=float(self.lr), gradient_clip_val=float(self.gradient_clip_val))
+
+
+class Learner(ABC):
+    """A model that is trained, one step after the other, on the device where it is.
+
+    Required: ``parts``, ``replace``, ``input_names``, ``step``, ``evaluate``.
+
+    Args:
+        settings: how it is trained; checked already.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    @property
+    @abstractmethod
+    def parts(self) -> dict[str, Any]:
+        """Return ``{'model': ..., 'optimizer': ...}`` as they are after ``sync``.
+
+        The optimizer is None as long as it waits for the first batch.
+        """
+
+    @abstractmethod
+    def replace(self, parts: dict[str, Any]) -> None:
+        """Go on with these parts, as ``place`` or ``load_into`` returned them."""
+
+    def sync(self) -> None:
+        """Leave the user's own model and optimizer as they are after the last step.
+
+        For a framework whose steps work on copies of their arrays, or change their modes.
+        """
+
+    @property
+    @abstractmethod
+    def input_names(self) -> tuple[str, ...]:
+        """Return the names of what the model is called with, in order; empty if it does not say."""
+
+    @property
+    def takes_mapping(self) -> bool:
+        """Return whether these are the keys of one mapping, with which the model is called."""
+        return False
+
+    @abstractmethod
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Take one step of training on one batch, without waiting for it.
+
+        Args:
+            inputs: what the model is called with, on its device.
+            y: what its prediction is compared with, there too.
+
+        Returns:
+            The loss before the step, a scalar on the device, and the prediction.
+        """
+
+    @abstractmethod
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Return the loss and the prediction on one batch, without dropout and gradients."""
+
+    # -- resuming ---------------------------------------------------------------------------------
+
+    @property
+    def is_built(self) -> bool:
+        """Return whether the model and the optimizer have all of their tensors.
+
+        Not so for one whose shapes come with the first batch.
+        """
+        return True
+
+    def build(self, inputs: tuple[Any, ...]) -> None:
+        """Have a model that is not built make its tensors for such inputs, without training it."""
+
+    def modes(self) -> Any:
+        """Return which of the model's parts are frozen or in evaluation mode, as plain values.
+
+        What a callback may have changed between two epochs. None where there is no such thing.
+        """
+        return None
+
+    def checked_modes(self, modes: Any) -> Callable[[], None]:
+        """Return what gives the model modes that ``modes`` returned; nothing is changed before.
+
+        Raises:
+            CheckpointError: if they are another model's (``refused_state``).
+        """
+        return lambda: None
+
+
+def refused_state(part: str, problem: str) -> CheckpointError:
+    """Return the error of a state that is of another run.
+
+    Args:
+        part: what differs: ``'model'``, ``'optimizer'``, ``'generator'``.
+        problem: how.
+    """
+    return CheckpointError(
+        "restore a training state",
+        f"it is of another {part}: {problem}",
+        "resume with the model and the optimizer that the run began with",
+    )
+
+
+class Copier(ABC):
+    """Copies that a device makes beside what it computes."""
+
+    @abstractmethod
+    def copy_all(self, xs: list[Tensor]) -> list[Tensor]:
+        """Begin to copy tensors to the device, without waiting for it."""
+
+    @abstractmethod
+    def started(self) -> Any:
+        """Return a mark of what was begun so far; called once for each batch."""
+
+    @abstractmethod
+    def finish(self, mark: Any) -> None:
+        """Have what is queued from now on wait for the copies before a mark."""
+
+
+class Training:
+    """Methods a framework implements about training.
+
+    A framework that cannot train leaves all of it out, and says so in ``Framework.cannot``.
+
+    Attributes:
+        loader_types: the classes of its loaders that ``loader_state`` knows.
+    """
+
+    loader_types: tuple[type, ...] = ()
+
+    def learner(self, model: Any, settings: Settings) -> Learner:
+        """Return a model that is placed, with its loss and optimizer; the settings are checked.
+
+        Raises:
+            UnsupportedValueError: for a model or an optimizer that is none of the framework's.
+        """
+        raise UnsupportedValueError(
+            f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
+        )
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """Return the share of labels that are those of the largest logits, on the device.
+
+        Args:
+            prediction: of shape ``(n, ..., classes)``.
+            y: integers of any width, of shape ``(n, ...)``.
+
+        Returns:
+            A scalar in float32.
+        """
+        raise UnsupportedValueError(
+            "measure the accuracy of a prediction",
+            "the framework does not implement it",
+            "metrics=[lambda prediction, y: ...]",
+        )
+
+    def shapes(self, prediction: Tensor, y: Tensor) -> tuple[Any, Any]:
+        """Return the shapes of logits and labels, with None for a length that is not known yet."""
+        return tuple(prediction.shape), tuple(y.shape)
+
+    # -- feeding ----------------------------------------------------------------------------------
+
+    def copier(self, device: Device) -> Copier | None:
+        """Return what copies batches to a device beside its work; None if its queue does so.
+
+        Called by ``prefetch``, once.
+        """
+        return None
+
+    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
+        """Return batches that the framework's own pipeline brings to a device ahead of their use.
+
+        Args:
+            batches: what the user gave to ``prefetch``.
+            device: where to.
+            depth: how many are ahead; 1 or more.
+
+        Returns:
+            An iterable of the same batches, or None where d2ldev is to do it.
+        """
+        return None
+
+    # -- resuming ---------------------------------------------------------------------------------
+
+    def random_state(self, device: Device) -> Any:
+        """Return the state of the framework's random numbers, as a nesting that ``save`` takes.
+
+        What cannot be read is not in it; a framework may draw a new seed, set it, and return it.
+        """
+        return None
+
+    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+        """Return what lets the generators go on from such a state; nothing is changed before.
+
+        Raises:
+            CheckpointError: if it is none (``refused_state``).
+        """
+        return lambda: None
+
+    def loader_state(self, loader: Any) -> Any:
+        """Return what the order of the next epoch of one of ``loader_types`` depends on.
+
+        Besides ``random_state``, and the random numbers of Python and NumPy: the states of
+        generators of its own, as a nesting that ``save`` takes.
+        """
+        return None
+
+    def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
+        """Return what gives a loader a state that ``loader_state`` returned.
+
+        Raises:
+            CheckpointError: if it is none of such a loader. Nothing is changed then.
+        """
+        return lambda: None
+
+    @contextmanager
+    def computing_at(self, device: Device) -> Iterator[None]:
+        """Run what a metric computes on a device, for a framework that looks at no operands."""
+        yield

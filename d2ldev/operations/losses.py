@@ -1,0 +1,124 @@
+"""Losses: which function is meant, and whether its operands can be compared."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Settings
+from d2ldev.operations.signatures import first_parameter
+
+
+def loss_among(
+    settings: Settings, losses: Mapping[str, Callable[[Any, Any], Any]]
+) -> Callable[[Any, Any], Any]:
+    """Return the loss of a training: a framework's own of that name, or the function given.
+
+    Args:
+        settings: of the training; checked already.
+        losses: the framework's own, by the names in ``LOSSES``.
+
+    Raises:
+        UnsupportedValueError: for a metric that keeps a running value.
+    """
+    loss = settings.loss
+    return losses[loss] if isinstance(loss, str) else comparison(loss)
+
+
+def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """A loss or a metric, as it is called everywhere: ``(prediction, y)``.
+
+    Args:
+        function: called in this order, as those of torch, Gluon and optax are; unless its first
+            parameter is named ``y_true``, as in Keras and scikit-learn, which have the other one.
+
+    Raises:
+        UnsupportedValueError: for an object that adds up over the batches, such as a
+            ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
+    """
+    if hasattr(function, "update_state") and hasattr(function, "reset_state"):
+        raise stateful(
+            function,
+            "a function: def accuracy(y_true, y_pred): "
+            "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
+        )
+    if first_parameter(function) != "y_true":
+        return function
+    return lambda prediction, y: function(y, prediction)
+
+
+def stateful(metric: object, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"compare predictions by {describe(metric)}",
+        "it keeps a running value over all batches, and what is wanted is that of one",
+        fix,
+    )
+
+
+def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
+    """See that ``'mse'`` can be taken: frameworks would subtract each of ``y`` from each prediction.
+
+    Args:
+        prediction: the shape of the prediction.
+        y: that of what it is compared with.
+
+    Raises:
+        UnsupportedValueError: if they are not the same.
+    """
+    if tuple(prediction) != tuple(y):
+        raise UnsupportedValueError(
+            "take the squared errors of a prediction",
+            f"it is of shape {tuple(prediction)}, and y of shape {tuple(y)}",
+            "y.reshape(prediction.shape), or a loss of your own",
+        )
+
+
+def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtype: str) -> None:
+    """See that labels are compared with the logits of their own examples: frameworks would broadcast.
+
+    Args:
+        prediction: the shape of the logits, ``(n, ..., classes)``; None is a length that is not
+            known yet.
+        y: the shape of the labels, ``(n, ...)``.
+        dtype: theirs, by name.
+
+    Raises:
+        UnsupportedValueError: if there is not one label for each row of logits, or they are no
+            integers.
+    """
+    logits, labels = tuple(prediction), tuple(y)
+    rows = logits[:-1]
+    attempted = f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}"
+    known = zip(rows, labels, strict=False)
+    if (
+        not logits
+        or len(rows) != len(labels)
+        or any(a != b for a, b in known if None not in (a, b))
+    ):
+        raise UnsupportedValueError(
+            attempted,
+            "there is one label for each row of logits, which has one number for each class",
+            "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot",
+        )
+    if not dtype.startswith(("int", "uint")):
+        raise UnsupportedValueError(
+            attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
+        )
+
+
+def check_loss(shape: Iterable[int] | None, loss: object) -> None:
+    """See that a loss is one number; some frameworks would take the gradient of the sum.
+
+    Args:
+        shape: its shape; None if it has none.
+        loss: what the function returned.
+
+    Raises:
+        UnsupportedValueError: if it is none.
+    """
+    if shape is None or tuple(shape):
+        found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
+        raise UnsupportedValueError(
+            "take a step of training", f"the loss is {found} and no scalar", "loss.mean()"
+        )

@@ -1,0 +1,93 @@
+"""Helpers for the rooms ``strict``: the error, the operands of a call, functions that are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from types import MappingProxyType
+from typing import Any
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
+from d2ldev.framework import Framework
+from d2ldev.nesting.kinds import TENSOR
+
+_NONE: Mapping[str, Any] = MappingProxyType({})
+
+Operand = tuple[str, Device]
+"""What an operation's operand is called, and where it is."""
+
+
+def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError:
+    """The error of an operation whose operands are on different devices.
+
+    Args:
+        operation: its name, such as ``'add'``.
+        operands: the name and the device of each operand that is a tensor; where the framework
+            has no name for it, ``operand_0``, ``operand_1`` ...
+
+    >>> print(mismatch('add', [('x', Device('gpu', 0)), ('y', Device('cpu'))]))
+    cannot run add: its operands are on different devices: x on gpu:0, y on cpu
+      devices: gpu:0, cpu
+      fix: y = backend.to(y, 'gpu:0')
+    """
+    listed = list(operands)
+    # What is on the CPU is to be moved: a model that lives on a GPU met a batch that does not.
+    target = next((device for _, device in listed if device is not CPU), CPU)
+    elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
+    return DeviceMismatchError(
+        f"run {operation}",
+        "its operands are on different devices: "
+        + ", ".join(f"{name} on {device}" for name, device in listed),
+        "; ".join(f"{name} = backend.to({name}, '{target}')" for name in elsewhere),
+        dict.fromkeys(device for _, device in listed),
+    )
+
+
+def operands_of(
+    framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
+) -> list[Operand]:
+    """The tensors among what an operation was called with, by name.
+
+    Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that has
+    no one place, such as a traced one, is left out.
+    """
+    found: list[Operand] = []
+    named = [(f"operand_{index}", value) for index, value in enumerate(arguments)]
+    _collect(framework, [*named, *keywords.items()], found)
+    return found
+
+
+def _collect(framework: Framework, named: list[tuple[str, Any]], found: list[Operand]) -> None:
+    for name, value in named:
+        if isinstance(value, (list, tuple)):
+            _collect(framework, [(f"{name}[{i}]", item) for i, item in enumerate(value)], found)
+        elif framework.kinds[type(value)] is TENSOR:
+            with suppress(UnsupportedValueError):
+                found.append((name, framework.tensors.device_of(value)))
+
+
+def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
+    """Replace functions of modules, classes and objects, all of them or none.
+
+    Args:
+        replacements: the owner, the name, and what is to be there instead.
+
+    Returns:
+        What puts back the very objects that were there.
+    """
+    replaced: list[tuple[Any, str, Any]] = []
+
+    def restore() -> None:
+        for owner, name, function in reversed(replaced):
+            setattr(owner, name, function)
+
+    try:
+        for owner, name, function in replacements:
+            before = vars(owner)[name]
+            setattr(owner, name, function)
+            replaced.append((owner, name, before))
+    except BaseException:
+        restore()
+        raise
+    return restore
