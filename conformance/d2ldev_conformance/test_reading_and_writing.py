@@ -172,7 +172,7 @@ def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch)
     borrow = backend.framework.files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_borrow", lambda x: _flipped(borrow(x)))
+        patch.setattr(backend.framework.files, "borrow", lambda x: _flipped(borrow(x)))
         backend.save(obj, path)
     loaded = backend.load_into(samples(backend)[sample](place), path)
     values = _saved_values(backend, loaded)
