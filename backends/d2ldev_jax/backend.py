@@ -22,9 +22,10 @@ from d2ldev.errors import BackendNotInstalledError, DeviceMismatchError, Unsuppo
 from d2ldev.files.layers import layouts_in
 from d2ldev.files.layouts import Layout
 from d2ldev.interface import Backend, DeviceLike, DType, Memory, Tensor
+from d2ldev.nesting.kinds import Kinds
 from d2ldev.operations.placing import Part
 from d2ldev.training.learner import Learner, Settings
-from d2ldev_jax import numpy_exchange, queue, strict
+from d2ldev_jax import numpy_exchange, pytrees, queue, strict
 from d2ldev_jax.accelerator import Accelerator, is_initialized
 from d2ldev_jax.capacity import check_capacity, computed
 from d2ldev_jax.dlpack import from_dlpack
@@ -33,7 +34,6 @@ from d2ldev_jax.layouts import layers_of
 from d2ldev_jax.live_arrays import bytes_held
 from d2ldev_jax.memory import let_it_grow
 from d2ldev_jax.parts import OBJECT_TYPES, parts_of
-from d2ldev_jax.pytrees import PytreeKinds
 from d2ldev_jax.stacking import stack
 from d2ldev_jax.virtual import VirtualAccelerator
 from d2ldev_jax.whereabouts import find
@@ -79,7 +79,9 @@ class JaxBackend(Backend):
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
-        self.kinds = PytreeKinds(self.tensor_types, self.object_types, self.plain_types)
+        self.kinds = Kinds(
+            self.tensor_types, self.object_types, self.plain_types, pytrees.container_of
+        )
         self._accelerator = VirtualAccelerator(virtual_gpus) if virtual_gpus else Accelerator()
         # JAX's devices: what they stand for, and the kind of memory that is their own.
         self._places: dict[jax.Device, tuple[Device, str]] = {}

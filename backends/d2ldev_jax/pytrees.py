@@ -12,27 +12,21 @@ import jax
 from jax._src.tree_util import _registry
 
 from d2ldev.nesting.containers import Container
-from d2ldev.nesting.kinds import UNKNOWN, Kind, Kinds, _registered
 
 # d2ldev's own walk does these, and keeps more of them: the order of a dict, attributes.
 _PYTHONS_OWN = (dict, list, tuple)
 
 
-class PytreeKinds(Kinds):
-    """What each type is; what d2ldev does not know may be a node of JAX's."""
-
-    def _classify(self, cls: type) -> Kind | Container:
-        kind = super()._classify(cls)
-        if isinstance(kind, Kind) and kind is not UNKNOWN:
-            return kind
-        # No public function says whether a class is registered.
-        if cls not in _registry or cls in _registered or issubclass(cls, _PYTHONS_OWN):
-            return kind
-        return Container(
-            lambda x: [child for _, child in _children(x)],
-            lambda x: [_label(path[0]) for path, _ in _children(x)],
-            _rebuild,
-        )
+def container_of(cls: type) -> Container | None:
+    """How JAX walks a class; None for what is not registered with it."""
+    # No public function says whether a class is registered.
+    if cls not in _registry or issubclass(cls, _PYTHONS_OWN):
+        return None
+    return Container(
+        lambda x: [child for _, child in _children(x)],
+        lambda x: [_label(path[0]) for path, _ in _children(x)],
+        _rebuild,
+    )
 
 
 def _children(x: Any) -> list[tuple[Any, Any]]:

@@ -11,8 +11,7 @@ import torch
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.interface import Backend, Tensor
-from d2ldev.nesting.kinds import TENSOR, Kind
-from d2ldev.nesting.walk import rebuild
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations.signatures import input_names
 from d2ldev.training.learner import (
     ADAGRAD_EPSILON,
@@ -218,8 +217,5 @@ class TorchLearner(Learner):
         """A prediction without what is needed to go back through it."""
         if isinstance(prediction, torch.Tensor):
             return prediction.detach()
-        return rebuild(prediction, self.backend.kinds, _detached_leaf, "take a step of training")
-
-
-def _detached_leaf(leaf: Any, kind: Kind, _name: str) -> Any:
-    return leaf.detach() if kind is TENSOR else leaf
+        flat = flatten(prediction, self.backend.kinds, "take a step of training")
+        return flat.unflatten({key: x.detach() for key, x in flat.tensors.items()})

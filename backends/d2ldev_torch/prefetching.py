@@ -6,6 +6,7 @@ a copy waits for all that was queued before it.
 
 from __future__ import annotations
 
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 
 from d2ldev.device import Device
 from d2ldev.operations.batches import bring
+from d2ldev.operations.moving import moved
 
 if TYPE_CHECKING:
     from d2ldev_torch.backend import TorchBackend
@@ -52,19 +54,20 @@ class SideStream:
         """Begin to copy a batch; on the host nobody waits for it."""
         if self._stream is None:
             self._stream = self._module.Stream(device=self._native)
-        copies: list[torch.Tensor] = []
+        aside: list[torch.Tensor] = []
 
         def copy_all(xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
-            return [self._copied(x, native, copies) for x in xs]
+            return [self._copied(x, native, aside) for x in xs]
 
-        moved = self._backend._copied(
-            bring(self._backend, batch, None),
+        backend = self._backend
+        batch = moved(
+            backend,
+            bring(backend, batch, None),
             self._device,
             f"move a batch to {self._device}",
-            always=False,
-            copy_all=copy_all,
+            partial(backend._copies_by, copy_all),
         )
-        return Started(moved, copies, self._stream.record_event())
+        return Started(batch, aside, self._stream.record_event())
 
     def finish(self, started: Started) -> Any:
         """The batch, for what is queued from now on in the caller's stream."""

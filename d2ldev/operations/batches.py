@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.kinds import TENSOR, UNKNOWN
-from d2ldev.registry.selection import backend_of
+from d2ldev.nesting.walk import flatten
+from d2ldev.operations.moving import tensors_of_data
 
 if TYPE_CHECKING:
     from d2ldev.interface import Backend, DeviceLike
@@ -21,46 +19,18 @@ def bring(backend: Backend, batch: Any, device: DeviceLike) -> Any:
 
     Args:
         backend: whose tensors are wanted.
-        batch: its tensors, NumPy arrays, or another framework's tensors, which are copied by way
-            of the host; or any nesting of them in tuples, lists, dicts, and what ``to`` takes.
+        batch: what ``to`` takes.
         device: where to. None makes tensors in the host's memory of what is none of the backend's,
             and leaves the rest where it is.
 
     Returns:
         The batch; what was there already is the same object.
     """
-    if not _has_foreign(backend, batch):
-        return batch if device is None else backend.to(batch, device)
-    if isinstance(batch, Mapping):
-        return {key: bring(backend, value, device) for key, value in batch.items()}
-    if isinstance(batch, (list, tuple)):
-        brought = [bring(backend, value, device) for value in batch]
-        return type(batch)(*brought) if hasattr(batch, "_fields") else type(batch)(brought)
-    if not isinstance(batch, (np.ndarray, np.generic)):
-        batch = backend_of(batch).to_numpy(batch)
-    return backend.asarray(batch, device=CPU if device is None else device)
-
-
-def _has_foreign(backend: Backend, batch: Any) -> bool:
-    """Whether there is anything in a batch that ``to`` does not move."""
-    kind = backend.kinds[type(batch)]
-    if kind is TENSOR:  # first: it is asked for every tensor of every batch
-        return False
-    if isinstance(batch, (list, tuple)):
-        return any(_has_foreign(backend, value) for value in batch)
-    if isinstance(batch, Mapping):
-        return any(_has_foreign(backend, value) for value in batch.values())
-    if isinstance(batch, (np.ndarray, np.generic)):
-        return True
-    return kind is UNKNOWN and _is_tensor(batch)
-
-
-def _is_tensor(x: Any) -> bool:
-    try:
-        backend_of(x)
-    except UnsupportedValueError:
-        return False
-    return True
+    if device is not None:
+        return backend.to(batch, device)
+    attempted = "make tensors of a batch"
+    flat = flatten(batch, backend.kinds, attempted)
+    return flat.unflatten(tensors_of_data(backend, flat, CPU, attempted))
 
 
 def inputs_and_target(

@@ -5,20 +5,26 @@ Source: D2L, section 6.7.2.2, "Copying".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
-from d2ldev.nesting.walk import PLAIN, TENSOR, Kind, every, rebuild
+from d2ldev.nesting.walk import OBJECT, PLAIN, TENSOR, Flattened, flatten
 from d2ldev.operations.devices import Resolution
 from d2ldev.primitives import DeviceLike, Tensor
 
 if TYPE_CHECKING:
     import numpy as np
 
+    from d2ldev.interface import Backend
+
 CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
 """What copies tensors to a native device, as ``_copy_all`` does."""
+
+Copies = Callable[[list[Tensor], Device, str], list[Tensor]]
+"""What copies tensors to a device, as ``_copies`` does."""
 
 
 class Moving(Resolution):
@@ -30,6 +36,8 @@ class Moving(Resolution):
         Args:
             x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
                 ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
+                NumPy arrays and other frameworks' tensors are data: in their place comes a tensor
+                with their values.
             device: where to.
 
         Returns:
@@ -52,19 +60,13 @@ class Moving(Resolution):
             if self.device_of(x) is target:
                 return x
             return self._copies([x], target, f"move a tensor to {target}")[0]
-        device_of = self.device_of
-        try:
-            if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
-                return x
-        except Exception:  # noqa: S110
-            pass  # a cycle, or a container that cannot be walked: the walk below names it
-        return self._copied(x, target, f"move a batch to {target}", always=False)
+        return self._moved(x, target, f"move a batch to {target}")
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
         """Copy a tensor, or every tensor in a nesting, into new memory.
 
         Args:
-            x: as in ``to``.
+            x: as in ``to``, without data that is no tensor of this backend.
             device: where to; None leaves each tensor on its device.
 
         Returns:
@@ -75,7 +77,7 @@ class Moving(Resolution):
             As ``to``.
         """
         target = None if device is None else self._existing(device, "copy a tensor")[0]
-        return self._copied(x, target, "copy a tensor", always=True)
+        return self._copied(x, target, "copy a tensor")
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         """The values of a tensor in a NumPy array that the caller owns.
@@ -119,57 +121,34 @@ class Moving(Resolution):
                 "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
             ) from error
 
-    def _copied(
-        self,
-        x: Any,
-        target: Device | None,
-        attempted: str,
-        *,
-        always: bool,
-        copy_all: CopyAll | None = None,
-    ) -> Any:
-        wanted: dict[Device, list[Tensor]] = {}
+    def _moved(self, x: Any, target: Device, attempted: str) -> Any:
+        return moved(self, x, target, attempted, self._copies)  # type: ignore[arg-type]
 
-        def collect(leaf: Any, kind: Kind, name: str) -> Any:
-            if kind is not TENSOR:
-                raise self._refusal(attempted, leaf, name, self._foreign(leaf))
-            there = self.device_of(leaf)
-            if always or there is not target:
-                wanted.setdefault(target or there, []).append(leaf)
-            return leaf
+    def _copied(self, x: Any, target: Device | None, attempted: str) -> Any:
+        flat = flatten(x, self.kinds, attempted)
+        for leaf in flat.others.values():
+            raise self._refusal(attempted, leaf, flat.name_of(leaf), self._foreign(leaf))
+        device_of = self.device_of
+        groups: dict[Device, dict[int, Tensor]] = {}
+        for key, tensor in flat.tensors.items():
+            groups.setdefault(target or device_of(tensor), {})[key] = tensor
+        changed: dict[int, Tensor] = {}
+        for device, tensors in groups.items():
+            copies = self._copies(list(tensors.values()), device, attempted)
+            changed.update(zip(tensors, copies, strict=True))
+        return flat.unflatten(changed)
 
-        rebuild(x, self.kinds, collect, attempted)
-        copies = {
-            id(old): new
-            for device, tensors in wanted.items()
-            for old, new in zip(
-                tensors, self._copies(tensors, device, attempted, copy_all), strict=True
-            )
-        }
-
-        def change(leaf: Any, _kind: Kind, _name: str) -> Any:
-            if id(leaf) in copies:
-                return copies[id(leaf)]
-            # A container may make its children anew each time they are asked for.
-            there = self.device_of(leaf)
-            moves = always or there is not target
-            if not moves:
-                return leaf
-            return self._copies([leaf], target or there, attempted, copy_all)[0]
-
-        return rebuild(x, self.kinds, change, attempted)
-
-    def _copies(
-        self,
-        tensors: list[Tensor],
-        device: Device,
-        attempted: str,
-        copy_all: CopyAll | None = None,
-    ) -> list[Tensor]:
+    def _copies(self, tensors: list[Tensor], device: Device, attempted: str) -> list[Tensor]:
         """Copies of several tensors on a device; all of them, or an exception."""
+        return self._copies_by(self._copy_all, tensors, device, attempted)
+
+    def _copies_by(
+        self, copy_all: CopyAll, tensors: list[Tensor], device: Device, attempted: str
+    ) -> list[Tensor]:
+        """What ``copy_all`` makes of tensors, with its exceptions as those of d2ldev."""
         native = self._natives.get(device) or self._existing(device, attempted)[1]
         try:
-            return (copy_all or self._copy_all)(tensors, native)
+            return copy_all(tensors, native)
         except Exception as error:
             if (translated := self._translated(error, attempted, native)) is None:
                 raise
@@ -214,13 +193,77 @@ class Moving(Resolution):
         return UnsupportedValueError(attempted, problem, fix)
 
 
+def moved(backend: Backend, x: Any, target: Device, attempted: str, copies: Copies) -> Any:
+    """A nesting with its tensors, and tensors of its data, on a device.
+
+    Args:
+        backend: whose tensors they are.
+        x: any nesting.
+        target: where to.
+        attempted: what the caller is doing, for messages.
+        copies: what copies the tensors that are elsewhere.
+    """
+    flat = flatten(x, backend.kinds, attempted)
+    device_of = backend.device_of
+    elsewhere = {
+        key: tensor for key, tensor in flat.tensors.items() if device_of(tensor) is not target
+    }
+    changed = tensors_of_data(backend, flat, target, attempted) if flat.others else {}
+    if elsewhere:
+        new = copies(list(elsewhere.values()), target, attempted)
+        changed.update(zip(elsewhere, new, strict=True))
+    return flat.unflatten(changed)
+
+
+def tensors_of_data(
+    backend: Backend, flat: Flattened, device: Device, attempted: str
+) -> dict[int, Tensor]:
+    """Tensors with the values of NumPy arrays and of other frameworks' tensors, by their ids.
+
+    Raises:
+        UnsupportedValueError: if there is anything else, or a dtype that is none of the backend's;
+            the message names it.
+    """
+    for leaf in flat.others.values():
+        if backend.kinds[type(leaf)] is OBJECT or not (_is_array(leaf) or _is_tensor(leaf)):
+            raise backend._refusal(attempted, leaf, flat.name_of(leaf), backend._foreign(leaf))
+    made = {}
+    for key, leaf in flat.others.items():
+        try:
+            values = leaf if _is_array(leaf) else _backend_of(leaf).to_numpy(leaf)
+            made[key] = backend.asarray(values, device=device)
+        except UnsupportedValueError as error:
+            name = flat.name_of(leaf)
+            problem = f"{describe(leaf)} at {name or 'the top'}: {error.problem}"
+            raise UnsupportedValueError(attempted, problem, error.fix) from error
+    return made
+
+
+def _is_array(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # there is no array where it is not imported
+    return numpy is not None and isinstance(x, numpy.ndarray)
+
+
+def _is_tensor(x: Any) -> bool:
+    """Whether a value is a tensor of any framework."""
+    try:
+        _backend_of(x)
+    except UnsupportedValueError:
+        return False
+    return True
+
+
+def _backend_of(x: Any) -> Any:
+    from d2ldev.registry.selection import backend_of
+
+    return backend_of(x)
+
+
 def _exported(x: Any) -> Any:
     """What has ``__dlpack__`` for a value: itself, or what its backend puts in its stead."""
     if hasattr(x, "__dlpack__"):
         return x
-    from d2ldev.registry.selection import backend_of
-
     try:
-        return backend_of(x)._dlpack_of(x)
+        return _backend_of(x)._dlpack_of(x)
     except UnsupportedValueError:
         return x

@@ -23,9 +23,9 @@ from d2ldev.nesting.walk import (
     TENSOR,
     UNKNOWN,
     Kind,
+    flatten_all,
     joined,
     leaves,
-    rebuild_all,
     too_deep,
 )
 
@@ -157,12 +157,10 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
         else:
             replaced[id(old)] = new
 
-    def change(leaf: Any, _kind: Kind, _name: str) -> Any:
-        return replaced.get(id(leaf), leaf)
-
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
     nestings = [(part.name, part.value) for part in inventory.parts]
-    *news, placed = rebuild_all([*nestings, ("", obj)], backend.kinds, change, attempted)
+    flat = flatten_all([*nestings, ("", obj)], backend.kinds, attempted)
+    *news, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         backend._refill(tensor, new)
