@@ -21,10 +21,11 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
 def told(**parts):
     """A header whose description tells of one tensor 'x', but for what is given."""
     description = {
-        "version": 1,
+        "version": 2,
         "backend": "reference",
         "root": {"tensor": 0},
         "containers": [],
+        "checksums": "xxh3_64",
         "tensors": [["x", "float32", None]],
     }
     description.update(parts)
@@ -124,7 +125,9 @@ FORMAT = {
 }
 
 DESCRIPTION = {
-    "a higher version": (told(version=2), "newer one wrote it"),
+    "a higher version": (told(version=3), "newer one wrote it"),
+    "an algorithm of a newer version": (told(checksums="sum"), "checksums are 'sum'.*newer one"),
+    "an algorithm that is no text": (told(checksums=["crc32"]), "lacks the checksums' algorithm"),
     "no version": (told(version="1"), "lacks a version"),
     "more than there is": (told(more=1), "lacks a part"),
     "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
