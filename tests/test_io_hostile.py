@@ -67,7 +67,7 @@ def test_what_a_header_claims_is_not_allocated(reference, path, name):
 def test_a_file_of_a_terabyte_without_a_header_is_not_read(reference, path):
     with open(path, "wb") as file:
         file.truncate(2**40)
-    with pytest.raises(CheckpointError, match="no JSON object"):
+    with pytest.raises(CheckpointError, match="not a JSON object"):
         reference.load(path)
 
 

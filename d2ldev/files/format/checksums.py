@@ -1,7 +1,7 @@
-"""The checksum of each tensor, computed while its bytes are still in the processor's cache.
+"""Compute the checksum of each tensor, by the algorithm that the file names.
 
-A file names the algorithm of its checksums. XXH3 takes less time than copying the bytes, and lets
-other threads run: https://github.com/Cyan4973/xxHash.
+XXH3 (https://github.com/Cyan4973/xxHash) takes less time than copying the bytes does, and lets
+other threads run.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 PIECE = 1 << 20
-"""How many bytes to read or write, and then to add to a checksum, at once."""
+"""How many bytes to read or write at once; the checksum then finds them in the cache."""
 
 OLDEST = "crc32"
 """The algorithm of files that name none."""
 NEWEST = "xxh3_64"
 """The algorithm of files that are written now."""
 DIGITS = 2 * xxhash.xxh3_64().digest_size
-"""How many characters a checksum of this algorithm has."""
+"""How many characters a checksum of the newest algorithm has."""
 
 
 class Checksum(Protocol):
@@ -56,10 +56,10 @@ _ALGORITHMS: dict[str, type[_Crc32] | type[xxhash.xxh3_64]] = {
 
 
 def check_algorithm(name: object) -> None:
-    """Refuse an algorithm that this d2ldev does not have.
+    """Refuse an algorithm that this version does not have.
 
     Raises:
-        HeaderError: if it has not.
+        HeaderError: if it is unknown, or no name.
     """
     if not isinstance(name, str):
         raise HeaderError("its description cannot be read: it lacks the checksums' algorithm")
@@ -71,7 +71,7 @@ def check_algorithm(name: object) -> None:
 
 
 def checksum_of(dtype: str, shape: Sequence[int], algorithm: str = NEWEST) -> Checksum:
-    """The checksum of a tensor, without its bytes yet.
+    """Start the checksum of a tensor: of its dtype and shape, and then of its bytes.
 
     Args:
         dtype: the name of its true dtype.
