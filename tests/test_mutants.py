@@ -47,9 +47,10 @@ def outcomes(installed, tmp_path):
         command += ["-p", "no:cacheprovider", "-W", "error", f"--basetemp={tmp_path / 'inner'}"]
         command += ["--d2ldev-backend", cls.name, "--d2ldev-report", str(tmp_path)]
         command += [f"--d2ldev-requirement={requirement}" for requirement in requirements]
+        path = [str(installed), str(HERE), os.environ.get("PYTHONPATH", "")]
         environment = {
             **os.environ,
-            "PYTHONPATH": os.pathsep.join([str(installed), str(HERE)]),
+            "PYTHONPATH": os.pathsep.join(filter(None, path)),
             "D2LDEV_VIRTUAL_GPUS": str(cls.asked_virtual_gpus),
         }
         done = subprocess.run(

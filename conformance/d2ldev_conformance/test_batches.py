@@ -1,7 +1,8 @@
 """D2L 6.7.2.2, "Copying", for whole batches: nestings of tensors move as one.
 
 Every test that takes ``transfer`` runs with ``copy`` on each device, and with ``to`` wherever there
-is another device.
+is another device. Every test that takes ``take`` runs with all that take a batch of data: ``to``,
+``prefetch`` and ``Trainer``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev import DeviceUnavailableError, Trainer, UnsupportedValueError
 from d2ldev_conformance.data import assert_same, room_for
 from d2ldev_conformance.requirement import requirement
 
@@ -289,3 +290,88 @@ def test_a_failure_halfway_leaves_a_batch_alone(backend, transfer, monkeypatch):
         transfer.of(batch)
     after = [batch["x"], *batch["y"]]
     assert all(now is then for now, then in zip(after, before, strict=True))
+
+
+# -- data: what is no tensor yet ---------------------------------------------------------------
+
+
+@pytest.fixture(params=["to", "prefetch", "Trainer"])
+def take(request, backend, place):
+    """Take a batch of data to the place, in one of three ways."""
+    if request.param == "to":
+        return lambda batch: backend.to(batch, place)
+    if request.param == "prefetch":
+        return lambda batch: next(backend.prefetch([batch], place))
+    trainer = Trainer(1, backend=backend)
+    trainer.device = place
+    return trainer.prepare_batch
+
+
+def _check(backend, place, x, array):
+    assert isinstance(x, backend.tensor_types)
+    assert backend.device_of(x) is place
+    assert_same(backend.to_numpy(x), array)
+
+
+@requirement("containers.arrays-become-tensors", section=SECTION)
+def test_arrays_become_tensors_beside_tensors(backend, place, take):
+    array, integers = np.full((2, 3), 1.5, "float32"), np.arange(4, dtype="int32")
+    there = backend.ones(2, device=place)
+    taken = take({"a": [array, (integers, None)], "there": there, "n": 3})
+    _check(backend, place, taken["a"][0], array)
+    _check(backend, place, taken["a"][1][0], integers)
+    assert taken["there"] is there
+    assert (taken["a"][1][1], taken["n"]) == (None, 3)
+
+
+@requirement("containers.arrays-become-tensors", section=SECTION)
+def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
+    array = np.arange(3, dtype="float32")
+    taken = take(array)
+    _check(backend, place, taken, array)
+    array[0] = 9.0
+    assert_same(backend.to_numpy(taken), np.arange(3, dtype="float32"))
+
+
+@requirement("containers.arrays-keep-containers", section=SECTION)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: collections.OrderedDict(z=x, a=x),
+        lambda x: collections.defaultdict(list, x=x),
+        lambda x: collections.deque([x, 1], maxlen=3),
+        lambda x: Frozen(x, "cat"),
+        lambda x: Counted(x),
+        lambda x: Pair(x, (x,)),
+        lambda x: types.MappingProxyType({"x": x}),
+    ],
+    ids=["ordereddict", "defaultdict", "deque", "frozen", "dataclass", "namedtuple", "proxy"],
+)
+def test_containers_of_arrays_stay_what_they_are(backend, place, take, make):
+    array = np.full((2,), 2.0, "float32")
+    batch = make(array)
+    taken = take([batch, None])[0]
+    expected = backend.to(make(backend.asarray(array)), place)
+    assert type(taken) is type(batch)
+    for name in ("default_factory", "maxlen", "made", "label"):
+        assert getattr(taken, name, None) == getattr(batch, name, None)
+    kind = backend.framework.kinds[type(batch)]
+    assert list(kind.labels(taken)) == list(kind.labels(expected))
+    _check(backend, place, next(iter(kind.children(taken))), array)
+
+
+@requirement("containers.arrays-stay-tied", section=SECTION)
+def test_an_array_in_two_places_becomes_one_tensor(backend, place, take):
+    array, shared = np.ones(2, "float32"), [np.zeros(2, "float32")]
+    taken = take({"a": array, "again": [array], "shared": shared, "too": (shared,)})
+    assert taken["a"] is taken["again"][0]
+    assert taken["shared"] is taken["too"][0]
+    _check(backend, place, taken["a"], array)
+
+
+@requirement("containers.arrays-are-named", section=SECTION)
+def test_an_array_without_numbers_is_refused_by_name(take):
+    batch = {"x": np.ones(2, "float32"), "meta": [1, np.array(["cat", "dog"])]}
+    with pytest.raises(UnsupportedValueError, match=r"meta\.1"):
+        take(batch)
+    assert isinstance(batch["x"], np.ndarray)

@@ -23,7 +23,10 @@ def path(tmp_path):
 
 def _saved_values(backend, obj):
     """The values of all that is saved of an object, by name."""
-    return {name: backend.to_numpy(x) for name, x in tensors_of(backend.framework, obj, "compare").items()}
+    return {
+        name: backend.to_numpy(x)
+        for name, x in tensors_of(backend.framework, obj, "compare").items()
+    }
 
 
 def _flipped(array):

@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+from collections.abc import Mapping
 
+from d2ldev.errors import UnsupportedValueError
 from mutants.base import Mutant
 
 
 class Careless(Mutant):
     """Moves a nesting by hand: what the subclasses say is done instead of the right thing."""
 
-    def _copied(self, x, target, attempted, *, always):
+    def _moved(self, x, target, attempted):
+        return self._either(x, target, attempted, always=False)
+
+    def _copied(self, x, target, attempted):
+        return self._either(x, target, attempted, always=True)
+
+    def _either(self, x, target, attempted, *, always):
         moved = self._carelessly(x, target, attempted, always)
-        return super()._copied(x, target, attempted, always=always) if moved is None else moved
+        whole = super()._copied if always else super()._moved
+        return whole(x, target, attempted) if moved is None else moved
 
     def _carelessly(self, x, target, attempted, always):
         """The wrong result; None where it would be right."""
@@ -22,26 +31,26 @@ class Careless(Mutant):
 class DegradesNamedtuples(Careless, caught_by="containers.namedtuple"):
     def _carelessly(self, x, target, attempted, always):
         if hasattr(x, "_fields"):
-            return tuple(self._copied(list(x), target, attempted, always=always))
+            return tuple(self._either(list(x), target, attempted, always=always))
         return None
 
 
 class TurnsTuplesIntoLists(Careless, caught_by="containers.list-and-tuple"):
     def _carelessly(self, x, target, attempted, always):
-        return self._copied(list(x), target, attempted, always=always) if type(x) is tuple else None
+        return self._either(list(x), target, attempted, always=always) if type(x) is tuple else None
 
 
 class SortsKeys(Careless, caught_by="containers.dict"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is not dict or list(x) == sorted(x, key=str):
             return None
-        return self._copied(dict(sorted(x.items(), key=str)), target, attempted, always=always)
+        return self._either(dict(sorted(x.items(), key=str)), target, attempted, always=always)
 
 
 class LosesTheFactory(Careless, caught_by="containers.defaultdict"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is collections.defaultdict:
-            moved = self._copied(dict(x), target, attempted, always=always)
+            moved = self._either(dict(x), target, attempted, always=always)
             return collections.defaultdict(None, moved)
         return None
 
@@ -49,7 +58,7 @@ class LosesTheFactory(Careless, caught_by="containers.defaultdict"):
 class LosesTheOrder(Careless, caught_by="containers.ordereddict"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is collections.OrderedDict:
-            moved = self._copied(dict(x), target, attempted, always=always)
+            moved = self._either(dict(x), target, attempted, always=always)
             return collections.OrderedDict(sorted(moved.items(), reverse=True))
         return None
 
@@ -57,14 +66,14 @@ class LosesTheOrder(Careless, caught_by="containers.ordereddict"):
 class LosesTheMaximalLength(Careless, caught_by="containers.deque"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is collections.deque:
-            return collections.deque(self._copied(list(x), target, attempted, always=always))
+            return collections.deque(self._either(list(x), target, attempted, always=always))
         return None
 
 
 class LosesAttributes(Careless, caught_by="containers.subclass-attributes"):
     def _carelessly(self, x, target, attempted, always):
         if isinstance(x, dict) and getattr(x, "tag", None):
-            return type(x)(self._copied(dict(x), target, attempted, always=always))
+            return type(x)(self._either(dict(x), target, attempted, always=always))
         return None
 
 
@@ -73,7 +82,7 @@ class RunsConstructors(Careless, caught_by="containers.no-constructor-runs"):
         if not dataclasses.is_dataclass(x):
             return None
         values = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
-        return type(x)(**self._copied(values, target, attempted, always=always))
+        return type(x)(**self._either(values, target, attempted, always=always))
 
 
 class StopsAtTheFirstLevel(Careless, caught_by="containers.nested"):
@@ -81,7 +90,7 @@ class StopsAtTheFirstLevel(Careless, caught_by="containers.nested"):
         if type(x) is not dict:
             return None
         return {
-            key: self._copied(value, target, attempted, always=always)
+            key: self._either(value, target, attempted, always=always)
             if isinstance(value, self.tensor_types)
             else value
             for key, value in x.items()
@@ -92,13 +101,13 @@ class BreaksTies(Careless, caught_by="containers.tied-tensors"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is not dict:
             return None
-        return {k: self._copied(v, target, attempted, always=always) for k, v in x.items()}
+        return {k: self._either(v, target, attempted, always=always) for k, v in x.items()}
 
 
 class WritesIntoTheBatch(Careless, caught_by="containers.input-unchanged"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is dict:
-            moved = super()._copied(list(x.values()), target, attempted, always=always)
+            moved = super()._either(list(x.values()), target, attempted, always=always)
             x.update(zip(x, moved, strict=True))
             return dict(x)
         return None
@@ -108,7 +117,7 @@ class MovesOneAfterTheOther(Careless, caught_by="containers.all-or-nothing"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is dict and len(x) == 2:
             for key in x:
-                x[key] = self._copied(x[key], target, attempted, always=always)
+                x[key] = self._either(x[key], target, attempted, always=always)
             return x
         return None
 
@@ -122,9 +131,9 @@ class RebuildsWhatIsThere(Mutant, caught_by="containers.noop-returns-same-object
 class RebuildsWhatIsThereInside(Careless, caught_by="containers.noop-inside"):
     def _carelessly(self, x, target, attempted, always):
         if type(x) is list and not always:
-            return [self._copied(item, target, attempted, always=always) for item in x]
+            return [self._either(item, target, attempted, always=always) for item in x]
         if type(x) is dict:
-            return {k: self._copied(v, target, attempted, always=always) for k, v in x.items()}
+            return {k: self._either(v, target, attempted, always=always) for k, v in x.items()}
         return None
 
 
@@ -132,8 +141,36 @@ class PassesUnknownObjects(Careless, caught_by="containers.unknown-object-is-nam
     def _carelessly(self, x, target, attempted, always):
         if isinstance(x, dict) and "meta" in x:
             known = {key: value for key, value in x.items() if key != "meta"}
-            return {**self._copied(known, target, attempted, always=always), "meta": x["meta"]}
+            return {**self._either(known, target, attempted, always=always), "meta": x["meta"]}
         return None
+
+
+class MovesTensorsOnly(Mutant, caught_by="containers.arrays-become-tensors"):
+    def to(self, x, device):
+        self.copy(x)  # which refuses arrays
+        return super().to(x, device)
+
+
+class DegradesContainersOfArrays(Mutant, caught_by="containers.arrays-keep-containers"):
+    def to(self, x, device):
+        if isinstance(x, Mapping):
+            return {key: self.to(value, device) for key, value in x.items()}
+        return [self.to(value, device) for value in x] if type(x) is list else super().to(x, device)
+
+
+class BreaksTiesOfArrays(Mutant, caught_by="containers.arrays-stay-tied"):
+    def to(self, x, device):
+        if type(x) is dict:
+            return {key: self.to(value, device) for key, value in x.items()}
+        return super().to(x, device)
+
+
+class ForgetsWhereTheArrayIs(Mutant, caught_by="containers.arrays-are-named"):
+    def to(self, x, device):
+        try:
+            return super().to(x, device)
+        except UnsupportedValueError as error:
+            raise UnsupportedValueError(error.attempted, "it is no tensor", error.fix) from error
 
 
 class CopiesTiesTwice(Mutant, caught_by="copy.ties-are-copied-once"):

@@ -36,7 +36,7 @@ class PrefetchesFlatBatches(Mutant, caught_by="prefetch.nestings"):
 
 class PrefetchesTensorsOnly(Mutant, caught_by="prefetch.numpy-batches"):
     def _prefetch(self, batches, device, depth):
-        return moved_ahead(batches, depth, lambda batch: self.to(batch, device))
+        return moved_ahead(batches, depth, lambda batch: self.copy(batch, device))
 
 
 class MovesWhatItKeptUnmoved(Mutant, caught_by="prefetch.array-used-again"):
