@@ -1,4 +1,4 @@
-"""One small object of every kind that ``place`` looks after in MXNet, for the suite."""
+"""Set-up for the conformance suite: one small object of every kind that ``place`` looks after."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from d2ldev.backend import Backend
 from d2ldev.device import Device
-from d2ldev.interface import Backend, Tensor
+from d2ldev.framework import Tensor
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.mlp import initialise
+from d2ldev_mxnet.models import initialise
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD with momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9}),
@@ -47,8 +48,8 @@ class Everything(mx.gluon.Block):  # type: ignore[misc]
         self.layers = [unregistered]
 
 
-def make_samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
-    """Builders by name; see ``Backend.samples``."""
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
 
     def rand(device: Device, seed: int, shape: tuple[int, ...]) -> Tensor:
         return backend.rand(shape, seed=seed, device=device)
@@ -80,7 +81,7 @@ def make_samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
         return [weight, bias]
 
     def trained(name: str, options: dict[str, float], device: Device) -> Any:
-        """A model with gradients and the trainer that has made two steps with them."""
+        """Return a model with gradients, and the trainer that has made two steps with them."""
         net = backend.mlp([3, 4, 1], device=device)
         with NumPySemantics():
             trainer = mx.gluon.Trainer(net.collect_params(), name, options)
