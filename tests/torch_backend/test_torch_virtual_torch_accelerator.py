@@ -97,3 +97,9 @@ def test_what_was_held_in_all_is_forgotten_and_what_is_held_is_not(virtual):
 def test_there_is_no_memory_of_one_that_is_not_there(virtual, name):
     with pytest.raises(DeviceUnavailableError):
         getattr(torch.accelerator, name)(5)
+
+
+def test_data_parallel_ends_in_an_error_as_on_every_accelerator_but_cuda(virtual):
+    net = torch.nn.DataParallel(torch.nn.Linear(3, 2).to("vgpu:0"), device_ids=[0, 1])
+    with pytest.raises((AttributeError, RuntimeError)):
+        net(torch.ones(4, 3, device="vgpu:0"))

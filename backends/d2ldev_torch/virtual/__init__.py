@@ -14,7 +14,7 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
   do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
 - ``generators.py``, ``drawing.py``: ``torch.Generator``, and what it may draw for.
-  ``torch_accelerator.py``: ``torch.accelerator``. ``parallel.py``: ``torch.nn.DataParallel``.
+  ``torch_accelerator.py``: ``torch.accelerator``.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
 
 Views need none of that: torch's own kernels for views make them on the tensor itself, so that

@@ -31,9 +31,9 @@ def make_current(index: int) -> None:
 def enter(index: int, caller: FrameType | None) -> None:
     """Enter a context in which a virtual GPU is to be the current one.
 
-    torch's own code may: ``DataParallel`` enters one around each replica, and a storage that is
+    torch's own code may: a checkpoint enters one to keep the random state, and a storage that is
     moved one around its copy. Both name devices, or go by those of their tensors.
-    https://github.com/pytorch/pytorch/blob/main/torch/nn/parallel/parallel_apply.py
+    https://github.com/pytorch/pytorch/blob/main/torch/utils/checkpoint.py
     https://github.com/pytorch/pytorch/blob/main/torch/_utils.py
 
     Args:

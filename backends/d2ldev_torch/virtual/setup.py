@@ -15,7 +15,6 @@ from d2ldev_torch.virtual import (
     generators,
     methods,
     optimizers,
-    parallel,
     storages,
     torch_accelerator,
 )
@@ -68,7 +67,6 @@ def set_up(number: int) -> None:
     optimizers.install()
     generators.install()
     torch_accelerator.install()
-    parallel.install(aten)
 
 
 def _name_the_device() -> None:
