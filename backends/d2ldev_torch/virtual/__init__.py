@@ -12,7 +12,7 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``composites.py``: what torch composes differently on the CPU, and autocast.
 - ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
 - ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
-  do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
+  do on the current device. ``optimizers.py``: what they choose by device.
 - ``generators.py``, ``drawing.py``: ``torch.Generator``, and what it may draw for.
   ``torch_accelerator.py``: ``torch.accelerator``.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
@@ -41,8 +41,8 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
   ``torch.empty(..., pin_memory=True)`` is an error of torch, which asks for it in C++ before any
   operator is chosen by its device.
 
-Sparse and quantized tensors are refused by name. ``torch.compile`` is refused by its default
-compiler. An operation costs about ten microseconds more than on the CPU.
+Sparse and quantized tensors are refused by name. ``torch.compile`` needs ``backend='eager'``: its
+default compiler writes no code for devices that it does not know. An operation costs about ten microseconds more than on the CPU.
 """
 
 import torch

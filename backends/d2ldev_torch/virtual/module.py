@@ -10,7 +10,6 @@ from typing import Any
 import torch
 
 from d2ldev_torch.virtual import devices, ledger
-from d2ldev_torch.virtual.compiler import attribute_of_module
 from d2ldev_torch.virtual.current import enter, make_current
 from d2ldev_torch.virtual.labels import NAME
 
@@ -141,5 +140,4 @@ def make_module() -> ModuleType:
     for name, value in globals().items():
         if callable(value) and getattr(value, "__module__", None) == __name__:
             setattr(module, name, value)
-    vars(module)["__getattr__"] = attribute_of_module
     return module
