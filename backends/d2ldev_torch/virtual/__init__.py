@@ -12,7 +12,7 @@ it is renamed, and its tensors are made by giving CPU memory another name.
 - ``composites.py``: what torch composes differently on the CPU, and autocast.
 - ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
 - ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
-  do on the current device. ``optimizers.py``: what they choose by device.
+  do on the current device.
 - ``generators.py``, ``drawing.py``: ``torch.Generator``, and what it may draw for.
   ``torch_accelerator.py``: ``torch.accelerator``.
 - ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.

@@ -14,7 +14,6 @@ from d2ldev_torch.virtual import (
     engine,
     generators,
     methods,
-    optimizers,
     storages,
     torch_accelerator,
 )
@@ -64,7 +63,6 @@ def set_up(number: int) -> None:
     engine.install()
     storages.install()
     methods.install(aten)
-    optimizers.install()
     generators.install()
     torch_accelerator.install()
 
