@@ -9,6 +9,7 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
 
 from __future__ import annotations
 
+from functools import wraps
 from typing import Any
 
 import torch
@@ -19,75 +20,53 @@ from d2ldev_torch.virtual.labels import NAME
 
 def install(aten: Any) -> None:
     """Replace the methods of ``torch.Tensor`` and ``torch.UntypedStorage``."""
-    _name_device("new_tensor", torch.Tensor.new_tensor)
-    _name_device("new", _new)
+    _install_new()
     _refuse_sharing()
     # Virtual GPUs read the host's memory as it is, whether or not it can be paged.
     aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
 
 
-_make_new: Any = torch.Tensor.new
+def _install_new() -> None:
+    tensor: Any = torch.Tensor
+    make_new, make_new_tensor = tensor.new, tensor.new_tensor
 
+    @wraps(make_new)
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = make_new(self, *args, **kwargs)
+        return made if self.device.type != NAME or "device" in kwargs else made.to(self.device)
 
-def _new(self: torch.Tensor, *args: Any, device: torch.device, **kwargs: Any) -> torch.Tensor:
-    """``x.new(...)``, which takes no device beside a tensor, and forgets it beside nothing.
+    @wraps(make_new_tensor)
+    def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == NAME and kwargs.get("device") is None:
+            kwargs["device"] = self.device
+        return make_new_tensor(self, *args, **kwargs)
 
-    https://github.com/pytorch/pytorch/pull/58108
-    """
-    if not args and not kwargs:
-        args = (0,)
-    elif isinstance(args[0] if args else kwargs.get("other"), torch.Tensor):
-        return _make_new(self, *args, **kwargs)  # type: ignore[no-any-return]
-    return _make_new(self, *args, device=device, **kwargs)  # type: ignore[no-any-return]
-
-
-def _name_device(name: str, make: Any) -> None:
-    method: Any = getattr(torch.Tensor, name)
-
-    def make_on_own_device(self: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-        if self.device.type != NAME or kwargs.get("device") is not None:
-            return method(self, *args, **kwargs)  # type: ignore[no-any-return]
-        kwargs["device"] = self.device
-        return make(self, *args, **kwargs)  # type: ignore[no-any-return]
-
-    make_on_own_device.__doc__ = method.__doc__
-    make_on_own_device.__name__ = name
-    setattr(torch.Tensor, name, make_on_own_device)
+    tensor.new, tensor.new_tensor = new, new_tensor
 
 
 def _refuse_sharing() -> None:
     storage: Any = torch.UntypedStorage
-    share, is_shared, new_shared = storage.share_memory_, storage.is_shared, storage._new_shared
+    share, is_shared, make_shared = storage.share_memory_, storage.is_shared, storage._new_shared
 
-    def make_shared(cls: Any, /, *args: Any, device: Any = "cpu", **kwargs: Any) -> Any:
+    def share_memory_(self: torch.UntypedStorage) -> Any:
+        _require_host(self.device)
+        return share(self)
+
+    def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
         # A worker of a DataLoader puts its batches there, and would be waited for in vain.
-        if torch.device(device).type == NAME:
-            raise _unshareable(device)
-        return new_shared.__func__(cls, *args, device=device, **kwargs)
+        _require_host(torch.device(device))
+        return make_shared.__func__(cls, size, device=device)
 
-    def is_memory_shared(self: torch.UntypedStorage) -> Any:
-        return self.device.type != NAME and is_shared(self)
-
-    def refusing(send: Any) -> Any:
-        def sent(self: torch.UntypedStorage, *args: Any, **kwargs: Any) -> Any:
-            if self.device.type == NAME:
-                raise _unshareable(self.device)
-            return send(self, *args, **kwargs)
-
-        return sent
-
-    # What a queue of torch.multiprocessing calls, one way of sharing or the other.
-    storage._share_fd_cpu_ = refusing(storage._share_fd_cpu_)
-    storage._share_filename_cpu_ = refusing(storage._share_filename_cpu_)
-    storage._new_shared = classmethod(make_shared)
-    storage.share_memory_ = refusing(share)
-    storage.is_shared = is_memory_shared
+    storage.share_memory_ = share_memory_
+    storage._new_shared = classmethod(new_shared)
+    storage.is_shared = lambda self: self.device.type != NAME and is_shared(self)
 
 
-def _unshareable(device: Any) -> UnsupportedValueError:
-    return UnsupportedValueError(
-        "share memory with other processes",
-        f"the memory of {device} belongs to this process",
-        "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
-        [device],
-    )
+def _require_host(device: torch.device) -> None:
+    if device.type == NAME:
+        raise UnsupportedValueError(
+            "share memory with other processes",
+            f"the memory of {device} belongs to this process",
+            "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
+            [device],
+        )
