@@ -1,4 +1,4 @@
-"""The accelerator that is there: CUDA or ROCm, else XPU, else MPS.
+"""One kind of accelerator: CUDA or ROCm, XPU, MPS; virtual GPUs derive from it.
 
 Counting makes no context, so that a later fork works: torch counts CUDA devices through NVML,
 and ``torch.cuda.is_available``, which calls into the CUDA runtime, is not asked. Nor does
@@ -98,24 +98,3 @@ class MetalAccelerator(Accelerator):
     def memory(self, index: int) -> Memory:
         used = int(torch.mps.current_allocated_memory())
         return Memory(used, None, int(torch.mps.recommended_max_memory()))
-
-
-def find_accelerator(virtual_gpus: int | None = None) -> Accelerator:
-    """The accelerator of this machine; CUDA, with a count of 0, where there is none.
-
-    Args:
-        virtual_gpus: how many GPUs to make out of nothing in its stead, if any.
-    """
-    if virtual_gpus:
-        # Imported only where they are asked for: they change what torch knows of devices.
-        from d2ldev_torch.virtual.accelerator import VirtualAccelerator
-
-        return VirtualAccelerator(virtual_gpus)
-    if torch.version.hip is not None:
-        return Accelerator("cuda", "rocm", torch.cuda)
-    if torch.version.cuda is None:
-        if torch.xpu._is_compiled() and torch.xpu.device_count():
-            return Accelerator("xpu", "xpu", torch.xpu)
-        if torch.backends.mps.is_available():
-            return MetalAccelerator()
-    return Accelerator("cuda", "cuda", torch.cuda)

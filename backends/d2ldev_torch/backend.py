@@ -28,7 +28,7 @@ from d2ldev.operations.placing import Part
 from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_torch import numpy_exchange
-from d2ldev_torch.accelerator import find_accelerator
+from d2ldev_torch.devices import find_accelerator
 from d2ldev_torch.dlpack import from_dlpack
 from d2ldev_torch.layouts import layers_of
 from d2ldev_torch.loader_state import checked_loader_state, loader_state
