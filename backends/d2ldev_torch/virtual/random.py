@@ -44,11 +44,15 @@ _drawing = _Drawing()
 class _Metaclass(type(_Generator)):  # type: ignore[misc]
     """Counts every generator of torch as an instance of ``Generator``."""
 
-    def __instancecheck__(self, instance: object) -> bool:
-        return type.__instancecheck__(_Generator if self is Generator else self, instance)
+    def __instancecheck__(self, instance: object) -> Any:
+        if self is Generator:
+            return isinstance(instance, _Generator)
+        return super().__instancecheck__(instance)
 
-    def __subclasscheck__(self, subclass: type) -> bool:
-        return type.__subclasscheck__(_Generator if self is Generator else self, subclass)
+    def __subclasscheck__(self, subclass: type) -> Any:
+        if self is Generator:
+            return issubclass(subclass, _Generator)
+        return super().__subclasscheck__(subclass)
 
 
 class Generator(_Generator, metaclass=_Metaclass):  # type: ignore[misc]
