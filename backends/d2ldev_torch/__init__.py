@@ -23,13 +23,12 @@ class TorchFramework(Framework):
         from d2ldev_torch.tensors import TorchTensors
         from d2ldev_torch.training import TorchTraining
 
+        accelerator = find_accelerator()
         if virtual_gpus:
             # Imported only where they are asked for: they change what torch knows of devices.
             from d2ldev_torch.virtual.accelerator import VirtualAccelerator
 
-            accelerator = VirtualAccelerator(virtual_gpus)
-        else:
-            accelerator = find_accelerator()
+            accelerator = VirtualAccelerator(virtual_gpus, accelerator)
         self.devices = TorchDevices(accelerator)
         self.tensors = TorchTensors(self.devices)
         self.models = TorchModels()
