@@ -113,7 +113,7 @@ class Accelerator:
         return not self._has_context(index) or self._module.current_stream(index).query()
 
     def streams(self) -> ModuleType | None:
-        """Return what has ``Stream``, ``stream``, ``current_stream``; None where there is one queue."""
+        """Return the module with ``Stream`` and ``stream``; None where there is one queue."""
         return self._module
 
     def memory(self, index: int) -> Memory:

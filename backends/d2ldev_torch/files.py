@@ -1,4 +1,4 @@
-"""Files: torch's layouts are the canonical ones, and an optimizer's state has the shapes it lacks."""
+"""Files: torch's layouts are the canonical ones; an optimizer's state is saved with its shapes."""
 
 from __future__ import annotations
 

@@ -38,7 +38,8 @@ class TorchModels(Models):
         modules: list[torch.nn.Module] = []
         for kernel, bias in layers:
             # Made without memory: nothing is drawn from torch's random state, or made elsewhere.
-            linear = torch.nn.Linear(*reversed(kernel.shape), device="meta")
+            n_out, n_in = kernel.shape
+            linear = torch.nn.Linear(n_in, n_out, device="meta")
             linear.weight, linear.bias = torch.nn.Parameter(kernel), torch.nn.Parameter(bias)
             modules += [linear, _ACTIVATIONS[activation]()]
         return torch.nn.Sequential(*modules[:-1])
@@ -61,7 +62,7 @@ class TorchModels(Models):
             and (x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None)
         )
 
-    def refill(self, x: Tensor, new: Tensor) -> None:
+    def refill(self, x: torch.Tensor, new: torch.Tensor) -> None:
         new = new.detach()
         if not is_traceable_wrapper_subclass(x):
             x.data = new
@@ -106,7 +107,7 @@ def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
 
 @lru_cache(1024)
 def _slots_of(cls: type) -> tuple[str, ...]:
-    """Return what objects of a class keep outside of their ``__dict__``; most keep nothing there."""
+    """Return what objects of a class keep outside of their ``__dict__``: mostly nothing."""
     return tuple(
         name
         for base in cls.__mro__

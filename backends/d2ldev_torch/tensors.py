@@ -140,7 +140,7 @@ class TorchTensors(Tensors):
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name
-        # One copy: across from a device, or within the CPU's memory, conjugated if ``x`` is lazily so.
+        # One copy: from a device, or within the CPU's memory; conjugated if ``x`` is lazily so.
         return array_of(strided(x).to("cpu", copy=True))
 
     def from_dlpack(self, x: Any) -> Tensor:
@@ -159,7 +159,7 @@ class TorchTensors(Tensors):
             return x.detach()
         if x.__dlpack_device__()[0] != ON_CPU:
             return torch.utils.dlpack.from_dlpack(x)
-        # Of no version, which has no flag for read-only memory, so that its owner refuses to give it.
+        # Without a version it has no flag for read-only memory: its owner refuses to give that.
         capsule = x.__dlpack__()
         if description_of(capsule).is_walked_backwards:
             raise BufferError("torch has no negative strides")

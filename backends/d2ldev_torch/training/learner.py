@@ -55,8 +55,8 @@ class TorchLearner(Learner):
     """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains.
 
     The optimizer of a model with lazy modules is made in the first step, when they have shapes.
-    The model is in training mode in ``step`` (but for modules in it that are frozen by ``eval()``),
-    in evaluation mode in ``evaluate``, and, after ``sync``, in the mode in which it was handed over.
+    The model is in training mode in ``step``, except for modules that are frozen by ``eval()``;
+    in evaluation mode in ``evaluate``; and after ``sync`` in the mode in which it was handed over.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
