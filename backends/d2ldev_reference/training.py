@@ -63,8 +63,13 @@ class ReferenceLearner(Learner):
             )
         self._model = model
         self._optimizer: dict[str, Any]
-        zeros = [{name: x * 0.0 for name, x in layer.items()} for layer in model.layers]
-        self._optimizer = {"first": zeros, "second": zeros, "steps": 0}
+        self._optimizer = {
+            **{
+                moment: [{name: x * 0.0 for name, x in layer.items()} for layer in model.layers]
+                for moment in ("first", "second")
+            },
+            "steps": 0,
+        }
 
     @property
     def parts(self) -> dict[str, Any]:

@@ -23,7 +23,7 @@ def path(tmp_path):
 
 def _saved_values(backend, obj):
     """The values of all that is saved of an object, by name."""
-    return {name: backend.to_numpy(x) for name, x in tensors_of(backend, obj, "compare").items()}
+    return {name: backend.to_numpy(x) for name, x in tensors_of(backend.framework, obj, "compare").items()}
 
 
 def _flipped(array):
@@ -172,7 +172,7 @@ def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch)
     borrow = backend.framework.files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
-        patch.setattr(backend, "_borrow", lambda x: _flipped(borrow(x)))
+        patch.setattr(backend.framework.files, "borrow", lambda x: _flipped(borrow(x)))
         backend.save(obj, path)
     loaded = backend.load_into(samples(backend)[sample](place), path)
     values = _saved_values(backend, loaded)

@@ -12,6 +12,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, Memory
+from d2ldev.registry import selection
 from d2ldev_conformance.data import assert_same
 from d2ldev_conformance.requirement import requirement
 
@@ -109,7 +110,7 @@ def _in_a_scope(backend, device):
 def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
     first, second = route
     # The framework's own scope is a thread's, and no task's: d2ldev's is what is looked at.
-    monkeypatch.setattr(backend, "_native_scope", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
 
     async def task(device, entered, others):
         with backend.on(device):
@@ -127,7 +128,7 @@ def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
 @requirement("threads.scopes-of-generators", section=SECTION)
 def test_a_scope_in_a_generator_ends_without_the_others(backend, route, monkeypatch):
     first, second = route
-    monkeypatch.setattr(backend, "_native_scope", lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
 
     def generator():
         with backend.on(first):
@@ -177,7 +178,7 @@ def test_the_active_backend_is_a_threads_own(backend):
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(other)
         assert entered.wait(30)
-        scoped = d2ldev.registry._scoped.get()
+        scoped = selection.scoped.current()
         left.set()
         assert future.result() == backend.name
     assert scoped is None

@@ -22,7 +22,7 @@ def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
 @requirement("create.without-a-copy", section=SECTION)
 @creators
 def test_no_tensor_is_made_elsewhere_and_copied(backend, place, make, monkeypatch):
-    monkeypatch.setattr(backend, "_copy", None)
+    monkeypatch.setattr(backend.framework.tensors, "copy", None)
     monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
     assert backend.device_of(make(backend, device=place)) is place
 

@@ -12,7 +12,7 @@ from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"
 EPOCHS = 3
-TRANSFERS = ("_copy", "_copy_all", "_from_data", "_to_numpy", "_refill")
+TRANSFERS = ("copy", "copy_all", "from_data", "to_numpy")
 
 
 @pytest.fixture
@@ -108,8 +108,10 @@ def test_a_smaller_last_batch_counts_for_as_many_examples(backend, batches, num_
 def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus, monkeypatch):
     native_batches = [tuple(backend.asarray(array) for array in batch) for batch in batches]
     moved, depth = [], []
-    for name in TRANSFERS:
-        monkeypatch.setattr(backend, name, _counting(moved, depth, getattr(backend, name)))
+    framework = backend.framework
+    for room, names in ((framework.tensors, TRANSFERS), (framework.models, ("refill",))):
+        for name in names:
+            monkeypatch.setattr(room, name, _counting(moved, depth, getattr(room, name)))
     counts = {}
 
     class Counting(Trainer):
@@ -121,7 +123,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
         trainer.fit(backend.mlp([2, 1]), native_batches)
     # What a batch is moved by, in as many calls as the framework needs, and one for the log.
     first = moved[counts[0] : counts[1]]
-    assert first.count("_to_numpy") == 1
+    assert first.count("to_numpy") == 1
     assert len(first) - 1 <= 2 * len(batches) * num_gpus
     assert counts[2] - counts[1] == counts[1] - counts[0]
 

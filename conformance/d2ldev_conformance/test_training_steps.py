@@ -31,7 +31,8 @@ def _trained(backend, device, data, move_to=None):
     losses = []
     for i in range(STEPS):
         if i == STEPS // 2 and move_to is not None:
-            learner.place(move_to)
+            learner.sync()
+            learner.replace(backend.place(learner.parts, move_to))
             device = move_to
         x, y = (backend.asarray(array, device=device) for array in data)
         losses.append(learner.step((x,), y)[0])
