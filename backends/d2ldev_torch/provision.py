@@ -1,4 +1,4 @@
-"""One small object of every kind that ``place`` looks after in torch, for the suite."""
+"""Set-up for the conformance suite: objects of every kind that ``place`` looks after in torch."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import torch
 
+from d2ldev.backend import Backend
 from d2ldev.device import Device
-from d2ldev.interface import Backend, Tensor
+from d2ldev.framework import Tensor
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
@@ -18,31 +19,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-class Everything(torch.nn.Module):
-    """A module that keeps tensors in every place where a module can.
-
-    Args:
-        make: ``shape -> tensor``, on the device where the module is to be.
-    """
-
-    mean: Tensor
-
-    def __init__(self, make: Callable[[tuple[int, ...]], Tensor]) -> None:
-        super().__init__()
-        self.weight = torch.nn.Parameter(make((3, 3)))
-        self.tied = self.weight
-        self.frozen = torch.nn.Parameter(make((3,)), requires_grad=False)
-        self.register_buffer("mean", make((3,)))
-        self.register_buffer("hidden", make((3,)), persistent=False)
-        self.plain = make((2,))
-        self.scratch = make((2, 2)).requires_grad_()
-        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
-        self.same = self.kept["masks"][0]
-        self.layers = [torch.nn.BatchNorm1d(3, device=self.weight.device)]
-
-
-def make_samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
-    """Builders by name; see ``Backend.samples``."""
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
 
     def everything(device: Device) -> Everything:
         return Everything(lambda shape: backend.rand(shape, seed=len(shape), device=device))
@@ -70,3 +48,26 @@ def make_samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
         ],
         **{name: partial(trained, make) for name, make in _OPTIMIZERS.items()},
     }
+
+
+class Everything(torch.nn.Module):
+    """A module that keeps tensors in every place where a module can.
+
+    Args:
+        make: ``shape -> tensor``, on the device where the module is to be.
+    """
+
+    mean: Tensor
+
+    def __init__(self, make: Callable[[tuple[int, ...]], Tensor]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(make((3, 3)))
+        self.tied = self.weight
+        self.frozen = torch.nn.Parameter(make((3,)), requires_grad=False)
+        self.register_buffer("mean", make((3,)))
+        self.register_buffer("hidden", make((3,)), persistent=False)
+        self.plain = make((2,))
+        self.scratch = make((2, 2)).requires_grad_()
+        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        self.same = self.kept["masks"][0]
+        self.layers = [torch.nn.BatchNorm1d(3, device=self.weight.device)]
