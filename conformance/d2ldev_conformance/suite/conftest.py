@@ -50,6 +50,8 @@ def backend(pytestconfig: pytest.Config) -> Backend:
     backend = backend_under_test(pytestconfig)
     for make in samples(backend).values():
         make(backend.cpu())
+    if {"train", "mlp"} & backend.framework.cannot.keys():
+        return backend
     for loss, y in (
         ("mse", backend.ones((1, 1))),
         ("cross_entropy", backend.zeros(1, dtype="int32")),

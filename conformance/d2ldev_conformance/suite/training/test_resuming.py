@@ -7,8 +7,8 @@ import pytest
 
 from d2ldev import ArrayLoader
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.data import assert_same_values, values_of
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
 
 SECTION = "6.7.3"
 EPOCHS = 4

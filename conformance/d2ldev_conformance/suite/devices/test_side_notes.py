@@ -13,8 +13,8 @@ import pytest
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, Memory
 from d2ldev.registry import selection
-from d2ldev_conformance.data import assert_same
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
 
 SECTION = "6.7.2.3"
 

@@ -7,8 +7,8 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceMismatchError
-from d2ldev_conformance.data import assert_same
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
 
 pytestmark = pytest.mark.needs_gpus(2)
 FIRST, SECOND = d2ldev.gpu(0), d2ldev.gpu(1)

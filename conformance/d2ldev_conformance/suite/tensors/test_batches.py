@@ -17,8 +17,8 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, Trainer, UnsupportedValueError
-from d2ldev_conformance.data import assert_same, room_for
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, room_for
 
 SECTION = "6.7.2.2"
 

@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from d2ldev import DeviceMismatchError
-from d2ldev_conformance.data import outcome_of
 from d2ldev_conformance.leaks import functions_of_modules
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import outcome_of
 
 SECTION = "6.7.2.2"
 

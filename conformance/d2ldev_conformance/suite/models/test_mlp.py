@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
-from d2ldev_conformance.data import assert_same_values, values_of
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
 
 SECTION = "6.7.3"
 

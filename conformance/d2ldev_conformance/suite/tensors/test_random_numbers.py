@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from d2ldev import UnsupportedValueError
-from d2ldev_conformance.data import assert_same
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
 
 SECTION = "6.7.2.1"
 

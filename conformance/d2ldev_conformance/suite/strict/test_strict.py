@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceMismatchError
-from d2ldev_conformance.data import assert_same, outcome_of
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, outcome_of
 
 SECTION = "6.7.2.2"
 

@@ -10,8 +10,8 @@ import pytest
 
 import d2ldev
 from d2ldev import CheckpointError, Device, UnsupportedValueError
-from d2ldev_conformance.data import aligned, assert_same, numbers
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import aligned, assert_same, numbers
 
 SECTION = "6.7.2"
 

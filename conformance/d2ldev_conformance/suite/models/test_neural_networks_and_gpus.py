@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
-from d2ldev_conformance.data import assert_same_values, room_for, values_of
 from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, room_for, values_of
 
 SECTION = "6.7.3"
 

@@ -9,8 +9,8 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
-from d2ldev_conformance.data import assert_same
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
 
 SECTION = "6.7.3"
 DEPTHS = (0, 1, 2, 7)

@@ -21,8 +21,8 @@ import pytest
 from d2ldev import ArrayLoader, Backend
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.data import assert_same, values_of
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, values_of
 
 SECTION = "6.7.3"
 EPOCHS = 3
@@ -33,8 +33,8 @@ PROGRAM = """
 import json, sys
 import d2ldev
 import numpy as np
-from d2ldev_conformance.data import values_of
-from d2ldev_conformance.test_killed_runs import train
+from d2ldev_conformance.suite.data import values_of
+from d2ldev_conformance.suite.training.test_killed_runs import train
 
 name, folder, options = sys.argv[1:]
 backend = d2ldev.get_backend(name)

@@ -8,9 +8,9 @@ import pytest
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.objects import tensors_of
-from d2ldev_conformance.data import assert_same, numbers
 from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, numbers
 
 SECTION = "6.6"
 
