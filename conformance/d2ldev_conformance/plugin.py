@@ -171,17 +171,20 @@ def pytest_runtest_makereport(
         from d2ldev_conformance.requirement import requirement_of
 
         requirement = requirement_of(item)
-        outcome = "cannot" if _is_declared(item.config, call) else _outcome(result)
+        outcome = _outcome(result)
+        if call.excinfo is not None and _is_declared(item.config, call.excinfo.value):
+            outcome, problem = "cannot", str(getattr(call.excinfo.value, "problem", ""))
+            result.outcome = "skipped"
+            result.longrepr = (str(item.path), 0, f"Skipped: {problem}")
         if requirement is not None and outcome:
             item.config.stash[_REPORT].add(requirement, outcome, _reason(result, outcome, call))
     return result
 
 
-def _is_declared(config: pytest.Config, call: pytest.CallInfo[None]) -> bool:
-    """Return whether a test ended with the error of what the backend says that it cannot do."""
+def _is_declared(config: pytest.Config, error: BaseException) -> bool:
+    """Return whether an error says what the backend declares that it cannot do."""
     framework = config.stash[_BACKEND].framework
-    raised = call.excinfo.value if call.excinfo is not None else None
-    problem = getattr(raised, "problem", None)
+    problem = getattr(error, "problem", None)
     return problem in {framework.inability(ability) for ability in framework.cannot}
 
 
@@ -197,10 +200,8 @@ def _outcome(result: pytest.TestReport) -> str:
 def _reason(result: pytest.TestReport, outcome: str, call: pytest.CallInfo[None]) -> str:
     if outcome == "known gap":
         return str(getattr(result, "wasxfail", ""))
-    if outcome == "skipped" and isinstance(result.longrepr, tuple):
+    if outcome in ("skipped", "cannot") and isinstance(result.longrepr, tuple):
         return str(result.longrepr[2]).removeprefix("Skipped: ")
-    if outcome == "cannot" and call.excinfo is not None:
-        return str(getattr(call.excinfo.value, "problem", ""))
     if outcome == "failed":
         raised = call.excinfo
         return f"{result.when}: {raised.exconly() if raised else result.longreprtext}".split("\n")[
