@@ -40,6 +40,13 @@ class Accelerator:
         """A new generator for random numbers on a device: one of these, or the CPU."""
         return torch.Generator(native)
 
+    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        """Tensors in new memory on a device: one of these, or the CPU."""
+        if native.type == "cpu":
+            # On one device ``clone`` takes two thirds of the time of ``to``.
+            return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
+        return [x.to(native, copy=True) for x in xs]
+
     def synchronize(self, index: int) -> None:
         """Wait for one; one without a context has nothing to wait for."""
         if self._has_context(index):

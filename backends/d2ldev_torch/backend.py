@@ -76,6 +76,8 @@ class TorchBackend(Backend):
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
         self._accelerator = find_accelerator(virtual_gpus)
+        # The devices of tensors, which say which GPU they are: what they stand for.
+        self._places: dict[torch.device, Device] = {}
         register_containers()
 
     # -- devices --------------------------------------------------------------------------
@@ -122,10 +124,14 @@ class TorchBackend(Backend):
             if x.is_cpu:
                 return CPU
             native = x.device
+            if native in self._places:
+                return self._places[native]
         except AttributeError:
             native = None
         device = self._from_native(native)
-        if device is None:
+        if device is not None:
+            self._places[native] = device
+        else:
             raise UnsupportedValueError(
                 "tell the device of a tensor",
                 f"{describe(x)} is no torch tensor"
@@ -174,7 +180,10 @@ class TorchBackend(Backend):
         return x.to(dtype)
 
     def _copy(self, x: Tensor, native: Any) -> Tensor:
-        return x.to(native, copy=True)
+        return self._copy_all([x], native)[0]
+
+    def _copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        return self._accelerator.copies(xs, native)
 
     def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name

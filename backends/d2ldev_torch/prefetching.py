@@ -6,7 +6,6 @@ a copy waits for all that was queued before it.
 
 from __future__ import annotations
 
-from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,17 +55,15 @@ class SideStream:
             self._stream = self._module.Stream(device=self._native)
         aside: list[torch.Tensor] = []
 
-        def copy_all(xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
-            return [self._copied(x, native, aside) for x in xs]
+        def copies(xs: list[torch.Tensor], _device: Device, attempted: str) -> list[torch.Tensor]:
+            try:
+                return [self._copied(x, aside) for x in xs]
+            except Exception as error:
+                backend._raise_translated(error, attempted, self._native)
 
         backend = self._backend
-        batch = moved(
-            backend,
-            bring(backend, batch, None),
-            self._device,
-            f"move a batch to {self._device}",
-            partial(backend._copies_by, copy_all),
-        )
+        attempted = f"move a batch to {self._device}"
+        batch = moved(backend, bring(backend, batch, None), self._device, attempted, copies)
         return Started(batch, aside, self._stream.record_event())
 
     def finish(self, started: Started) -> Any:
@@ -79,16 +76,14 @@ class SideStream:
             x.record_stream(current)
         return started.batch
 
-    def _copied(
-        self, x: torch.Tensor, native: torch.device, copies: list[torch.Tensor]
-    ) -> torch.Tensor:
+    def _copied(self, x: torch.Tensor, aside: list[torch.Tensor]) -> torch.Tensor:
         if not _is_copied_aside(x):
-            copy: torch.Tensor = self._backend._copy(x, native)
+            copy: torch.Tensor = self._backend._copy(x, self._native)
             return copy
         host = pinned(x)
         with self._module.stream(self._stream):
-            new = host.to(native, non_blocking=True)
-        copies.append(new)
+            new = host.to(self._native, non_blocking=True)
+        aside.append(new)
         return new
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
-from d2ldev.nesting.walk import OBJECT, PLAIN, TENSOR, Flattened, flatten
+from d2ldev.nesting.walk import OBJECT, PLAIN, TENSOR, Flattened, every, flatten
 from d2ldev.operations.devices import Resolution
 from d2ldev.primitives import DeviceLike, Tensor
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     import numpy as np
 
     from d2ldev.interface import Backend
-
-CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
-"""What copies tensors to a native device, as ``_copy_all`` does."""
 
 Copies = Callable[[list[Tensor], Device, str], list[Tensor]]
 """What copies tensors to a device, as ``_copies`` does."""
@@ -59,8 +57,14 @@ class Moving(Resolution):
         if kinds[type(x)] is TENSOR:
             if self.device_of(x) is target:
                 return x
-            return self._copies([x], target, f"move a tensor to {target}")[0]
-        return self._moved(x, target, f"move a batch to {target}")
+            return self._copies([x], target, _moving("a tensor", target))[0]
+        device_of = self.device_of
+        try:
+            if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
+                return x
+        except Exception:  # noqa: S110
+            pass  # a cycle, or a container that cannot be walked: the walk below names it
+        return self._moved(x, target, _moving("a batch", target))
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
         """Copy a tensor, or every tensor in a nesting, into new memory.
@@ -77,6 +81,8 @@ class Moving(Resolution):
             As ``to``.
         """
         target = None if device is None else self._existing(device, "copy a tensor")[0]
+        if self.kinds[type(x)] is TENSOR:
+            return self._copies([x], target or self.device_of(x), "copy a tensor")[0]
         return self._copied(x, target, "copy a tensor")
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
@@ -96,9 +102,7 @@ class Moving(Resolution):
         except Exception as error:
             # Described only now: the text of a tensor takes longer than its values.
             attempted = f"make a NumPy array of {describe(x)}"
-            if (translated := self._translated(error, attempted, self._native(CPU))) is None:
-                raise
-            raise translated from error
+            self._raise_translated(error, attempted, self._native(CPU))
 
     def from_dlpack(self, x: Any) -> Tensor:
         """A tensor on the memory of another framework's tensor, without a copy.
@@ -128,31 +132,45 @@ class Moving(Resolution):
         flat = flatten(x, self.kinds, attempted)
         for leaf in flat.others.values():
             raise self._refusal(attempted, leaf, flat.name_of(leaf), self._foreign(leaf))
+        tensors = flat.tensors
+        if not tensors:
+            return x
+        values = list(tensors.values())
         device_of = self.device_of
+        device = target or device_of(values[0])
+        if target is None and [x for x in values if device_of(x) is not device]:
+            return flat.unflatten(self._copies_where_they_are(tensors, attempted))
+        copies = self._copies(values, device, attempted)
+        return flat.unflatten(dict(zip(tensors, copies, strict=True)))
+
+    def _copies_where_they_are(
+        self, tensors: dict[int, Tensor], attempted: str
+    ) -> dict[int, Tensor]:
+        """Copies by the same keys; those of one device together, as a framework may make them."""
         groups: dict[Device, dict[int, Tensor]] = {}
-        for key, tensor in flat.tensors.items():
-            groups.setdefault(target or device_of(tensor), {})[key] = tensor
-        changed: dict[int, Tensor] = {}
-        for device, tensors in groups.items():
-            copies = self._copies(list(tensors.values()), device, attempted)
-            changed.update(zip(tensors, copies, strict=True))
-        return flat.unflatten(changed)
+        for key, tensor in tensors.items():
+            groups.setdefault(self.device_of(tensor), {})[key] = tensor
+        return {
+            key: new
+            for device, group in groups.items()
+            for key, new in zip(
+                group, self._copies(list(group.values()), device, attempted), strict=True
+            )
+        }
 
     def _copies(self, tensors: list[Tensor], device: Device, attempted: str) -> list[Tensor]:
         """Copies of several tensors on a device; all of them, or an exception."""
-        return self._copies_by(self._copy_all, tensors, device, attempted)
-
-    def _copies_by(
-        self, copy_all: CopyAll, tensors: list[Tensor], device: Device, attempted: str
-    ) -> list[Tensor]:
-        """What ``copy_all`` makes of tensors, with its exceptions as those of d2ldev."""
         native = self._natives.get(device) or self._existing(device, attempted)[1]
         try:
-            return copy_all(tensors, native)
+            return self._copy_all(tensors, native)
         except Exception as error:
-            if (translated := self._translated(error, attempted, native)) is None:
-                raise
-            raise translated from error
+            self._raise_translated(error, attempted, native)
+
+    def _raise_translated(self, error: Exception, attempted: str, native: Any) -> NoReturn:
+        """Raise an exception of the framework's as what it means where a tensor was copied."""
+        if (translated := self._translated(error, attempted, native)) is None:
+            raise error
+        raise translated from error
 
     def _translated(self, error: Exception, attempted: str, native: Any) -> D2LDevError | None:
         """What an exception of the framework's means where a tensor was to be copied.
@@ -191,6 +209,11 @@ class Moving(Resolution):
             fix = f"take it out of the batch, or {register}"
         problem = f"{describe(x)}{where} is {what}"
         return UnsupportedValueError(attempted, problem, fix)
+
+
+@cache
+def _moving(what: str, device: Device) -> str:
+    return f"move {what} to {device}"
 
 
 def moved(backend: Backend, x: Any, target: Device, attempted: str, copies: Copies) -> Any:

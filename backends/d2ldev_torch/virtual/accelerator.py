@@ -7,6 +7,7 @@ import torch
 from d2ldev.interface import Memory
 from d2ldev_torch.accelerator import Accelerator
 from d2ldev_torch.virtual import devices, ledger
+from d2ldev_torch.virtual.copies import copies
 from d2ldev_torch.virtual.labels import NAME
 from d2ldev_torch.virtual.setup import set_up
 
@@ -27,6 +28,9 @@ class VirtualAccelerator(Accelerator):
 
     def count(self) -> int:
         return devices.count()
+
+    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        return copies(xs, native)
 
     def synchronize(self, index: int) -> None:
         """Everything was computed when the call returned."""
