@@ -621,9 +621,9 @@ class Backend:
         tensor(0.8750)
         """
         attempted = "measure the accuracy of a prediction"
-        self.framework.require("train", attempted)
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
+        self.framework.require("train", attempted)
         training = self.framework.training
         check_labels(*training.shapes(prediction, y), self.framework.tensors.dtype_of(y))
         return training.accuracy(prediction, y)
