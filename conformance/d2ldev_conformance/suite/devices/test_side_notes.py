@@ -178,7 +178,7 @@ def test_the_active_backend_is_a_threads_own(backend):
     with ThreadPoolExecutor(1) as pool:
         future = pool.submit(other)
         assert entered.wait(30)
-        scoped = selection.scoped.current()
+        scoped = selection.scoped.value.get()
         left.set()
         assert future.result() == backend.name
     assert scoped is None
