@@ -70,7 +70,7 @@ class TorchDevices(Devices):
 
     def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
         """Return tensors in new memory on a device, in the way that is fastest there."""
-        return self._accelerator.copies(xs, native)
+        return self.accelerator.copies(xs, native)
 
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
