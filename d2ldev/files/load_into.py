@@ -292,7 +292,9 @@ class _Fitting:
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
         nestings = [*[(part.name, part.value) for part in parts], *models]
-        remade = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(replaced)
+        remade = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
+            dict(replaced)
+        )
         for (_, model), new in zip(models, remade[len(parts) :], strict=True):
             replaced[id(model)] = new
         placed = Remaking(framework, self._attempted, replaced, rows).of(obj, found)

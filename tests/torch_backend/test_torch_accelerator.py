@@ -4,8 +4,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from d2ldev_torch.accelerator import Accelerator, MetalAccelerator, find_accelerator
+from d2ldev_torch.accelerator import Accelerator, MetalAccelerator
 from d2ldev_torch.backend import TorchBackend
+from d2ldev_torch.devices import find_accelerator
 
 from d2ldev import Memory
 

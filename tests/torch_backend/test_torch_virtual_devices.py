@@ -1,4 +1,4 @@
-"""Virtual GPUs as devices of torch: which there are, and what is refused."""
+"""Virtual GPUs as devices of torch: which there are, what is refused, and ``torch.accelerator``."""
 
 import os
 import subprocess
@@ -10,6 +10,8 @@ from d2ldev_torch.backend import TorchBackend
 
 from d2ldev.device import CPU, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+
+# -- devices of a process --------------------------------------------------------------------------
 
 
 def in_a_new_process(code, **environment):
@@ -213,11 +215,11 @@ def test_values_are_copied_to_numpy(virtual, vgpu):
     assert x.tolist() == [1, 1]
 
 
-def test_the_compiler_refuses_and_says_what_to_do_instead():
+def test_the_default_compiler_raises_and_the_eager_one_runs():
     code = (
         "import torch; from d2ldev import torch as d2l; x = d2l.ones(2, device='gpu:1')\n"
         "try: torch.compile(lambda x: x * 2)(x)\n"
-        "except Exception as error: print(\"backend='eager'\" in str(error))\n"
+        "except Exception as error: print('vgpu' in str(error))\n"
         "print(torch.compile(lambda x: x * 2, backend='eager')(x).device)"
     )
     assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True", "vgpu:1"]
@@ -248,3 +250,88 @@ def test_a_torch_that_is_too_old_for_them_is_named():
         "except d2ldev.DeviceUnavailableError as error: print(torch.__version__ in error.problem)"
     )
     assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True"]
+
+
+# -- torch.accelerator -----------------------------------------------------------------------------
+
+
+def test_it_names_and_counts_them(virtual):
+    assert torch.accelerator.current_accelerator() == torch.device("vgpu")
+    assert (torch.accelerator.is_available(), torch.accelerator.device_count()) == (True, 2)
+
+
+def test_its_current_device_is_always_the_first(virtual):
+    torch.accelerator.set_device_index(0)
+    torch.accelerator.set_device_index(-1)
+    with pytest.raises(DeviceUnavailableError, match="current"):
+        torch.accelerator.set_device_index(1)
+    assert torch.accelerator.current_device_index() == 0
+
+
+CONTEXTS = pytest.mark.parametrize(
+    "context",
+    [lambda i: torch.accelerator.device_index(i), lambda i: torch.vgpu.device(i)],
+    ids=["accelerator", "module"],
+)
+
+
+@CONTEXTS
+@pytest.mark.parametrize("index", [0, None])
+def test_a_context_of_the_first_one_is_entered_and_left(virtual, context, index):
+    with context(index):
+        assert torch.empty(1, device="vgpu").device.index == 0
+
+
+@CONTEXTS
+def test_a_context_of_another_one_is_refused(virtual, context):
+    with pytest.raises(DeviceUnavailableError, match="device='vgpu:1'"), context(1):
+        torch.empty(1, device="vgpu")
+
+
+@CONTEXTS
+def test_a_context_of_one_that_is_not_there_is_refused(virtual, context):
+    with pytest.raises(DeviceUnavailableError, match="2 virtual GPUs"), context(5):
+        torch.empty(1, device="vgpu")
+
+
+def test_a_context_that_torch_s_own_code_enters_is_no_error(virtual):
+    storage = torch.ones(2).untyped_storage().to(device="vgpu:1")
+    assert storage.device == torch.device("vgpu:1")
+
+
+def test_everything_is_computed_when_it_is_asked_to_wait(virtual):
+    torch.accelerator.synchronize()
+    torch.accelerator.synchronize("vgpu:1")
+    with pytest.raises(DeviceUnavailableError):
+        torch.accelerator.synchronize(5)
+
+
+def test_a_cache_is_emptied_as_there_is_none(virtual):
+    x = torch.ones(1000, device="vgpu:1")
+    torch.accelerator.empty_cache()
+    torch.accelerator.empty_host_cache()
+    assert x.sum().item() == 1000
+
+
+def test_their_module_tells_the_memory_that_tensors_hold(virtual):
+    before = torch.vgpu.memory_allocated(1)
+    torch.vgpu.reset_peak_memory_stats(1)
+    x = torch.ones(1000, device="vgpu:1")
+    assert torch.vgpu.memory_allocated(1) == before + 4000
+    del x
+    assert torch.vgpu.memory_allocated("vgpu:1") == before
+    assert torch.vgpu.max_memory_allocated(1) == before + 4000
+    torch.vgpu.reset_peak_memory_stats("vgpu:1")
+    assert torch.vgpu.max_memory_allocated(1) == before
+
+
+@pytest.mark.parametrize("name", ["memory_stats", "get_memory_info", "reset_peak_memory_stats"])
+def test_what_is_about_an_allocator_is_an_error_of_torch(virtual, name):
+    with pytest.raises(RuntimeError, match="not a DeviceAllocator"):
+        getattr(torch.accelerator, name)(1)
+
+
+def test_data_parallel_ends_in_an_error_as_on_every_accelerator_but_cuda(virtual):
+    net = torch.nn.DataParallel(torch.nn.Linear(3, 2).to("vgpu:0"), device_ids=[0, 1])
+    with pytest.raises((AttributeError, RuntimeError)):
+        net(torch.ones(4, 3, device="vgpu:0"))
