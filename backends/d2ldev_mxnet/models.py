@@ -150,7 +150,7 @@ class MXNetModels(Models):
             _settle_updater(obj, context)
 
 
-class NumPySequential(_nn.HybridSequential):  # type: ignore[misc]
+class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
     """A ``HybridSequential`` that is called with NumPy arrays, also without ``npx.set_np()``."""
 
     def __call__(self, *args: Any) -> Any:

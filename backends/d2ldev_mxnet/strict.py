@@ -232,7 +232,7 @@ def _is_mxnet_s(frame: FrameType) -> bool:
 def _operator_named(name: str) -> int | None:
     handle = mx.base.OpHandle()
     mx.base.check_call(_library.NNGetOpHandle(mx.base.c_str(name), ctypes.byref(handle)))
-    return handle.value
+    return handle.value  # type: ignore[no-any-return]
 
 
 def _description(operator: Any, inputs: int) -> tuple[str, list[str]]:

@@ -99,8 +99,8 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
     except D2LDevError:
         raise
     except BROKEN as error:
-        # Most import their framework only here: a missing shared library is an OSError, a NumPy that
-        # is too new an AttributeError.
+        # Most import their framework only here: without a shared library that is an OSError, with a
+        # NumPy that is too new an AttributeError.
         install = _INSTALL.get(name, "")
         is_import = bool(install) or isinstance(error, ImportError)
         what = "fails to import" if is_import else "cannot be made"
