@@ -6,7 +6,7 @@ import sys
 
 import pytest
 import torch
-from d2ldev_torch.backend import TorchBackend
+from d2ldev_torch import TorchFramework
 
 from d2ldev.device import CPU, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
@@ -56,23 +56,23 @@ def test_nothing_else_pretends_to_be_there(virtual):
 def test_they_stand_in_the_hardwares_stead(virtual, monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 7)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    backend = TorchBackend(virtual_gpus=2)
-    assert (backend.num_gpus(), backend.platform("gpu:0")) == (2, "virtual")
+    devices = TorchFramework(virtual_gpus=2).devices
+    assert (devices.count(), devices.platform(gpu(0))) == (2, "virtual")
 
 
 def test_setting_them_up_twice_changes_nothing(virtual):
     x = torch.ones(2, device="vgpu:1")
-    assert TorchBackend(virtual_gpus=2).device_of(x + x) is gpu(1)
+    assert TorchFramework(virtual_gpus=2).tensors.device_of(x + x) is gpu(1)
 
 
 def test_their_number_is_fixed_for_the_process(virtual):
     with pytest.raises(DeviceUnavailableError, match="2 already"):
-        TorchBackend(virtual_gpus=3)
+        TorchFramework(virtual_gpus=3)
 
 
 def test_more_than_eight_are_refused():
     with pytest.raises(DeviceUnavailableError, match="can make 8"):
-        TorchBackend(virtual_gpus=9)
+        TorchFramework(virtual_gpus=9)
 
 
 def test_there_may_be_eight():

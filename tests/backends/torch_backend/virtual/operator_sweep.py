@@ -13,10 +13,10 @@ import unittest
 import warnings
 
 import torch
-from d2ldev_torch.backend import TorchBackend
+from d2ldev_torch import TorchFramework
 from torch.utils._pytree import tree_leaves, tree_map
 
-TorchBackend(virtual_gpus=2)
+TorchFramework(virtual_gpus=2)
 PLACE = torch.device("vgpu:1")
 DTYPES = (torch.float32, torch.complex64, torch.int64)
 
