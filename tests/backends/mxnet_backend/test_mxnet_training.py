@@ -1,8 +1,9 @@
-"""``Learner.step`` and ``evaluate`` on MXNet: the hand-written loop's numbers, without waiting."""
+"""Learners on MXNet: the hand-written loop's numbers, without waiting; what cannot be trained."""
 
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
+from sequences import assert_the_loss_is_the_mean_over_all_labels
 
 from d2ldev import UnsupportedValueError
 
@@ -193,16 +194,6 @@ def test_evaluation_inside_a_recording_records_nothing(backend):
     np.testing.assert_array_equal(prediction.asnumpy(), net(*inputs).asnumpy())
 
 
-def test_training_changes_the_running_statistics(backend):
-    net = initialized(backend, images, "cpu")
-    learner = backend.learner(net, loss="cross_entropy", lr=0.0)
-    first, second = batches(backend, images, "cpu", 2)
-    learner.step(*first)
-    before = net[1].running_mean.data().asnumpy()
-    learner.step(*second)
-    assert not np.array_equal(net[1].running_mean.data().asnumpy(), before)
-
-
 class Either(mx.gluon.Block):
     """Of its two layers one is used."""
 
@@ -296,3 +287,83 @@ def test_arrays_of_the_old_kind_are_taken(backend):
     learner = backend.learner(net, lr=0.0)
     expected = learner.step((x,), y)[0].item()
     assert learner.step((x.as_nd_ndarray(),), y.as_nd_ndarray())[0].item() == expected
+
+
+def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend):
+    assert_the_loss_is_the_mean_over_all_labels(backend, backend.mlp([2, 3]))
+
+
+# -- what can be trained, and with what ---------------------------------------------------------
+
+
+def uninitialized():
+    return nn.Dense(1)
+
+
+def without_gradients():
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    net.collect_params().setattr("grad_req", "null")
+    return net
+
+
+def of_another():
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    return mx.gluon.Trainer(net.collect_params(), "sgd")
+
+
+def in_a_store(net):
+    return mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=mx.kv.create("local"))
+
+
+REFUSED = {
+    "a function": (lambda: len, None, "no gluon.Block"),
+    "not initialised": (uninitialized, None, "net.initialize"),
+    "without gradients": (without_gradients, None, "no parameter with a gradient"),
+    "a class": (Either, lambda net: mx.optimizer.SGD, "gluon.Trainer"),
+    "another's trainer": (Either, lambda net: of_another(), "none of its parameters"),
+    "a store": (Either, in_a_store, "KVStore"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused(backend, case):
+    make, optimizer, words = REFUSED[case]
+    net = initialized(backend, make, "cpu") if make is Either else make()
+    with pytest.raises(UnsupportedValueError, match=words):
+        backend.learner(net, optimizer="sgd" if optimizer is None else optimizer(net))
+
+
+def test_a_model_of_arrays_of_the_old_kind_is_refused(backend):
+    mx.npx.reset_np()
+    net = initialized(backend, Either, "cpu")
+    with pytest.raises(UnsupportedValueError, match="set_np"):
+        backend.learner(net)
+
+
+def test_a_loss_that_is_no_array_is_refused(backend):
+    learner = backend.learner(initialized(backend, Either, "cpu"), loss=lambda p, y: 1.0)
+    with pytest.raises(UnsupportedValueError, match=r"1\.0, a float, and no scalar"):
+        learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
+
+
+@pytest.mark.parametrize("options", [{"learning_rate": 0.5}, {"learning_rate": 0.5, "wd": 0.1}])
+def test_the_learning_rate_of_a_trainer_is_its_own(backend, options):
+    net = initialized(backend, Either, "cpu")
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
+    learner = backend.learner(net, optimizer=trainer, lr=0.01)
+    learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
+    assert learner.parts["optimizer"] is trainer
+    assert trainer.learning_rate == 0.5
+
+
+def test_a_trainer_that_was_built_before_the_model_was_placed_trains_it(backend):
+    def losses(device):
+        net = initialized(backend, Either, "cpu")
+        trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+        learner = backend.learner(backend.place(net, device), optimizer=trainer)
+        x, y = backend.ones((3, 2), device=device), backend.zeros((3, 1), device=device)
+        return [learner.step((x, True), y)[0].item() for _ in range(4)]
+
+    assert losses("gpu:1") == losses("cpu")
