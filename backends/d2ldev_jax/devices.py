@@ -40,11 +40,11 @@ _PLATFORMS = ("cuda", "rocm")
 # The frameworks that may have loaded CUDA's libraries before JAX.
 _OTHERS = ("torch", "tensorflow", "mxnet")
 # The device file without which ROCm has no GPU.
-_ROCM_DRIVER = Path("/dev/kfd")
+ROCM_DRIVER = Path("/dev/kfd")
 
 # Source: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
-_MEMORY_VARIABLES = (
+MEMORY_VARIABLES = (
     _PREALLOCATE,
     "XLA_PYTHON_CLIENT_MEM_FRACTION",
     "XLA_CLIENT_MEM_FRACTION",
@@ -255,7 +255,7 @@ class HardwareDevices(JaxDevices):
 
     def _may_use(self, platform: str) -> bool:
         """Return whether JAX is installed for a platform, and not told to leave it alone."""
-        if platform == "rocm" and not _ROCM_DRIVER.exists():
+        if platform == "rocm" and not ROCM_DRIVER.exists():
             return False
         allowed = jax.config.jax_platforms
         if allowed and not {platform, "gpu"} & set(allowed.split(",")):
@@ -264,7 +264,7 @@ class HardwareDevices(JaxDevices):
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has said nothing else."""
-        if user_has_chosen(_MEMORY_VARIABLES):
+        if user_has_chosen(MEMORY_VARIABLES):
             return
         if not is_initialized():
             if self._counted() or self._may_use("rocm"):

@@ -1,8 +1,5 @@
-"""JAX's arrays, modules, optimizers and random keys in files."""
+"""Files: JAX's arrays, modules, optimizers and random keys."""
 
-import subprocess
-import sys
-from contextlib import contextmanager
 from functools import partial
 
 import jax
@@ -11,49 +8,41 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from processes import run_python
 from saved_files import bits
 
 from d2ldev import CheckpointError
-
-
-@contextmanager
-def wide_numbers(wide):
-    """Whether JAX has 64-bit numbers; its own context for it has moved between releases."""
-    before = jax.config.jax_enable_x64
-    jax.config.update("jax_enable_x64", wide)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_x64", before)
+from d2ldev.files.layouts import layouts_of_model
 
 
 @pytest.mark.parametrize("wide", [False, True], ids=["narrow", "x64"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
-def test_every_dtype_comes_back_bit_for_bit(backend, path, shape, wide):
-    with wide_numbers(wide):
-        size = int(np.prod(shape))
-        saved = {}
-        for name in backend.dtype_names:
-            dtype = backend.dtype(name)
-            data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
-            saved[name] = jnp.asarray(data.astype("uint8").view(dtype).reshape(shape))
-        backend.save(saved, path)
-        loaded = backend.load(path)
-        assert [bits(backend, x) for x in loaded.values()] == [
-            bits(backend, x) for x in saved.values()
-        ]
+def test_every_dtype_comes_back_bit_for_bit(backend, path, configure, shape, wide):
+    configure("jax_enable_x64", wide)
+    size = int(np.prod(shape))
+    saved = {}
+    for name in backend.dtype_names:
+        dtype = backend.dtype(name)
+        data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
+        saved[name] = jnp.asarray(data.astype("uint8").view(dtype).reshape(shape))
+    backend.save(saved, path)
+    loaded = backend.load(path)
+    assert [bits(backend, x) for x in loaded.values()] == [bits(backend, x) for x in saved.values()]
 
 
-def test_a_dtype_that_jax_has_only_when_asked_is_refused_and_not_made_narrow(backend, path):
-    with wide_numbers(True):
-        backend.save(jnp.arange(3, dtype="int64"), path)
+def test_a_dtype_that_jax_has_only_when_asked_is_refused_and_not_made_narrow(
+    backend, path, configure
+):
+    configure("jax_enable_x64", True)
+    backend.save(jnp.arange(3, dtype="int64"), path)
+    configure("jax_enable_x64", False)
     with pytest.raises(CheckpointError, match="int64"):
         backend.load(path)
 
 
 def test_an_array_of_the_cpu_is_written_from_its_own_memory(backend):
     x = backend.zeros(64)
-    assert backend._borrow(x).ctypes.data == backend.address(x)
+    assert backend.framework.files.borrow(x).ctypes.data == backend.address(x)
 
 
 @pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
@@ -112,18 +101,15 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
 
 def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path):
     backend.save(backend.arange(4, dtype="bfloat16", device="gpu:1"), path)
-    program = (
-        "import d2ldev, sys; b = d2ldev.get_backend('jax'); x = b.load(sys.argv[1]);"
-        "print(b.num_gpus(), b.device_of(x), x.dtype, x.tolist())"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program, path],
-        env={"PATH": "", "D2LDEV_VIRTUAL_GPUS": "0", "JAX_PLATFORMS": "cpu"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == "0 cpu bfloat16 [0.0, 1.0, 2.0, 3.0]"
+    code = f"""
+import d2ldev
+backend = d2ldev.get_backend("jax")
+x = backend.load({str(path)!r})
+show([backend.num_gpus(), str(backend.device_of(x)), str(x.dtype), x.tolist()])
+"""
+    without = {"D2LDEV_VIRTUAL_GPUS": "0", "JAX_PLATFORMS": "cpu"}
+    shown = run_python(code, hide=(), environment=without)
+    assert shown == [[0, "cpu", "bfloat16", [0, 1, 2, 3]]]
 
 
 def test_arrays_are_loaded_to_a_device_and_bound_to_it(backend, path):
@@ -144,8 +130,8 @@ flatten = partial(jax.lax.collapse, start_dimension=1)
 
 
 def test_a_dense_layer_behind_a_flattened_convolution_has_its_columns_in_another_order(backend):
-    layouts = backend._layouts(convolutional(nnx.relu, flatten))
-    weight = {layout.role: layout for layout in layouts.values()}["1.weight"]
+    dense = backend.framework.files.layers(convolutional(nnx.relu, flatten))[1]
+    weight = dense.layout("1.weight", (12, 2))
     assert (weight.split, weight.axes, weight.shape) == ((4, 3, 2), (2, 1, 0), (2, 12))
 
 
@@ -164,5 +150,5 @@ NOT_STANDARD = {
 
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
-def test_no_layouts_are_claimed_for_other_models(backend, make):
-    assert backend._layouts(make()) is None
+def test_no_layers_are_claimed_for_other_models(backend, make):
+    assert layouts_of_model(backend.framework, make()) is None

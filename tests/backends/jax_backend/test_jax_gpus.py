@@ -1,9 +1,32 @@
-"""GPUs of which JAX has a client of their own: counted, used, too late, and failing."""
+"""GPUs of which JAX has a client of their own, and virtual GPUs, each in a process of its own.
+
+A plugin of JAX and a driver stand in for the machine's. To JAX the GPUs are there: it initialises
+them, makes them its default, and can fail to.
+"""
 
 import pytest
-from pretended_gpus import DRIVER, install_plugin
-from processes import run_python
+from processes import make_package, run_python
 
+PLUGIN = """
+def initialize():
+    from jax._src import hardware_utils, xla_bridge
+    from jax._src.lib import xla_client
+
+    def make():
+        if {failure!r}:
+            raise RuntimeError({failure!r})
+        return xla_client.make_cpu_client(num_devices=2)
+
+    hardware_utils.has_visible_nvidia_gpu = lambda: True
+    xla_bridge.register_backend_factory("cuda", make, priority=200, fail_quietly=False)
+"""
+DRIVER = """
+import warnings
+from d2ldev.operations import nvml
+nvml.cards = lambda: [nvml.Card("GPU-a", None), nvml.Card("GPU-b", None)]
+import d2ldev, jax, os
+from d2ldev_jax.devices import is_initialized
+"""
 FAILURE = "the driver is too old for CUDA 99"
 
 
@@ -12,8 +35,8 @@ def run(tmp_path):
     """Runs code in a process with two GPUs; ``failure`` is why JAX cannot initialise them."""
 
     def run(code, failure="", **environment):
-        folder = install_plugin(tmp_path, failure)
-        return run_python(DRIVER + code, hide=(), path=[folder], environment=environment)
+        make_package(tmp_path / "jax_plugins", "xla_cuda99", PLUGIN.format(failure=failure))
+        return run_python(DRIVER + code, hide=(), path=[tmp_path], environment=environment)
 
     return run
 
@@ -51,7 +74,7 @@ def test_after_its_start_jax_is_asked(run):
     code = """
 backend = d2ldev.get_backend("jax")
 backend.ones(1, device="cpu")
-nvml._uuids = lambda: []
+nvml.cards = lambda: []
 show([backend.num_gpus(), is_initialized()])
 """
     assert run(code) == [[2, True]]
@@ -107,7 +130,8 @@ show(sorted({f"{type(w.message).__name__}: {w.message}" for w in caught}))
 def test_gpus_that_fail_are_a_warning_with_the_reason_and_the_cpu_goes_on(run):
     shown, (warning,) = run(FAILING, FAILURE)
     assert shown == [[1, 1], 0, "cpu"]
-    assert warning.startswith("DeviceInitializationWarning: NVIDIA's driver shows 2 GPUs")
+    assert warning.startswith("DeviceInitializationWarning: jax found GPUs")
+    assert "NVIDIA's driver shows 2 GPUs" in warning
     assert FAILURE in warning
 
 
@@ -178,50 +202,86 @@ def test_told_to_leave_gpus_alone_jax_has_none_and_says_nothing(run):
     assert caught == []
 
 
-PREALLOCATED = """
-with warnings.catch_warnings(record=True) as caught:
-    d2ldev.get_backend("jax")
-show([os.environ.get(PREALLOCATE), [type(w.message).__name__ for w in caught]])
+# -- virtual GPUs ----------------------------------------------------------------------------------
+
+XLA_FLAGS = "--xla_force_host_platform_device_count="
+
+USE = """
+import d2ldev
+backend = d2ldev.get_backend("jax")
+show([str(backend.device_of(backend.ones(1, device=device))) for device in backend.devices()])
 """
-USED_BEFORE = "jax.devices()\n"
+IN_USE = "import jax; jax.devices()\n"
 
 
-def test_jax_does_not_preallocate(run):
-    assert run(PREALLOCATED) == [["false", []]]
+def run_virtual(code, **environment):
+    return run_python(code, hide=(), environment=environment)
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "expected"),
-    [
-        ("XLA_PYTHON_CLIENT_PREALLOCATE", "true", "true"),
-        ("XLA_PYTHON_CLIENT_MEM_FRACTION", ".5", None),
-        ("XLA_CLIENT_MEM_FRACTION", ".5", None),
-        ("XLA_PYTHON_CLIENT_ALLOCATOR", "platform", None),
-        ("D2LDEV_GPU_MEMORY", "framework", None),
-        ("JAX_PLATFORMS", "cpu", None),
-        ("CUDA_VISIBLE_DEVICES", "", None),
-        ("D2LDEV_VIRTUAL_GPUS", "2", None),
-    ],
-)
-def test_whoever_has_chosen_is_left_alone(run, name, value, expected):
-    assert run(PREALLOCATED, **{name: value}) == [[expected, []]]
+@pytest.mark.parametrize("number", [1, 8])
+def test_as_many_as_were_asked_for_are_made(number):
+    devices = ["cpu", *(f"gpu:{i}" for i in range(number))]
+    assert run_virtual(USE, D2LDEV_VIRTUAL_GPUS=str(number)) == [devices]
 
 
-def test_memory_that_was_taken_already_is_warned_about(run):
-    assert run(USED_BEFORE + PREALLOCATED) == [[None, ["MemoryPolicyWarning"]]]
+def test_importing_jax_before_is_early_enough():
+    assert run_virtual("import jax, jax.numpy\n" + USE, D2LDEV_VIRTUAL_GPUS="2")[0][-1] == "gpu:1"
 
 
-def test_whoever_has_chosen_is_not_warned(run):
-    shown = run(USED_BEFORE + PREALLOCATED, XLA_PYTHON_CLIENT_MEM_FRACTION=".5")
-    assert shown == [[None, []]]
-
-
-def test_a_policy_that_is_none_is_an_error(run):
+def test_using_jax_before_is_too_late_and_the_error_says_what_to_do():
     code = """
+import d2ldev
 try:
     d2ldev.get_backend("jax")
-except d2ldev.D2LDevError as error:
+except d2ldev.DeviceUnavailableError as error:
     show(str(error))
 """
-    (text,) = run(code, D2LDEV_GPU_MEMORY="all")
-    assert "D2LDEV_GPU_MEMORY='all'" in text
+    (text,) = run_virtual(IN_USE + code, D2LDEV_VIRTUAL_GPUS="2")
+    assert "JAX is in use already, with 1 CPU device; it takes 3" in text
+    assert f"{XLA_FLAGS}3" in text
+
+
+def test_using_jax_before_with_enough_cpu_devices_is_no_hindrance():
+    shown = run_virtual(IN_USE + USE, D2LDEV_VIRTUAL_GPUS="2", XLA_FLAGS=f"{XLA_FLAGS}4")
+    assert shown == [["cpu", "gpu:0", "gpu:1"]]
+
+
+def test_the_user_s_own_cpu_devices_are_not_taken_away():
+    code = USE + "import jax; show(len(jax.devices()))"
+    shown = run_virtual(code, D2LDEV_VIRTUAL_GPUS="1", XLA_FLAGS=f"{XLA_FLAGS}5")
+    assert shown == [["cpu", "gpu:0"], 5]
+
+
+def test_cpu_devices_that_are_no_virtual_gpu_are_the_cpu():
+    code = USE + "import jax; show([str(backend.device(device)) for device in jax.devices()])"
+    shown = run_virtual(code, D2LDEV_VIRTUAL_GPUS="1", XLA_FLAGS=f"{XLA_FLAGS}3")
+    assert shown == [["cpu", "gpu:0"], ["cpu", "gpu:0", "cpu"]]
+
+
+def test_without_virtual_gpus_every_cpu_device_is_the_cpu():
+    code = USE + "import jax; show([str(backend.device(device)) for device in jax.devices()])"
+    assert run_virtual(code, XLA_FLAGS=f"{XLA_FLAGS}2") == [["cpu"], ["cpu", "cpu"]]
+
+
+def test_the_backend_needs_no_flax_until_a_model_is_made():
+    code = """
+import sys, d2ldev
+backend = d2ldev.get_backend("jax")
+backend.to(backend.place({"x": backend.ones(1)}, "gpu"), "cpu")
+show([name for name in ("flax", "optax") if name in sys.modules])
+"""
+    assert run_virtual(code, D2LDEV_VIRTUAL_GPUS="1") == [[]]
+
+
+def test_without_flax_a_model_is_an_error_with_the_command_that_installs_it():
+    code = """
+import d2ldev
+backend = d2ldev.get_backend("jax")
+try:
+    backend.mlp([2, 1])
+except d2ldev.BackendNotInstalledError as error:
+    show(str(error))
+"""
+    (text,) = run_python(code, hide=("flax",))
+    assert "flax is not installed" in text
+    assert "pip install 'd2ldev[jax]'" in text

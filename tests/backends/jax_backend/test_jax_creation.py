@@ -1,11 +1,14 @@
-"""Creation: committed, on the device from the start, in the dtypes that JAX has now."""
+"""Tensors that are made: committed, on the device from the start, in the dtypes of now; random."""
+
+from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from d2ldev_jax import JaxFramework
 
-from d2ldev import UnsupportedValueError, cpu, gpu
+from d2ldev import Backend, UnsupportedValueError, cpu, gpu
 
 PLACES = [cpu(), gpu(0), gpu(1)]
 CREATORS = {
@@ -26,11 +29,9 @@ places = pytest.mark.parametrize("place", PLACES, ids=str)
 
 
 @pytest.fixture
-def wide():
+def wide(configure):
     """JAX with dtypes of 64 bits."""
-    jax.config.update("jax_enable_x64", True)
-    yield
-    jax.config.update("jax_enable_x64", False)
+    configure("jax_enable_x64", True)
 
 
 @creators
@@ -170,3 +171,46 @@ def test_a_size_that_no_address_reaches_is_out_of_memory(backend, shape):
 def test_a_negative_size_is_refused(backend, draw):
     with pytest.raises(UnsupportedValueError, match="-1"):
         getattr(backend, draw)((2, -1))
+
+
+# -- random numbers --------------------------------------------------------------------------------
+
+SEEDS = [0, 1, -1, -2, 2**31, 2**32, 2**32 + 1, 2**40, -(2**40), 2**63, 2**64, 2**100]
+
+
+def test_a_small_seed_is_jax_s_own(backend):
+    x = backend.rand(3, seed=7, device="gpu:1")
+    assert x.tolist() == jax.random.uniform(jax.random.key(7), (3,)).tolist()
+
+
+def test_seeds_of_any_size_give_numbers_of_their_own(backend):
+    drawn = {tuple(backend.rand(4, seed=seed).tolist()) for seed in SEEDS}
+    assert len(drawn) == len(SEEDS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_of_any_size_repeats(backend, seed):
+    assert backend.rand(4, seed=seed).tolist() == backend.rand(4, seed=seed).tolist()
+
+
+def test_a_seed_gives_the_same_on_every_device(backend):
+    drawn = {tuple(backend.randn(4, seed=3, device=place).tolist()) for place in backend.devices()}
+    assert len(drawn) == 1
+
+
+def test_threads_draw_different_numbers(backend):
+    with ThreadPoolExecutor(4) as pool:
+        drawn = list(pool.map(lambda _: tuple(backend.rand(4).tolist()), range(64)))
+    assert len(set(drawn)) == 64
+
+
+def test_a_seed_does_not_disturb_what_comes_without(monkeypatch, backend):
+    monkeypatch.setattr("os.urandom", lambda size: b"1234"[:size])
+    one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
+    one.rand(2, seed=5)
+    assert one.rand(2).tolist() == other.rand(2).tolist()
+
+
+def test_two_processes_do_not_draw_the_same(backend):
+    one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
+    assert one.rand(2).tolist() != other.rand(2).tolist()
