@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from d2ldev_conformance.provision import samples
+
 import d2ldev
 
 
@@ -16,7 +18,7 @@ def tensorflow_backend():
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("D2LDEV_VIRTUAL_GPUS", "2")
         backend = d2ldev.get_backend("tensorflow")
-    for make in backend.samples().values():
+    for make in samples(backend).values():
         make(backend.cpu())
     return backend
 
@@ -49,6 +51,8 @@ def run():
 _PREAMBLE = """
 import json, warnings
 import tensorflow as tf
+from d2ldev_conformance.provision import samples
+
 import d2ldev
 
 def show(value):

@@ -1,4 +1,4 @@
-"""One small object of every kind that ``place`` looks after in TensorFlow, for the suite."""
+"""Set-up for the conformance suite: objects of every kind that ``place`` looks after."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from d2ldev.backend import Backend
 from d2ldev.device import Device
-from d2ldev.interface import Backend, Tensor
+from d2ldev.framework import Tensor
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD with momentum": ("SGD", {"momentum": 0.9}),
@@ -39,15 +40,15 @@ class Everything(tf.Module):
         self.generator = tf.random.Generator.from_seed(1)
 
 
-def make_samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
-    """Builders by name; see ``Backend.samples``."""
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
 
     def everything(device: Device) -> Everything:
         with backend.on(device):
             return Everything(lambda shape: backend.rand(shape, seed=len(shape)))
 
     def layers(device: Device) -> Any:
-        """A Keras model with statistics, a seed generator, a tie and tensors of its own."""
+        """Make a Keras model with statistics, a seed generator, a tie and tensors of its own."""
         import keras
 
         with backend.on(device):
@@ -61,7 +62,7 @@ def make_samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
             return net
 
     def trained(optimizer: str, settings: dict[str, Any], device: Device) -> Any:
-        """A model and the optimizer that has made two steps with it."""
+        """Make a model and the optimizer that has made two steps with it."""
         import keras
 
         net = backend.mlp([3, 4, 1], device=device)
