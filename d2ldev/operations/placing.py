@@ -20,7 +20,7 @@ from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, Framework, Models, Part
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind
-from d2ldev.nesting.walk import joined, leaves, rebuild_all, too_deep
+from d2ldev.nesting.walk import flatten_all, joined, leaves, too_deep
 from d2ldev.operations import devices, moving
 
 
@@ -140,12 +140,10 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         else:
             replaced[id(old)] = new
 
-    def change(leaf: Any, _kind: Kind, _name: str) -> Any:
-        return replaced.get(id(leaf), leaf)
-
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
     nestings = [(part.name, part.value) for part in inventory.parts]
-    *values, placed = rebuild_all([*nestings, ("", obj)], framework.kinds, change, attempted)
+    flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
+    *values, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)

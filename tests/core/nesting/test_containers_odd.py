@@ -151,9 +151,14 @@ def test_what_a_dataclass_has_cached_is_computed_again_where_its_fields_are(refe
     assert batch.kept[0] is x
 
 
-@pytest.mark.parametrize("method", ["to", "copy", "place"])
 @pytest.mark.parametrize(
-    ("container", "words"), [(Unwalkable(a=1), "no values today"), (Uneven([1]), "zip")]
+    ("method", "container", "words"),
+    [
+        ("to", Unwalkable(a=1), "no values today"),
+        ("copy", Unwalkable(a=1), "no values today"),
+        ("place", Unwalkable(a=1), "no values today"),
+        ("place", Uneven([1]), "zip"),
+    ],
 )
 def test_a_container_that_cannot_be_walked_is_refused_by_name(
     reference, x, method, container, words
@@ -162,6 +167,12 @@ def test_a_container_that_cannot_be_walked_is_refused_by_name(
         getattr(reference, method)([x, {"odd": container}], gpu(0))
     assert f"the {type(container).__name__} at 1.odd cannot be taken apart" in str(caught.value)
     assert caught.value.__cause__ is not None
+
+
+def test_a_list_that_lies_about_its_length_moves_with_what_is_in_it(reference, x):
+    moved = reference.to(Uneven([x]), gpu(0))
+    assert type(moved) is Uneven
+    assert [reference.device_of(tensor) for tensor in moved] == [gpu(0)]
 
 
 def test_an_object_that_cannot_even_be_shown_is_refused_all_the_same(reference, x):

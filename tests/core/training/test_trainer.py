@@ -223,20 +223,6 @@ def test_what_is_there_is_not_copied(reference):
     assert bring(reference, batch, "cpu") is batch
 
 
-def test_arrays_of_a_nesting_are_brought(reference):
-    brought = bring(reference, {"a": [np.ones(2), reference.ones(1)], "b": (1, None)}, "gpu:1")
-    assert [reference.device_of(x) for x in brought["a"]] == [gpu(1), gpu(1)]
-    assert brought["b"] == (1, None)
-
-
-def test_named_tuples_of_arrays_stay_named_tuples(reference):
-    from collections import namedtuple
-
-    Pair = namedtuple("Pair", "X y")
-    brought = bring(reference, Pair(np.ones(2), np.ones(1)), "gpu:0")
-    assert type(brought) is Pair
-
-
 # -- the history ------------------------------------------------------------------------------
 
 

@@ -193,7 +193,7 @@ class Everyones(Scopes):
 
     def __init__(self, name):
         super().__init__(name)
-        self._state = Variable(self._state.get())
+        self.value, self._entries = Variable(None), Variable(())
 
 
 class Variable:

@@ -11,7 +11,6 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
-from d2ldev.operations.batches import bring
 from d2ldev.operations.prefetching import moved_ahead
 from mutants import Mutant
 
@@ -39,22 +38,14 @@ class PrefetchesFlatBatches(Mutant, caught_by="prefetch.nestings"):
 class PrefetchesTensorsOnly(Mutant, caught_by="prefetch.numpy-batches"):
     class Backend(Backend):
         def prefetch(self, batches, device, depth=2):
-            return moved_ahead(batches, depth, lambda batch: self.only_tensors(batch, device))
-
-        def only_tensors(self, batch, device):
-            if any(isinstance(x, np.ndarray) for x in batch):
-                raise UnsupportedValueError("move a batch", "it has arrays", "backend.asarray(x)")
-            return self.to(batch, device)
+            return moved_ahead(batches, depth, lambda batch: self.copy(batch, device))
 
 
 class MovesWhatItKeptUnmoved(Mutant, caught_by="prefetch.array-used-again"):
     class Backend(Backend):
         def prefetch(self, batches, device, depth=2):
             return moved_ahead(
-                batches,
-                depth,
-                lambda batch: batch,
-                lambda batch: bring(self.framework, batch, device),
+                batches, depth, lambda batch: batch, lambda batch: self.to(batch, device)
             )
 
 
@@ -87,7 +78,7 @@ class LeavesOutBadBatches(Mutant, caught_by="prefetch.bad-batch-in-its-place"):
         def prefetch(self, batches, device, depth=2):
             for batch in batches:
                 try:
-                    yield bring(self.framework, batch, device)
+                    yield self.to(batch, device)
                 except UnsupportedValueError:
                     continue
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import collections.abc
 import dataclasses
 
 import array_api_strict as xp
@@ -295,6 +296,42 @@ class PassesUnknownObjects(Mutant, caught_by="containers.unknown-object-is-named
                 known = {key: value for key, value in x.items() if key != "meta"}
                 return {**move(known), "meta": x["meta"]}
             return None
+
+
+class MovesTensorsOnly(Mutant, caught_by="containers.arrays-become-tensors"):
+    class Backend(Backend):
+        def to(self, x, device):
+            self.copy(x)  # which refuses arrays
+            return super().to(x, device)
+
+
+class DegradesContainersOfArrays(Mutant, caught_by="containers.arrays-keep-containers"):
+    class Backend(Backend):
+        def to(self, x, device):
+            if isinstance(x, collections.abc.Mapping):
+                return {key: self.to(value, device) for key, value in x.items()}
+            if type(x) is list:
+                return [self.to(value, device) for value in x]
+            return super().to(x, device)
+
+
+class BreaksTiesOfArrays(Mutant, caught_by="containers.arrays-stay-tied"):
+    class Backend(Backend):
+        def to(self, x, device):
+            if type(x) is dict:
+                return {key: self.to(value, device) for key, value in x.items()}
+            return super().to(x, device)
+
+
+class ForgetsWhereTheArrayIs(Mutant, caught_by="containers.arrays-are-named"):
+    class Backend(Backend):
+        def to(self, x, device):
+            try:
+                return super().to(x, device)
+            except UnsupportedValueError as error:
+                raise UnsupportedValueError(
+                    error.attempted, "it is no tensor", error.fix
+                ) from error
 
 
 class CopiesTiesTwice(Mutant, caught_by="copy.ties-are-copied-once"):

@@ -33,7 +33,7 @@ def main() -> None:
     modules = [
         importlib.import_module(module.name)
         for package in (mutants, d2ldev_conformance)
-        for module in pkgutil.iter_modules(package.__path__, f"{package.__name__}.")
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     files = _files(modules)
     for line in sys.stdin:

@@ -142,8 +142,8 @@ class EndsWithTheInnerBlock(Mutant, caught_by="strict.nests"):
                     yield
                 finally:
                     for scopes in every_scopes:
-                        if scopes.name.endswith("_strict"):
-                            scopes.forget()
+                        for entry in scopes.entries():
+                            scopes.leave(entry)
 
 
 class TakesEveryErrorForItsOwn(Mutant, caught_by="strict.other-errors-stay"):

@@ -1,34 +1,29 @@
-"""Checksums are computed in a thread, whatever the sizes of the tensors, and never left out."""
+"""The checksum of each tensor: of all its bytes, by the algorithm that the file names."""
 
 import json
-import threading
 import zlib
 
 import numpy as np
 import pytest
-from processes import run_python
+import xxhash
+from hostile_files import file_of
 
 from d2ldev import CheckpointError
 from d2ldev.files.format.checksums import PIECE
 
-# Of several pieces, of one that a thread is started for, and of few bytes; then in another order.
+# Of several pieces, of one, and of few bytes; then in another order.
 SIZES = (2 * PIECE + 5, 7, 0, PIECE, PIECE // 2, 3, PIECE + 1)
 
-AT_THE_END = """
-    import atexit
-    import numpy as np
-    import d2ldev
-
-    backend = d2ldev.get_backend("reference")
-    x = np.arange(1_000_000, dtype="float32")
-
-    def save_and_load():
-        backend.save({"x": x}, "run.safetensors")
-        loaded = backend.load("run.safetensors")["x"]
-        show(loaded.tobytes() == x.tobytes())
-
-    atexit.register(save_and_load)
-"""
+# What ``save`` wrote at version 1, of {"x": [1.0, 2.0, 3.0], "n": np.arange(4), "step": 7}.
+VERSION_1 = (
+    b'\xb0\x01\x00\x00\x00\x00\x00\x00{"__metadata__":{"d2ldev.structure":"{\\"version\\":1,'
+    b'\\"backend\\":\\"reference\\",\\"root\\":{\\"at\\":0},\\"containers\\":[{\\"type\\":'
+    b'\\"dict\\",\\"items\\":[{\\"tensor\\":0},{\\"array\\":1},7],\\"labels\\":[\\"x\\",\\"n\\",'
+    b'\\"step\\"]}],\\"tensors\\":[[\\"x\\",\\"float32\\",\\"fd695267\\"],[\\"n\\",\\"int16\\",'
+    b'\\"86169864\\"]]}","d2ldev.checksum":"f3ac829a"},"x":{"dtype":"F32","shape":[3],'
+    b'"data_offsets":[0,12]},"n":{"dtype":"I16","shape":[4],"data_offsets":[12,20]}} '
+    b"\x00\x00\x80?\x00\x00\x00@\x00\x00@@\x00\x00\x01\x00\x02\x00\x03\x00"
+)
 
 
 @pytest.fixture
@@ -37,16 +32,52 @@ def arrays():
     return {f"w{i}": generator.integers(0, 256, n, "uint8") for i, n in enumerate(SIZES)}
 
 
+def parts_of(data):
+    """The header of a file, its description, and the bytes of its tensors."""
+    end = 8 + int.from_bytes(data[:8], "little")
+    header = json.loads(data[8:end])
+    return header, json.loads(header["__metadata__"]["d2ldev.structure"]), data[end:]
+
+
 def test_they_are_of_what_each_tensor_is_and_of_all_its_bytes(reference, path, arrays):
     reference.save(arrays, path)
-    with open(path, "rb") as file:
-        header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
-    told = json.loads(header["__metadata__"]["d2ldev.structure"])["tensors"]
+    _, told, _ = parts_of(path.read_bytes())
     expected = {
-        name: f"{zlib.crc32(array, zlib.crc32(f'uint8[{array.size}]'.encode())):08x}"
+        name: xxhash.xxh3_64_hexdigest(f"uint8[{array.size}]".encode() + array.tobytes())
         for name, array in arrays.items()
     }
-    assert {name: checksum for name, _, checksum in told} == expected
+    assert told["checksums"] == "xxh3_64"
+    assert {name: checksum for name, _, checksum in told["tensors"]} == expected
+
+
+def test_a_file_of_version_1_is_read(reference, path):
+    path.write_bytes(VERSION_1)
+    loaded = reference.load(path)
+    assert reference.to_numpy(loaded["x"]).tolist() == [1.0, 2.0, 3.0]
+    assert loaded["n"].tolist() == [0, 1, 2, 3]
+    assert loaded["step"] == 7
+
+
+def test_every_bit_of_a_file_of_version_1_is_in_its_checksums(reference, path):
+    for position in range(len(VERSION_1) - 20, len(VERSION_1)):
+        for bit in range(8):
+            damaged = bytearray(VERSION_1)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match="checksum differs"):
+                reference.load(path)
+
+
+def test_a_checksum_is_none_of_another_algorithm(reference, path):
+    header, told, data = parts_of(VERSION_1)
+    text = json.dumps({**told, "version": 2, "checksums": "xxh3_64"})
+    header["__metadata__"] = {
+        "d2ldev.structure": text,
+        "d2ldev.checksum": f"{zlib.crc32(text.encode()):08x}",
+    }
+    path.write_bytes(file_of(header, data))
+    with pytest.raises(CheckpointError, match="'x' is damaged: the checksum differs"):
+        reference.load(path)
 
 
 def test_tensors_of_all_sizes_come_back(reference, path, arrays):
@@ -79,34 +110,6 @@ def test_what_a_damaged_file_is_loaded_into_stays_as_it_was(reference, path, arr
     with pytest.raises(CheckpointError, match="is damaged"):
         reference.load_into(into, path)
     assert not any(array.any() for array in into.values())
-
-
-def test_the_thread_ends_with_the_call(reference, path, arrays):
-    before = threading.active_count()
-    reference.save(arrays, path)
-    assert threading.active_count() == before
-    reference.load(path)
-    assert threading.active_count() == before
-
-
-def test_without_a_thread_they_are_computed_all_the_same(reference, path, arrays, monkeypatch):
-    reference.save(arrays, path)
-    whole = path.read_bytes()
-
-    def refuse(thread):
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", refuse)
-    reference.save(arrays, path)
-    assert path.read_bytes() == whole
-    assert reference.load(path)["w0"].tobytes() == arrays["w0"].tobytes()
-    path.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
-    with pytest.raises(CheckpointError, match="is damaged"):
-        reference.load(path)
-
-
-def test_files_are_written_and_read_while_python_exits(tmp_path):
-    assert run_python(AT_THE_END, folder=tmp_path) == [True]
 
 
 def test_arrays_own_their_memory(reference, path, arrays):
