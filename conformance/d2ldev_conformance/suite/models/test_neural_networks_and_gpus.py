@@ -22,8 +22,8 @@ def _ties(backend, obj):
 
 
 @requirement("place.has-samples", section=SECTION)
-def test_there_are_objects_to_place(backend):
-    assert "mlp" in samples(backend)
+def test_there_are_tensors_to_place_in_every_object(backend, sample):
+    assert backend.named_tensors(samples(backend)[sample](backend.cpu()))
 
 
 @requirement("place.moves-everything", section=SECTION)
