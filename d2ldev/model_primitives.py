@@ -57,9 +57,9 @@ class ModelPrimitives(Primitives):
         """What one of ``object_types`` keeps: each tensor, nesting or object, for ``place``."""
         return iter(())
 
-    def _attached(self, x: Tensor) -> Iterator[Part]:
+    def _attached(self, x: Tensor) -> Iterable[Part]:
         """What hangs on a tensor and has to be where it is, such as its gradient."""
-        return iter(())
+        return ()
 
     def _is_refilled(self, x: Tensor) -> bool:
         """Whether ``place`` gives a tensor other memory instead of replacing the object.

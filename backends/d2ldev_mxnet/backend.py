@@ -208,10 +208,14 @@ class MXNetBackend(Backend):
             return x.astype(dtype)
 
     def _copy(self, x: Tensor, native: Any) -> Tensor:
+        return self._copy_all([x], native)[0]
+
+    def _copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         with NumPyShapes():
-            if type(x) is mx.np.ndarray:
-                return x.copyto(empty(x.shape, x.dtype, native))
-            return x.copyto(native)
+            return [
+                x.copyto(empty(x.shape, x.dtype, native) if type(x) is mx.np.ndarray else native)
+                for x in xs
+            ]
 
     def _to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         return numpy_exchange.to_numpy(x)

@@ -50,7 +50,7 @@ def _trained(backend: Backend, parts: Mapping[str, Any]) -> list[int]:
 def variables_of(backend: Backend, obj: Any) -> list[tf.Variable]:
     """All that a step may change: also the state of BatchNorm and of random generators."""
     entries = Inventory(backend, obj, "read a training state").entries
-    unique = {id(entry.tensor): entry.tensor for entry in entries}
+    unique = {id(x): x for _, x in entries}
     return [x for x in unique.values() if isinstance(x, tf.Variable)]
 
 

@@ -252,7 +252,7 @@ class TorchBackend(Backend):
     def _parts(self, obj: Any) -> Iterator[Part]:
         return parts_of(obj)
 
-    def _attached(self, x: Tensor) -> Iterator[Part]:
+    def _attached(self, x: Tensor) -> Iterable[Part]:
         return attached_to(x)
 
     def _is_refilled(self, x: Tensor) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import lru_cache, partial
+from itertools import filterfalse
 from types import MemberDescriptorType
 from typing import Any
 
@@ -34,13 +35,16 @@ def parts_of(obj: Any) -> Iterator[Part]:
 
 
 def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
-    for kept in (module._parameters, module._buffers, module._modules):
-        for name, value in kept.items():
-            if value is not None:
-                yield Part(name, value, partial(kept.__setitem__, name))
     attributes = vars(module)
-    for name, value in attributes.items():
-        if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_TENSORS):
+    for kept in (attributes["_parameters"], attributes["_buffers"], attributes["_modules"]):
+        if kept:
+            put = kept.__setitem__
+            for name, value in kept.items():
+                if value is not None:
+                    yield Part(name, value, partial(put, name))
+    for name in filterfalse(_OWN_ATTRIBUTES.__contains__, attributes):
+        value = attributes[name]
+        if not isinstance(value, _WITHOUT_TENSORS):
             yield Part(name, value, partial(attributes.__setitem__, name))
     cls: type = type(module)
     for name in _slots_of(cls):
@@ -81,10 +85,11 @@ def _is_host_scalar(value: Any) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu
 
 
-def attached_to(x: torch.Tensor) -> Iterator[Part]:
+def attached_to(x: torch.Tensor) -> tuple[Part, ...]:
     """A leaf's gradient, which has to be where the leaf is."""
     if x.is_leaf and x.grad is not None:
-        yield Part("grad", x.grad, partial(setattr, x, "grad"))
+        return (Part("grad", x.grad, partial(setattr, x, "grad")),)
+    return ()
 
 
 def is_parameter(x: torch.Tensor) -> bool:

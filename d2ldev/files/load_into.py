@@ -264,7 +264,7 @@ class _Fitting:
 
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
-        nestings = [*[(part.name, part.value) for part in parts], *models]
+        nestings = [*[(name, part.value) for name, part in parts], *models]
         remade = flatten_all(nestings, backend.kinds, self._attempted).unflatten_all(dict(replaced))
         for (_, model), new in zip(models, remade[len(parts) :], strict=True):
             replaced[id(model)] = new
@@ -274,7 +274,7 @@ class _Fitting:
         # Nothing from here on can fail.
         for tensor, new in refilled:
             backend._write(tensor, new)
-        for part, value in zip(parts, remade, strict=False):
+        for (_, part), value in zip(parts, remade, strict=False):
             if value is not part.value:
                 part.put(value)
         for put in puts:

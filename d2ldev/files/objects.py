@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.operations.placing import Inventory, Part
@@ -18,8 +18,8 @@ class Learned(Inventory):
         parts = super()._parts_of(value, name)
         return [part for part in parts if not self._backend._is_gradient(value, part)]
 
-    def _attached_to(self, value: Any) -> Iterator[Part]:
-        return iter(())
+    def _attached_to(self, value: Any) -> Iterable[Part]:
+        return ()
 
 
 def tensors_of(backend: Backend, model: Any, attempted: str) -> dict[str, Any]:

@@ -13,13 +13,12 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.nesting.walk import (
     OBJECT,
-    PLAIN,
     TENSOR,
     UNKNOWN,
     Kind,
@@ -38,8 +37,7 @@ class Part(NamedTuple):
     """One thing that a framework's object keeps.
 
     Args:
-        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``; in an
-            ``Inventory`` its full name.
+        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``.
         value: a tensor, a nesting, or another object of the framework.
         put: stores another value in its stead. It must not fail.
     """
@@ -47,13 +45,6 @@ class Part(NamedTuple):
     name: str
     value: Any
     put: Callable[[Any], object]
-
-
-class Entry(NamedTuple):
-    """A tensor that was found, under its full name."""
-
-    name: str
-    tensor: Any
 
 
 class Inventory:
@@ -74,9 +65,12 @@ class Inventory:
         self._kinds = backend.kinds
         self._attempted = attempted
         self._seen: set[int] = set()
-        self.parts: list[Part] = []
-        self.entries: list[Entry] = []
+        self.parts: list[tuple[str, Part]] = []
+        """What may have to be put back, with its full name."""
+        self.entries: list[tuple[str, Any]] = []
+        """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
+        """The models, optimizers and the like, each once."""
         try:
             for name, value, kind in leaves(obj, self._kinds, "", attempted):
                 if kind is UNKNOWN:
@@ -96,20 +90,37 @@ class Inventory:
 
     def _add(self, name: str, value: Any, kind: Kind) -> None:
         if kind is TENSOR:
-            self.entries.append(Entry(name, value))
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
-                for part in self._attached_to(value):
-                    full_name = joined(name, part.name)
-                    self.parts.append(Part(full_name, part.value, part.put))
-                    self.entries.append(Entry(full_name, part.value))
+            self._add_tensor(name, value)
         elif kind is OBJECT and id(value) not in self._seen:
-            self._seen.add(id(value))
-            self.objects.append(value)
-            for part in self._parts_of(value, name):
+            self._add_object(name, value)
+
+    def _add_tensor(self, name: str, value: Any) -> None:
+        self.entries.append((name, value))
+        key = id(value)
+        if key not in self._seen:
+            self._seen.add(key)
+            for part in self._attached_to(value):
                 full_name = joined(name, part.name)
-                if self._add_nesting(full_name, part.value):
-                    self.parts.append(Part(full_name, part.value, part.put))
+                self.parts.append((full_name, part))
+                self.entries.append((full_name, part.value))
+
+    def _add_object(self, name: str, value: Any) -> None:
+        self._seen.add(id(value))
+        self.objects.append(value)
+        kinds, seen = self._kinds, self._seen
+        prefix = f"{name}." if name else ""
+        for part in self._parts_of(value, name):
+            part_name, inner, _ = part
+            full_name = prefix + part_name
+            kind = kinds[type(inner)]
+            if kind is TENSOR:
+                self._add_tensor(full_name, inner)
+                self.parts.append((full_name, part))
+            elif kind is OBJECT:
+                if id(inner) not in seen:
+                    self._add_object(full_name, inner)
+            elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner):
+                self.parts.append((full_name, part))
 
     def _parts_of(self, value: Any, name: str) -> list[Part]:
         try:
@@ -124,16 +135,15 @@ class Inventory:
                 "make it whole first: super().__init__() in its __init__",
             ) from error
 
-    def _attached_to(self, value: Any) -> Iterator[Part]:
+    def _attached_to(self, value: Any) -> Iterable[Part]:
         return self._backend._attached(value)
 
     def _add_nesting(self, name: str, value: Any) -> bool:
-        """Whether there is anything in ``value`` that may have to be put back."""
+        """Whether there is anything in a container that may have to be put back."""
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self._attempted):
-            if kind is not PLAIN and kind is not UNKNOWN:
-                self._add(path, leaf, kind)
-                found = found or kind is TENSOR
+            self._add(path, leaf, kind)
+            found = found or kind is TENSOR
         return found
 
 
@@ -142,7 +152,7 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
     inventory = Inventory(backend, obj, attempted)
     elsewhere = [
         tensor
-        for tensor in {id(entry.tensor): entry.tensor for entry in inventory.entries}.values()
+        for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
         if backend.device_of(tensor) is not device
     ]
     if not elsewhere:
@@ -158,13 +168,13 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
             replaced[id(old)] = new
 
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(part.name, part.value) for part in inventory.parts]
+    nestings = [(name, part.value) for name, part in inventory.parts]
     flat = flatten_all([*nestings, ("", obj)], backend.kinds, attempted)
     *news, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         backend._refill(tensor, new)
-    for part, value in zip(inventory.parts, news, strict=True):
+    for (_, part), value in zip(inventory.parts, news, strict=True):
         if value is not part.value:
             part.put(value)
     for moved in inventory.objects:
@@ -172,6 +182,6 @@ def place(backend: Backend, obj: Any, device: Device, attempted: str) -> Any:
     return placed
 
 
-def named_tensors(backend: Backend, obj: Any) -> Iterator[Entry]:
+def named_tensors(backend: Backend, obj: Any) -> list[tuple[str, Any]]:
     """The tensors that ``place`` looks after, with their names."""
-    return iter(Inventory(backend, obj, "list the tensors of an object").entries)
+    return Inventory(backend, obj, "list the tensors of an object").entries

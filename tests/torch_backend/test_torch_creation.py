@@ -69,7 +69,7 @@ def test_on_another_device_tensors_are_made_there_without_a_detour(meta, make, m
     def refuse(self, x, native):
         raise AssertionError("made elsewhere and copied")
 
-    monkeypatch.setattr(TorchBackend, "_copy", refuse)
+    monkeypatch.setattr(TorchBackend, "_copy_all", refuse)
     assert make(meta, device="gpu").is_meta
 
 
@@ -173,7 +173,7 @@ def test_an_mlp_is_made_on_the_device_without_a_detour(meta, monkeypatch):
     def refuse(self, x, native):
         raise AssertionError("made elsewhere and copied")
 
-    monkeypatch.setattr(TorchBackend, "_copy", refuse)
+    monkeypatch.setattr(TorchBackend, "_copy_all", refuse)
     net = meta.mlp([3, 4, 1], device="gpu")
     assert all(parameter.is_meta for parameter in net.parameters())
 

@@ -60,10 +60,13 @@ class LedgerBackend(TorchBackend):
         super().device_of(x)
         return self._ledger.get(_storage(x)._cdata, (None, CPU))[1]
 
-    def _copy(self, x: torch.Tensor, native: torch.device) -> torch.Tensor:
+    def _copy_all(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        return [self._ledgered(x, native) for x in xs]
+
+    def _ledgered(self, x: torch.Tensor, native: torch.device) -> torch.Tensor:
         self.before_copy(len(self.copied))
         self.copied.append(x)
-        new = super()._copy(x, torch.device("cpu"))
+        (new,) = super()._copy_all([x], torch.device("cpu"))
         if native.type != "cpu":
             storage = _storage(new)
             self._ledger[storage._cdata] = storage, gpu(native.index)
