@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.walk import TENSOR, flatten
 from d2ldev.operations.moving import tensors_of_data
 
 if TYPE_CHECKING:
@@ -85,12 +85,13 @@ def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) 
     return [values[name] for name in ordered]
 
 
-def count_of(y: Any) -> int:
+def count_of(backend: Backend, y: Any) -> int:
     """How many examples a batch has: the length of its target's first axis, 1 if it has none.
 
-    Of a target that is a nesting, that of the first thing in it.
+    Of a target that is a nesting, that of the first tensor in it.
     """
-    while isinstance(y, (list, tuple, Mapping)) and y:
-        y = next(iter(y.values() if isinstance(y, Mapping) else y))
+    if backend.kinds[type(y)] is not TENSOR:
+        flat = flatten(y, backend.kinds, "count the examples of a batch")
+        y = next(iter((*flat.tensors.values(), *flat.others.values())), None)
     shape = tuple(getattr(y, "shape", ()))
     return int(shape[0]) if shape else 1

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.walk import TENSOR, flatten
 from d2ldev.operations.signatures import first_parameter
 
 if TYPE_CHECKING:
@@ -120,6 +120,5 @@ def _device_in(backend: Backend, x: Any) -> Device | None:
     """Where the first tensor of a nesting is; None if there is none."""
     if backend.kinds[type(x)] is TENSOR:
         return backend.device_of(x)
-    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple)) else ()
-    devices = (_device_in(backend, value) for value in values)
-    return next((device for device in devices if device is not None), None)
+    tensors = flatten(x, backend.kinds, "measure a prediction").tensors.values()
+    return next(map(backend.device_of, tensors), None)
