@@ -1,5 +1,7 @@
 """Losses and metrics: in which order they are called, and which cannot be averaged."""
 
+import collections
+
 import numpy as np
 import pytest
 
@@ -162,7 +164,9 @@ def test_a_metric_is_refused_before_anything_is_trained(reference):
 
 
 @pytest.mark.parametrize(
-    "nested", [lambda x: x, lambda x: [None, {"logits": x}]], ids=["tensor", "nesting"]
+    "nested",
+    [lambda x: x, lambda x: [None, {"logits": x}], lambda x: collections.deque([1, x])],
+    ids=["tensor", "nesting", "deque"],
 )
 def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested):
     def made(prediction, y):

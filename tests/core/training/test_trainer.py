@@ -1,5 +1,6 @@
 """``Trainer`` on the reference backend: its arguments, its hooks, its data, its history."""
 
+import dataclasses
 import subprocess
 import sys
 
@@ -213,9 +214,16 @@ def test_the_target_is_y_or_the_last(batch, expected):
 
 
 @pytest.mark.parametrize(("shape", "count"), [((5, 2), 5), ((), 1), ((0,), 0)])
-def test_the_examples_of_a_batch_are_counted(shape, count):
-    assert count_of(np.zeros(shape)) == count
-    assert count_of([{"y": np.zeros(shape)}, 1]) == count
+def test_the_examples_of_a_batch_are_counted(reference, shape, count):
+    @dataclasses.dataclass
+    class Target:
+        weight: float
+        y: object
+
+    for y in (np.zeros(shape), reference.zeros(shape)):
+        assert count_of(reference, y) == count
+        assert count_of(reference, [None, {"y": y}, 1]) == count
+        assert count_of(reference, Target(0.5, y)) == count
 
 
 def test_what_is_there_is_not_copied(reference):
