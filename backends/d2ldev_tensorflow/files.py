@@ -40,7 +40,9 @@ class TensorFlowFiles(Files):
         self._framework = framework
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
-        return self.tensors.from_data(array, None, native)  # of the array's own dtype: one copy less
+        return self.tensors.from_data(
+            array, None, native
+        )  # of the array's own dtype: one copy less
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         keras: Any = sys.modules.get("keras")

@@ -1,3 +1,37 @@
 """The PyTorch backend of d2ldev."""
 
+from __future__ import annotations
+
+from d2ldev.framework import Framework
+
 requires = ("torch",)
+
+
+class TorchFramework(Framework):
+    """PyTorch on the CPU and on CUDA or ROCm, else XPU, else MPS; or on virtual GPUs."""
+
+    name = "torch"
+    distributions = ("torch", "numpy")
+    max_virtual_gpus = 8
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        from d2ldev_torch.devices import TorchDevices, find_accelerator
+        from d2ldev_torch.files import TorchFiles
+        from d2ldev_torch.models import TorchModels
+        from d2ldev_torch.strict import TorchStrict
+        from d2ldev_torch.tensors import TorchTensors
+        from d2ldev_torch.training import TorchTraining
+
+        accelerator = find_accelerator()
+        if virtual_gpus:
+            # Imported only where they are asked for: they change what torch knows of devices.
+            from d2ldev_torch.virtual.accelerator import VirtualAccelerator
+
+            accelerator = VirtualAccelerator(virtual_gpus, accelerator)
+        self.devices = TorchDevices(accelerator)
+        self.tensors = TorchTensors(self.devices)
+        self.models = TorchModels()
+        self.files = TorchFiles(self.tensors)
+        self.training = TorchTraining(self, accelerator)
+        self.strict = TorchStrict()

@@ -2,23 +2,17 @@
 
 A tensor on ``vgpu:1`` is a ``torch.Tensor`` and nothing more: no subclass, no wrapper, so that
 ``nn.Module``, ``torch.optim``, hooks and everything else in torch treat it as they treat a
-tensor on a GPU. torch keeps one device type, ``PrivateUse1``, for backends that it does not know;
-it is renamed, and its tensors are made by giving CPU memory another name.
+tensor on a GPU. torch keeps one device type, ``PrivateUse1``, for backends that it does not know.
+It is renamed, and its tensors are made of CPU memory. Low to high:
 
-- ``labels.py``: the two names of one memory. A DLPack capsule's device is rewritten.
-- ``fallback.py``, ``schemas.py``: every operator runs its CPU kernel on the CPU's names of its
-  operands. That is where operands on different devices are refused.
-- ``copies.py``: what goes between devices, or gives a tensor other memory.
-- ``composites.py``: what torch composes differently on the CPU, and autocast.
-- ``storages.py``, ``ledger.py``: storages made by themselves, and how many bytes they hold.
-- ``engine.py``: backward passes. ``module.py``: ``torch.vgpu``. ``methods.py``: what torch would
-  do on the current device. ``optimizers.py``, ``compiler.py``: what they choose by device.
-- ``generators.py``, ``drawing.py``: ``torch.Generator``, and what it may draw for.
-  ``torch_accelerator.py``: ``torch.accelerator``. ``parallel.py``: ``torch.nn.DataParallel``.
-- ``setup.py`` registers it all with torch, ``accelerator.py`` is what ``TorchBackend`` sees.
-
-Views need none of that: torch's own kernels for views make them on the tensor itself, so that
-they share its storage.
+- ``devices.py``: how many there are, and the errors of those that are not there.
+- ``memory.py``: CPU memory as memory of a virtual GPU and back, and how many bytes are in use.
+- ``kernels.py``: every operator runs its CPU kernel, or refuses operands on different devices.
+- ``copies.py``: operators that copy between devices, or give a tensor other memory.
+- ``random.py``: ``torch.Generator``, and what it may draw for.
+- ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
+- ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that are replaced.
+- ``accelerator.py``: what ``TorchBackend`` is given, and what is registered with torch.
 
 Two other ways were tried. A tensor subclass with a device of its own
 (``Tensor._make_wrapper_subclass``) has no storage and no gradients on any device but the first.
@@ -26,23 +20,21 @@ A tensor subclass on the CPU that carries its index is on the CPU to everything 
 written in C++: ``deepcopy``, fused kernels, lazy modules and ``Module.to`` each have to be told
 otherwise. An extension in C++ would need a compiler on the user's machine.
 
-What torch's hooks for backends in Python lack, and how it is made up for:
+What torch's hooks for backends in Python lack, and is not made up for:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
-- They report one device, so that the engine would have a thread for the first one only
-  (``engine.py``), and the current device is always the first (``current.py``). Where there are real
-  GPUs, the engine's threads for those are started: after a backward pass, a forked process goes
-  forward only, as without virtual ones.
-- There is no allocator: a storage on its own cannot be made by torch (``storages.py``), and does
-  not grow.
-- There are no generators: random numbers are drawn by the CPU's, which takes the place of one
-  (``generators.py``), and no queues (``torch_accelerator.py``).
-- There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy (``methods.py``), and
-  ``torch.empty(..., pin_memory=True)`` is an error of torch, which asks for it in C++ before any
-  operator is chosen by its device.
+- The current device is always the first.
+- Where there are real GPUs, the engine's threads for those are started: after a backward pass, a
+  forked process goes forward only, as without virtual GPUs.
+- There is no allocator: a storage does not grow, and ``torch.accelerator`` tells no memory.
+- There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy, and
+  ``torch.empty(..., pin_memory=True)`` is torch's own error.
+- ``torch.nn.DataParallel`` is torch's own error, as on every accelerator but CUDA.
+  https://github.com/pytorch/pytorch/issues/143239
+- ``torch.compile`` needs ``backend='eager'``: its default compiler does not know the device.
 
-Sparse and quantized tensors are refused by name. ``torch.compile`` is refused by its default
-compiler. An operation costs about ten microseconds more than on the CPU.
+Sparse and quantized tensors are refused by name. Optimizers take ``foreach=True`` by default, as
+on GPUs. An operation costs about ten microseconds more than on the CPU.
 """
 
 import torch

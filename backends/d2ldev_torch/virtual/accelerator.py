@@ -1,42 +1,157 @@
-"""Virtual GPUs as one more accelerator, for ``TorchBackend``."""
+"""Virtual GPUs as an accelerator, and what is registered with torch for them.
+
+torch is told once for a process, and only when virtual GPUs were asked for.
+"""
 
 from __future__ import annotations
 
-import torch
+from functools import partial
+from typing import Any
 
-from d2ldev.interface import Memory
-from d2ldev_torch.accelerator import Accelerator
-from d2ldev_torch.virtual import devices, ledger
-from d2ldev_torch.virtual.labels import NAME
-from d2ldev_torch.virtual.setup import set_up
+import torch
+from torch.utils import backend_registration
+
+from d2ldev.errors import DeviceUnavailableError
+from d2ldev.framework import Memory
+from d2ldev_torch.devices import Accelerator
+from d2ldev_torch.virtual import autograd, devices, memory, patches, random, torch_module
+from d2ldev_torch.virtual.copies import COPY_KERNELS, copies
+from d2ldev_torch.virtual.devices import NAME
+from d2ldev_torch.virtual.kernels import (
+    fall_back,
+    operator_named,
+    refuse_layout,
+    run_on_cpu,
+    schema_of,
+)
+from d2ldev_torch.virtual.memory import CPU_KEYS
 
 
 class VirtualAccelerator(Accelerator):
-    """Virtual GPUs, which stand in the hardware's stead.
+    """Virtual GPUs ``vgpu:0`` to ``vgpu:{number - 1}``, which stand in the hardware's stead.
 
     Args:
-        number: how many.
+        number: of virtual GPUs.
+        hardware: the accelerator that this machine has.
 
     Raises:
-        DeviceUnavailableError: if torch cannot have that many here.
+        DeviceUnavailableError: if another package uses the one spare device type that torch
+            has, or if there is another number of virtual GPUs already.
     """
 
-    def __init__(self, number: int) -> None:
-        set_up(number)
-        super().__init__(NAME, "virtual", torch.get_device_module(NAME))
+    def __init__(self, number: int, hardware: Accelerator) -> None:
+        devices.make(number)
+        if not _libraries:
+            _set_up(hardware)
+        super().__init__(NAME, "virtual", torch_module)
 
-    def count(self) -> int:
-        return devices.count()
-
-    def synchronize(self, index: int) -> None:
-        """Everything was computed when the call returned."""
+    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        return copies(xs, native)
 
     def is_idle(self, index: int) -> bool:
+        """Return True: nothing is queued."""
         return True
 
     def streams(self) -> None:
-        """Nothing is queued."""
+        """Return None: nothing is queued."""
 
     def memory(self, index: int) -> Memory:
-        """What tensors hold, counted storage by storage; of the host's memory there is no share."""
-        return Memory(*ledger.used_and_peak(index), None)
+        """Return what tensors hold; of the host's memory there is no share."""
+        return Memory(*memory.used_and_peak(index), None)
+
+
+# What is registered with torch stays so for as long as these live.
+_libraries: list[Any] = []
+_Library: Any = torch.library.Library
+
+
+def _set_up(hardware: Accelerator) -> None:
+    if not hardware.count():  # real GPUs have threads of the engine's anyway
+        autograd.start_engine()
+    _name_the_device()
+    everything = _Library("_", "IMPL")
+    everything.fallback(fall_back, "PrivateUse1")
+    aten = _Library("aten", "IMPL")
+    _libraries.extend((everything, aten))
+    everything.fallback(fall_back, "NestedTensorPrivateUse1")
+    # Under autocast most operators compute as ever: as for CUDA, and not for PrivateUse1.
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for layout in ("Sparse", "SparseCsr", "Quantized"):
+        everything.fallback(refuse_layout, f"{layout}PrivateUse1")
+    for name in torch._C._dispatch_get_all_op_names():
+        if name.startswith("aten::"):
+            _register(aten, name.removeprefix("aten::"))
+    autograd.install()
+    random.install()
+    patches.install(aten)
+
+
+def _name_the_device() -> None:
+    taken = torch._C._get_privateuse1_backend_name()
+    try:
+        backend_registration._setup_privateuseone_for_python_backend(
+            NAME, torch_module, device_guard=autograd.DeviceGuard()
+        )
+    except RuntimeError as error:
+        raise DeviceUnavailableError(
+            "make virtual GPUs",
+            "torch has one spare device type for all packages, and it is taken: by "
+            f"{taken!r} ({error})",
+            f"run without the package that brings {taken!r}, or unset D2LDEV_VIRTUAL_GPUS",
+        ) from error
+
+
+def _register(aten: Any, name: str) -> None:
+    """Give an operator its kernel for virtual GPUs, where the fallback would not be called.
+
+    The fallback stands behind the kernels that torch composes for any device. Those run the
+    CPU's composition instead: in one call, and with our error for operands that do not agree.
+    """
+    op = operator_named(name)
+    schema = schema_of(op)
+    if _has(name, "AutocastCPU"):
+        aten.impl(name, partial(autograd.run_differentiable, schema), "AutocastPrivateUse1")
+    if name in COPY_KERNELS:
+        aten.impl(name, COPY_KERNELS[name], "PrivateUse1")
+        if _has(name, "CompositeImplicitAutograd"):
+            aten.impl(name, COPY_KERNELS[name], "AutogradPrivateUse1")
+    elif name in autograd.COMPOSED_BY_DEVICE:
+        kernel = partial(autograd.run_composite, schema)
+        aten.impl(name, kernel, "AutogradPrivateUse1")
+        aten.impl(name, kernel, "PrivateUse1")
+    elif schema.is_random:
+        if not _has(name, "CompositeImplicitAutograd"):
+            aten.impl(name, partial(random.run_random, schema), "PrivateUse1")
+    elif _is_view(op):
+        # torch's own kernels make a view of the tensor itself, on its storage.
+        if _has(name, "CPU"):
+            aten.impl(name, partial(op.redispatch, CPU_KEYS), "PrivateUse1")
+    elif schema.name not in _ABOUT_STORAGE and (
+        any(_has(name, key) for key in _COMPOSED)
+        # The CPU's kernel, and a composition for all others.
+        or (_has(name, "CPU") and _has(name, "CompositeImplicitAutograd"))
+    ):
+        aten.impl(name, partial(run_on_cpu, schema), "PrivateUse1")
+
+
+_COMPOSED = ("CompositeExplicitAutograd", "CompositeExplicitAutogradNonFunctional")
+# They ask about the tensor itself, its storage above all, and not about its elements.
+_ABOUT_STORAGE = frozenset(
+    (
+        *("_has_same_storage_numel", "_new_zeros_with_same_feature_meta", "is_same_size"),
+        *("_lazy_clone", "lift", "is_pinned", "_pin_memory", "set", "resize", "resize_as"),
+        *("sparse_dim", "dense_dim", "is_coalesced", "_coalesced"),
+    )
+)
+
+
+def _is_view(op: Any) -> bool:
+    """Return whether an operator makes or changes a view: its result has its operand's storage."""
+    returned = (value.alias_info for value in op._schema.returns)
+    return torch.Tag.inplace_view in op.tags or any(
+        alias is not None and not alias.is_write for alias in returned
+    )
+
+
+def _has(name: str, key: str) -> bool:
+    return torch._C._dispatch_has_kernel_for_dispatch_key(f"aten::{name}", key)

@@ -1,4 +1,4 @@
-"""Kernels that go between devices or change a tensor's memory: the fallback would refuse them."""
+"""Kernels that copy between devices, or give a tensor other memory: the fallback refuses them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,28 @@ from typing import Any
 
 import torch
 
-from d2ldev_torch.virtual.devices import index_of
-from d2ldev_torch.virtual.fallback import CPU_KERNELS, plan_of, set_memory
-from d2ldev_torch.virtual.labels import NAME, as_cpu, as_virtual
+from d2ldev_torch.virtual.devices import NAME, index_of
+from d2ldev_torch.virtual.kernels import schema_of
+from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, bytes_of, set_memory
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
 def _on_cpu(x: torch.Tensor) -> torch.Tensor:
-    """A tensor's values in the CPU's memory: the memory of a virtual GPU as it is."""
+    """Return a tensor's values on the CPU, without a copy from a virtual GPU."""
     if x.device.type == NAME:
         return as_cpu(x)
     return x if x.is_cpu else x.to(_CPU)
 
 
-def _copy(
+def _copy_(
     destination: torch.Tensor, source: torch.Tensor, _non_blocking: bool = False
 ) -> torch.Tensor:
-    """``copy_``, between all devices."""
     values = _on_cpu(source)
     if destination.device.type == NAME:
-        _aten.copy_.default.redispatch(CPU_KERNELS, as_cpu(destination), values)
+        _aten.copy_.default.redispatch(CPU_KEYS, as_cpu(destination), values)
     else:
         destination.copy_(values)
     return destination
@@ -37,22 +37,16 @@ def _copy(
 def _copy_from(
     source: torch.Tensor, destination: torch.Tensor, _non_blocking: bool = False
 ) -> torch.Tensor:
-    return _copy(destination, source)
+    return _copy_(destination, source)
 
 
 def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    return _copy(destination.resize_(source.shape), source)
+    return _copy_(destination.resize_(source.shape), source)
 
 
-def _copy_each(
+def _foreach_copy_(
     destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
 ) -> None:
-    """``_foreach_copy_``, between all devices as on GPUs."""
-    if len(destinations) != len(sources):
-        # torch says so in its own words, of any tensors.
-        torch._foreach_copy_(
-            [torch.empty(0)] * len(destinations), [torch.empty(0)] * len(sources), non_blocking
-        )
     for destination, source in zip(destinations, sources, strict=True):
         destination.copy_(source, non_blocking)
 
@@ -67,7 +61,7 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> torch.Tensor:
-    """``to`` and all that is built on it: always a copy."""
+    """Copy for ``to`` and all that is built on it."""
     target = x.device if device is None else device
     options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
     if target.type not in (NAME, "cpu"):
@@ -77,15 +71,51 @@ def _to_copy(
         return elsewhere
     index = index_of(target) if target.type == NAME else -1
     new: torch.Tensor = _aten._to_copy.default.redispatch(
-        CPU_KERNELS, _on_cpu(x), device=_CPU, pin_memory=pin_memory, **options
+        CPU_KEYS, _on_cpu(x), device=_CPU, pin_memory=pin_memory, **options
     )
     return new if index < 0 else as_virtual(new, index)
 
 
-def _resize(
+def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
+    """Return what ``[x.to(target, copy=True) for x in xs]`` gives, in half of the time.
+
+    The other half is the way through torch's dispatcher to ``_to_copy``. It is gone where someone
+    may listen on it: gradients, modes, ``torch.func``.
+    """
+    is_cpu = target.type == "cpu"
+    if is_cpu and all([x.is_cpu for x in xs]):  # noqa: C419  # a generator takes longer
+        return [x.clone() for x in xs]
+    index = -1 if is_cpu else index_of(target)
+    if (
+        torch.is_inference_mode_enabled()
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+        or torch._C._functorch.peek_interpreter_stack() is not None
+    ):
+        return [x.to(target, copy=True) for x in xs]
+    return [_copied(x, index) if _is_straightforward(x) else x.to(target, copy=True) for x in xs]
+
+
+def _is_straightforward(x: torch.Tensor) -> bool:
+    """Return whether a tensor is bytes that nobody follows, on the CPU or a virtual GPU."""
+    return (
+        type(x) in _TENSORS
+        and not x.requires_grad
+        and (x.is_cpu or x.device.type == NAME)
+        and x.layout is torch.strided
+        and not (x.is_nested or x.is_conj() or x.is_neg())
+    )
+
+
+def _copied(x: torch.Tensor, index: int) -> torch.Tensor:
+    new = (x if x.is_cpu else as_cpu(x)).clone()
+    return new if index < 0 else as_virtual(new, index)
+
+
+def _resize_(
     x: torch.Tensor, size: list[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """``resize_``: memory that is to grow is made anew, and views of the old keep the old."""
+    """Resize a tensor: memory that has to grow is made anew, and views keep the old one."""
     like = torch.empty(0, dtype=x.dtype).resize_(size, memory_format=memory_format)
     storage, offset = x.untyped_storage(), int(x.storage_offset())
     needed = (offset + like.numel()) * x.element_size()
@@ -97,28 +127,17 @@ def _resize(
     return x
 
 
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """The memory of a storage on a virtual GPU, byte by byte, under its CPU name."""
-    view = as_virtual(torch.empty(0, dtype=torch.uint8), storage.device.index)
-    set_memory(view, storage, 0, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"))
-    return as_cpu(view)
-
-
-def _set_to(x: torch.Tensor, source: torch.Tensor) -> torch.Tensor:
-    """``set_`` to another tensor, which has to be on the same device."""
+def _set_(x: torch.Tensor, source: torch.Tensor | None = None) -> torch.Tensor:
+    """Give a tensor the memory of another one on its device, or none."""
+    source = torch.empty(0, dtype=x.dtype, device=x.device) if source is None else source
     if x.device != source.device:
-        raise plan_of(_aten.set_.source_Tensor).mismatch((x, source), {})
+        raise schema_of(_aten.set_.source_Tensor).mismatch((x, source), {})
     set_memory(x, source.untyped_storage(), int(source.storage_offset()), source)
     return x
 
 
-def _set_to_nothing(x: torch.Tensor) -> torch.Tensor:
-    """``set_`` without arguments."""
-    return _set_to(x, torch.empty(0, dtype=x.dtype, device=x.device))
-
-
-def _can_take_data_of(x: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether ``x.data = other`` works: as between the CPU and CUDA, so that parameters move.
+def _has_compatible_shallow_copy_type(x: torch.Tensor, other: torch.Tensor) -> bool:
+    """Return whether ``x.data = other`` works, as between the CPU and CUDA: parameters move by it.
 
     torch answers for the devices that it knows, and not for ``PrivateUse1``.
     """
@@ -128,14 +147,14 @@ def _can_take_data_of(x: torch.Tensor, other: torch.Tensor) -> bool:
     )
 
 
-COPYING: Mapping[str, Callable[..., Any]] = {
-    "copy_": _copy,
+COPY_KERNELS: Mapping[str, Callable[..., Any]] = {
+    "copy_": _copy_,
     "_copy_from": _copy_from,
     "_copy_from_and_resize": _copy_from_and_resize,
-    "_foreach_copy_": _copy_each,
+    "_foreach_copy_": _foreach_copy_,
     "_to_copy": _to_copy,
-    "resize_": _resize,
-    "set_": _set_to_nothing,
-    "set_.source_Tensor": _set_to,
-    "_has_compatible_shallow_copy_type": _can_take_data_of,
+    "resize_": _resize_,
+    "set_": _set_,
+    "set_.source_Tensor": _set_,
+    "_has_compatible_shallow_copy_type": _has_compatible_shallow_copy_type,
 }

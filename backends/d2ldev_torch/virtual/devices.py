@@ -1,4 +1,10 @@
-"""Which virtual GPUs there are, and the errors of those that are not there or do not agree."""
+"""The devices ``vgpu:0``, ``vgpu:1`` ...: how many there are, and the errors of those that are not.
+
+The current one is always the first, and making another one current is refused. torch asks the C++
+half of a backend for its current device, and that of a backend in Python always answers 0:
+``device='vgpu'`` is the first one wherever it stands.
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
+"""
 
 from __future__ import annotations
 
@@ -8,18 +14,20 @@ import torch
 
 from d2ldev.device import CPU, gpu
 from d2ldev.errors import DeviceUnavailableError
-from d2ldev_torch.virtual.labels import NAME
+
+NAME = "vgpu"
+"""The ``type`` of a virtual GPU's ``torch.device``."""
 
 _number = 0
 
 
 def count() -> int:
-    """How many virtual GPUs this process has."""
+    """Return the number of virtual GPUs of this process."""
     return _number
 
 
 def make(number: int) -> None:
-    """Say how many virtual GPUs there are from now on: once for a process.
+    """Set the number of virtual GPUs, once for a process.
 
     Raises:
         DeviceUnavailableError: if there is another number of them already.
@@ -35,16 +43,16 @@ def make(number: int) -> None:
     _number = number
 
 
-def index_of(device: torch.device) -> int:
-    """The index of a ``torch.device('vgpu:i')`` that exists; without an index it is 0.
+def index_of(native: torch.device) -> int:
+    """Return the index of a ``torch.device('vgpu:i')``; without an index it is 0.
 
     Raises:
         DeviceUnavailableError: if there is no such virtual GPU.
     """
-    index = device.index or 0
+    index = native.index or 0
     if index >= _number:
         raise DeviceUnavailableError(
-            f"use {device}",
+            f"use {native}",
             f"torch has {_number} virtual GPU{'' if _number == 1 else 's'} here",
             f"use one that exists, such as {NAME}:0, or set D2LDEV_VIRTUAL_GPUS={index + 1}",
             [CPU, *(gpu(i) for i in range(_number))],
@@ -52,9 +60,23 @@ def index_of(device: torch.device) -> int:
     return index
 
 
-def device_of(x: torch.Tensor) -> Any:
-    """Where an operand is, for a message: a ``Device``, or torch's own for meta and the like."""
-    native = x.device
+def device_of(native: torch.device) -> Any:
+    """Return the ``Device`` that an error names; torch's own for ``meta`` and the like."""
     if native.type == "cpu":
         return CPU
     return gpu(native.index) if native.type == NAME else native
+
+
+def require_first(index: int) -> None:
+    """Refuse to make a virtual GPU torch's current device, unless it is the first one.
+
+    Raises:
+        DeviceUnavailableError: if it is another one.
+    """
+    if index > 0:
+        raise DeviceUnavailableError(
+            f"make {NAME}:{index} torch's current device",
+            "torch's current virtual GPU is always the first one",
+            f"name the device: device='{NAME}:{index}', or with torch.device('{NAME}:{index}'):",
+            [f"{NAME}:{index}"],
+        )

@@ -5,6 +5,7 @@ import weakref
 
 import pytest
 import tensorflow as tf
+from d2ldev_conformance.data import room_for
 
 from d2ldev import UnsupportedValueError, cpu, gpu
 
@@ -172,15 +173,8 @@ def test_a_generator_goes_on_with_its_numbers(tensorflow_backend):
 
 def test_a_failure_leaves_variables_and_tensors_where_they_were(tensorflow_backend, monkeypatch):
     module = Holder(a=on("cpu", [1.0]), b=tf.ones(1), c=on("cpu", [2.0]))
-    original, number = tensorflow_backend._copy, []
-
-    def failing(x, native):
-        number.append(1)
-        if len(number) == 3:
-            raise MemoryError("none left")
-        return original(x, native)
-
-    monkeypatch.setattr(tensorflow_backend, "_copy", failing)
+    room = room_for(2, tensorflow_backend._copy_all)
+    monkeypatch.setattr(tensorflow_backend, "_copy_all", room)
     with pytest.raises(MemoryError):
         tensorflow_backend.place(module, "gpu:1")
     assert set(tensorflow_backend.placement(module).values()) == {cpu()}

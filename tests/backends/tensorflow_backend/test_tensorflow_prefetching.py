@@ -49,7 +49,7 @@ def test_all_of_a_batch_is_on_the_device(tensorflow_backend, dataset, device):
 
 def test_tf_data_brings_a_dataset_to_the_device(tensorflow_backend, dataset, monkeypatch):
     copies = []
-    monkeypatch.setattr(tensorflow_backend, "_copy", lambda *given: copies.append(given))
+    monkeypatch.setattr(tensorflow_backend, "_copy_all", lambda *given: copies.append(given))
     batches = list(tensorflow_backend.prefetch(dataset, "gpu:1"))
     assert (len(batches), copies) == (3, [])
 

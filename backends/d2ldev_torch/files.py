@@ -1,0 +1,123 @@
+"""Files: torch's layouts are the canonical ones; an optimizer's state is saved with its shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from d2ldev.errors import describe
+from d2ldev.framework import Files, Layer, Tensor
+from d2ldev_torch.devices import NATIVE_CPU
+from d2ldev_torch.models import is_kept_on_host
+from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
+
+_WITH_KERNELS = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+
+
+class TorchFiles(Files):
+    """Tensors, ``torch.nn.Sequential`` and ``torch.optim.Optimizer`` in files."""
+
+    # -- tensors ----------------------------------------------------------------------------------
+
+    def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
+        return array_of(strided(x).to("cpu").resolve_conj().resolve_neg())
+
+    def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+        if native != NATIVE_CPU:
+            return self.tensors.from_data(array, dtype, native)
+        foreign = foreign_dtype(array)
+        if foreign is None:
+            return torch.from_numpy(array)
+        return torch.from_numpy(unsigned(array)).view(foreign)
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def layers(self, model: Any) -> Sequence[Layer] | None:
+        if type(model) is not torch.nn.Sequential:
+            return None
+        layers = []
+        for layer in model:
+            # By the exact type: a parametrized layer computes its kernel from others.
+            if type(layer) in _WITH_KERNELS:
+                layers.append(Layer(layer.weight, layer.bias))
+            elif not _keeps_order(layer):
+                return None
+        return layers
+
+    # -- optimizers -------------------------------------------------------------------------------
+
+    def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            return None
+        groups = optimizer.param_groups
+        return {
+            "class": type(optimizer).__name__,
+            "shapes": [[list(p.shape) for p in group["params"]] for group in groups],
+            **optimizer.state_dict(),
+        }
+
+    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        current = self.state(optimizer)
+        assert current is not None  # it was asked before
+        _check(current, state)
+        parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
+        # Past ``load_state_dict``, which gives all that it keeps the parameters' dtype.
+        states = {}
+        for index, kept in state["state"].items():
+            parameter, group = parameters[index]
+            states[parameter] = {
+                key: _moved(x, NATIVE_CPU if is_kept_on_host(key, group) else parameter.device)
+                for key, x in kept.items()
+            }
+        groups = [
+            {key: value for key, value in group.items() if key != "params"}
+            for group in state["param_groups"]
+        ]
+
+        def put() -> None:
+            optimizer.state.clear()
+            optimizer.state.update(states)
+            for group, settings in zip(optimizer.param_groups, groups, strict=True):
+                group.update(settings)
+
+        return put
+
+
+def _keeps_order(layer: torch.nn.Module) -> bool:
+    """Return whether a layer without kernels leaves what it is given in its order."""
+    return type(layer).__module__.startswith("torch.nn.modules.") and not layer._modules
+
+
+def _check(current: Mapping[Any, Any], saved: Any) -> None:
+    """Raise a ``ValueError`` if a state is of another optimizer than the current one."""
+    if not isinstance(saved, Mapping) or saved.keys() != current.keys():
+        raise ValueError(f"{describe(saved)} is no state of an optimizer of torch's")
+    for key in ("class", "shapes"):
+        if saved[key] != current[key]:
+            raise ValueError(f"its {key}: {current[key]}, {saved[key]} in the state")
+    if _settings(saved["param_groups"]) != _settings(current["param_groups"]):
+        raise ValueError("its groups have other settings")
+    kept, count = saved["state"], sum(map(len, current["shapes"]))
+    if not isinstance(kept, Mapping) or not all(
+        type(index) is int and 0 <= index < count and isinstance(values, Mapping)
+        for index, values in kept.items()
+    ):
+        raise ValueError(f"{describe(kept)} is not what it keeps for its parameters")
+
+
+def _settings(groups: Any) -> Any:
+    """Return the names of the settings of each group, and the numbers of its parameters."""
+    if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
+        return None
+    return [(sorted(map(str, group)), group.get("params")) for group in groups]
+
+
+def _moved(x: Any, device: torch.device) -> Any:
+    if isinstance(x, torch.Tensor):
+        return x.to(device)
+    if isinstance(x, (list, tuple)):
+        return type(x)(_moved(item, device) for item in x)
+    return x

@@ -1,0 +1,148 @@
+"""Models: what a torch module, optimizer and tensor keep.
+
+``Module.to`` moves parameters and buffers. ``place`` moves plain tensor attributes too, the tensors
+and modules in a module's lists and dicts, and optimizers. Parameters are moved in place, so that
+whoever holds one, an optimizer above all, still holds it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from functools import lru_cache, partial
+from itertools import filterfalse
+from types import MemberDescriptorType
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
+
+from d2ldev.device import Device
+from d2ldev.framework import Models, Part, Tensor
+
+_ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
+
+# What every module has in its ``__dict__``: hooks and flags, and the three that are read below.
+_OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
+# Most attributes are of these types, and hold no tensor.
+_WITHOUT_TENSORS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+
+
+class TorchModels(Models):
+    """``torch.nn.Module`` and ``torch.optim.Optimizer``."""
+
+    types = (torch.nn.Module, torch.optim.Optimizer)
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> torch.nn.Module:
+        modules: list[torch.nn.Module] = []
+        for kernel, bias in layers:
+            # Made without memory: nothing is drawn from torch's random state, or made elsewhere.
+            n_out, n_in = kernel.shape
+            linear = torch.nn.Linear(n_in, n_out, device="meta")
+            linear.weight, linear.bias = torch.nn.Parameter(kernel), torch.nn.Parameter(bias)
+            modules += [linear, _ACTIVATIONS[activation]()]
+        return torch.nn.Sequential(*modules[:-1])
+
+    # -- placing ----------------------------------------------------------------------------------
+
+    def parts(self, obj: Any) -> Iterator[Part]:
+        if isinstance(obj, torch.nn.Module):
+            return _module_parts(obj)
+        return _optimizer_parts(obj)
+
+    def attached(self, x: Tensor) -> Iterable[Part]:
+        if x.is_leaf and x.grad is not None:
+            return (Part("grad", x.grad, partial(setattr, x, "grad")),)
+        return ()
+
+    def is_refilled(self, x: Tensor) -> bool:
+        # Whatever others may hold as their parameter, also a frozen one.
+        return bool(
+            x.is_leaf
+            and (x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None)
+        )
+
+    def refill(self, x: torch.Tensor, new: torch.Tensor) -> None:
+        new = new.detach()
+        if not is_traceable_wrapper_subclass(x):
+            x.data = new
+            return
+        # Its memory is that of the tensors it wraps, which ``data`` would leave where they are: as
+        # ``Module.to`` does, the two change places.
+        if isinstance(x, torch.nn.Parameter):
+            new = torch.nn.Parameter(new, x.requires_grad)
+        torch.utils.swap_tensors(x, new.requires_grad_(x.requires_grad))
+
+    def finish(self, obj: Any) -> None:
+        if isinstance(obj, torch.nn.RNNBase):
+            # cuDNN wants the weights in one piece. They work in many pieces too, only slower: no
+            # reason to fail when memory is short.
+            with suppress(torch.OutOfMemoryError):
+                obj.flatten_parameters()
+
+    def placing(self, device: Device) -> AbstractContextManager[Any]:
+        if not torch.is_inference_mode_enabled():
+            return nullcontext()
+        # Tensors made in inference mode are for inference for good, and a model is to outlive it.
+        stack = ExitStack()
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.no_grad())
+        return stack
+
+
+def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
+    attributes = vars(module)
+    for kept in (attributes["_parameters"], attributes["_buffers"], attributes["_modules"]):
+        if kept:
+            put = kept.__setitem__
+            for name, value in kept.items():
+                if value is not None:
+                    yield Part(name, value, partial(put, name))
+    for name in filterfalse(_OWN_ATTRIBUTES.__contains__, attributes):
+        value = attributes[name]
+        if not isinstance(value, _WITHOUT_TENSORS):
+            yield Part(name, value, partial(attributes.__setitem__, name))
+    cls: type = type(module)
+    for name in _slots_of(cls):
+        if hasattr(module, name):
+            yield Part(name, getattr(module, name), partial(object.__setattr__, module, name))
+
+
+@lru_cache(1024)
+def _slots_of(cls: type) -> tuple[str, ...]:
+    """Return what objects of a class keep outside of their ``__dict__``: mostly nothing."""
+    return tuple(
+        name
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, MemberDescriptorType)
+    )
+
+
+def _optimizer_parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
+    index = 0
+    for i, group in enumerate(optimizer.param_groups):
+        for key, value in group.items():
+            if key == "params" or not _is_host_scalar(value):
+                yield Part(f"param_groups.{i}.{key}", value, partial(group.__setitem__, key))
+        for parameter in group["params"]:
+            state = optimizer.state.get(parameter, {})
+            for key, value in state.items():
+                if not (is_kept_on_host(key, group) and _is_host_scalar(value)):
+                    yield Part(f"state.{index}.{key}", value, partial(state.__setitem__, key))
+            index += 1
+
+
+def is_kept_on_host(key: str, group: dict[str, Any]) -> bool:
+    """Return whether a value of an optimizer's state is on the CPU wherever its parameter is.
+
+    torch's own policy, in ``Optimizer.load_state_dict``: the step is, unless the kernel reads it.
+    """
+    return key == "step" and not (group.get("capturable") or group.get("fused"))
+
+
+def _is_host_scalar(value: Any) -> bool:
+    """Return whether a value is a 0-dim CPU tensor, which torch combines with any device's."""
+    return isinstance(value, torch.Tensor) and value.dim() == 0 and value.is_cpu

@@ -1,0 +1,73 @@
+"""Set-up for the conformance suite: objects of every kind that ``place`` looks after in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+
+from d2ldev.backend import Backend
+from d2ldev.device import Device
+from d2ldev.framework import Tensor
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "Adam": partial(torch.optim.Adam, lr=0.1),
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
+}
+
+
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
+
+    def everything(device: Device) -> Everything:
+        return Everything(lambda shape: backend.rand(shape, seed=len(shape), device=device))
+
+    def recurrent(device: Device) -> torch.nn.LSTM:
+        with torch.random.fork_rng(devices=[]):
+            return torch.nn.LSTM(3, 4).to(backend.native(device))
+
+    def trained(optimizer: Callable[..., torch.optim.Optimizer], device: Device) -> Any:
+        """A model with gradients and the optimizer that has made a step with them."""
+        net = backend.mlp([3, 4, 1], device=device)
+        steps = optimizer(net.parameters())
+        for seed in (1, 2):
+            steps.zero_grad()
+            net(backend.rand((5, 3), seed=seed, device=device)).sum().backward()
+            steps.step()
+        return {"model": net, "optimizer": steps}
+
+    return {
+        "module": everything,
+        "recurrent module": recurrent,
+        "scratch parameters": lambda device: [
+            backend.rand((3, 1), seed=0, device=device).requires_grad_(),
+            backend.zeros(1, device=device).requires_grad_(),
+        ],
+        **{name: partial(trained, make) for name, make in _OPTIMIZERS.items()},
+    }
+
+
+class Everything(torch.nn.Module):
+    """A module that keeps tensors in every place where a module can.
+
+    Args:
+        make: ``shape -> tensor``, on the device where the module is to be.
+    """
+
+    mean: Tensor
+
+    def __init__(self, make: Callable[[tuple[int, ...]], Tensor]) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(make((3, 3)))
+        self.tied = self.weight
+        self.frozen = torch.nn.Parameter(make((3,)), requires_grad=False)
+        self.register_buffer("mean", make((3,)))
+        self.register_buffer("hidden", make((3,)), persistent=False)
+        self.plain = make((2,))
+        self.scratch = make((2, 2)).requires_grad_()
+        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        self.same = self.kept["masks"][0]
+        self.layers = [torch.nn.BatchNorm1d(3, device=self.weight.device)]

@@ -1,0 +1,220 @@
+"""Tensors: ``torch.Tensor``, to and from NumPy, DLPack and other devices.
+
+NumPy's bfloat16 and float8 are those of ``ml_dtypes``. torch neither takes nor gives them: their
+bytes pass as unsigned integers of the same size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.nn.utils.rnn import PackedSequence
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Tensor, Tensors
+from d2ldev.nesting.containers import Container
+from d2ldev.operations.dlpack import ON_CPU, description_of
+from d2ldev_torch.devices import TorchDevices
+
+_UNSIGNED = {1: torch.uint8, 2: torch.uint16}
+
+
+class TorchTensors(Tensors):
+    """Tensors of torch on the CPU and one accelerator.
+
+    Args:
+        devices: the room of devices.
+    """
+
+    types = (torch.Tensor,)
+    plain_types = (torch.dtype, torch.device)
+    dtype_names = tuple(
+        name
+        for name in (
+            *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+            *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+            *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        )
+        if hasattr(torch, name)
+    )
+
+    def __init__(self, devices: TorchDevices) -> None:
+        self._devices = devices
+        # The devices of tensors, which say which GPU they are: what they stand for.
+        self._places: dict[torch.device, Device] = {}
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def device_of(self, x: Any) -> Device:
+        try:
+            if x.is_cpu:
+                return CPU
+            native = x.device
+            if native in self._places:
+                return self._places[native]
+        except AttributeError:
+            native = None
+        device = self._devices.from_native(native)
+        if device is None:
+            raise UnsupportedValueError(
+                "tell the device of a tensor",
+                f"{describe(x)} is no torch tensor"
+                if native is None
+                else f"the tensor is on {native}, which is no place with bytes for d2ldev",
+                "x = backend.asarray(x) makes a tensor; module.to_empty(device=...) leaves 'meta'",
+            )
+        self._places[x.device] = device
+        return device
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(x.dtype).removeprefix("torch.")
+
+    def dtype(self, name: str) -> torch.dtype:
+        return getattr(torch, name)  # type: ignore[no-any-return]
+
+    def address(self, x: Tensor) -> int:
+        try:
+            return int(x.data_ptr())
+        except RuntimeError as error:  # a sparse one has several, a nested one none
+            raise UnsupportedValueError(
+                "tell the address of a tensor",
+                f"a tensor of layout {x.layout} has no one address",
+                "backend.address(x.to_dense()), or of one of the tensors that it consists of",
+            ) from error
+
+    def container_of(self, cls: type) -> Container | None:
+        if cls is not PackedSequence:
+            return None
+        names = ("data", "sorted_indices", "unsorted_indices")
+        return Container(
+            lambda packed: [getattr(packed, name) for name in names],
+            lambda _: names,
+            # torch wants the batch sizes on the host.
+            lambda old, new: PackedSequence(new[0], old.batch_sizes.clone(), new[1], new[2]),
+        )
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        if isinstance(obj, (list, tuple)) and _holds_arrays(obj):
+            obj = np.array(obj)  # torch goes through them number by number, and warns that it does
+        if isinstance(obj, np.ndarray) and (foreign := foreign_dtype(obj)) is not None:
+            x = torch.tensor(unsigned(obj), device=native).view(foreign)
+            return x if dtype is None else x.to(dtype)
+        # ``torch.tensor`` copies, also memory that is aligned, and goes straight to the device.
+        return torch.tensor(obj, dtype=dtype, device=native)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        return torch.full(shape, value, dtype=dtype, device=native)
+
+    # Sizes one by one: torch takes a third longer to read them from a tuple.
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if not shape:
+            return torch.zeros((), dtype=dtype, device=native)
+        return torch.zeros(*shape, dtype=dtype, device=native)
+
+    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if not shape:
+            return torch.ones((), dtype=dtype, device=native)
+        return torch.ones(*shape, dtype=dtype, device=native)
+
+    def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        return torch.arange(start, stop, step, dtype=dtype, device=native)
+
+    def random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        generator = None
+        if seed is not None:
+            generator = self._devices.accelerator.generator(native).manual_seed(seed)
+        draw = torch.rand if distribution == "uniform" else torch.randn
+        return draw(shape, generator=generator, dtype=dtype, device=native)
+
+    def astype(self, x: Tensor, dtype: Any) -> Tensor:
+        return x.to(dtype)
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        return self.copy_all([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        return self._devices.copies(xs, native)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        self.device_of(x)  # a tensor without bytes is refused, by name
+        # One copy: from a device, or within the CPU's memory; conjugated if ``x`` is lazily so.
+        return array_of(strided(x).to("cpu", copy=True))
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        """Return a tensor on the memory of ``x``, with what torch leaves unchecked checked before.
+
+        Given a negative stride torch ends the process, and given memory that was exported as
+        read-only it writes to it. Only arrays on the CPU, NumPy's above all, come with either.
+
+        Raises:
+            BufferError: if the memory is read-only or is walked backwards, or ``x`` refuses.
+        """
+        if isinstance(x, torch.Tensor) and self._is_virtual(x):
+            # DLPack has no name for a virtual GPU, and needs none within torch.
+            if x.requires_grad:
+                raise BufferError("it requires a gradient: x.detach()")
+            return x.detach()
+        if x.__dlpack_device__()[0] != ON_CPU:
+            return torch.utils.dlpack.from_dlpack(x)
+        # Without a version it has no flag for read-only memory: its owner refuses to give that.
+        capsule = x.__dlpack__()
+        if description_of(capsule).is_walked_backwards:
+            raise BufferError("torch has no negative strides")
+        return torch.utils.dlpack.from_dlpack(capsule)
+
+    def _is_virtual(self, x: torch.Tensor) -> bool:
+        device = self._devices.from_native(x.device)
+        return device is not None and self._devices.platform(device) == "virtual"
+
+    # -- for logs ---------------------------------------------------------------------------------
+
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        return torch.stack(tuple(xs))
+
+    def detached(self, x: Tensor) -> Tensor:
+        x = x.detach()
+        return x.clone() if x.untyped_storage().nbytes() > x.element_size() else x
+
+
+def strided(x: torch.Tensor) -> torch.Tensor:
+    """Return a tensor without its gradient, and dense."""
+    x = x.detach()
+    return x if x.layout is torch.strided else x.to_dense()
+
+
+def array_of(x: torch.Tensor) -> np.ndarray[Any, Any]:
+    """Return the memory of a tensor of the CPU as an array."""
+    name = str(x.dtype).removeprefix("torch.")
+    if name.startswith(("bfloat16", "float8")):
+        import ml_dtypes
+
+        return x.view(_UNSIGNED[x.element_size()]).numpy().view(getattr(ml_dtypes, name))
+    return x.numpy()
+
+
+def foreign_dtype(array: np.ndarray[Any, Any]) -> torch.dtype | None:
+    """Return torch's dtype of an array that torch does not take; None for any other."""
+    name = array.dtype.name
+    return getattr(torch, name) if name.startswith(("bfloat16", "float8")) else None
+
+
+def unsigned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """Return the bytes of an array as unsigned integers of the same size."""
+    return array.view(f"u{array.dtype.itemsize}")
+
+
+def _holds_arrays(obj: Any) -> bool:
+    if isinstance(obj, (list, tuple)):
+        return any(_holds_arrays(item) for item in obj)
+    return isinstance(obj, np.ndarray)

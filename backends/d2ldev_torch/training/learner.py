@@ -1,0 +1,287 @@
+"""Steps of training: autograd, the losses of ``torch.nn.functional``, and ``torch.optim``."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor
+from d2ldev.framework.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    refused_state,
+)
+from d2ldev.nesting.walk import flatten
+from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
+from d2ldev.operations.placing import place
+from d2ldev.operations.signatures import input_names
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=MOMENTUM),
+    "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, BETAS, ADAM_EPSILON),
+    "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
+}
+
+# torch leaves out examples whose label is -100, unless it is told another one: elsewhere it is as
+# wrong as any that is out of range.
+_NO_LABEL = torch.iinfo(torch.int64).min
+
+
+def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    return torch.nn.functional.mse_loss(prediction, y)
+
+
+def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
+    if y.dim() > 1:  # torch has the classes at axis 1
+        prediction, y = prediction.flatten(0, -2), y.flatten()
+    # torch wants labels of 64 bits; other frameworks make them with 32.
+    return torch.nn.functional.cross_entropy(prediction, y.long(), ignore_index=_NO_LABEL)
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+
+
+class TorchLearner(Learner):
+    """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains.
+
+    The optimizer of a model with lazy modules is made in the first step, when they have shapes.
+    The model is in training mode in ``step``, except for modules that are frozen by ``eval()``;
+    in evaluation mode in ``evaluate``; and after ``sync`` in the mode in which it was handed over.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        self._framework = framework
+        if not isinstance(model, torch.nn.Module):
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "it is no torch.nn.Module",
+                "put the parameters into a torch.nn.Module",
+            )
+        if not any(parameter.requires_grad for parameter in model.parameters()):
+            raise UnsupportedValueError(
+                f"train the {type(model).__name__}",
+                "it has no parameter with requires_grad",
+                "model.requires_grad_(True)",
+            )
+        self._loss = loss_among(settings, _LOSSES)
+        self._model, self._modes = model, Modes(model)
+        self._optimizer: torch.optim.Optimizer | None = None
+        if not (isinstance(settings.optimizer, str) and self._is_lazy()):
+            self._use(self._made_optimizer())
+
+    def _is_lazy(self) -> bool:
+        return any(torch.nn.parameter.is_lazy(p) for p in self._model.parameters())
+
+    def _made_optimizer(self) -> torch.optim.Optimizer:
+        optimizer, parameters = self.settings.optimizer, list(self._model.parameters())
+        if isinstance(optimizer, str):
+            # All of them: a frozen one has no gradient, and may be thawed later.
+            return _OPTIMIZERS[optimizer](parameters, lr=self.settings.lr)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise UnsupportedValueError(
+                f"train with the optimizer {describe(optimizer)}",
+                "it is no torch.optim.Optimizer",
+                "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
+            )
+        known = {id(parameter) for parameter in parameters}
+        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+            raise UnsupportedValueError(
+                f"train with the optimizer {type(optimizer).__name__}",
+                f"none of its parameters is one of the {type(self._model).__name__}'s",
+                f"torch.optim.{type(optimizer).__name__}(net.parameters()), of this very net",
+            )
+        device = self._framework.tensors.device_of(parameters[0])
+        placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
+        return placed
+
+    def _use(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        # LBFGS computes the loss several times in a step, and has no other way of stepping.
+        self._needs_closure = closure is not None and closure.default is inspect.Parameter.empty
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self._model, "optimizer": self._optimizer}
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        if parts["model"] is not self._model:
+            self._model, self._modes = parts["model"], Modes(parts["model"])
+        if parts["optimizer"] is not None:
+            self._use(parts["optimizer"])
+
+    def sync(self) -> None:
+        self._modes.restore()
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        # What torch.compile makes takes anything, and gives it to the module that was compiled.
+        return input_names(getattr(self._model, "_orig_mod", self._model).forward)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._modes.train()
+        optimizer = self._optimizer
+        if optimizer is None:
+            loss, prediction = self._losses(inputs, y)
+            self._use(self._made_optimizer())
+            return self._descend(self._optimizer, loss, prediction)
+        if self._needs_closure:
+            return self._search(optimizer, inputs, y)
+        optimizer.zero_grad()
+        return self._descend(optimizer, *self._losses(inputs, y))
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._modes.evaluate()
+        with torch.no_grad():
+            return self._losses(inputs, y)
+
+    def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        prediction = self._model(*inputs)
+        loss = self._loss(prediction, y)
+        check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)
+        return loss, prediction
+
+    def _descend(self, optimizer: Any, loss: Tensor, prediction: Any) -> tuple[Tensor, Any]:
+        loss.backward()
+        self._clip(optimizer)
+        optimizer.step()
+        return loss.detach(), self._detached(prediction)
+
+    def _search(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        first: list[Any] = []
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss, prediction = self._losses(inputs, y)
+            loss.backward()
+            self._clip(optimizer)
+            if not first:
+                first.extend((loss.detach(), self._detached(prediction)))
+            return loss
+
+        optimizer.step(closure)
+        return first[0], first[1]
+
+    def _clip(self, optimizer: torch.optim.Optimizer) -> None:
+        if self.settings.gradient_clip_val:
+            # Of what it trains, which may be less than the model has: no one zeroes the others'.
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            torch.nn.utils.clip_grad_norm_(trained, self.settings.gradient_clip_val)
+
+    def _detached(self, prediction: Any) -> Any:
+        """Return a prediction without what is needed to go back through it."""
+        if isinstance(prediction, torch.Tensor):
+            return prediction.detach()
+        flat = flatten(prediction, self._framework.kinds, "take a step of training")
+        return flat.unflatten({key: x.detach() for key, x in flat.tensors.items()})
+
+    # -- resuming ---------------------------------------------------------------------------------
+
+    @property
+    def is_built(self) -> bool:
+        return self._optimizer is not None and not self._is_lazy()
+
+    def build(self, inputs: tuple[Any, ...]) -> None:
+        # In evaluation mode, in which no running mean is changed.
+        self._modes.evaluate()
+        with torch.no_grad():
+            self._model(*inputs)
+        if self._optimizer is None:
+            self._use(self._made_optimizer())
+
+    def modes(self) -> dict[str, list[str]]:
+        parameters = self._model.named_parameters()
+        return {
+            "frozen": [name for name, parameter in parameters if not parameter.requires_grad],
+            "evaluation": self._modes.frozen,
+        }
+
+    def checked_modes(self, modes: Any) -> Callable[[], None]:
+        known = {
+            "frozen": {name for name, _ in self._model.named_parameters()},
+            # Not the model itself, which is trained.
+            "evaluation": {name for name, _ in self._model.named_modules() if name},
+        }
+        if not isinstance(modes, Mapping) or modes.keys() != known.keys():
+            raise refused_state("model", f"{describe(modes)} says nothing of its modes")
+        for key, names in known.items():
+            if not isinstance(modes[key], list) or not all(
+                isinstance(name, str) and name in names for name in modes[key]
+            ):
+                raise refused_state("model", f"{key} is {describe(modes[key])}")
+
+        def put() -> None:
+            for name, parameter in self._model.named_parameters():
+                # Not by ``requires_grad_``, which a parameter without a shape refuses.
+                parameter.requires_grad = name not in modes["frozen"]
+            self._modes.freeze(modes["evaluation"])
+
+        return put
+
+
+class Modes:
+    """The training and evaluation modes of a module and of all modules in it.
+
+    ``Module.train()`` puts every module in it into training mode, also those that the user put into
+    evaluation mode to freeze them, such as the batch normalisation of a network that is fine-tuned.
+    They stay in it here. Only the module's own flag is asked in every step, which costs nothing.
+
+    Args:
+        module: the module, in the mode in which ``restore`` will leave it. If it is in training
+            mode itself, those in it that are not are never put into it; else all of them are.
+    """
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        self._was_training = module.training
+        self._frozen = _in_evaluation(module) if module.training else []
+
+    def train(self) -> None:
+        """Put it into training mode, but for what is frozen."""
+        if not self._module.training:
+            self._begin()
+
+    def _begin(self) -> None:
+        self._module.train()
+        for module in self._frozen:
+            module.training = False
+
+    def evaluate(self) -> None:
+        """Put all of it into evaluation mode; what is in it now stays in it after this."""
+        if self._module.training:
+            self._frozen = _in_evaluation(self._module)
+            self._module.eval()
+
+    @property
+    def frozen(self) -> list[str]:
+        """The names of the modules that ``train`` leaves in evaluation mode."""
+        frozen = _in_evaluation(self._module) if self._module.training else self._frozen
+        ids = {id(inner) for inner in frozen}
+        return [name for name, inner in self._module.named_modules() if id(inner) in ids]
+
+    def freeze(self, names: list[str]) -> None:
+        """Have ``train`` leave these in evaluation mode, and no others."""
+        self._frozen = [inner for name, inner in self._module.named_modules() if name in names]
+        if self._module.training:
+            self._begin()
+
+    def restore(self) -> None:
+        """Put it into the mode in which it was handed over."""
+        if self._was_training:
+            self.train()
+        else:
+            self.evaluate()
+
+
+def _in_evaluation(module: torch.nn.Module) -> list[torch.nn.Module]:
+    return [inner for inner in module.modules() if not inner.training]

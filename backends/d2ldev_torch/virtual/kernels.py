@@ -1,0 +1,300 @@
+"""Every operator on a virtual GPU runs the kernel that the CPU has for it, on the same memory.
+
+The operands are given to the CPU kernel as CPU tensors, and what it made is given to the virtual
+GPU. So results are the CPU's bit for bit, and what the CPU has no kernel for, virtual GPUs have
+none for. Operands on different devices are refused here.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from d2ldev.errors import DeviceMismatchError
+from d2ldev.operations.mixing import mismatch
+from d2ldev_torch.virtual.devices import NAME, device_of, index_of
+from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, not_dense, set_memory
+
+_CPU = torch.device("cpu")
+_Tensor = torch.Tensor
+
+# Arguments that CUDA's kernels, too, take from the host: CPU tensors index any tensor, and the
+# lengths of packed sequences are read by the host.
+_HOST_ARGUMENTS = {
+    **dict.fromkeys(
+        (
+            *("index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_"),
+            *("_unsafe_index", "_unsafe_index_put", "_unsafe_masked_index"),
+            "_unsafe_masked_index_put_accumulate",
+        ),
+        "indices",
+    ),
+    **dict.fromkeys(
+        (
+            *("_pack_padded_sequence_backward", "_pad_packed_sequence"),
+            *("lstm", "gru", "rnn_tanh", "rnn_relu"),
+        ),
+        "batch_sizes",
+    ),
+    "_pack_padded_sequence": "lengths",
+}
+# What CUDA's kernels, too, return on the host.
+_HOST_RESULTS = {"_pack_padded_sequence": (1,), "_pad_packed_sequence": (1,)}
+# A 0-dim tensor of the host stands for a number, but not for an index or a piece of a tensor.
+_NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
+_NUMBERS = frozenset((bool, int, float, complex))
+
+
+class Schema:
+    """What an operator's schema says about its tensors.
+
+    Args:
+        op: a ``torch._ops.OpOverload``.
+    """
+
+    __slots__ = (
+        *("_generator", "_host", "_names", "_tensors", "_written"),
+        *("host_results", "is_mutable", "name", "op", "outs"),
+    )
+
+    def __init__(self, op: Any) -> None:
+        schema = op._schema
+        arguments = schema.arguments
+        self.op = op
+        self.name: str = str(schema.name).removeprefix("aten::")
+        self.is_mutable: bool = schema.is_mutable
+        self.outs = tuple(argument.name for argument in arguments if argument.is_out)
+        self.host_results = _HOST_RESULTS.get(self.name, ())
+        self._host = _HOST_ARGUMENTS.get(self.name)
+        self._names = tuple(argument.name for argument in arguments)
+        self._written = frozenset(argument.name for argument in arguments if argument.is_write)
+        self._tensors = tuple(
+            i
+            for i, argument in enumerate(arguments)
+            if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
+        )
+        self._generator = next(
+            (i for i, argument in enumerate(arguments) if "Generator" in str(argument.type)), -1
+        )
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it takes a generator."""
+        return self._generator >= 0
+
+    def generator_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Return the generator of a call of an operator that takes one; None if it has none."""
+        i = self._generator
+        return args[i] if i < len(args) else kwargs.get(self._names[i])
+
+    def has_number(self, args: list[Any]) -> bool:
+        """Return whether a number stands where the operator takes a tensor, as in ``x + 2``."""
+        number = len(args)
+        return any(i < number and type(args[i]) in _NUMBERS for i in self._tensors)
+
+    def may_be_on_host(
+        self, x: torch.Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> bool:
+        """Return whether an operand may be on the CPU beside others on a virtual GPU."""
+        roles = {
+            name
+            for name, value in self._named(args, kwargs).items()
+            if any(x is one for one in _tensors_in(value))
+        }
+        if roles <= {self._host}:
+            return True
+        return x.dim() == 0 and not roles & self._written and not roles & _NO_NUMBERS
+
+    def mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMismatchError:
+        """Return the error of a call whose tensors are on different devices."""
+        operands = []
+        for name, value in self._named(args, kwargs).items():
+            several = isinstance(value, (list, tuple))
+            for i, x in enumerate(_tensors_in(value)):
+                operands.append((f"{name}[{i}]" if several else name, device_of(x.device)))
+        return mismatch(self.name, operands)
+
+    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    values = value if isinstance(value, (list, tuple)) else [value]
+    return [one for one in values if isinstance(one, torch.Tensor)]
+
+
+@lru_cache(None)
+def schema_of(op: Any) -> Schema:
+    """Return the schema of an operator, of which there are some thousand."""
+    return Schema(op)
+
+
+def operator_named(name: str) -> Any:
+    """Return the ``OpOverload`` of a name such as ``aten::add.Tensor``."""
+    packet, _, overload = name.removeprefix("aten::").partition(".")
+    return getattr(getattr(torch.ops.aten, packet), overload or "default")
+
+
+class Operands:
+    """The operands of one call, as CPU tensors.
+
+    Args:
+        schema: of the operator.
+    """
+
+    __slots__ = (
+        *("_agree", "_hosts", "_is_made_elsewhere", "_schema"),
+        *("aliases", "holds_nested", "index"),
+    )
+
+    def __init__(self, schema: Schema) -> None:
+        self._schema = schema
+        self._hosts: list[_Tensor] = []
+        self._agree = True
+        # Whether a device was given that is none of ours, as in ``zeros_like(x, device='cpu')``.
+        self._is_made_elsewhere = False
+        self.holds_nested = False
+        self.index = -1
+        # By the alias's identity, which is its own for as long as it is kept here.
+        self.aliases: dict[int, tuple[_Tensor, _Tensor]] = {}
+
+    def to_cpu(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[list[Any], dict[str, Any]]:
+        """Return the arguments for the CPU kernel.
+
+        Raises:
+            DeviceMismatchError: if tensors are on different devices.
+            DeviceUnavailableError: if a virtual GPU is named that does not exist.
+        """
+        new = [self._convert(value) for value in args]
+        named = {key: self._convert(value) for key, value in kwargs.items()} if kwargs else kwargs
+        if not self._agree or (
+            self._hosts
+            and self.aliases
+            and not all(
+                host.is_cpu and self._schema.may_be_on_host(host, args, kwargs)
+                for host in self._hosts
+            )
+        ):
+            raise self._schema.mismatch(args, kwargs)
+        return new, named
+
+    def _convert(self, value: Any) -> Any:
+        if isinstance(value, _Tensor):
+            device = value.device
+            if device.type != NAME:
+                self._hosts.append(value)
+                return value
+            if self.index != device.index:
+                self._agree = not self.aliases
+                self.index = device.index
+            if value.is_nested:
+                self.holds_nested = True
+            alias = self._alias(value)
+            self.aliases[id(alias)] = alias, value
+            return alias
+        if isinstance(value, (list, tuple)):
+            return [self._convert(item) for item in value]
+        if isinstance(value, torch.device):
+            self._is_made_elsewhere = value.type != NAME
+            if self._is_made_elsewhere:
+                return value
+            self.index = index_of(value)
+            return _CPU
+        return value
+
+    def to_virtual(self, result: Any) -> Any:
+        """Return what the CPU kernel returned, on the virtual GPU; operands as themselves."""
+        if isinstance(result, _Tensor):
+            known = self.aliases.get(id(result))
+            if known is not None:
+                return known[1]
+            return result if self._is_made_elsewhere else self._take(result)
+        if isinstance(result, (list, tuple)):
+            hosts = self._schema.host_results
+            return type(result)(
+                item if i in hosts else self.to_virtual(item) for i, item in enumerate(result)
+            )
+        return result
+
+    def _alias(self, value: _Tensor) -> _Tensor:
+        return as_cpu(value)
+
+    def _take(self, result: _Tensor) -> _Tensor:
+        return as_virtual(result, self.index)
+
+
+def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator on a virtual GPU by its CPU kernel."""
+    operands = Operands(schema)
+    new, named = operands.to_cpu(args, kwargs)
+    if not schema.is_mutable:
+        return operands.to_virtual(_call_kernel(schema, operands, new, named))
+    try:
+        result = _call_kernel(schema, operands, new, named)
+    except RuntimeError as error:
+        # Memory of a capsule cannot grow: what is to be resized is made anew.
+        if not schema.outs or "not resizable" not in str(error):
+            raise
+        return _run_with_new_outs(schema, operands, new, {**named}, kwargs)
+    for alias, operand in operands.aliases.values():
+        if alias.shape != operand.shape:  # an ``out`` that has become smaller
+            set_memory(operand, operand.untyped_storage(), int(operand.storage_offset()), alias)
+    return operands.to_virtual(result)
+
+
+def _run_with_new_outs(
+    schema: Schema,
+    operands: Operands,
+    new: list[Any],
+    named: dict[str, Any],
+    kwargs: dict[str, Any],
+) -> Any:
+    for name in schema.outs:
+        named[name] = fresh = torch.empty(0, dtype=named[name].dtype)
+        operands.aliases[id(fresh)] = fresh, kwargs[name]
+    result = _call_kernel(schema, operands, new, named)
+    for name in schema.outs:
+        made = as_virtual(named[name], operands.index)
+        set_memory(kwargs[name], made.untyped_storage(), 0, made)
+    return operands.to_virtual(result)
+
+
+def _call_kernel(
+    schema: Schema, operands: Operands, args: list[Any], kwargs: dict[str, Any]
+) -> Any:
+    with autocast_of_kernels():
+        if operands.holds_nested or schema.has_number(args):
+            # Only the whole call finds the kernels of nested tensors, and makes tensors of numbers.
+            return schema.op(*args, **kwargs)
+        return schema.op.redispatch(CPU_KEYS, *args, **kwargs)
+
+
+_NO_AUTOCAST: AbstractContextManager[Any] = nullcontext()
+
+
+def autocast_of_kernels() -> AbstractContextManager[Any]:
+    """Give the operators that a CPU kernel calls the autocast of virtual GPUs, not the CPU's."""
+    if not torch._C._is_any_autocast_enabled():
+        return _NO_AUTOCAST
+    return torch.autocast(
+        "cpu", dtype=torch.get_autocast_dtype(NAME), enabled=torch.is_autocast_enabled(NAME)
+    )
+
+
+def fall_back(op: Any, *args: Any, **kwargs: Any) -> Any:
+    """Run an operator that has no kernel of its own for virtual GPUs."""
+    return run_on_cpu(schema_of(op), *args, **kwargs)
+
+
+def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:
+    """Refuse an operator on sparse or quantized tensors.
+
+    Raises:
+        UnsupportedValueError: always.
+    """
+    raise not_dense(f"compute {schema_of(op).name}")

@@ -1,0 +1,120 @@
+"""Functions of torch that are replaced, as its hooks for backends in Python lack what they ask for.
+
+- Storages: torch makes one with the allocator of its device. A backend in Python has none, and
+  the process would end; ``copy.deepcopy``, ``torch.load`` and pickling make storages.
+- ``x.new_tensor`` and ``x.new`` make a tensor on the current device, after they made ``x``'s
+  device the current one, which is always the first.
+  https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
+- Memory of other processes: ``share_memory_`` would be silently ignored, and a ``DataLoader``
+  would wait for ever for a batch that a worker puts on a virtual GPU.
+- ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
+  and emptying the cache of pinned memory ends the process. What is about an allocator's memory is
+  an internal error of torch's; ``torch.vgpu.memory_allocated`` tells what tensors hold.
+  https://github.com/pytorch/pytorch/blob/main/torch/csrc/DeviceAccelerator.cpp
+"""
+
+from __future__ import annotations
+
+from functools import wraps
+from typing import Any
+
+import torch
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev_torch.virtual import torch_module
+from d2ldev_torch.virtual.devices import NAME, index_of
+from d2ldev_torch.virtual.memory import as_virtual
+
+
+def install(aten: Any) -> None:
+    """Replace them, for the whole process.
+
+    Args:
+        aten: a ``torch.library.Library``.
+    """
+    _make_storages()
+    _share_no_memory()
+    _make_new_tensors()
+    _answer_accelerator()
+    # Virtual GPUs read the host's memory as it is, whether or not it can be paged.
+    aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
+
+
+def _make_storages() -> None:
+    storage_type: Any = torch.UntypedStorage
+    make = storage_type.__new__
+
+    def new(cls: type, *args: Any, device: Any = None, **kwargs: Any) -> Any:
+        native = torch.get_default_device() if device is None else torch.device(device)
+        if native.type != NAME:
+            return make(cls, *args, device=device, **kwargs)
+        index = index_of(native)
+        storage = make(cls, *args, device="cpu", **kwargs)
+        return as_virtual(torch.empty(0, dtype=torch.uint8).set_(storage), index).untyped_storage()
+
+    storage_type.__new__ = new
+
+
+def _share_no_memory() -> None:
+    storage_type: Any = torch.UntypedStorage
+    share, is_shared = storage_type.share_memory_, storage_type.is_shared
+    make_shared = storage_type._new_shared.__func__
+
+    def share_memory_(self: torch.UntypedStorage) -> Any:
+        _require_host(self.device)
+        return share(self)
+
+    def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
+        _require_host(torch.device(device))
+        return make_shared(cls, size, device=device)
+
+    storage_type.share_memory_ = share_memory_
+    storage_type._new_shared = classmethod(new_shared)
+    storage_type.is_shared = lambda self: self.device.type != NAME and is_shared(self)
+
+
+def _require_host(native: torch.device) -> None:
+    if native.type == NAME:
+        raise UnsupportedValueError(
+            "share memory with other processes",
+            f"the memory of {native} belongs to this process",
+            "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
+            [native],
+        )
+
+
+def _make_new_tensors() -> None:
+    tensor_type: Any = torch.Tensor
+    make_new, make_new_tensor = tensor_type.new, tensor_type.new_tensor
+
+    @wraps(make_new)
+    def new(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        made = make_new(self, *args, **kwargs)
+        return made if self.device.type != NAME or "device" in kwargs else made.to(self.device)
+
+    @wraps(make_new_tensor)
+    def new_tensor(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.device.type == NAME and kwargs.get("device") is None:
+            kwargs["device"] = self.device
+        return make_new_tensor(self, *args, **kwargs)
+
+    tensor_type.new, tensor_type.new_tensor = new, new_tensor
+
+
+def _answer_accelerator() -> None:
+    def set_device(index: int) -> int:
+        if index >= 0:  # torch takes a negative one for none
+            torch_module.set_device(index)
+        return 0
+
+    answers = {
+        "setDeviceIndex": set_device,
+        "exchangeDevice": set_device,
+        "maybeExchangeDevice": lambda _index: 0,
+        "synchronizeDevice": torch_module.synchronize,
+        "isAllocatorInitialized": lambda: True,
+        "emptyCache": torch_module.empty_cache,
+        "emptyHostCache": torch_module.empty_cache,
+    }
+    for name, answer in answers.items():
+        setattr(torch._C, f"_accelerator_{name}", answer)

@@ -1,0 +1,204 @@
+"""Operators on a virtual GPU: the CPU's results bit for bit, and operands on different devices."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+from d2ldev import DeviceMismatchError
+
+# -- results ---------------------------------------------------------------------------------------
+
+
+# What is not to be compared, or refused: memory that nobody wrote, sparse tensors, and lengths
+# that CUDA's kernels, too, want on the host.
+EXPECTED = {
+    *("empty", "empty_like", "empty_permuted", "empty_strided", "new_empty", "new_empty_strided"),
+    *("sparse.mm reduce", "sparse.sampled_addmm", "to_sparse", "tensor_split"),
+}
+
+
+@pytest.fixture(scope="module")
+def swept():
+    """What a sweep over torch's operators found."""
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parent / "operator_sweep.py"), "2"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
+def test_results_and_gradients_are_the_cpus(swept):
+    different = {name: what for name, what in swept["different"].items() if name not in EXPECTED}
+    assert different == {}
+
+
+def test_hundreds_of_operators_were_compared(swept):
+    assert swept["operators"] > 400
+    assert swept["compared"] > 2000
+
+
+def test_sparse_results_are_refused_by_name(swept):
+    assert swept["different"]["to_sparse"].startswith("UnsupportedValueError: cannot make")
+
+
+# -- operands on different devices -----------------------------------------------------------------
+
+
+OTHERS = ["cpu", "vgpu:0"]
+
+OPERATIONS = {
+    "add": lambda x, y: x + y,
+    "mm": lambda x, y: x @ y,
+    "bmm": lambda x, y: torch.bmm(x[None], y[None]),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "stack": lambda x, y: torch.stack([x, y]),
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "equal": lambda x, y: torch.equal(x, y),
+    "gather": lambda x, y: x.gather(0, y.long()),
+    "add_": lambda x, y: x.add_(y),
+    "mse_loss": lambda x, y: functional.mse_loss(x, y),
+    "addmm": lambda x, y: nn.Linear(3, 3, device=y.device)(x),
+    "convolution": lambda x, y: functional.conv2d(x[None, None], y[None, None]),
+    "lstm": lambda x, y: nn.LSTM(3, 3, device=y.device)(x),
+    "embedding": lambda x, y: functional.embedding(y.long(), x),
+    "index_put_": lambda x, y: x.index_put_((x[0].long(),), y),
+    "masked_fill": lambda x, y: x.masked_fill(y > 0, 0),
+    "native_batch_norm": lambda x, y: functional.batch_norm(x, y[0], y[1]),
+    "native_layer_norm": lambda x, y: functional.layer_norm(x, (3,), y[0]),
+    "scaled_dot_product_attention": lambda x, y: functional.scaled_dot_product_attention(x, x, y),
+    "_foreach_add": lambda x, y: torch._foreach_add([x], [y]),
+    "set_": lambda x, y: x.set_(y),
+    "linalg_solve": lambda x, y: torch.linalg.solve(x, y),
+}
+
+
+@pytest.fixture
+def x(vgpu):
+    return torch.ones(3, 3, device=vgpu)
+
+
+@pytest.mark.parametrize("name", sorted(OPERATIONS))
+@pytest.mark.parametrize("other", OTHERS)
+def test_an_operation_that_mixes_devices_raises(x, name, other):
+    with pytest.raises(DeviceMismatchError) as caught:
+        OPERATIONS[name](x, torch.ones(3, 3, device=other))
+    place = other.replace("vgpu", "gpu")
+    assert name.removesuffix("_") in caught.value.attempted
+    assert set(caught.value.devices) == {"gpu:1", place}
+    assert "= backend.to(" in caught.value.fix
+
+
+@pytest.mark.parametrize("name", ["add", "mm", "cat", "convolution", "lstm", "add_"])
+@pytest.mark.parametrize("other", OTHERS)
+def test_whichever_comes_first(x, name, other):
+    with pytest.raises(DeviceMismatchError):
+        OPERATIONS[name](torch.ones(3, 3, device=other), x)
+
+
+def test_the_error_names_each_operand_and_the_fix(x):
+    with pytest.raises(DeviceMismatchError) as caught:
+        torch.mm(x, torch.ones(3, 3))
+    assert str(caught.value) == (
+        "cannot run mm: its operands are on different devices: self on gpu:1, mat2 on cpu\n"
+        "  devices: gpu:1, cpu\n"
+        "  fix: mat2 = backend.to(mat2, 'gpu:1')"
+    )
+
+
+def test_a_result_is_not_written_elsewhere(x):
+    with pytest.raises(DeviceMismatchError):
+        torch.add(x, 1, out=torch.empty(3, 3))
+
+
+def test_it_raises_in_a_backward_pass(vgpu):
+    class Stray(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient + torch.ones(3)
+
+    x = torch.ones(3, device=vgpu, requires_grad=True)
+    with pytest.raises(DeviceMismatchError):
+        Stray.apply(x).sum().backward()
+
+
+def test_numbers_of_the_host_are_no_operands(x, vgpu):
+    number = torch.tensor(2.0)
+    results = [x + number, number * x, x + 2, torch.where(x > 0, number, 0.0), x.clamp(max=number)]
+    assert [y.device for y in results] == [vgpu] * 5
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: torch.tensor(1.0).add_(x[0, 0]),
+        lambda x: torch.stack([x[0, 0], torch.tensor(1.0)]),
+        lambda x: functional.embedding(torch.tensor(1), x),
+        lambda x: torch.ones(3) + x[0, 0],
+    ],
+    ids=["written to", "a piece", "an index", "a number of the virtual GPU"],
+)
+def test_numbers_of_the_host_stand_for_numbers_only(x, operation):
+    with pytest.raises(DeviceMismatchError):
+        operation(x)
+
+
+def test_indices_may_be_on_the_host(x, vgpu):
+    rows = torch.tensor([0, 2])
+    x[rows] = 0.0
+    assert x[rows].device == vgpu
+    assert x.sum(1).tolist() == [0, 3, 0]
+    assert x[torch.tensor([True, False, True])].shape == (2, 3)
+
+
+def test_indices_on_a_virtual_gpu_do_not_index_the_hosts_tensors(vgpu):
+    with pytest.raises(DeviceMismatchError):
+        torch.ones(3)[torch.tensor([0], device=vgpu)]
+
+
+def test_a_gradient_is_where_its_tensor_is(vgpu):
+    x = torch.ones(3, device=vgpu, requires_grad=True)
+    with pytest.raises(RuntimeError, match="device"):
+        x.grad = torch.ones(3)
+
+
+def test_what_copies_may_copy(x, vgpu):
+    host = torch.arange(9.0).reshape(3, 3)
+    x.copy_(host)
+    x[0] = torch.ones(3)
+    back = torch.empty(3, 3).copy_(x)
+    other = torch.empty(3, 3, device="vgpu:0").copy_(x)
+    assert back.tolist() == other.tolist() == [[1, 1, 1], [3, 4, 5], [6, 7, 8]]
+    assert (x.device, other.device) == (vgpu, torch.device("vgpu:0"))
+
+
+def test_copies_of_several_tensors_at_once_go_between_devices(x, vgpu):
+    torch._foreach_copy_([x, x[0]], [torch.zeros(3, 3), torch.ones(3, device="vgpu:0")])
+    host = [torch.empty(3, 3)]
+    torch._foreach_copy_(host, [x])
+    assert host[0].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("lengths", [(1, 2), (2, 1), (0, 1), (1, 0)])
+def test_copies_of_lists_of_different_lengths_are_refused(x, lengths):
+    number, other = lengths
+    with pytest.raises(ValueError, match="argument"):
+        torch._foreach_copy_([x] * number, [x] * other)
+
+
+def test_in_a_strict_block_it_is_the_same_error(virtual, x):
+    with virtual.strict(), pytest.raises(DeviceMismatchError) as caught:
+        x + torch.ones(3, 3)
+    assert caught.value.__cause__ is None
