@@ -5,9 +5,10 @@
 The library writes NumPy arrays, does not bring them to the disk, and knows no checksums; it reads
 them into NumPy arrays, of which tensors are made then. Both sides run in turn in one process;
 reported are the medians, and the median of the ratios of a round. The last row is the price of the
-checksums: the same file with and without. They are computed on a second core, if there is one that
-is free: another program that keeps it busy shows in the first column. Files are read from the
-operating system's cache: from a disk they take longer, and the checksums do not.
+checksums: the same file with and without. Files are read from the operating system's cache: from a
+disk they take longer, and the checksums do not. The library's own loader of torch is not compared:
+it maps the file into memory and reads nothing until a tensor is used, so that the tensors change
+with the file.
 """
 
 from __future__ import annotations

@@ -27,7 +27,8 @@ from d2ldev.framework import (
     Shape,
     Tensor,
 )
-from d2ldev.operations import creation, devices, moving, placing, prefetching
+from d2ldev.nesting.kinds import TENSOR
+from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
 from d2ldev.operations.losses import check_labels
 from d2ldev.registry.selection import get_framework
 
@@ -222,7 +223,10 @@ class Backend:
                 the framework does not have.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
         """
-        return creation.asarray(self.framework, obj, dtype, device, like)
+        framework = self.framework
+        if framework.kinds[type(obj)] is TENSOR:
+            return moving.converted(framework, obj, dtype, device, like)
+        return creation.asarray(framework, obj, dtype, device, like)
 
     def zeros(
         self,
@@ -377,6 +381,8 @@ class Backend:
         Args:
             x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
                 ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
+                NumPy arrays and other frameworks' tensors are data: in their place comes a tensor
+                with their values.
             device: where to.
 
         Returns:
@@ -390,13 +396,22 @@ class Backend:
             UnsupportedValueError: if ``x`` holds something else, which the message names.
                 Nothing has moved then.
         """
-        return moving.to(self.framework, x, device)
+        framework = self.framework
+        try:  # the common call, without a detour
+            if (
+                framework.kinds[type(x)] is TENSOR
+                and framework.tensors.device_of(x) is framework.known_devices[device]
+            ):
+                return x
+        except Exception:  # noqa: S110
+            pass  # a device that was not named so far, or none: said below
+        return moving.to(framework, x, device)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
         """Copy a tensor, or every tensor in a nesting, into new memory.
 
         Args:
-            x: as in ``to``.
+            x: as in ``to``, without data that is no tensor of this backend.
             device: where to; None leaves each tensor on its device.
 
         Returns:
@@ -458,7 +473,7 @@ class Backend:
         Raises:
             UnsupportedValueError: for fewer than two sizes, or another activation.
         """
-        return creation.mlp(self.framework, sizes, activation, device, seed)
+        return mlp.mlp(self.framework, sizes, activation, device, seed)
 
     def place(self, obj: Any, device: DeviceLike) -> Any:
         """Move a model, an optimizer or a parameter pytree to a device, all of it, once.
@@ -615,9 +630,9 @@ class Backend:
         tensor(0.8750)
         """
         attempted = "measure the accuracy of a prediction"
-        self.framework.require("train", attempted)
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
+        self.framework.require("train", attempted)
         training = self.framework.training
         check_labels(*training.shapes(prediction, y), self.framework.tensors.dtype_of(y))
         return training.accuracy(prediction, y)

@@ -1,3 +1,35 @@
-"""The JAX backend of d2ldev."""
+"""The JAX backend: JAX behind the d2ldev contract, with Flax's ``nnx`` for models.
+
+JAX binds an array to its device only if the array is *committed*, which every array that d2ldev
+makes or moves is.
+"""
+
+from __future__ import annotations
+
+from d2ldev.framework import Framework
 
 requires = ("jax",)
+
+
+class JaxFramework(Framework):
+    """JAX on the CPU, on CUDA or ROCm, and on up to eight virtual GPUs."""
+
+    name = "jax"
+    distributions = ("jax", "jaxlib", "flax", "numpy")
+    max_virtual_gpus = 8
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        from d2ldev_jax.devices import HardwareDevices, VirtualDevices
+        from d2ldev_jax.files import JaxFiles
+        from d2ldev_jax.models import JaxModels
+        from d2ldev_jax.strict import JaxStrict
+        from d2ldev_jax.tensors import JaxTensors
+        from d2ldev_jax.training import JaxTraining
+
+        self.devices = VirtualDevices(virtual_gpus) if virtual_gpus else HardwareDevices()
+        self.tensors = JaxTensors(self.devices)
+        self.models = JaxModels()
+        self.files = JaxFiles(self.tensors)
+        self.training = JaxTraining(self)
+        self.strict = JaxStrict(self.devices)

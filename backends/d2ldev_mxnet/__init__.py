@@ -1,3 +1,44 @@
-"""The MXNet backend of d2ldev."""
+"""The MXNet backend: the contract on MXNet 1.9.1, the last release, with its NumPy arrays.
+
+What MXNet does differently and is put right:
+
+- ``numpy.bool`` is gone, and MXNet reads it (``framework``).
+- Shapes with a 0, and ``()``, are unknown shapes to MXNet until ``npx.set_np()`` is called, in each
+  thread. Everything here works without it and leaves it as it was; for what you write yourself on
+  top, call it, as MXNet asks.
+- Memory is taken when an operator runs, not when it is called (``tensors``).
+- ``reset_ctx`` forgets gradients, plain arrays and trainers, and refuses parameters that are not
+  initialised (``models``).
+- Operands on two GPUs are not refused (``strict``).
+- Each CPU context has memory of its own: with virtual GPUs ``gpu(i)`` is ``mx.cpu(i + 1)``.
+"""
+
+from __future__ import annotations
+
+from d2ldev.framework import Framework
 
 requires = ("mxnet",)
+
+
+class MXNetFramework(Framework):
+    """MXNet on the CPU and on CUDA, or on up to eight virtual GPUs."""
+
+    name = "mxnet"
+    distributions = ("mxnet", "numpy")
+    max_virtual_gpus = 8
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        from d2ldev_mxnet.devices import MXNetDevices
+        from d2ldev_mxnet.files import MXNetFiles
+        from d2ldev_mxnet.models import MXNetModels
+        from d2ldev_mxnet.strict import MXNetStrict
+        from d2ldev_mxnet.tensors import MXNetTensors
+        from d2ldev_mxnet.training import MXNetTraining
+
+        self.devices = MXNetDevices(virtual_gpus)
+        self.tensors = MXNetTensors(self.devices)
+        self.models = MXNetModels(self.devices)
+        self.files = MXNetFiles(self.tensors)
+        self.training = MXNetTraining(self)
+        self.strict = MXNetStrict(self)

@@ -1,53 +1,254 @@
-"""What MXNet lets mix, or refuses in other words, is refused here at the operation.
+"""Strict: what MXNet lets mix, or refuses in other words, is refused at the operation.
 
-MXNet compares the kinds of device only, and that not everywhere: two GPUs pass, and so do the
-CPU's contexts, which the virtual GPUs are. Its Python code calls one library object, ``_LIB``,
-whose functions are looked up by name for each call: those few through which every operator runs
-are replaced there (``strict_library.py``), and beside them the Python functions that move an
-operand without being asked (``strict_python.py``), and those from which MXNet's own errors come
-(``strict_errors.py``).
+MXNet compares the kinds of devices only, and that not everywhere: two GPUs pass, and so do the
+CPU's contexts, which the virtual GPUs are. Every operator runs through one of three functions,
+which are looked up by name for each call, and replaced there. Beside them are indexing, which moves
+what it is given, and the call of a Gluon block, which has an error of its own.
 
-MXNet refuses to mix a 0-dim array of the host with a GPU's arrays, as it does any other, and so
-it is refused here; Python numbers and NumPy's arrays are operands of no device. What MXNet's own
-code does on its caller's behalf is no mixing: ``set_data``, ``mx.np.array(x, ctx=...)``, a
-KVStore's sums over the devices, and ``Module``'s labels from the host. Nothing is refused in what
-the Python code of a ``CustomOp`` does with its operands, which MXNet runs in a thread of its own.
-
-Inside a block an operation of two small arrays takes 1.05 to 1.15 times as long, a list of eight
-or an assignment 1.2 times, a training step 1.1 times, and a hybridized block no longer.
+- Python numbers and NumPy's arrays are operands of no device. A 0-dim array of the host is an
+  operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
+- What MXNet's own code moves for its caller is no mixing: ``set_data``, a KVStore's sums,
+  ``mx.np.array(x, ctx=...)``.
+- Not looked at is what MXNet copies to the host as ``x.asnumpy()`` does (its metrics, and functions
+  that it leaves to NumPy), what it runs in threads of its own (a ``CustomOp``, the backward pass of
+  an ``autograd.Function``), and the executors of symbols.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ctypes
+import functools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any
 
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.interface import Backend
-from d2ldev.operations.strictness import replace
+from d2ldev.device import Device
+from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
+from d2ldev.framework import Framework, Strict
+from d2ldev.operations.mixing import Operand, mismatch, operands_of, replace
 from d2ldev_mxnet.framework import mx
-from d2ldev_mxnet.strict_backward import guarded_backward
-from d2ldev_mxnet.strict_errors import translating
-from d2ldev_mxnet.strict_library import guarded_library
-from d2ldev_mxnet.strict_python import guarded_functions
+
+Function = Callable[..., Any]
+Replacement = tuple[Any, str, Function]
+"""An object, the name of one of its functions, and what stands in for it."""
+
+COPIES = ("_copyto", "_npi_copyto", "_CrossDeviceCopy")
+"""The operators that are for moving."""
+
+_NDArray = mx.nd.NDArray
+_FFI = mx._ffi.function._FunctionBase
+_MAY_HOLD_ARRAYS = (_NDArray, tuple, list)
+# Functions of MXNet's that its library calls.
+_CALLED_BACK = {"updater_handle", "forward_entry", "backward_entry"}
+_PREFIXES = ("_npi_", "_npx_", "_np_", "_contrib_", "_internal_", "_")
+
+_library = mx.base._LIB
+# An object of its own, which knows its arguments' types: a handle from an array is a number.
+_get_context = _library["MXNDArrayGetContext"]
+_get_context.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
-def refuse_mixing(backend: Backend) -> Callable[[], None]:
-    """Replace what MXNet's operations run through; returns what puts it back.
+class MXNetStrict(Strict):
+    """MXNet's operators, indexing, and calls of blocks.
 
-    Raises:
-        UnsupportedValueError: if MXNet calls its library from compiled Cython modules.
+    Args:
+        framework: whose operands they are.
     """
-    if mx.nd._internal._imperative_invoke.__module__ != "mxnet._ctypes.ndarray":
-        raise UnsupportedValueError(
-            "put mxnet under strict()",
-            "this MXNet runs its operators from compiled Cython modules, past Python",
-            "MXNET_ENABLE_CYTHON=0, before anything imports mxnet",
-        )
-    return replace(
-        [
-            *guarded_library(backend),
-            *guarded_functions(backend),
-            *guarded_backward(backend),
-            *translating(backend),
-        ]
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+        if mx.nd._internal._imperative_invoke.__module__ != "mxnet._ctypes.ndarray":
+            raise UnsupportedValueError(
+                "put mxnet under strict()",
+                "this MXNet runs its operators from compiled Cython modules, past Python",
+                "MXNET_ENABLE_CYTHON=0, before anything imports mxnet",
+            )
+        return replace(Guards(self._framework, in_force))
+
+
+class Guards:
+    """What stands in for functions of MXNet while strictness is in force somewhere.
+
+    Args:
+        framework: whose operands they are.
+        in_force: whether it is in force here.
+    """
+
+    def __init__(self, framework: Framework, in_force: Callable[[], bool]) -> None:
+        self._framework = framework
+        self._in_force = in_force
+
+    def __iter__(self) -> Iterator[Replacement]:
+        # The library's functions are attributes only after they were asked for once.
+        yield _library, "MXImperativeInvokeEx", self._invoking(_library.MXImperativeInvokeEx)
+        for name in ("MXAutogradBackward", "MXAutogradBackwardEx"):
+            yield _library, name, self._backward(getattr(_library, name))
+        yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"])
+        for owner in (_NDArray, mx.np.ndarray):
+            for name in ("__getitem__", "__setitem__"):
+                yield owner, name, self._indexing(vars(owner)[name])
+        yield mx.gluon.Block, "__call__", self._calling_block(vars(mx.gluon.Block)["__call__"])
+
+    def _check(self, operation: str, operands: Sequence[Operand]) -> None:
+        """Raise if operands are on different devices."""
+        if len({device for _, device in operands}) > 1 and not _is_called_back():
+            raise mismatch(operation, operands)
+
+    def _located(self, names: Iterable[str], handles: Iterable[int | None]) -> list[Operand]:
+        """Return where the arrays of some handles are, of which there may be more than names."""
+        listed = list(names)
+        found = []
+        for i, handle in enumerate(handles):
+            if (device := self._device_of(handle)) is not None:
+                found.append((listed[i] if i < len(listed) else f"operand_{i}", device))
+        return found
+
+    def _device_of(self, handle: int | None) -> Device | None:
+        """Return the device of an array; None for none, or one that has no memory yet."""
+        kind, index = ctypes.c_int(), ctypes.c_int()
+        if not handle:
+            return None
+        _get_context(handle, ctypes.addressof(kind), ctypes.addressof(index))
+        known = mx.Context.devtype2str.get(kind.value)
+        return known and self._framework.devices.from_native(mx.Context(known, index.value))
+
+    # -- operators --------------------------------------------------------------------------------
+
+    def _invoking(self, function: Function) -> Function:
+        copies = frozenset(map(_operator_named, COPIES))
+
+        def invoke(
+            operator: Any, count: Any, inputs: Any, out_count: Any, outs: Any, *settings: Any
+        ) -> Any:
+            n, m = count.value, out_count._obj.value
+            if n + m > 1 and n:
+                context, first = ctypes.c_int64(), None
+                address = ctypes.addressof(context)
+                handles = list(inputs) if not m else [*inputs, *outs._obj[:m]]
+                # Asking the library takes 0.2 us for each, where an operator takes 12.
+                for handle in handles:
+                    _get_context(handle, address, address + 4)
+                    if first is None:
+                        first = context.value
+                    elif context.value != first:
+                        if operator.value not in copies and self._in_force():
+                            name, names = _description(operator, n)
+                            self._check(name, self._located(names, handles))
+                        break
+            return function(operator, count, inputs, out_count, outs, *settings)
+
+        return invoke
+
+    def _backward(self, function: Function) -> Function:
+        def backward(count: Any, heads: Any, gradients: Any, *settings: Any) -> Any:
+            if isinstance(gradients, ctypes.Array) and self._in_force():
+                listed = heads[: getattr(count, "value", count)]
+                for pair in zip(listed, gradients, strict=True):
+                    self._check("backward", self._located(("head", "head_grad"), pair))
+            return function(count, heads, gradients, *settings)
+
+        return backward
+
+    def _calling_ffi(self, function: Function) -> Function:
+        def call(self_: Any, *args: Any) -> Any:
+            arrays = [x for x in args if isinstance(x, _NDArray)]
+            if len(arrays) > 1 and self._in_force():
+                self._check(self_.__name__, operands_of(self._framework, arrays))
+            return function(self_, *args)
+
+        return call
+
+    # -- what is written in Python ----------------------------------------------------------------
+
+    def _indexing(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def index(x: Any, key: Any, *value: Any) -> Any:
+            may_mix = isinstance(key, _MAY_HOLD_ARRAYS)
+            may_mix = may_mix or bool(value and isinstance(value[0], _MAY_HOLD_ARRAYS))
+            if may_mix and self._in_force() and not _is_mxnet_s(sys._getframe(1)):
+                operands = {"x": x, "index": key, **({"value": value[0]} if value else {})}
+                self._check(function.__name__, operands_of(self._framework, (), operands))
+            return function(x, key, *value)
+
+        return index
+
+    def _calling_block(self, function: Function) -> Function:
+        @functools.wraps(function)
+        def call(block: Any, *args: Any) -> Any:
+            try:
+                return function(block, *args)
+            except DeviceMismatchError:
+                raise
+            except Exception as error:
+                operands = self._operands_of_block(block, args) if self._in_force() else []
+                if len({device for _, device in operands}) > 1:
+                    raise mismatch(type(block).__name__, operands) from error
+                raise
+
+        return call
+
+    def _operands_of_block(self, block: Any, args: tuple[Any, ...]) -> list[Operand]:
+        """Return the inputs of a block, and before them a parameter that is elsewhere.
+
+        A ``HybridBlock`` computes in one context, and a hybridized one all that is in it.
+        """
+        if not isinstance(block, mx.gluon.HybridBlock):
+            return []
+        inputs = operands_of(self._framework, args)
+        there = {device for _, device in inputs}
+        parameters = block.collect_params() if block._active else block._reg_params
+        for parameter in parameters.values():
+            devices = [self._framework.tensors.device_of(x) for x in parameter._data or ()]
+            if devices and there.isdisjoint(devices):
+                return [(parameter.name, devices[0]), *inputs]
+        return inputs
+
+
+def _is_called_back() -> bool:
+    """Return whether MXNet's library itself called what runs the operation.
+
+    A KVStore takes its weight from the host to its gradient's GPU before it is updated, but not to
+    a context of the CPU, which a virtual GPU is, and loses an error. Source:
+    https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``. And the
+    arrays that a ``CustomOp`` or the backward pass of a ``Function`` is given say ``cpu(0)`` in all
+    contexts of the CPU.
+    """
+    frame: FrameType | None = sys._getframe(2)
+    while frame is not None:
+        if frame.f_code.co_name in _CALLED_BACK and _is_mxnet_s(frame):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _is_mxnet_s(frame: FrameType) -> bool:
+    """Return whether a frame runs code of MXNet's."""
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "mxnet"
+
+
+def _operator_named(name: str) -> int | None:
+    handle = mx.base.OpHandle()
+    mx.base.check_call(_library.NNGetOpHandle(mx.base.c_str(name), ctypes.byref(handle)))
+    return handle.value  # type: ignore[no-any-return]
+
+
+def _description(operator: Any, inputs: int) -> tuple[str, list[str]]:
+    """Return the name of an operator and those of its operands: its inputs, and ``out``."""
+    name, text, variable, returned = (ctypes.c_char_p() for _ in range(4))
+    count = mx.base.mx_uint()
+    names, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
+    arguments = (name, text, count, names, types, texts, variable, returned)
+    mx.base.check_call(
+        _library.MXSymbolGetAtomicSymbolInfo(operator, *map(ctypes.byref, arguments))
     )
+    kinds = [(names[i].decode(), types[i]) for i in range(count.value)]
+    arrays = [name for name, kind in kinds if kind.startswith((b"NDArray", b"Symbol"))]
+    if any(kind.endswith(b"[]") for _, kind in kinds):
+        arrays = []  # its inputs are a list, which is one argument
+    arrays = arrays[:inputs] + [f"operand_{i}" for i in range(len(arrays), inputs)]
+    operation = (name.value or b"operator").decode()
+    prefix = next((prefix for prefix in _PREFIXES if operation.startswith(prefix)), "")
+    return operation.removeprefix(prefix), [*arrays, "out"]

@@ -7,7 +7,7 @@ out. Nothing in a file is ever executed: there is no pickle, and no class is imp
 - ``dtypes.py``: how each dtype is stored.
 - ``header.py``: the format's header, made and checked.
 - ``nesting.py``: from a nesting to its description as JSON; ``restoring.py``: and back.
-- ``checksums.py``: computed while the next bytes are read or written.
+- ``checksums.py``: the checksum of each tensor, and the names of their algorithms.
 - ``atomic.py``: a file that is either the old one or the new one.
 - ``writing.py``, ``reading.py``, ``fitting.py``: ``save``, ``load`` and ``load_into``.
 - ``matching.py``, ``remaking.py``, ``misfits.py``: the steps of ``load_into``.

@@ -14,7 +14,7 @@ import numpy as np
 from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
 from d2ldev.files import nodes
-from d2ldev.files.format.checksums import PIECE, Checksum, Summing
+from d2ldev.files.format.checksums import OLDEST, PIECE, check_algorithm, checksum_of
 from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
     Entry,
@@ -169,22 +169,12 @@ class Checkpoint:
         Raises:
             HeaderError: if they are not what was written.
         """
-        found, sums = [], []
-        with Summing() as summing:
-            for tensor in wanted:
-                stored = tensor.stored
-                checksum = Checksum(stored.dtype, self._entries[stored.name].shape)
-                found.append(self._tensor(tensor, checksum, summing))
-                sums.append((stored.name, checksum))
-            summing.finish()
-        for name, checksum in sums:
-            if self._sums[name] not in (None, str(checksum)):
-                raise HeaderError(f"its tensor {name!r} is damaged: the checksum differs")
-        return found
+        return [self._tensor(tensor) for tensor in wanted]
 
-    def _array(self, stored: Stored, checksum: Checksum, summing: Summing) -> NDArray[Any]:
-        """The values of a tensor, in new memory."""
-        entry, has_sum = self._entries[stored.name], self._sums[stored.name] is not None
+    def _array(self, stored: Stored) -> NDArray[Any]:
+        """The values of a tensor, in new memory, when its checksum is right."""
+        entry, total = self._entries[stored.name], self._sums[stored.name]
+        checksum = checksum_of(stored.dtype, entry.shape, self._told["checksums"])
         dtype = numpy_dtype(self._framework.files.numbers_dtype(stored.dtype) or stored.dtype)
         is_array = stored.kind == nodes.ARRAY
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
@@ -194,17 +184,18 @@ class Checkpoint:
             count = self._file.readinto(view[:PIECE])  # type: ignore[attr-defined]
             if not count:
                 raise HeaderError("it has become shorter while it was read")
-            if has_sum:
-                summing.add(checksum, view[:count])
+            if total is not None:
+                checksum.update(view[:count])
             view = view[count:]
+        if total not in (None, checksum.hexdigest()):
+            raise HeaderError(f"its tensor {stored.name!r} is damaged: the checksum differs")
         return array
 
-    def _tensor(self, wanted: Wanted, checksum: Checksum, summing: Summing) -> Any:
-        """A tensor, or a NumPy array, of which nobody has yet seen whether it is damaged."""
+    def _tensor(self, wanted: Wanted) -> Any:
         framework, stored = self._framework, wanted.stored
         native = devices.native(framework, wanted.device, self.attempted)
         try:
-            array = wanted.convert(self._array(stored, checksum, summing))
+            array = wanted.convert(self._array(stored))
             if stored.kind == nodes.ARRAY:
                 return array
             numbers = framework.files.numbers_dtype(stored.dtype)
@@ -268,6 +259,7 @@ def _description(header: Header) -> dict[str, Any]:
     if text is None:
         return {
             "backend": None,
+            "checksums": OLDEST,
             "root": {nodes.AT: 0},
             "containers": [
                 {
@@ -288,13 +280,15 @@ def _description(header: Header) -> dict[str, Any]:
             f"its description is of version {told['version']}, and this d2ldev reads "
             f"{nodes.VERSION}: a newer one wrote it"
         )
+    told.setdefault("checksums", OLDEST)
     if (
-        set(told) != {"version", "backend", "root", "containers", "tensors"}
+        set(told) != {"version", "backend", "root", "containers", "checksums", "tensors"}
         or not isinstance(told["backend"], str)
         or not isinstance(told["tensors"], list)
         or not isinstance(told["containers"], list)
     ):
         raise HeaderError("its description cannot be read: it lacks a part")
+    check_algorithm(told["checksums"])
     return told
 
 

@@ -33,10 +33,10 @@ from d2ldev.nesting.walk import (
     PLAIN,
     TENSOR,
     Kind,
+    flatten,
+    flatten_all,
     joined,
     leaves,
-    rebuild,
-    rebuild_all,
     too_deep,
 )
 
@@ -173,10 +173,10 @@ class _Fitting:
         }
 
         # A model has no arrays, and what looks for its tensors refuses them.
-        def change(leaf: Any, _kind: Kind, _name: str) -> Any:
-            return None if isinstance(leaf, (np.ndarray, np.generic)) else leaf
-
-        learned = Learned(self._framework, rebuild(x, kinds, change, attempted), attempted)
+        flattened = flatten(x, kinds, attempted)
+        others = flattened.others.items()
+        without = {key: None for key, x in others if isinstance(x, (np.ndarray, np.generic))}
+        learned = Learned(self._framework, flattened.unflatten(without), attempted)
         self._models[id(x)] = (x, learned)
         return {**dict(learned.entries), **arrays}
 
@@ -289,13 +289,12 @@ class _Fitting:
             else:
                 replaced[id(pair.value)] = new
 
-        def change(leaf: Any, _kind: Kind, _name: str) -> Any:
-            return replaced.get(id(leaf), leaf)
-
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
-        nestings = [*[(part.name, part.value) for part in parts], *models]
-        remade = rebuild_all(nestings, framework.kinds, change, self._attempted)
+        nestings = [*[(name, part.value) for name, part in parts], *models]
+        remade = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
+            dict(replaced)
+        )
         for (_, model), new in zip(models, remade[len(parts) :], strict=True):
             replaced[id(model)] = new
         placed = Remaking(framework, self._attempted, replaced, rows).of(obj, found)
@@ -303,7 +302,7 @@ class _Fitting:
         def put() -> Any:
             for tensor, new in refilled:
                 framework.models.write(tensor, new)
-            for part, value in zip(parts, remade, strict=False):
+            for (_, part), value in zip(parts, remade, strict=False):
                 if value is not part.value:
                     part.put(value)
             for put_state in puts:

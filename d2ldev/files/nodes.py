@@ -16,12 +16,15 @@ from typing import Any
 
 from d2ldev.nesting.containers import Container
 
-VERSION = 1
-"""Of the description; a reader refuses a higher one."""
+VERSION = 2
+"""Of the description; a reader refuses a higher one. Since 2 it names the checksums' algorithm."""
 
 STRUCTURE = "d2ldev.structure"
 CHECKSUM = "d2ldev.checksum"
-"""The keys in the metadata of a file: the description, and the CRC-32 of its text."""
+"""The keys in the metadata of a file: the description, and the CRC-32 of its text.
+
+It is CRC-32 in every version, so that a reader can tell a newer file from a damaged one.
+"""
 
 # The keys of nodes: a container; a tensor and a NumPy array, by their numbers; leaves.
 AT, TENSOR, ARRAY = "at", "tensor", "array"

@@ -6,22 +6,19 @@ import json
 import os
 import zlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from d2ldev.errors import CheckpointError
 from d2ldev.files import nodes
 from d2ldev.files.format.atomic import replacing
-from d2ldev.files.format.checksums import PIECE, Checksum, Summing
+from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.files.nesting import Description, Saved
 from d2ldev.files.paths import PathLike, as_path
 from d2ldev.framework import Framework
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def save(framework: Framework, obj: Any, path: PathLike) -> None:
@@ -55,26 +52,22 @@ def _write(
     for i in order:
         entries[saved[i].name] = entry = _entry(framework, saved[i], position)
         position = entry.end
-    room = len(_header(framework, description, entries, ["0" * 8] * len(saved)))
-    os.lseek(descriptor, room, os.SEEK_SET)
-    checksums = [Checksum(dtype, entries[name].shape) for name, _, dtype in saved]
-    with Summing() as summing:
-        for i in order:
-            name, x, _ = saved[i]
-            array = x if isinstance(x, np.ndarray) else framework.files.borrow(x)
-            data = bytes_of(array)
-            if len(data) != entries[name].end - entries[name].begin:
-                raise HeaderError(f"{name} has changed while it was written")
-            for begin in range(0, len(data), PIECE):
-                summing.add(checksums[i], data[begin : begin + PIECE])
-                _write_all(descriptor, data[begin : begin + PIECE])
-        summing.finish()
+    sums = ["0" * DIGITS] * len(saved)
+    os.lseek(descriptor, len(_header(framework, description, entries, sums)), os.SEEK_SET)
+    for i in order:
+        name, x, dtype = saved[i]
+        array = x if isinstance(x, np.ndarray) else framework.files.borrow(x)
+        data = memoryview(bytes_of(array))  # type: ignore[arg-type]
+        if len(data) != entries[name].end - entries[name].begin:
+            raise HeaderError(f"{name} has changed while it was written")
+        checksum = checksum_of(dtype, entries[name].shape)
+        for begin in range(0, len(data), PIECE):
+            checksum.update(data[begin : begin + PIECE])
+            _write_all(descriptor, data[begin : begin + PIECE])
+        sums[i] = checksum.hexdigest()
     # Last, because it has the checksums.
     os.lseek(descriptor, 0, os.SEEK_SET)
-    header = np.frombuffer(
-        _header(framework, description, entries, list(map(str, checksums))), np.uint8
-    )
-    _write_all(descriptor, header)
+    _write_all(descriptor, memoryview(_header(framework, description, entries, sums)))
 
 
 def _stored_dtype(framework: Framework, name: str) -> np.dtype[Any]:
@@ -100,6 +93,7 @@ def _header(
         "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
+        "checksums": NEWEST,
         "tensors": [
             [tensor.name, tensor.dtype, total]
             for tensor, total in zip(description.saved, sums, strict=True)
@@ -110,7 +104,6 @@ def _header(
     return make_header(entries, metadata)
 
 
-def _write_all(descriptor: int, data: NDArray[np.uint8]) -> None:
-    view = memoryview(data)  # type: ignore[arg-type]
+def _write_all(descriptor: int, view: memoryview) -> None:
     while view:
         view = view[os.write(descriptor, view) :]

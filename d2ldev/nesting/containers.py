@@ -29,14 +29,23 @@ class Container(NamedTuple):
     rebuild: Callable[[Any, list[Any]], Any]
 
 
+# Most of every batch, and so as cheap as can be.
+DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=True)))
+LIST = Container(iter, lambda x: range(len(x)), lambda _, new: new)
+TUPLE = Container(iter, lambda x: range(len(x)), lambda _, new: tuple(new))
+_EXACT = {dict: DICT, list: LIST, tuple: TUPLE}
+
+
 def container_of(cls: type) -> Container | None:
     """How a type of Python's own containers, or a subclass, is walked; None for other types."""
+    if cls in _EXACT:
+        return _EXACT[cls]
     if issubclass(cls, Mapping):
         return Container(lambda x: x.values(), lambda x: x, _mapping_rebuild(cls))
     if issubclass(cls, tuple):
         return Container(iter, _tuple_labels(cls), _tuple_rebuild(cls))
     if issubclass(cls, MutableSequence):
-        return Container(iter, lambda x: range(len(x)), _sequence_rebuild(cls))
+        return Container(iter, lambda x: range(len(x)), _sequence_rebuild)
     if issubclass(cls, AbstractSet):
         return Container(iter, lambda x: range(len(x)), _set_rebuild)
     if hasattr(cls, "__dataclass_fields__"):
@@ -45,19 +54,16 @@ def container_of(cls: type) -> Container | None:
 
 
 def _mapping_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
-    if cls is dict or not issubclass(cls, MutableMapping):
+    if not issubclass(cls, MutableMapping):
         return lambda old, new: cls(dict(zip(old, new, strict=True)))
 
     # A shallow copy keeps the default factory, the order and the attributes of a subclass.
     return lambda old, new: _rewritten(old, list(old), list(old.values()), new)
 
 
-def _sequence_rebuild(cls: type) -> Callable[[Any, list[Any]], Any]:
-    if cls is list:
-        return lambda _, new: new
-
-    # A deque keeps its maximal length.
-    return lambda old, new: _rewritten(old, range(len(new)), list(old), new)
+def _sequence_rebuild(old: Any, new: list[Any]) -> Any:
+    # A copy of a deque keeps its maximal length.
+    return _rewritten(old, range(len(new)), list(old), new)
 
 
 def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any]) -> Any:

@@ -31,9 +31,6 @@ PLAIN = Kind("plain value")
 OBJECT = Kind("object of the framework")
 UNKNOWN = Kind("unknown")
 
-# Framework objects with parts of their own (models, optimizers) are no containers: ``to`` refuses
-# them and names ``place``.
-
 _registered: dict[type, Container] = {}
 _all_kinds: list[Kinds] = []
 
@@ -75,7 +72,9 @@ class Kinds(dict[type, "Kind | Container"]):
         tensor_types: the backend's tensors.
         object_types: its models, optimizers and the like.
         plain_types: its own values without parts.
-        container_of_framework: how a class of the framework's own containers is walked.
+        container_of: how the framework itself walks a class; None if it does not. It is called
+            with classes that are none of the above and not registered, before Python's own
+            containers are looked at.
     """
 
     # A program that makes a class for every batch must not fill the memory with them.
@@ -86,9 +85,10 @@ class Kinds(dict[type, "Kind | Container"]):
         tensor_types: tuple[type, ...],
         object_types: tuple[type, ...],
         plain_types: tuple[type, ...] = (),
-        container_of_framework: Callable[[type], Container | None] = lambda cls: None,
+        container_of: Callable[[type], Container | None] | None = None,
     ) -> None:
         super().__init__()
+        self._container_of = container_of
         self._tensor_types = tensor_types
         self._object_types = object_types
         self._plain_types: tuple[type, ...] = (
@@ -99,7 +99,6 @@ class Kinds(dict[type, "Kind | Container"]):
             Number,
             *plain_types,
         )
-        self._container_of_framework = container_of_framework
         _all_kinds.append(self)
 
     def __missing__(self, cls: type) -> Kind | Container:
@@ -117,7 +116,5 @@ class Kinds(dict[type, "Kind | Container"]):
             return _registered[cls]
         if issubclass(cls, self._plain_types):
             return PLAIN
-        found = self._container_of_framework(cls)
-        if found is not None:
-            return found
-        return container_of(cls) or (PLAIN if is_plain_class(cls) else UNKNOWN)
+        known = self._container_of(cls) if self._container_of is not None else None
+        return known or container_of(cls) or (PLAIN if is_plain_class(cls) else UNKNOWN)

@@ -1,4 +1,4 @@
-"""Walking nested batches: what a container is, what is in it, how one is made again.
+"""Walking nested batches: what is in a nesting, and how it is made again with something else in it.
 
 A *nesting* is a tensor, or any dict, list, tuple, namedtuple, dataclass, set, deque or other
 registered container of nestings. ``None``, numbers, strings and bytes may stand anywhere and
@@ -12,6 +12,9 @@ stay as they are. The rules, each held by a requirement ``containers.*`` of the 
 - Nothing that was given is changed; whatever goes wrong, the caller's containers are as they
   were.
 
+A batch is walked at every step of a training loop. So ``flatten`` makes no names: where something
+is, is looked up when there is an error to tell.
+
 This module imports no framework, and knows none: what a value is, is asked of a ``Kinds``
 (``kinds.py``), made by the backend.
 """
@@ -19,11 +22,12 @@ This module imports no framework, and knows none: what a value is, is asked of a
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import is_not
 from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
-from d2ldev.nesting.containers import Container
+from d2ldev.nesting.containers import TUPLE, Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
 
 __all__ = [
@@ -31,12 +35,14 @@ __all__ = [
     "PLAIN",
     "TENSOR",
     "UNKNOWN",
+    "Flattened",
     "Kind",
     "Kinds",
     "every",
+    "flatten",
+    "flatten_all",
+    "joined",
     "leaves",
-    "rebuild",
-    "rebuild_all",
     "register_container",
     "too_deep",
 ]
@@ -62,7 +68,7 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
         kinds: what each type is.
         holds: asked of each tensor.
         budget: how many containers it may enter, in a list of one; it gives up, with False, at
-            a nesting that is large or full of shared containers, which ``rebuild`` enters once.
+            a nesting that is large or full of shared containers, which ``flatten`` enters once.
 
     Raises:
         RecursionError: if a container contains itself.
@@ -81,6 +87,193 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
         if not every(child, kinds, holds, budget):
             return False
     return True
+
+
+# -- once through, and back --------------------------------------------------------------------
+
+
+def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
+    """Go through a nesting once.
+
+    Args:
+        x: any nesting; it is not changed.
+        kinds: what each type is.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        UnsupportedValueError: if a container contains itself, is nested deeper than Python
+            can follow, or cannot be taken apart.
+
+    >>> flat = flatten(batch, backend.kinds, "double a batch")             # doctest: +SKIP
+    >>> flat.unflatten({key: 2 * x for key, x in flat.tensors.items()})    # doctest: +SKIP
+    """
+    return Flattened((x,), ("",), kinds, attempted)
+
+
+def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
+    """``flatten`` of several nestings: what they share stays shared.
+
+    Args:
+        named: ``(name, nesting)``; the name is where the names in it begin.
+        kinds, attempted: see ``flatten``.
+    """
+    names, nestings = zip(*named, strict=True) if named else ((), ())
+    return Flattened(nestings, names, kinds, attempted)
+
+
+class Flattened:
+    """The leaves of nestings, and how the containers around them are made again.
+
+    Args:
+        nestings: what is gone through.
+        names: where the names in each begin.
+        kinds, attempted: see ``flatten``.
+    """
+
+    __slots__ = ("_attempted", "_containers", "_kinds", "_names", "_nestings", "others", "tensors")
+
+    def __init__(
+        self, nestings: tuple[Any, ...], names: tuple[str, ...], kinds: Kinds, attempted: str
+    ) -> None:
+        self._nestings = nestings
+        self._names = names
+        self._kinds = kinds
+        self._attempted = attempted
+        self.tensors: dict[int, Any] = {}
+        """The tensors by their ids, each once, in order."""
+        self.others: dict[int, Any] = {}
+        """The other leaves that are no plain values, in the same way."""
+        # (container, how it is made again, what is in it), what is inside before what is around.
+        # They keep what is in them, so that an id stays that of one object.
+        self._containers: list[tuple[Any, Container, Sequence[Any]]] = []
+        try:
+            _collect(nestings, kinds, self.tensors, self.others, self._containers, {})
+        except RecursionError:
+            raise too_deep(attempted) from None
+        except (D2LDevError, MemoryError):
+            raise
+        except Exception:  # a cycle, or whatever a class's own methods raise
+            self._look_for_the_place()
+            raise
+
+    def unflatten(self, changed: dict[int, Any]) -> Any:
+        """The nesting with other leaves; of several nestings, the first.
+
+        Args:
+            changed: id -> what takes the place of this leaf; leaves that are not in it stay. The
+                containers that are made again are added to it.
+
+        Raises:
+            UnsupportedValueError: if a container cannot be made again.
+        """
+        if not changed:
+            return self._nestings[0]
+        self._make_again(changed)
+        x = self._nestings[0]
+        return changed.get(id(x), x)
+
+    def unflatten_all(self, changed: dict[int, Any]) -> list[Any]:
+        """The nestings with other leaves; see ``unflatten``."""
+        self._make_again(changed)
+        return [changed.get(id(x), x) for x in self._nestings]
+
+    def _make_again(self, changed: dict[int, Any]) -> None:
+        new_of = changed.get
+        for x, kind, old in self._containers:
+            new = [new_of(id(child), child) for child in old]
+            if any(map(is_not, new, old)):
+                try:
+                    changed[id(x)] = kind.rebuild(x, new)
+                except Exception as error:  # whatever a class's own methods raise
+                    name = self.name_of(x)
+                    raise _refused(x, "made again", name, self._attempted, error) from error
+
+    def name_of(self, wanted: Any) -> str:
+        """The name of the first place of a leaf or a container; empty at the top."""
+        # A container may make its children anew each time they are asked for.
+        alike = ""
+        for name, x in self._places():
+            if x is wanted:
+                return name
+            if type(x) is type(wanted):
+                alike = alike or name
+        return alike
+
+    def _look_for_the_place(self) -> None:
+        """Raise the error that names the place which could not be gone through."""
+        for _ in self._places():
+            pass
+
+    def _places(self) -> Iterator[tuple[str, Any]]:
+        entered: dict[int, tuple[Any, bool]] = {}
+        for name, x in zip(self._names, self._nestings, strict=True):
+            yield from _places(x, self._kinds, name, self._attempted, entered)
+
+
+def _collect(
+    children: Iterable[Any],
+    kinds: Kinds,
+    tensors: dict[int, Any],
+    others: dict[int, Any],
+    containers: list[tuple[Any, Container, Sequence[Any]]],
+    is_open: dict[int, bool],
+) -> None:
+    """Add what is in a container to what was found so far.
+
+    Args:
+        children: of the container.
+        kinds: what each type is.
+        tensors, others, containers: what was found; see ``Flattened``.
+        is_open: the containers that were entered, by their ids; whether they are not yet left.
+    """
+    for child in children:
+        kind = kinds[type(child)]
+        if kind is TENSOR:
+            tensors[id(child)] = child
+        elif kind is PLAIN:
+            continue
+        elif isinstance(kind, Kind):
+            others[id(child)] = child
+        else:
+            key = id(child)
+            if key not in is_open:
+                is_open[key] = True
+                inner = child if kind is TUPLE else list(kind.children(child))
+                _collect(inner, kinds, tensors, others, containers, is_open)
+                is_open[key] = False
+                containers.append((child, kind, inner))
+            elif is_open[key]:
+                raise ValueError("a container contains itself")
+
+
+def _places(
+    x: Any, kinds: Kinds, name: str, attempted: str, entered: dict[int, tuple[Any, bool]]
+) -> Iterator[tuple[str, Any]]:
+    """Every leaf and container with its name, in the order of ``_collect``, each container once.
+
+    Args:
+        x, kinds, name, attempted: see ``leaves``.
+        entered: id -> the container, kept so that its id stays its own; whether it is not yet left.
+    """
+    yield name, x
+    kind = kinds[type(x)]
+    if isinstance(kind, Kind):
+        return
+    if id(x) in entered:
+        if entered[id(x)][1]:
+            raise UnsupportedValueError(
+                attempted,
+                f"the {type(x).__name__} at {name or 'the top'} contains itself",
+                "take the cycle out of the batch",
+            )
+        return
+    entered[id(x)] = (x, True)
+    for inner, child in _children(x, kind, name, attempted):
+        yield from _places(child, kinds, inner, attempted, entered)
+    entered[id(x)] = (x, False)
+
+
+# -- with names --------------------------------------------------------------------------------
 
 
 def leaves(
@@ -144,44 +337,6 @@ def _refused(
     )
 
 
-def rebuild(x: Any, kinds: Kinds, change: Callable[[Any, Kind, str], Any], attempted: str) -> Any:
-    """A nesting like ``x`` in which every leaf is what ``change`` makes of it.
-
-    Args:
-        x: any nesting; it is not changed.
-        kinds: what each type is.
-        change: ``(leaf, kind, name) -> leaf``, called once for each leaf object.
-        attempted: what the caller is doing, for messages.
-
-    Returns:
-        ``x`` itself if ``change`` returned every leaf as it was.
-
-    Raises:
-        UnsupportedValueError: if a container contains itself, is nested deeper than Python
-            can follow, or cannot be made again.
-    """
-    return rebuild_all([("", x)], kinds, change, attempted)[0]
-
-
-def rebuild_all(
-    named: Iterable[tuple[str, Any]],
-    kinds: Kinds,
-    change: Callable[[Any, Kind, str], Any],
-    attempted: str,
-) -> list[Any]:
-    """``rebuild`` of several nestings in one walk: what they share stays shared.
-
-    Args:
-        named: ``(name, nesting)``; the name is where the names in it begin.
-        kinds, change, attempted: see ``rebuild``.
-    """
-    walk = _Rebuild(kinds, change, attempted)
-    try:
-        return [walk.of(x, name) for name, x in named]
-    except RecursionError:
-        raise too_deep(attempted) from None
-
-
 def too_deep(attempted: str) -> UnsupportedValueError:
     """The error for what is nested so deep that Python gives up."""
     return UnsupportedValueError(
@@ -189,49 +344,3 @@ def too_deep(attempted: str) -> UnsupportedValueError:
         f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",
         "flatten the batch: batch = list(batch_of_batches)",
     )
-
-
-class _Rebuild:
-    """One walk: what each object has become so far."""
-
-    def __init__(
-        self, kinds: Kinds, change: Callable[[Any, Kind, str], Any], attempted: str
-    ) -> None:
-        self._kinds = kinds
-        self._change = change
-        self._attempted = attempted
-        # id -> (the object, kept so that its id stays its own; what it became).
-        self._done: dict[int, tuple[Any, Any]] = {}
-        self._inside: set[int] = set()
-
-    def of(self, x: Any, path: str) -> Any:
-        kind = self._kinds[type(x)]
-        if kind is PLAIN:
-            return x
-        key = id(x)
-        if key in self._done:
-            return self._done[key][1]
-        if isinstance(kind, Kind):
-            new = self._change(x, kind, path)
-        else:
-            new = self._container(x, kind, path)
-        self._done[key] = (x, new)
-        return new
-
-    def _container(self, x: Any, kind: Container, path: str) -> Any:
-        if id(x) in self._inside:
-            raise UnsupportedValueError(
-                self._attempted,
-                f"the {type(x).__name__} at {path or 'the top'} contains itself",
-                "take the cycle out of the batch",
-            )
-        self._inside.add(id(x))
-        old = _children(x, kind, path, self._attempted)
-        new = [self.of(child, name) for name, child in old]
-        self._inside.discard(id(x))
-        if all(after is before for after, (_, before) in zip(new, old, strict=True)):
-            return x
-        try:
-            return kind.rebuild(x, new)
-        except Exception as error:
-            raise _refused(x, "made again", path, self._attempted, error) from error

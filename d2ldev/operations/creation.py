@@ -6,18 +6,15 @@ array API standard, 2024.12.
 
 from __future__ import annotations
 
-import itertools
-import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, shown
 from d2ldev.framework import DeviceLike, DType, Framework, Shape, Tensor
-from d2ldev.framework.models import ACTIVATIONS
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import devices, moving, placing
-from d2ldev.operations.arguments import as_shape, checked_mlp
+from d2ldev.operations import devices
+from d2ldev.operations.arguments import as_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -120,10 +117,8 @@ def random(
 def asarray(
     framework: Framework, obj: Any, dtype: DType, device: DeviceLike, like: Tensor
 ) -> Tensor:
-    """Make a tensor with the values of ``obj``; see ``Backend.asarray``."""
+    """Make a tensor with the values of ``obj``, which is no tensor; see ``Backend.asarray``."""
     attempted = "make a tensor of data"
-    if framework.kinds[type(obj)] is TENSOR:
-        return _converted(framework, obj, dtype, device, like)
     native_dtype, native = destination(framework, attempted, dtype, device, like)
     try:
         data = _checked_data(framework, obj, attempted)
@@ -174,45 +169,6 @@ def refused(framework: Framework, error: Exception, attempted: str, native: Any)
         f"{framework.name} says: {type(error).__name__}: {error}",
         "sizes from 0 on, numbers in a rectangular nesting, and a dtype that holds them",
     )
-
-
-def mlp(
-    framework: Framework, sizes: Iterable[int], activation: str, device: DeviceLike, seed: int
-) -> Any:
-    """Make a multilayer perceptron; see ``Backend.mlp``."""
-    framework.require("mlp", "make an MLP")
-    numbers, first_seed = checked_mlp(sizes, activation, seed, ACTIVATIONS)
-    place = devices.current(framework) if device is None else device
-    place = devices.existing(framework, place, "make an MLP")
-    layers = []
-    for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
-        shape = framework.models.kernel_shape(n_in, n_out)
-        uniform: Any = random(framework, "uniform", shape, first_seed + i, "float32", place)
-        bias = made(framework, framework.tensors.zeros, (n_out,), "float32", place, None)
-        with devices.on(framework, place):  # where TensorFlow computes
-            layers.append(((2 * uniform - 1) / math.sqrt(n_in), bias))
-    return placing.settled(framework, framework.models.mlp(layers, activation), place)
-
-
-def _converted(
-    framework: Framework, x: Tensor, dtype_spec: DType, device: DeviceLike, like: Tensor
-) -> Tensor:
-    """Convert a tensor; nothing happens that was not asked for."""
-    tensors = framework.tensors
-    if like is not None:
-        dtype_spec = dtype_of(framework, like) if dtype_spec is None else dtype_spec
-        device = tensors.device_of(like) if device is None else device
-    if device is not None:
-        x = moving.to(framework, x, device)
-    wanted = None if dtype_spec is None else dtype(framework, dtype_spec)
-    if wanted is None or wanted is tensors.dtype(tensors.dtype_of(x)):
-        return x
-    try:
-        return tensors.astype(x, wanted)
-    except Exception as error:
-        attempted = f"convert a tensor of {tensors.dtype_of(x)} to {wanted}"
-        native = framework.devices.native(tensors.device_of(x))
-        raise refused(framework, error, attempted, native) from error
 
 
 def _checked_data(framework: Framework, obj: Any, attempted: str) -> Any:

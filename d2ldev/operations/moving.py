@@ -5,15 +5,17 @@ Source: D2L, section 6.7.2.2, "Copying".
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
-from d2ldev.framework import DeviceLike, Framework, Tensor
-from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind
-from d2ldev.nesting.walk import every, rebuild
-from d2ldev.operations import devices
+from d2ldev.framework import DeviceLike, DType, Framework, Tensor
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR
+from d2ldev.nesting.walk import Flattened, every, flatten
+from d2ldev.operations import creation, devices
 from d2ldev.registry.selection import framework_of
 
 if TYPE_CHECKING:
@@ -29,24 +31,92 @@ def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
         target = framework.known_devices[device]
     except Exception:  # unknown so far, or not hashable
         target = devices.existing(framework, device, "move a tensor")
-    device_of = framework.tensors.device_of
-    kinds = framework.kinds
+    kinds, device_of = framework.kinds, framework.tensors.device_of
     if kinds[type(x)] is TENSOR:
         if device_of(x) is target:
             return x
-        return copies(framework, [x], target, f"move a tensor to {target}")[0]
+        return copies(framework, [x], target, _moving("a tensor", target))[0]
     try:
         if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return copied(framework, x, target, f"move a batch to {target}", always=False)
+    return moved(framework, x, target)
+
+
+def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = None) -> Any:
+    """Bring a nesting's tensors, and tensors of its data, to a device.
+
+    Args:
+        framework: whose tensors they are.
+        x: any nesting.
+        target: where to.
+        copy_all: what copies the tensors that are elsewhere; None is the framework's own way.
+    """
+    attempted = _moving("a batch", target)
+    flat = flatten(x, framework.kinds, attempted)
+    device_of = framework.tensors.device_of
+    elsewhere = {
+        key: tensor for key, tensor in flat.tensors.items() if device_of(tensor) is not target
+    }
+    changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
+    if elsewhere:
+        new = copies(framework, list(elsewhere.values()), target, attempted, copy_all)
+        changed.update(zip(elsewhere, new, strict=True))
+    return flat.unflatten(changed)
+
+
+def on_the_host(framework: Framework, x: Any) -> Any:
+    """Make tensors, in the host's memory, of the data in a nesting; its tensors stay."""
+    attempted = "make tensors of a batch"
+    flat = flatten(x, framework.kinds, attempted)
+    return flat.unflatten(_tensors_of_data(framework, flat, CPU, attempted))
 
 
 def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     """Copy a tensor, or every tensor in a nesting, into new memory; see ``Backend.copy``."""
-    target = None if device is None else devices.existing(framework, device, "copy a tensor")
-    return copied(framework, x, target, "copy a tensor", always=True)
+    attempted = "copy a tensor"
+    target = None if device is None else devices.existing(framework, device, attempted)
+    device_of = framework.tensors.device_of
+    if framework.kinds[type(x)] is TENSOR:
+        return copies(framework, [x], target or device_of(x), attempted)[0]
+    flat = flatten(x, framework.kinds, attempted)
+    for leaf in flat.others.values():
+        what = _foreign(framework, leaf)
+        raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
+    tensors = flat.tensors
+    places = [target] if target is not None else list(map(device_of, tensors.values()))
+    changed: dict[int, Tensor] = {}
+    for place in dict.fromkeys(places):
+        # What is on one device is copied together, as a framework may do it at less cost.
+        keys = tensors
+        if len(set(places)) > 1:
+            keys = {key: x for key, x in tensors.items() if device_of(x) is place}
+        changed.update(
+            zip(keys, copies(framework, list(keys.values()), place, attempted), strict=True)
+        )
+    return flat.unflatten(changed)
+
+
+def converted(
+    framework: Framework, x: Tensor, dtype_spec: DType, device: DeviceLike, like: Tensor
+) -> Tensor:
+    """Convert a tensor; nothing happens that was not asked for. See ``Backend.asarray``."""
+    tensors = framework.tensors
+    if like is not None:
+        dtype_spec = creation.dtype_of(framework, like) if dtype_spec is None else dtype_spec
+        device = tensors.device_of(like) if device is None else device
+    if device is not None:
+        x = to(framework, x, device)
+    wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
+    if wanted is None or wanted is tensors.dtype(tensors.dtype_of(x)):
+        return x
+    try:
+        return tensors.astype(x, wanted)
+    except Exception as error:
+        attempted = f"convert a tensor of {tensors.dtype_of(x)} to {wanted}"
+        native = framework.devices.native(tensors.device_of(x))
+        raise creation.refused(framework, error, attempted, native) from error
 
 
 def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
@@ -66,7 +136,7 @@ def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
 
 def from_dlpack(framework: Framework, x: Any) -> Tensor:
     """Return a tensor on the memory of another framework's; see ``Backend.from_dlpack``."""
-    framework.require("dlpack", f"take over the memory of {describe(x)}")
+    framework.require("dlpack", "take over the memory of a tensor")
     try:
         own = framework.kinds[type(x)] is TENSOR
         return framework.tensors.from_dlpack(x if own else _exported(x))
@@ -80,55 +150,9 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
         ) from error
 
 
-def copied(
-    framework: Framework,
-    x: Any,
-    target: Device | None,
-    attempted: str,
-    *,
-    always: bool,
-    copy_all: CopyAll | None = None,
-) -> Any:
-    """Copy the tensors of a nesting; all of them are copied before a container is made again.
-
-    Args:
-        framework: whose tensors they are.
-        x: any nesting of tensors.
-        target: where to; None leaves each tensor on its device.
-        attempted: what the caller is doing, for messages.
-        always: whether what is there already is copied, too.
-        copy_all: what copies; None is the framework's own way.
-    """
-    device_of = framework.tensors.device_of
-    wanted: dict[Device, list[Tensor]] = {}
-
-    def collect(leaf: Any, kind: Kind, name: str) -> Any:
-        if kind is not TENSOR:
-            raise _refusal(framework, attempted, leaf, name, _foreign(framework, leaf))
-        there = device_of(leaf)
-        if always or there is not target:
-            wanted.setdefault(target or there, []).append(leaf)
-        return leaf
-
-    rebuild(x, framework.kinds, collect, attempted)
-    found = {
-        id(old): new
-        for device, tensors in wanted.items()
-        for old, new in zip(
-            tensors, copies(framework, tensors, device, attempted, copy_all), strict=True
-        )
-    }
-
-    def change(leaf: Any, _kind: Kind, _name: str) -> Any:
-        if id(leaf) in found:
-            return found[id(leaf)]
-        # A container may make its children anew each time they are asked for.
-        there = device_of(leaf)
-        if not always and there is target:
-            return leaf
-        return copies(framework, [leaf], target or there, attempted, copy_all)[0]
-
-    return rebuild(x, framework.kinds, change, attempted)
+@cache
+def _moving(what: str, device: Device) -> str:
+    return f"move {what} to {device}"
 
 
 def copies(
@@ -138,7 +162,15 @@ def copies(
     attempted: str,
     copy_all: CopyAll | None = None,
 ) -> list[Tensor]:
-    """Return copies of several tensors on a device; all of them, or an exception."""
+    """Copy several tensors to a device; all of them, or an exception.
+
+    Args:
+        framework: whose tensors they are.
+        tensors: which.
+        device: one that exists.
+        attempted: what the caller is doing, for messages.
+        copy_all: what copies; None is the framework's own way.
+    """
     native = framework.known_natives.get(device)
     if native is None:
         native = devices.native(framework, device, attempted)
@@ -148,6 +180,46 @@ def copies(
         if (translated := _translated(framework, error, attempted, native)) is None:
             raise
         raise translated from error
+
+
+def _tensors_of_data(
+    framework: Framework, flat: Flattened, device: Device, attempted: str
+) -> dict[int, Tensor]:
+    """Make tensors with the values of NumPy arrays and of other frameworks' tensors, by their ids.
+
+    Raises:
+        UnsupportedValueError: if there is anything else, or a dtype that is none of the
+            framework's; the message names it.
+    """
+    for leaf in flat.others.values():
+        is_object = framework.kinds[type(leaf)] is OBJECT
+        if is_object or not (_is_array(leaf) or _is_tensor(leaf)):
+            what = _foreign(framework, leaf)
+            raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
+    made = {}
+    for key, leaf in flat.others.items():
+        try:
+            values = leaf if _is_array(leaf) else to_numpy(framework_of(leaf), leaf)
+            made[key] = creation.asarray(framework, values, None, device, None)
+        except UnsupportedValueError as error:
+            name = flat.name_of(leaf)
+            problem = f"{describe(leaf)} at {name or 'the top'}: {error.problem}"
+            raise UnsupportedValueError(attempted, problem, error.fix) from error
+    return made
+
+
+def _is_array(x: Any) -> bool:
+    numpy = sys.modules.get("numpy")  # there is no array where it is not imported
+    return numpy is not None and isinstance(x, numpy.ndarray)
+
+
+def _is_tensor(x: Any) -> bool:
+    """Return whether a value is a tensor of any framework."""
+    try:
+        framework_of(x)
+    except UnsupportedValueError:
+        return False
+    return True
 
 
 def _translated(

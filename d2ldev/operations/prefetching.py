@@ -15,7 +15,6 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Copier, DeviceLike, Framework
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import whole_number
-from d2ldev.operations.batches import bring
 
 _END = object()
 
@@ -32,7 +31,7 @@ def prefetch(
         ahead = framework.training.prefetched(batches, target, depth)
         if ahead is not None:
             # What the framework's pipeline leaves elsewhere is brought over in the end.
-            return moved_ahead(ahead, 0, partial(bring, framework, device=target))
+            return moved_ahead(ahead, 0, partial(moving.to, framework, device=target))
         copier = None if target is CPU else framework.training.copier(target)
         if copier is not None:
             return _beside(framework, batches, target, depth, copier)
@@ -46,8 +45,8 @@ def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
 
     def start(batch: Any) -> Any:
         if is_real:
-            batch = bring(framework, batch, None)
-        return bring(framework, batch, device)
+            batch = moving.on_the_host(framework, batch)
+        return moving.to(framework, batch, device)
 
     return start
 
@@ -57,16 +56,12 @@ def _beside(
 ) -> Generator[Any, None, None]:
     """Move batches by what copies beside the device's work."""
 
+    def copy_all(xs: list[Any], _native: Any) -> list[Any]:
+        return copier.copy_all(xs)
+
     def start(batch: Any) -> tuple[Any, Any]:
-        moved = moving.copied(
-            framework,
-            bring(framework, batch, None),
-            device,
-            f"move a batch to {device}",
-            always=False,
-            copy_all=lambda xs, _native: copier.copy_all(xs),
-        )
-        return moved, copier.started()
+        on_the_host = moving.on_the_host(framework, batch)
+        return moving.moved(framework, on_the_host, device, copy_all), copier.started()
 
     def finish(started: tuple[Any, Any]) -> Any:
         batch, mark = started

@@ -16,7 +16,6 @@ from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.framework import Learner, Loss
 from d2ldev.operations.arguments import whole_number
-from d2ldev.operations.batches import bring
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.training.data import count_of, inputs_and_target
@@ -94,7 +93,7 @@ class Trainer:
 
     def prepare_batch(self, batch: Any) -> Any:
         """A batch on the device, at the boundary of the loop; to be overridden."""
-        return bring(self.backend.framework, batch, self.device)
+        return self.backend.to(batch, self.device)
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
         """After each epoch; to be overridden, or given as ``callback``.
@@ -219,7 +218,7 @@ class Trainer:
                 inputs, y = inputs_and_target(batch, names, takes_mapping)
                 loss, prediction = step(inputs, y)
                 measured = {name: metric(prediction, y) for name, metric in metrics.items()}
-                log.add(count_of(y), loss=loss, **measured)
+                log.add(count_of(self.backend, y), loss=loss, **measured)
         means = log.means()
         if not means:
             raise UnsupportedValueError(

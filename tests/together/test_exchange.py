@@ -1,5 +1,6 @@
 """Tensors pass between all frameworks: the same memory where DLPack allows it."""
 
+import collections
 import itertools
 
 import numpy as np
@@ -55,10 +56,21 @@ def test_a_tensor_passes_as_a_copy_through_numpy(pair):
     assert target.address(y) != source.address(x)
 
 
-def test_another_frameworks_tensor_is_refused_with_the_way_to_take_it(pair):
+def test_another_frameworks_tensor_in_a_batch_is_data(pair):
+    source, target = pair
+    x = source.asarray(np.arange(6, dtype="float32"))
+    batch = collections.OrderedDict(x=[x], again=(x,))
+    moved = target.to(batch, "cpu")
+    assert type(moved) is collections.OrderedDict
+    assert target.dtype_of(moved["x"][0]) == "float32"
+    np.testing.assert_array_equal(target.to_numpy(moved["x"][0]), np.arange(6, dtype="float32"))
+    assert moved["again"][0] is moved["x"][0]
+
+
+def test_a_copy_of_another_frameworks_tensor_is_refused_with_the_way_to_take_it(pair):
     source, target = pair
     with pytest.raises(UnsupportedValueError) as caught:
-        target.to({"x": [source.ones(2)]}, "cpu")
+        target.copy({"x": [source.ones(2)]}, "cpu")
     assert "x.0" in str(caught.value)
     assert "from_dlpack" in caught.value.fix
 

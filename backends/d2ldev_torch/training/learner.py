@@ -17,8 +17,7 @@ from d2ldev.framework.training import (
     MOMENTUM,
     refused_state,
 )
-from d2ldev.nesting.kinds import TENSOR, Kind
-from d2ldev.nesting.walk import rebuild
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
 from d2ldev.operations.placing import place
 from d2ldev.operations.signatures import input_names
@@ -183,7 +182,8 @@ class TorchLearner(Learner):
         """Return a prediction without what is needed to go back through it."""
         if isinstance(prediction, torch.Tensor):
             return prediction.detach()
-        return rebuild(prediction, self._framework.kinds, _detached_leaf, "take a step of training")
+        flat = flatten(prediction, self._framework.kinds, "take a step of training")
+        return flat.unflatten({key: x.detach() for key, x in flat.tensors.items()})
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -227,10 +227,6 @@ class TorchLearner(Learner):
             self._modes.freeze(modes["evaluation"])
 
         return put
-
-
-def _detached_leaf(leaf: Any, kind: Kind, _name: str) -> Any:
-    return leaf.detach() if kind is TENSOR else leaf
 
 
 class Modes:

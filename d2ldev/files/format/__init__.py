@@ -1,1 +1,1 @@
-"""The bytes of a file: header, dtypes, checksums, and writing at once or not at all."""
+"""The format of a file: header, dtypes, checksums, and writing all of it or nothing."""

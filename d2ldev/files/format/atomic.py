@@ -1,9 +1,8 @@
-"""A file that is either the old one or the new one, whenever its writer dies.
+"""Replace a file atomically: whenever the writer dies, it is the old file or the new one.
 
-The new one is written beside the old one under another name, brought to the disk, and given the
-name in one step. What a writer that was killed has left behind is removed by the next one: a
-writer keeps a lock on its file, which ends with the process, so that one that still writes is let
-alone, whatever its process is called and wherever it runs on this machine.
+The new file is written to a temporary file in the same folder, synchronised to the disk, and
+renamed. A writer locks its temporary file, and the operating system releases the lock when the
+process ends. The next writer removes the temporary files that nobody has locked.
 """
 
 from __future__ import annotations
@@ -18,24 +17,24 @@ from contextlib import contextmanager, suppress
 
 try:
     import fcntl
-except ImportError:  # Windows: nobody's file is known to be abandoned there
+except ImportError:  # Windows, where no temporary file is removed
     fcntl = None  # type: ignore[assignment]
 
-_TOKEN = "[0-9a-f]{16}"  # noqa: S105  # no password
+_TOKEN = "[0-9a-f]{16}"  # noqa: S105  # it is not a password
 
 
 @contextmanager
 def replacing(path: str) -> Iterator[int]:
-    """A file descriptor to write to; at the end of the block it is the file at ``path``.
+    """Yield a file descriptor, and rename its file to ``path`` at the end of the block.
 
-    If the block raises, ``path`` is what it was, and nothing is left of the attempt.
+    If the block raises, ``path`` does not change, and the temporary file is removed.
 
     Args:
-        path: a symbolic link is followed, and stays one. The permissions of a file that is
-            there are kept.
+        path: the file to replace. A symbolic link is followed. The permissions of an existing
+            file are kept.
 
     Raises:
-        OSError: if there cannot be such a file, or it cannot be written.
+        OSError: if the file cannot be created or written.
     """
     target = os.path.realpath(path)
     mode = _mode_of(target)
@@ -57,7 +56,7 @@ def replacing(path: str) -> Iterator[int]:
 
 
 def _mode_of(target: str) -> int | None:
-    """The permissions of the file that is to be replaced; None if there is none."""
+    """Return the permissions of the file to replace; None if there is no file."""
     try:
         status = os.stat(target)
     except FileNotFoundError:
@@ -65,23 +64,24 @@ def _mode_of(target: str) -> int | None:
     if stat.S_ISDIR(status.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), target)
     if not stat.S_ISREG(status.st_mode):  # /dev/null, a pipe
-        raise OSError(errno.EINVAL, "it is no regular file", target)
+        raise OSError(errno.EINVAL, "it is not a regular file", target)
     return stat.S_IMODE(status.st_mode)
 
 
 def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
+    """Create a temporary file and lock it; return its descriptor and its path."""
     while True:
         temporary = os.path.join(folder, f".{_short(name)}.{secrets.token_hex(8)}.partial")
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode & 0o777)
         try:
             if fcntl is not None:
-                # Where a file system knows no locks, nobody gets one to remove the file with.
+                # On a file system without locks, no other writer can lock and remove it either.
                 with suppress(OSError):
                     fcntl.flock(descriptor, fcntl.LOCK_EX)
             if mode is not None and hasattr(os, "fchmod"):
                 os.fchmod(descriptor, mode)
-            # Before it had its lock, another writer may have taken it for abandoned.
+            # Another writer may have removed it before it was locked.
             if os.fstat(descriptor).st_nlink:
                 return descriptor, temporary
         except BaseException:
@@ -93,19 +93,19 @@ def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
 
 
 def _short(name: str) -> str:
-    """A name that is short enough to have something put before and behind it."""
+    """Shorten a name, so that a prefix and a suffix fit into the limit of the file system."""
     return os.fsdecode(os.fsencode(name)[:200])
 
 
 def _remove_abandoned(folder: str, name: str) -> None:
-    """Remove what writers of the same file have left behind that are no more."""
+    """Remove the temporary files of writers of the same file that were killed."""
     if fcntl is None:
         return
     pattern = re.compile(re.escape(f".{_short(name)}.") + _TOKEN + re.escape(".partial"))
-    with suppress(OSError):  # a folder that cannot be listed may still be written to
+    with suppress(OSError):  # a folder may be writable and not readable
         for found in os.listdir(folder):
             if pattern.fullmatch(found):
-                # One that is somebody else's, or gone meanwhile, is none of our business.
+                # It may be locked, belong to another user, or be gone already.
                 with suppress(OSError):
                     _remove_if_unlocked(os.path.join(folder, found))
 
@@ -121,17 +121,17 @@ def _remove_if_unlocked(path: str) -> None:
 
 
 def _sync_folder(folder: str) -> None:
-    """Bring the new name to the disk, where folders can be opened."""
+    """Synchronise the new name to the disk, where folders can be opened."""
     if not hasattr(os, "O_DIRECTORY"):
         return
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    except PermissionError:  # a folder that may be written to, and not listed
+    except PermissionError:  # the folder is writable and not readable
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some file systems have nothing to bring there
+        if error.errno != errno.EINVAL:  # some file systems cannot synchronise folders
             raise
     finally:
         os.close(descriptor)

@@ -1,86 +1,81 @@
-"""The checksum of each tensor, computed in a thread while the next bytes are read or written.
+"""Compute the checksum of each tensor, by the algorithm that the file names.
 
-Computing one takes longer than reading the tensor from the operating system's cache; both let
+XXH3 (https://github.com/Cyan4973/xxHash) takes less time than copying the bytes does, and lets
 other threads run.
 """
 
 from __future__ import annotations
 
 import zlib
-from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Protocol
+
+import xxhash
+
+from d2ldev.files.format.header import HeaderError
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future, ThreadPoolExecutor
+    from typing_extensions import Buffer
 
-PIECE = 1 << 22
-"""How many bytes to read or write at once: those before them are summed meanwhile."""
+PIECE = 1 << 20
+"""How many bytes to read or write at once; the checksum then finds them in the cache."""
 
-# Fewer bytes are summed in less time than it takes to hand them over.
-_FEW = 1 << 16
-# How many pieces may wait, so that tensors that have been moved on do not stay on the host.
-_WAITING = 8
+OLDEST = "crc32"
+"""The algorithm of files that name none."""
+NEWEST = "xxh3_64"
+"""The algorithm of files that are written now."""
+DIGITS = 2 * xxhash.xxh3_64().digest_size
+"""How many characters a checksum of the newest algorithm has."""
 
 
-class Checksum:
-    """The CRC-32 of a tensor: of what it is, and of its bytes.
+class Checksum(Protocol):
+    """A checksum that is being computed, as in ``hashlib``."""
 
-    Args:
-        dtype: the name of its true dtype.
-        shape: that in the file.
-    """
+    def update(self, data: Buffer, /) -> None:
+        """Add these bytes."""
 
-    def __init__(self, dtype: str, shape: Sequence[int]) -> None:
-        self._value = zlib.crc32(f"{dtype}{list(shape)}".encode())
+    def hexdigest(self) -> str:
+        """The checksum of all bytes so far."""
 
-    def add(self, data: Any) -> None:
-        """Go on with these bytes."""
+
+class _Crc32:
+    def __init__(self, data: Buffer) -> None:
+        self._value = zlib.crc32(data)
+
+    def update(self, data: Buffer, /) -> None:
         self._value = zlib.crc32(data, self._value)
 
-    def __str__(self) -> str:
+    def hexdigest(self) -> str:
         return f"{self._value:08x}"
 
 
-class Summing:
-    """Adds bytes to checksums, in the order in which they are given; a context.
+_ALGORITHMS: dict[str, type[_Crc32] | type[xxhash.xxh3_64]] = {
+    OLDEST: _Crc32,
+    NEWEST: xxhash.xxh3_64,
+}
 
-    The thread is started for the first bytes that are worth it, and has ended after the block.
+
+def check_algorithm(name: object) -> None:
+    """Refuse an algorithm that this version does not have.
+
+    Raises:
+        HeaderError: if it is unknown, or no name.
     """
+    if not isinstance(name, str):
+        raise HeaderError("its description cannot be read: it lacks the checksums' algorithm")
+    if name not in _ALGORITHMS:
+        raise HeaderError(
+            f"its checksums are {name[:40]!r}, and this d2ldev computes "
+            f"{', '.join(_ALGORITHMS)}: a newer one wrote it"
+        )
 
-    def __init__(self) -> None:
-        self._pool: ThreadPoolExecutor | None = None
-        self._waiting: deque[Future[None]] = deque()
-        self._may_start = True
 
-    def __enter__(self) -> Summing:
-        return self
+def checksum_of(dtype: str, shape: Sequence[int], algorithm: str = NEWEST) -> Checksum:
+    """Start the checksum of a tensor: of its dtype and shape, and then of its bytes.
 
-    def __exit__(self, *_: object) -> None:
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def add(self, checksum: Checksum, data: Any) -> None:
-        """Have bytes added to a checksum; they may not change until ``finish`` has returned."""
-        while self._waiting and (self._waiting[0].done() or len(self._waiting) >= _WAITING):
-            self._waiting.popleft().result()
-        if (self._waiting or len(data) > _FEW) and self._may_start:
-            try:
-                self._waiting.append(self._started().submit(checksum.add, data))
-                return
-            except RuntimeError:  # no thread can be had, as when Python is about to exit
-                self.finish()
-                self._may_start = False
-        checksum.add(data)
-
-    def finish(self) -> None:
-        """Return when every checksum has all that it was given."""
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def _started(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            from concurrent.futures import ThreadPoolExecutor
-
-            self._pool = ThreadPoolExecutor(1, "d2ldev-checksums")
-        return self._pool
+    Args:
+        dtype: the name of its true dtype.
+        shape: its shape in the file.
+        algorithm: one that ``check_algorithm`` accepts.
+    """
+    return _ALGORITHMS[algorithm](f"{dtype}{list(shape)}".encode())

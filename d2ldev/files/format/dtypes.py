@@ -1,6 +1,6 @@
-"""How each dtype is stored: the format has fewer than the frameworks.
+"""Map the frameworks' dtypes to those of the format, which has fewer.
 
-What it lacks is stored as the bytes of a dtype that it has, and the true one is in the metadata.
+A dtype that the format lacks is stored as the bytes of another; the metadata names the true one.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ _TAGS = {
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
 }
-# The real and the imaginary parts: of complex numbers the format has had C64 alone, since
-# safetensors 0.7, and an older one reads nothing of a file in which there is a tag that it lacks.
+# Complex numbers are stored as their real and imaginary parts: safetensors has C64 only since 0.7,
+# and has no C128. A version that does not know one tag of a file reads none of its tensors.
 _PARTS = {"complex64": "F32", "complex128": "F64"}
 _FLOAT8 = re.compile(r"float8_e\dm\d[a-z0-9]*")
 
 NAMES = {tag: name for name, tag in _TAGS.items()} | {"C64": "complex64"}
-"""The dtype's name for each of the format's tags."""
+"""The name of the dtype for each tag of the format."""
 
 
 class Storage(NamedTuple):
     """How the tensors of a dtype are stored.
 
     Args:
-        tag: the format's name of the dtype of the bytes.
-        suffix: what the shape in the file has at its end.
+        tag: the format's name of the stored dtype.
+        suffix: the sizes that the stored shape has after those of the tensor.
     """
 
     tag: str
@@ -42,7 +42,7 @@ class Storage(NamedTuple):
 
 
 def storage_of(name: str) -> Storage | None:
-    """How a dtype is stored; None for what are no numbers.
+    """Return how a dtype is stored; None if it is not a dtype of numbers.
 
     >>> storage_of("bfloat16"), storage_of("complex128")
     (Storage(tag='BF16', suffix=()), Storage(tag='F64', suffix=(2,)))
@@ -51,17 +51,15 @@ def storage_of(name: str) -> Storage | None:
         return Storage(_TAGS[name])
     if name in _PARTS:
         return Storage(_PARTS[name], (2,))
-    return Storage("U8") if _FLOAT8.fullmatch(name) and _exists(name) else None
-
-
-def _exists(name: str) -> bool:
+    if not _FLOAT8.fullmatch(name):
+        return None
     import ml_dtypes
 
-    return hasattr(ml_dtypes, name)
+    return Storage("U8") if hasattr(ml_dtypes, name) else None
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """NumPy's dtype of a name; those that NumPy lacks are ``ml_dtypes``'."""
+    """Return the NumPy dtype of a name, from ``ml_dtypes`` if NumPy has none."""
     if name.startswith(("bfloat", "float8")):
         import ml_dtypes
 
@@ -71,5 +69,5 @@ def numpy_dtype(name: str) -> np.dtype[Any]:
 
 
 def bytes_of(array: NDArray[Any]) -> NDArray[np.uint8]:
-    """The memory of an array as bytes, in the order of its indices; a copy if it is not so."""
+    """View an array as bytes in C order; copy it if it is not contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

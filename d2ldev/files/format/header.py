@@ -1,8 +1,8 @@
-"""The header of a safetensors file: made, and read without believing it.
+"""Make the header of a safetensors file, and read one that may be damaged or hostile.
 
-Eight bytes with the header's length, the header in JSON, then the tensors' bytes without a gap.
-The rules are those of the format, which forbids holes and overlaps; everything is checked against
-the size of the file before memory is taken for it.
+A file has eight bytes with the length of the header, the header in JSON, and the bytes of the
+tensors without holes or overlaps. Everything is checked against the size of the file before
+memory is allocated for it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from typing import Any, NamedTuple, NoReturn
 from d2ldev.files.format.dtypes import NAMES, numpy_dtype
 
 MAX_LENGTH = 100_000_000
-"""The longest header, in bytes; the format's own limit."""
+"""The longest header in bytes, by the rules of the format."""
 METADATA = "__metadata__"
-# NumPy 1 has no more dimensions.
+# The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
 
 
 class HeaderError(ValueError):
-    """What is wrong with a header, in words."""
+    """A file cannot be read; the message says why, and names no path."""
 
 
 class Entry(NamedTuple):
@@ -31,7 +31,7 @@ class Entry(NamedTuple):
     Args:
         tag: the format's name of its dtype.
         shape: its shape.
-        begin, end: where its bytes are, counted from the end of the header.
+        begin, end: the offsets of its bytes from the end of the header.
     """
 
     tag: str
@@ -41,58 +41,70 @@ class Entry(NamedTuple):
 
 
 class Header(NamedTuple):
-    """What a file says of itself: its tensors in the order of their bytes, and its metadata."""
+    """The tensors of a file in the order of their bytes, and its metadata."""
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
 
 
 def make_header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
-    """The first bytes of a file, up to where the tensors begin."""
+    """Return the first bytes of a file, up to the first tensor.
+
+    Raises:
+        HeaderError: if the header is longer than the format allows.
+    """
     told: dict[str, Any] = {METADATA: dict(metadata)}
     for name, entry in entries.items():
         offsets = [entry.begin, entry.end]
         told[name] = {"dtype": entry.tag, "shape": list(entry.shape), "data_offsets": offsets}
     text = json.dumps(told, separators=(",", ":"), allow_nan=False).encode("ascii")
-    text += b" " * (-len(text) % 8)  # so that the tensors are aligned
+    text += b" " * (-len(text) % 8)  # aligns the tensors
     if len(text) > MAX_LENGTH:
-        raise HeaderError(f"its names and numbers take {len(text)} bytes, and {MAX_LENGTH} fit")
+        raise HeaderError(f"its header has {len(text)} bytes, and at most {MAX_LENGTH} are allowed")
     return len(text).to_bytes(8, "little") + text
 
 
 def length_of(first: bytes, size: int) -> int:
-    """The length of the header, from a file's first eight bytes and its size."""
+    """Return the length of the header.
+
+    Args:
+        first: the first eight bytes of the file.
+        size: the size of the file.
+
+    Raises:
+        HeaderError: if no header of this length fits into the file.
+    """
     if len(first) < 8:
         raise HeaderError(
             "it is empty" if not first else f"it ends after {len(first)} bytes: it is truncated"
         )
     length = int.from_bytes(first, "little")
     if length > MAX_LENGTH:
-        raise HeaderError(f"it is no safetensors file: its header would have {length} bytes")
+        raise HeaderError(f"it is not a safetensors file: its header would have {length} bytes")
     if 8 + length > size:
         raise HeaderError(f"it ends within its header of {length} bytes: it is truncated")
     return length
 
 
 def read_header(text: bytes, room: int) -> Header:
-    """The header of a file.
+    """Read the header of a file.
 
     Args:
-        text: its bytes, without the length.
-        room: how many bytes follow it in the file.
+        text: the bytes of the header, without the length.
+        room: how many bytes follow the header in the file.
 
     Raises:
-        HeaderError: if it is not as the format wants it, or does not fit the file.
+        HeaderError: if it breaks a rule of the format, or does not fit the file.
     """
     if text[:1] != b"{":
-        raise HeaderError("it is no safetensors file: its header is no JSON object")
+        raise HeaderError("it is not a safetensors file: its header is not a JSON object")
     try:
         told = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError:
-        raise HeaderError("its header is no UTF-8") from None
+        raise HeaderError("its header is not UTF-8") from None
     metadata = told.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
-        raise HeaderError("its metadata is no mapping of text to text")
+        raise HeaderError("its metadata does not map text to text")
     entries = {name: _entry(name, what) for name, what in told.items()}
     ordered = dict(sorted(entries.items(), key=lambda item: item[1][2:]))
     position = 0
@@ -108,10 +120,10 @@ def read_header(text: bytes, room: int) -> Header:
 
 
 def parse_json(text: str) -> Any:
-    """JSON as the standard has it: no NaN, no key twice, nothing nested without end.
+    """Parse strict JSON: without NaN, without duplicate keys, and nested no deeper than Python can.
 
     Raises:
-        HeaderError: for anything else.
+        HeaderError: if it is anything else.
     """
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_number)
@@ -126,12 +138,12 @@ def parse_json(text: str) -> Any:
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     made = dict(pairs)
     if len(made) < len(pairs):
-        raise HeaderError("its JSON has a key twice")
+        raise HeaderError("its JSON has a duplicate key")
     return made
 
 
 def _no_number(text: str) -> NoReturn:
-    raise HeaderError(f"its JSON has {text}, which is no number")
+    raise HeaderError(f"its JSON has {text}, which is not a number")
 
 
 def _quoted(name: str) -> str:
@@ -139,7 +151,7 @@ def _quoted(name: str) -> str:
 
 
 def is_sizes(values: object) -> bool:
-    """Whether a value is a list of integers from 0 on that can be a shape."""
+    """Return whether a value can be a shape: a list of integers that are not negative."""
     return (
         isinstance(values, list)
         and len(values) <= _MAX_DIMENSIONS
@@ -152,16 +164,16 @@ def _entry(name: str, what: Any) -> Entry:
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise HeaderError(f"its tensor {quoted} has a name that is no Unicode") from None
+        raise HeaderError(f"its tensor {quoted} has a name that is not Unicode") from None
     if not isinstance(what, dict) or set(what) != {"dtype", "shape", "data_offsets"}:
         raise HeaderError(f"its tensor {quoted} lacks a dtype, a shape or offsets")
     tag, shape, offsets = what["dtype"], what["shape"], what["data_offsets"]
     if not isinstance(tag, str) or tag not in NAMES:
-        raise HeaderError(f"its tensor {quoted} has a dtype that is not known: {_quoted(str(tag))}")
+        raise HeaderError(f"its tensor {quoted} has an unknown dtype: {_quoted(str(tag))}")
     if not is_sizes(shape) or _extent(shape) >= 2**60:
-        raise HeaderError(f"its tensor {quoted} has a shape that no tensor can have")
+        raise HeaderError(f"its tensor {quoted} has an invalid shape")
     if not is_sizes(offsets) or len(offsets) != 2:
-        raise HeaderError(f"its tensor {quoted} has offsets that are none")
+        raise HeaderError(f"its tensor {quoted} has invalid offsets")
     begin, end = offsets
     if end - begin != math.prod(shape) * numpy_dtype(NAMES[tag]).itemsize:
         raise HeaderError(f"its tensor {quoted} has offsets that do not fit its shape")
@@ -169,5 +181,5 @@ def _entry(name: str, what: Any) -> Entry:
 
 
 def _extent(shape: Sequence[int]) -> int:
-    """How many elements there were if no size were 0: NumPy wants that to be small, too."""
+    """Multiply the sizes that are not 0, which NumPy limits even if another one is 0."""
     return math.prod(size for size in shape if size)

@@ -1,0 +1,101 @@
+"""Files: random keys are saved as numbers, and ``flax.nnx.Sequential`` has known layers.
+
+Their kernels are ``(*window, in, out)``. Between the layers may be functions. Known are the
+elementwise ones of ``jax.nn``, the pooling of Flax, and two ways of flattening:
+``partial(jax.lax.collapse, start_dimension=1)`` and ``partial(jnp.reshape, shape=(n, -1))``. What
+another function does to the channels of a convolution is not known, and then the order of the
+columns of the next dense layer is not known, either.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from d2ldev.framework import Files, Layer, Tensor
+from d2ldev.framework.files import turned, turned_after_flattening
+from d2ldev_jax.models import value_of
+from d2ldev_jax.tensors import numbers_of
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The generators of random keys, by the names of the dtypes.
+_GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
+_ELEMENTWISE = (
+    *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus"),
+    *("squareplus", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_silu", "hard_tanh", "tanh"),
+    *("soft_sign", "softmax", "log_softmax"),
+)
+
+
+class JaxFiles(Files):
+    """JAX's arrays and Flax's models in files."""
+
+    def borrow(self, x: Tensor) -> NDArray[Any]:
+        self.tensors.device_of(x)  # a tensor without memory is refused, with the reason
+        return np.asarray(numbers_of(x))
+
+    def adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
+        return jax.device_put(array, native)
+
+    def numbers_dtype(self, dtype: str) -> str | None:
+        return "uint32" if dtype in _GENERATORS else None
+
+    def from_numbers(self, x: Tensor, dtype: str) -> Tensor:
+        return jax.random.wrap_key_data(x, impl=_GENERATORS[dtype])
+
+    def layers(self, model: Any) -> Sequence[Layer] | None:
+        nnx: Any = sys.modules.get("flax.nnx")
+        if nnx is None or type(model) is not nnx.Sequential:
+            return None
+        layers = []
+        channels = 0  # of the last convolution, as long as they are the last axis
+        is_flat, is_known = False, True
+        for layer in model.layers:
+            if type(layer) is nnx.Conv:
+                if is_flat or not is_known or layer.mask is not None:
+                    return None
+                layers.append(_layer(layer, turned))
+                channels = layer.out_features
+            elif type(layer) is nnx.Linear:
+                layout: Any = turned
+                if channels and layer.in_features != channels:
+                    if not is_flat or not is_known:
+                        return None
+                    layout = partial(turned_after_flattening, channels=channels)
+                layers.append(_layer(layer, layout))
+                channels = 0
+            elif isinstance(layer, nnx.Module):
+                return None
+            else:
+                is_flat = is_flat or _flattens(layer)
+                is_known = is_known and (_flattens(layer) or _is_known(nnx, layer))
+        return layers
+
+
+def _layer(layer: Any, layout: Any) -> Layer:
+    return Layer(
+        value_of(layer.kernel), None if layer.bias is None else value_of(layer.bias), layout
+    )
+
+
+def _flattens(layer: Any) -> bool:
+    if not isinstance(layer, partial) or layer.args:
+        return False
+    if layer.func is jax.lax.collapse:
+        return layer.keywords == {"start_dimension": 1}
+    shape = layer.keywords.get("shape")
+    return layer.func is jnp.reshape and len(layer.keywords) == 1 and len(shape or ()) == 2
+
+
+def _is_known(nnx: Any, layer: Any) -> bool:
+    if isinstance(layer, partial):
+        return layer.func in (nnx.max_pool, nnx.avg_pool) or _is_known(nnx, layer.func)
+    return layer is jnp.tanh or any(layer is getattr(jax.nn, name, None) for name in _ELEMENTWISE)

@@ -1,0 +1,91 @@
+"""Models: what ``flax.nnx`` modules, optimizers and variables keep.
+
+Everything is moved in place: a variable is given another array, so that all who share it still do.
+Flax takes longer to import than JAX, and is imported here only to make a model. Where nobody has
+imported it, nobody has an object of its classes.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
+from d2ldev.framework import Models, Part, Tensor
+
+# Most attributes are of these types, and hold no array.
+_WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32))
+_ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid}
+
+
+class NnxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
+    """Modules, optimizers, metrics and random streams, which are all ``Pytree``; variables."""
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        nnx = sys.modules.get("flax.nnx")
+        # While flax is being imported, it has neither.
+        found = [getattr(nnx, name, None) for name in ("Pytree", "Variable")]
+        return issubclass(other, tuple(base for base in found if base is not None))
+
+
+class JaxModels(Models):
+    """Flax's ``nnx``; parameter pytrees are containers, and need no parts."""
+
+    types = (NnxObject,)
+
+    def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
+        return n_in, n_out
+
+    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
+        try:
+            from flax import nnx
+        except ModuleNotFoundError as error:
+            raise BackendNotInstalledError(
+                "make an MLP", f"{error.name} is not installed", "pip install 'd2ldev[jax]'"
+            ) from error
+        made: list[Any] = []
+        for kernel, bias in layers:
+            n_in, n_out = kernel.shape
+            # Made without memory, so that nothing is drawn and nothing is made elsewhere.
+            linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
+            linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
+            made += [linear, _ACTIVATIONS[activation]]
+        return nnx.Sequential(*made[:-1])
+
+    def parts(self, obj: Any) -> Iterator[Part]:
+        if isinstance(obj, sys.modules["flax.nnx"].Variable):
+            yield _part_of(obj)
+            return
+        attributes = vars(obj)
+        for name, value in attributes.items():
+            if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
+                yield Part(name, value, partial(attributes.__setitem__, name))
+
+
+def value_of(variable: Any) -> Any:
+    """Return what a variable holds, past its hooks, which are about values that are other ones."""
+    return object.__getattribute__(variable, _slot(variable))
+
+
+def _slot(variable: Any) -> str:
+    # ``raw_value`` in flax 0.11 warns in 0.12, where it is ``_raw_value`` behind two methods.
+    return "_raw_value" if hasattr(type(variable), "get_raw_value") else "raw_value"
+
+
+def _part_of(variable: Any) -> Part:
+    value = value_of(variable)
+    if sys.modules["flax.nnx.variablelib"].is_array_ref(value):
+        raise UnsupportedValueError(
+            f"place a {type(variable).__name__}",
+            "it holds a jax.Ref, whose memory cannot be replaced, and other holders see the Ref",
+            "make the model without: with nnx.use_refs(False): model = Model(...)",
+        )
+    return Part("value", value, partial(object.__setattr__, variable, _slot(variable)))

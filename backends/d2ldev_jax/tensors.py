@@ -1,0 +1,377 @@
+"""Tensors: JAX's arrays, with some things put right.
+
+- ``jax.device_put`` takes over an aligned NumPy array's memory, also if it is told not to, and what
+  is written to the array then shows in JAX's: https://github.com/jax-ml/jax/issues/37830.
+- ``jax.random`` has no state, and forgets all bits of a seed but the last 32.
+- Zeros that are too large are an error at once. A computation that is too large fails after JAX has
+  returned, and whoever reads the array first gets the error; a range of 2**40 numbers ends the
+  process in jaxlib 0.12, with a floating point exception.
+- Instead of an error, ``jnp.from_dlpack`` makes a copy of memory that does not begin at a multiple
+  of 64 bytes, and of a dtype that JAX has only with ``jax_enable_x64``:
+  https://github.com/jax-ml/jax/issues/29810. Some releases read memory that is not in the order of
+  C as if it were: https://github.com/jax-ml/jax/issues/17784.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax._src.tree_util import _registry
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Tensor, Tensors
+from d2ldev.nesting.containers import Container
+from d2ldev.operations.dlpack import ON_CPU, description_of
+from d2ldev_jax.devices import JaxDevices
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The dtypes that JAX has only with ``jax_enable_x64``, and what it gives instead of each.
+_WIDE = {
+    "int64": "int32",
+    "uint64": "uint32",
+    "float64": "float32",
+    "complex128": "complex64",
+}
+_NARROW = tuple(
+    name
+    for name in (
+        *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+        *("float16", "bfloat16", "float32", "complex64"),
+        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+        *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4"),
+    )
+    if hasattr(jnp, name)
+)
+_FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
+# The class of ``jnp.float32`` and its like.
+_SCALAR = type(jnp.float32)
+
+_LAST_32_BITS = 2**32 - 1
+# An array of fewer bytes is made without a look at the memory.
+_LARGE = 2**30
+_ALIGNMENT = 64
+# Arrays are stacked in groups of one size.
+_GROUP = 32
+
+
+class JaxTensors(Tensors):
+    """JAX's arrays.
+
+    Args:
+        devices: the room of devices.
+    """
+
+    # In newer releases a tracer is an instance of ``jax.Array``, but its class no subclass.
+    types = (jax.Array, jax.core.Tracer)
+    plain_types = (np.dtype, _SCALAR, jax.Device, jax.sharding.Sharding)
+
+    def __init__(self, devices: JaxDevices) -> None:
+        self._devices = devices
+        self._places = devices.places
+        # Without a seed, a key is the number of the draw, folded into a root of this process. A
+        # count is what threads can share without a lock.
+        self._root = int.from_bytes(os.urandom(4))
+        self._draws = itertools.count()
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def device_of(self, x: Any) -> Device:
+        # Cheaper than ``x.device``. What is in any way unusual is looked at closely below.
+        try:
+            if not x.is_deleted():
+                sharding = x.sharding
+                (native,) = sharding.device_set
+                device, memory = self._places[native]
+                if sharding.memory_kind == memory:
+                    return device
+        except (AttributeError, KeyError, TypeError, ValueError):
+            pass
+        return self._looked_up(x)
+
+    def _looked_up(self, x: Any) -> Device:
+        """Return the device of an array, or raise an error with the reason why it has none."""
+        if isinstance(x, jax.core.Tracer):
+            raise _nowhere(
+                f"a {x.dtype}{list(x.shape)} is traced by jit, grad or vmap, and has no memory yet",
+                "ask outside of the traced function; inside, x = jax.device_put(x, "
+                "backend.native('gpu:0')) moves it",
+            )
+        if not isinstance(x, jax.Array):
+            raise _nowhere(f"{describe(x)} is no JAX array", "x = backend.asarray(x)")
+        kind = f"the {x.dtype}{list(x.shape)}"
+        if x.is_deleted():
+            raise _nowhere(
+                f"{kind} was deleted, or donated to a function that has used up its memory",
+                "keep a copy: x = backend.copy(x), before it is donated",
+            )
+        natives = x.sharding.device_set
+        if len(natives) != 1:
+            spread = ", ".join(sorted(map(str, natives)))
+            raise _nowhere(
+                f"{kind} is spread over {len(natives)} devices: {spread}",
+                "x = jax.device_put(x, backend.native('cpu')) brings it to one; x.sharding says "
+                "which part is where",
+            )
+        native: Any = next(iter(natives))
+        device = self._devices.from_native(native)
+        if device is None:
+            raise _nowhere(
+                f"{kind} is on {native}, which is no CPU or GPU of this process",
+                "x.addressable_shards are this process's parts of an array",
+            )
+        memory = x.sharding.memory_kind
+        if device is not CPU and memory not in (None, native.default_memory().kind):
+            raise _nowhere(
+                f"{kind} belongs to {device}, but its bytes are in the host's memory ({memory})",
+                f"x = jax.device_put(x, backend.native('{device}')) brings them there",
+            )
+        return device
+
+    @property
+    def dtype_names(self) -> tuple[str, ...]:  # type: ignore[override]
+        """The dtypes that JAX has now: those of 64 bits come and go with ``jax_enable_x64``."""
+        return (*_NARROW, *_WIDE) if jax.config.jax_enable_x64 else _NARROW
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(x.dtype.name)
+
+    def dtype(self, name: str) -> np.dtype[Any]:
+        scalar = getattr(jnp, name, None)
+        if scalar is None:  # the dtype of random keys, which is not in ``dtype_names``
+            raise UnsupportedValueError(
+                f"convert an array of {name}",
+                "it holds random keys, and no numbers",
+                "jax.random.key_data(x) are their numbers",
+            )
+        native: np.dtype[Any] = np.dtype(scalar)
+        return native
+
+    def dtype_name(self, spec: Any) -> str | None:
+        # ``jnp.bool_`` has another name than its dtype.
+        return super().dtype_name(spec.dtype if isinstance(spec, _SCALAR) else spec)
+
+    def dtype_fix(self, name: str) -> str:
+        return "jax.config.update('jax_enable_x64', True)" if name in _WIDE else ""
+
+    def data_dtype(self, name: str) -> str:
+        return name if jax.config.jax_enable_x64 else _WIDE.get(name, name)
+
+    def address(self, x: Tensor) -> int:
+        self.device_of(x)
+        return int(x.unsafe_buffer_pointer())
+
+    def container_of(self, cls: type) -> Container | None:
+        """Return how a class is walked that was registered with ``jax.tree_util``.
+
+        Among them are ``FrozenDict``, and ``flax.struct`` dataclasses, of which only the fields
+        that are data are walked.
+        """
+        # No public function says whether a class is registered. d2ldev's own walk keeps more of
+        # Python's containers: the order of a dict, and attributes.
+        if cls not in _registry or issubclass(cls, (dict, list, tuple)):
+            return None
+        return Container(
+            lambda x: [child for _, child in _children(x)],
+            lambda x: [_label(path[0]) for path, _ in _children(x)],
+            _rebuild,
+        )
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        if isinstance(obj, np.ndarray):
+            wanted = self.data_dtype(obj.dtype.name) if dtype is None else dtype
+            # A copy that nobody else knows, whose memory JAX may share.
+            return jax.device_put(obj.astype(wanted), native)
+        with jax.default_device(native):
+            made = jnp.array(obj, dtype=dtype)
+        # It is committed by this, and copied only if the arrays in a list were elsewhere.
+        return jax.device_put(made, native)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        if dtype is None:
+            # JAX would give a traced array a type that yields to every other's.
+            dtype = _float() if type(value) is float else jax.dtypes.result_type(value)
+        # A device or a sharding alone does not suffice: JAX makes the array on its default device,
+        # and copies it.
+        with jax.default_device(native):
+            return jax.lax.full(
+                shape, value, dtype, sharding=jax.sharding.SingleDeviceSharding(native)
+            )
+
+    def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        count = max(0, math.ceil((stop - start) / step))
+        _check_capacity(count, dtype or _float(), native)
+        # Of one number JAX 0.6 makes the range on the device, of three in NumPy.
+        if (start, step) == (0, 1):
+            start, stop, step = stop, None, None
+        with jax.default_device(native):
+            return _computed(jnp.arange(start, stop, step, dtype, device=native))
+
+    def random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        dtype = dtype or _float()
+        _check_capacity(math.prod(shape), dtype, native)
+        draw = jax.random.uniform if distribution == "uniform" else jax.random.normal
+        words = [self._root, next(self._draws)] if seed is None else _words(seed)
+        with jax.default_device(native):
+            key = jax.random.key(words[0])
+            for word in words[1:]:
+                key = jax.random.fold_in(key, word)
+        # This is no copy: it commits the key, and with it what is computed from it.
+        return _computed(draw(jax.device_put(key, native), shape, dtype))
+
+    def astype(self, x: Tensor, dtype: Any) -> Tensor:
+        if isinstance(x, jax.core.Tracer):
+            return x.astype(dtype)
+        self.device_of(x)  # a tensor without memory is refused, with the reason
+        return jax.device_put(x.astype(dtype), x.sharding)
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        return self.copy_all([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        copies: list[Tensor] = jax.device_put(xs, native, may_alias=False)
+        return copies
+
+    def to_numpy(self, x: Tensor) -> NDArray[Any]:
+        if isinstance(x, jax.core.Tracer) or x.is_deleted():
+            self.device_of(x)  # refused, with the reason; an array on several devices is not
+        return np.array(numbers_of(x))
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        if isinstance(x, self.types):
+            # The protocol would lose which of several CPU devices it is.
+            self.device_of(x)
+            return x
+        exported = _Exported(x)
+        made = jnp.from_dlpack(exported)
+        if made.size and made.unsafe_buffer_pointer() != exported.address:
+            raise BufferError(f"JAX cannot use this memory, and has made a {made.dtype} copy of it")
+        (native,) = made.devices()
+        return jax.device_put(made, native)
+
+    # -- for logs ---------------------------------------------------------------------------------
+
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        # JAX compiles a program for each number of operands that it has not seen; stacked in groups
+        # of one size, any number of arrays needs few programs, and few calls of them.
+        level, size = list(xs), 1
+        while len(level) > 1 or size == 1:
+            # The last group is filled up with what is cut off in the end.
+            level += level[-1:] * (-len(level) % _GROUP)
+            level = [_stacked(level[i : i + _GROUP]) for i in range(0, len(level), _GROUP)]
+            size *= _GROUP
+        return level[0].reshape(size, *xs[0].shape)[: len(xs)]
+
+
+def numbers_of(x: Tensor) -> Tensor:
+    """Return an array of numbers: an array itself, or the numbers of random keys."""
+    return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def _nowhere(problem: str, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError("tell the device of a tensor", problem, fix)
+
+
+def _float() -> np.dtype[Any]:
+    """Return the dtype that JAX gives to numbers without one."""
+    return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32
+
+
+def _words(seed: int) -> list[int]:
+    """Return a seed of any size in pieces of 32 bits."""
+    words = [seed & _LAST_32_BITS]
+    while (seed := seed >> 32) not in (0, -1):
+        words.append(seed & _LAST_32_BITS)
+    return words
+
+
+def _check_capacity(count: int, dtype: Any, native: jax.Device) -> None:
+    """Raise a ``MemoryError`` if so many numbers are more than a device's whole memory."""
+    wanted = count * dtype.itemsize
+    if wanted < _LARGE:
+        return
+    total = (native.memory_stats() or {}).get("bytes_limit")
+    if total is None:
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if wanted > total:
+        raise MemoryError(f"{wanted} bytes are wanted of {total}")
+
+
+def _computed(x: Tensor) -> Tensor:
+    """Return an array; one for which memory may run out, when it is there."""
+    is_large = math.prod(x.shape) * x.dtype.itemsize >= _LARGE
+    return jax.block_until_ready(x) if is_large else x  # type: ignore[no-untyped-call]
+
+
+@jax.jit
+def _stacked(xs: Sequence[jax.Array]) -> jax.Array:
+    return jnp.stack(xs)
+
+
+class _Exported:
+    """Another framework's tensor, whose address is noted when it is handed over."""
+
+    def __init__(self, x: Any) -> None:
+        self._x = x
+        self._device: tuple[int, int] = x.__dlpack_device__()
+        self.address = 0
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self._device
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        # A capsule of no version, which every framework can give.
+        capsule = self._x.__dlpack__(stream=stream)
+        memory = description_of(capsule)
+        self.address = memory.address
+        sizes = memory.shape[: memory.ndim]
+        if not _is_in_the_order_of_c(sizes, memory.strides and memory.strides[: memory.ndim]):
+            raise BufferError("JAX takes memory in the order of C, without gaps")
+        # JAX warns on the standard error of the process before it copies.
+        if self._device[0] == ON_CPU and self.address % _ALIGNMENT and 0 not in sizes:
+            raise BufferError(f"JAX takes memory that begins at a multiple of {_ALIGNMENT} bytes")
+        return capsule
+
+
+def _is_in_the_order_of_c(sizes: list[int], strides: list[int] | None) -> bool:
+    """Return whether neighbours in the last dimension are neighbours in memory, and so on."""
+    expected = 1
+    for size, stride in zip(reversed(sizes), reversed(strides or ()), strict=False):
+        if size > 1 and stride != expected:
+            return 0 in sizes
+        expected *= size
+    return True
+
+
+def _children(x: Any) -> list[tuple[Any, Any]]:
+    """Return what a node of JAX's holds itself, with the keys that lead there."""
+    children: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(
+        x, is_leaf=lambda child: child is not x
+    )[0]
+    return children
+
+
+def _rebuild(old: Any, new: list[Any]) -> Any:
+    structure = jax.tree.structure(old, is_leaf=lambda child: child is not old)
+    return jax.tree.unflatten(structure, new)
+
+
+def _label(key: Any) -> object:
+    """Return the key of a dict, the index, or the name of the attribute in one of JAX's keys."""
+    found = [getattr(key, name) for name in ("key", "idx", "name") if hasattr(key, name)]
+    return found[0] if found else key

@@ -1,0 +1,333 @@
+"""The learner: ``jax.grad``, optax's optimizers, one jitted function for a step.
+
+Between two steps the arrays are in two lists, which ``jax.jit`` takes apart in C++; Flax's objects
+would be taken apart in Python, at each step. ``sync`` puts the arrays into the model and the
+optimizer, which is no copy. The next step takes them from there, so that what a user changed in
+between counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import nnx
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor
+from d2ldev.framework.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    refused_state,
+)
+from d2ldev.operations import creation, placing
+from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
+from d2ldev.operations.signatures import input_names
+
+_OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
+    "sgd": optax.sgd,
+    "momentum": lambda lr: optax.sgd(lr, momentum=MOMENTUM),
+    "adam": lambda lr: optax.adam(lr, *BETAS, eps=ADAM_EPSILON),
+    # optax adds it below the root.
+    "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
+}
+# The attributes that put a module into evaluation mode.
+_FLAGS = ("deterministic", "use_running_average")
+
+
+class JaxLearner(Learner):
+    """A ``flax.nnx.Module`` that an ``nnx.Optimizer`` trains.
+
+    The model is in training mode in ``step`` (but for modules in it that are frozen by ``eval()``),
+    in evaluation mode in ``evaluate``, and its own flags stay as the user has set them. A model
+    all of whose flags are set was left in evaluation mode, and is trained. To freeze the batch
+    normalisations of one that has no other flags, give it one that is not set:
+    ``net.deterministic = False``, then ``net.norm.eval()``.
+
+    Args:
+        framework: whose arrays are trained.
+        model: what is trained.
+        settings: how.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        self._framework = framework
+        if not isinstance(model, nnx.Module):
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "it is no flax.nnx.Module",
+                "wrap a linen module: nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X); "
+                "put parameters of your own into an nnx.Module, as nnx.Param",
+            )
+        self._loss = loss_among(settings, _LOSSES)
+        self._splits: tuple[_Split, ...] = ()
+        self.replace({"model": model, "optimizer": _optimizer(model, settings)})
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self._model, "optimizer": self._optimizer}
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self._model, self._optimizer = parts["model"], parts["optimizer"]
+        if not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
+            raise UnsupportedValueError(
+                f"train {describe(self._model)}",
+                f"it has no parameters: nothing of it is {self._optimizer.wrt}",
+                "self.weight = nnx.Param(...) in its __init__",
+            )
+        first = next(placing.named_tensors(self._framework, self._model))
+        self._device = self._framework.tensors.device_of(first.tensor)
+        # An optimizer makes its counter of steps on the default device.
+        self._optimizer = placing.place(self._framework, self._optimizer, self._device)
+        self._take()
+
+    def sync(self) -> None:
+        if not self._is_synced:
+            model_split, optimizer_split = self._splits
+            model_split.put(self._model, self._model_arrays)
+            optimizer_split.put(self._optimizer, self._optimizer_arrays)
+            self._is_synced = True
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        model = self._model
+        if isinstance(model, nnx.bridge.ToNNX):  # it takes what its linen module takes
+            wrapped = "to_nnx__module" if hasattr(model, "to_nnx__module") else "module"
+            return input_names(getattr(model, wrapped))
+        return input_names(model)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if self._is_synced:
+            self._take()
+        self._model_arrays, self._optimizer_arrays, loss, prediction = self._step(
+            self._model_arrays, self._optimizer_arrays, inputs, y
+        )
+        return loss, prediction
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if self._is_synced:
+            self._take()
+        loss, prediction = self._evaluate(self._model_arrays, inputs, y)
+        return loss, prediction
+
+    def modes(self) -> list[str]:
+        return _set_flags(self._model)
+
+    def checked_modes(self, modes: Any) -> Callable[[], None]:
+        names = {name for name, _, _ in _flags(self._model)}
+        if not isinstance(modes, list) or not all(isinstance(name, str) for name in modes):
+            raise refused_state("model", f"what is in evaluation mode is {describe(modes)}")
+        if unknown := sorted({*modes} - names):
+            raise refused_state("model", f"only the state has {unknown[0]}")
+
+        def put() -> None:
+            self.sync()
+            _put_flags(self._model, modes)
+
+        return put
+
+    def _take(self) -> None:
+        """Take the arrays from the model and the optimizer."""
+        if nnx.state(self._model, nnx.Intermediate):
+            nnx.pop(self._model, nnx.Intermediate)
+        model_split, model_arrays = _split(self._model)
+        optimizer_split, optimizer_arrays = _split(self._optimizer)
+        self._model_arrays = self._settled(model_arrays)
+        self._optimizer_arrays = self._settled(optimizer_arrays)
+        if self._splits != (model_split, optimizer_split):
+            self._splits = model_split, optimizer_split
+            self._step = jax.jit(
+                _make_step(model_split, optimizer_split, self._loss, self.settings)
+            )
+            self._evaluate = jax.jit(_make_evaluation(model_split, self._loss))
+        self._is_synced = False
+
+    def _settled(self, leaves: list[Any]) -> list[Tensor]:
+        """Return arrays as a step returns them, committed, so that it is traced once."""
+        strong = [
+            jnp.asarray(x, jnp.result_type(x)) if getattr(x, "weak_type", False) else x
+            for x in leaves
+        ]
+        made = [
+            x
+            if isinstance(x, jax.Array)
+            else creation.asarray(self._framework, x, None, self._device, None)
+            for x in strong
+        ]
+        arrays: list[Tensor] = jax.device_put(made, self._framework.devices.native(self._device))
+        return arrays
+
+
+def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
+    optimizer = settings.optimizer
+    if isinstance(optimizer, str):
+        optimizer = _OPTIMIZERS[optimizer](settings.lr)
+    if isinstance(optimizer, optax.GradientTransformation):
+        optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
+    if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
+        raise UnsupportedValueError(
+            f"train with the optimizer {describe(optimizer)}",
+            "it is neither an optax.GradientTransformation nor an nnx.Optimizer",
+            "optimizer=nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), or optimizer='sgd'",
+        )
+    return optimizer
+
+
+# -- objects without their arrays -----------------------------------------------------------------
+
+
+class _Split(NamedTuple):
+    """A Flax object without its arrays.
+
+    Args:
+        graph: what is not in ``structure``, such as who is whose attribute.
+        structure: where the arrays belong.
+        names: the path of each of them.
+    """
+
+    graph: Any
+    structure: Any
+    names: tuple[str, ...]
+
+    def merge(self, arrays: list[Any]) -> Any:
+        """Return such an object with these arrays."""
+        return nnx.merge(self.graph, jax.tree.unflatten(self.structure, arrays))
+
+    def put(self, obj: Any, arrays: list[Any]) -> None:
+        """Give the object itself these arrays."""
+        nnx.update(obj, jax.tree.unflatten(self.structure, arrays))
+
+
+def _split(obj: Any) -> tuple[_Split, list[Any]]:
+    graph, state = nnx.split(obj)
+    named, structure = jax.tree_util.tree_flatten_with_path(state)
+    names = tuple(jax.tree_util.keystr(path) for path, _ in named)
+    return _Split(graph, structure, names), [x for _, x in named]
+
+
+def _arrays(obj: Any, before: _Split) -> list[Any]:
+    """Return the arrays of an object after a step, one for each that it had before."""
+    if nnx.state(obj, nnx.Intermediate):
+        nnx.pop(obj, nnx.Intermediate)  # what ``sow`` leaves behind grows with each call
+    after, arrays = _split(obj)
+    if after.names != before.names:
+        raise UnsupportedValueError(
+            f"train {describe(obj)}",
+            f"a step made or deleted {sorted({*after.names} ^ {*before.names})}",
+            "make all variables in __init__",
+        )
+    return arrays
+
+
+# -- what is compiled -----------------------------------------------------------------------------
+
+
+def _make_step(
+    model_split: _Split, optimizer_split: _Split, loss: Callable[..., Any], settings: Settings
+) -> Callable[..., Any]:
+    def loss_and_prediction(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        prediction = model(*inputs)
+        return _checked(loss(prediction, y)), prediction
+
+    def step(
+        model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
+    ) -> Any:
+        model, optimizer = model_split.merge(model_arrays), optimizer_split.merge(optimizer_arrays)
+        _train(model)
+        gradient = nnx.value_and_grad(
+            loss_and_prediction, argnums=nnx.DiffState(0, optimizer.wrt), has_aux=True
+        )
+        (value, prediction), gradients = gradient(model, inputs, y)
+        if settings.gradient_clip_val:
+            gradients = _clipped(gradients, settings.gradient_clip_val)
+        takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
+        optimizer.update(model, gradients, **({"value": value} if takes_more else {}))
+        return _arrays(model, model_split), _arrays(optimizer, optimizer_split), value, prediction
+
+    return step
+
+
+def _make_evaluation(split: _Split, loss: Callable[..., Any]) -> Callable[..., Any]:
+    def evaluate(arrays: list[Any], inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        model = split.merge(arrays)
+        model.eval()
+        prediction = model(*inputs)
+        return _checked(loss(prediction, y)), prediction
+
+    return evaluate
+
+
+def _clipped(gradients: Any, largest: float) -> Any:
+    """Return the gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
+    norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
+    factor = jnp.minimum(1.0, largest / (norm + 1e-6))
+    return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
+
+
+def _checked(loss: Any) -> Any:
+    check_loss(getattr(loss, "shape", None), loss)
+    return loss
+
+
+def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    return jnp.mean((_wide(prediction) - y) ** 2)
+
+
+def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    check_labels(prediction.shape, y.shape, y.dtype.name)
+    losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
+    # Too large a label gives NaN, but a negative one counts from the last class.
+    return jnp.mean(jnp.where(y < 0, jnp.nan, losses))
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+
+
+def _wide(prediction: Tensor) -> Tensor:
+    """Return a prediction with the digits that the mean over a batch needs."""
+    return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
+
+
+# -- modes ----------------------------------------------------------------------------------------
+
+
+def _train(model: nnx.Module) -> None:
+    """Put a model into training mode, but for what the user has frozen in it.
+
+    ``Module.train`` puts every module in it into training mode, also those that were put into
+    evaluation mode to freeze them, such as the batch normalisation of a network that is fine-tuned.
+    They stay in it, unless all flags are set: ``model.eval()``, after which a model is to be
+    trained all the same, leaves no other trace than ``eval()`` of each module that has one.
+    """
+    frozen = _set_flags(model)
+    model.train()
+    if len(frozen) < len(list(_flags(model))):
+        _put_flags(model, frozen)
+
+
+def _set_flags(model: nnx.Module) -> list[str]:
+    """Return the names of the flags that are set."""
+    return [name for name, module, flag in _flags(model) if getattr(module, flag)]
+
+
+def _put_flags(model: nnx.Module, names: Collection[str]) -> None:
+    """Set these flags and no others; what need not change is left alone, such as None."""
+    for name, module, flag in _flags(model):
+        if bool(getattr(module, flag)) != (name in names):
+            setattr(module, flag, name in names)
+
+
+def _flags(model: nnx.Module) -> Iterator[tuple[str, Any, str]]:
+    """Yield each flag of a model: ``'layers/0/norm/use_running_average'``, the module, the name."""
+    for path, module in nnx.iter_graph(model):
+        if isinstance(module, nnx.Module):
+            for flag in _FLAGS:
+                if hasattr(module, flag):
+                    yield "/".join(map(str, (*path, flag))), module, flag

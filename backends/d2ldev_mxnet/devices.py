@@ -1,0 +1,161 @@
+"""Devices: MXNet's contexts, of which those of the CPU after the first are virtual GPUs.
+
+``mx.context.num_gpus`` initialises CUDA, after which a forked child cannot use it. The driver is
+therefore asked in a process of its own, once, where the wheel has CUDA at all.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import AbstractContextManager
+from functools import cache
+from typing import Any
+
+from d2ldev.device import CPU, Device, gpu
+from d2ldev.errors import DeviceUnavailableError
+from d2ldev.framework import Devices, Memory
+from d2ldev_mxnet.framework import mx
+
+_CPU_TYPES = {mx.Context.devstr2type[name] for name in ("cpu", "cpu_pinned", "cpu_shared")}
+
+# MXNet has no exception for it: the words of the CPU's storage, of the C++ library, of the GPU's.
+_OUT_OF_MEMORY = (
+    "Failed to allocate CPU Memory",
+    "std::bad_alloc",
+    "cudaMalloc failed",
+    "out of memory",
+    "ALLOC_FAILED",
+)
+
+# Prints the compute capability of every card: "8.0 8.6". Without a driver there is no card, and
+# the driver's code 100 says the same.
+QUERY = """
+import ctypes, sys
+try:
+    cuda = ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
+except OSError:
+    sys.exit()
+def ask(name, *arguments):
+    code = getattr(cuda, name)(*arguments)
+    if code == 100:
+        sys.exit()
+    if code:
+        sys.exit(f"{name} fails with CUDA's error {code}")
+number, card, major, minor = (ctypes.c_int() for _ in range(4))
+ask("cuInit", 0)
+ask("cuDeviceGetCount", ctypes.byref(number))
+for index in range(number.value):
+    ask("cuDeviceGet", ctypes.byref(card), index)
+    ask("cuDeviceGetAttribute", ctypes.byref(major), 75, card)
+    ask("cuDeviceGetAttribute", ctypes.byref(minor), 76, card)
+    print(f"{major.value}.{minor.value}")
+"""
+
+
+class MXNetDevices(Devices):
+    """The CPU, and CUDA's cards or virtual GPUs.
+
+    Args:
+        virtual_gpus: how many virtual GPUs there are; None is the hardware's.
+    """
+
+    def __init__(self, virtual_gpus: int | None) -> None:
+        self._virtual_gpus = virtual_gpus
+
+    def count(self) -> int:
+        if self._virtual_gpus is not None:
+            return self._virtual_gpus
+        return len(capabilities()) if has_cuda() else 0
+
+    def native(self, device: Device) -> mx.Context:
+        if device is CPU:
+            return mx.cpu()
+        if self._virtual_gpus:
+            return mx.cpu(device.index + 1)
+        check_card(device)
+        return mx.gpu(device.index)
+
+    def from_native(self, native: Any) -> Device | None:
+        if not isinstance(native, mx.Context):
+            return None
+        index: int = native.device_id
+        if native.device_type == "cpu" and 0 < index <= (self._virtual_gpus or 0):
+            return gpu(index - 1)
+        if native.device_typeid in _CPU_TYPES:
+            return CPU
+        return None if self._virtual_gpus or index < 0 else gpu(index)
+
+    def platform(self, device: Device) -> str:
+        if device is CPU:
+            return "cpu"
+        return "virtual" if self._virtual_gpus else "cuda"
+
+    def default(self) -> mx.Context:
+        return mx.context.current_context()
+
+    def scope(self, device: Device) -> AbstractContextManager[Any]:
+        # A context keeps what was before it in itself: one object cannot be entered twice.
+        return mx.Context(self.native(device))  # type: ignore[no-any-return]
+
+    def synchronize(self, device: Device) -> None:
+        # MXNet waits for all devices or for none. What failed after its call is raised here.
+        mx.nd.waitall()
+
+    def is_idle(self, device: Device) -> bool:
+        # MXNet's engine does not say what is queued. The one true answer is that after waiting.
+        mx.nd.waitall()
+        return True
+
+    def memory(self, device: Device) -> Memory:
+        if device is CPU or self._virtual_gpus:
+            return Memory(None, None, None)
+        # MXNet says what is free on the card, whoever holds the rest, and not what it holds.
+        return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        if not isinstance(error, mx.base.MXNetError):
+            return isinstance(error, MemoryError)
+        return any(words in str(error) for words in _OUT_OF_MEMORY)
+
+
+def has_cuda() -> bool:
+    """Return whether this MXNet was built for CUDA."""
+    return bool(mx.runtime.Features().is_enabled("CUDA"))
+
+
+@cache
+def capabilities() -> tuple[str, ...]:
+    """Return the compute capability of each card that this process may use.
+
+    Raises:
+        RuntimeError: if the driver found cards and cannot initialise them.
+    """
+    command = [sys.executable, "-c", QUERY]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        raise RuntimeError(done.stderr.strip())
+    return tuple(done.stdout.split())
+
+
+@cache
+def check_card(device: Device) -> None:
+    """Run a first kernel on a card; once is enough if it works.
+
+    Raises:
+        DeviceUnavailableError: if it fails, above all because the wheel has none for the card.
+    """
+    try:
+        mx.nd.ones((1,), ctx=mx.gpu(device.index)).wait_to_read()
+    except mx.base.MXNetError as error:
+        lines = str(error).strip().splitlines()
+        raise DeviceUnavailableError(
+            f"use {device}",
+            f"MXNet's first kernel fails on this card, of compute capability "
+            f"{capabilities()[device.index]}: {lines[-1] if lines else 'it says no more'}; "
+            "the published wheels are for CUDA 10 to 11.7, with kernels for cards up to 8.6 and "
+            "no PTX, so that Hopper (9.0) and what comes after it cannot run them",
+            "use the CPU: D2LDEV_BACKEND=mxnet with D2LDEV_VIRTUAL_GPUS=1, another framework "
+            "such as D2LDEV_BACKEND=torch, or an MXNet built for this card",
+            [device],
+        ) from error

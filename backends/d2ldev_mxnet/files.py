@@ -1,0 +1,186 @@
+"""Files: the layers of a Gluon sequence, and what a ``gluon.Trainer`` has learned.
+
+Gluon's layouts are the canonical ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from d2ldev.errors import describe
+from d2ldev.framework import Files, Layer, Part
+from d2ldev_mxnet.framework import NumPyShapes, mx
+from d2ldev_mxnet.models import NumPySequential, ranks
+
+_nn = mx.gluon.nn
+_SEQUENCES = (_nn.Sequential, _nn.HybridSequential, NumPySequential)
+_CONVOLUTIONS = (_nn.Conv1D, _nn.Conv2D, _nn.Conv3D)
+_FUNCTIONS = (_nn.Lambda, _nn.HybridLambda)
+_LAYOUTS = {"NCW", "NCHW", "NCDHW"}
+_PARTS = ("numbers", "schedule", "counts", "states")
+
+
+class MXNetFiles(Files):
+    """MXNet's arrays, blocks and trainers in files."""
+
+    # -- models -----------------------------------------------------------------------------------
+
+    def is_gradient(self, obj: Any, part: Part) -> bool:
+        return isinstance(obj, mx.gluon.Parameter) and part.name.startswith("grad")
+
+    def layers(self, model: Any) -> list[Layer] | None:
+        if type(model) not in _SEQUENCES:
+            return None
+        layers = []
+        for layer in model._children.values():
+            if type(layer) is _nn.Dense or type(layer) in _CONVOLUTIONS:
+                layout = getattr(layer, "_kwargs", {}).get("layout", "NCHW")
+                if layout not in _LAYOUTS:
+                    return None
+                layers.append(Layer(_array(layer.weight), _array(layer.bias)))
+            elif not _keeps_order(layer):
+                return None
+        return layers
+
+    # -- optimizers -------------------------------------------------------------------------------
+
+    def state(self, optimizer: Any) -> dict[str, Any] | None:
+        """Return a trainer's numbers, counts and arrays, by the ranks of its parameters."""
+        if not isinstance(optimizer, mx.gluon.Trainer):
+            return None
+        own, updater = optimizer.optimizer, optimizer._updaters[0]
+        rank = {index: str(rank) for index, rank in _ranks(optimizer).items()}
+        return {
+            "class": type(own).__name__,
+            "numbers": _numbers(own),
+            "schedule": _numbers(own.lr_scheduler),
+            "counts": {rank[i]: count for i, count in own._index_update_count.items()},
+            "states": {rank[i]: state for i, state in updater.states.items()},
+            "shapes": _shapes(optimizer),
+        }
+
+    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        if not isinstance(state, Mapping) or not all(
+            isinstance(state.get(part), Mapping) for part in _PARTS
+        ):
+            raise ValueError(f"{describe(state)} is no state of a trainer")
+        own, updater = optimizer.optimizer, optimizer._updaters[0]
+        for what, mine in (("class", type(own).__name__), ("shapes", _shapes(optimizer))):
+            if state.get(what) != mine:
+                raise ValueError(f"its {what}: {mine}, {state.get(what)} in the state")
+        numbers = _checked_numbers("numbers", own, state["numbers"])
+        schedule = _checked_numbers("schedule", own.lr_scheduler, state["schedule"])
+        index_of = {str(rank): index for index, rank in _ranks(optimizer).items()}
+        if not (state["counts"].keys() | state["states"].keys()) <= index_of.keys():
+            raise ValueError("it has learned about other parameters")
+        counts = {index_of[name]: count for name, count in state["counts"].items()}
+        if not all(type(count) is int and count >= 0 for count in counts.values()):
+            raise ValueError(f"its counts of steps are {describe(state['counts'])}")
+        states = {
+            index_of[name]: _state_like(optimizer, index_of[name], name, saved)
+            for name, saved in state["states"].items()
+        }
+        device_id = optimizer._params[0].list_ctx()[0].device_id
+
+        def put() -> None:
+            vars(own).update(numbers)
+            if own.lr_scheduler is not None:
+                vars(own.lr_scheduler).update(schedule)
+            updater.states = states
+            updater.states_synced = dict.fromkeys(states, True)
+            # Counted for each index of a device, of which a new optimizer knows only the first.
+            own._all_index_update_counts[device_id] = counts
+            own._index_update_count = counts
+
+        return put
+
+
+def _keeps_order(layer: Any) -> bool:
+    """Return whether a layer between dense ones leaves what it is given in its order."""
+    is_gluon_s = type(layer).__module__.startswith("mxnet.gluon.nn.")
+    return is_gluon_s and not layer._children and not isinstance(layer, _FUNCTIONS)
+
+
+def _array(parameter: Any) -> Any:
+    """Return the one array of a parameter; None if it has none yet, or several."""
+    arrays = [] if parameter is None else parameter._data or []
+    return arrays[0] if len(arrays) == 1 else None
+
+
+def _ranks(trainer: Any) -> dict[int, int]:
+    return ranks(dict(enumerate(trainer._params)))
+
+
+def _shapes(trainer: Any) -> list[list[int]]:
+    return [list(trainer._params[index].shape or ()) for index in _ranks(trainer)]
+
+
+def _numbers(obj: Any) -> dict[str, Any]:
+    """Return what an optimizer or a schedule computes with, and may change as it goes."""
+    return {
+        name: list(value) if isinstance(value, (list, tuple)) else value
+        for name, value in vars(obj or object).items()
+        if not name.startswith("__") and _is_number(value)
+    }
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(_is_number(item) for item in value)
+    return isinstance(value, (bool, int, float))
+
+
+def _checked_numbers(what: str, obj: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a state.
+
+    Raises:
+        ValueError: if they are not those of such an optimizer, or such a schedule.
+    """
+    mine = _numbers(obj)
+    different = sorted(map(str, mine.keys() ^ saved.keys()))
+    if different:
+        raise ValueError(f"its {what}: only one of the two has {different[0]}")
+    for name, value in saved.items():
+        if not _is_number(value) or isinstance(value, list) != isinstance(mine[name], list):
+            raise ValueError(f"its {what}: {name} is {describe(value)}")
+    return dict(saved)
+
+
+def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
+    """Return a state of a parameter with the saved values, where the parameter is.
+
+    Raises:
+        ValueError: if it has another form.
+    """
+    parameter = trainer._params[index]
+    if parameter._data is None:
+        raise ValueError(f"{parameter.name} has no array yet: call the model once")
+    # As an updater makes it: of an array of the old kind.
+    weight = parameter.data().as_nd_ndarray()
+    made = trainer.optimizer.create_state_multi_precision(index, weight)
+    arrays, values = list(_arrays(made)), list(_arrays(saved))
+    expected, found = [_form(x) for x in arrays], [_form(x) for x in values]
+    if expected != found:
+        raise ValueError(f"the state of parameter {name} is {expected}, and {found} in the state")
+    with NumPyShapes():
+        for new, value in zip(arrays, values, strict=True):
+            value.as_nd_ndarray().copyto(new.as_nd_ndarray())
+    return made
+
+
+def _arrays(state: Any) -> Iterator[Any]:
+    """Yield the arrays of an optimizer's state for one parameter: none, one, or a nesting."""
+    if isinstance(state, (list, tuple)):
+        for item in state:
+            yield from _arrays(item)
+    elif state is not None:
+        yield state
+
+
+def _form(x: Any) -> str:
+    if not isinstance(x, mx.nd.NDArray):
+        return describe(x)
+    return f"{np.dtype(x.dtype).name} {tuple(x.shape)}"

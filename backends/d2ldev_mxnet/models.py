@@ -1,0 +1,273 @@
+"""Models: what Gluon's blocks, parameters and trainers keep, and arrays with gradients.
+
+``place`` moves more than ``reset_ctx``: also gradients, the plain arrays and unregistered blocks of
+a block, arrays with gradients that belong to no block, and the states of a trainer. An array with a
+gradient stays the same object and gets other memory, so that whoever else holds it still does.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from typing import Any
+from weakref import WeakValueDictionary
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import Devices, Models, Part, Tensor
+from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
+
+_Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter
+_ParameterDict, _Trainer = mx.gluon.ParameterDict, mx.gluon.Trainer
+_Updater = mx.optimizer.Updater
+_nn = mx.gluon.nn
+_library = mx.base._LIB
+
+# What every block has in its ``__dict__``: its parameters and children, which are read by
+# themselves, hooks, and the graph of a hybridized one. With a prefix, no name of MXNet's counting
+# is used up.
+_OWN_ATTRIBUTES = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
+# Most attributes are of these types, and hold no array.
+_WITHOUT_ARRAYS = (bool, int, float, str, type(None), mx.Context)
+
+_is_placing: ContextVar[bool] = ContextVar("d2ldev_mxnet_is_placing", default=False)
+
+
+class MXNetModels(Models):
+    """Blocks, parameters, trainers, and their updaters.
+
+    Args:
+        devices: the room of devices.
+    """
+
+    types = (_Block, _Parameter, _ParameterDict, _Trainer, _Updater)
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        # MXNet makes another object each time it is asked for a gradient: by its address, it is the
+        # same one for as long as somebody holds it.
+        self._gradients: WeakValueDictionary[int, Any] = WeakValueDictionary()
+        # The parameters by the ids of their arrays, whose gradients are the parameter's to list.
+        self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
+        net = NumPySequential()
+        for number, (weight, bias) in enumerate(layers, 1):
+            n_out, n_in = weight.shape
+            between = activation if number < len(layers) else None
+            dense = _nn.Dense(n_out, activation=between, flatten=False, in_units=n_in)
+            initialise(dense.weight, weight)
+            initialise(dense.bias, bias)
+            net.add(dense)
+        return net
+
+    # -- placing ----------------------------------------------------------------------------------
+
+    def parts(self, obj: Any) -> Iterator[Part]:
+        if isinstance(obj, _Parameter):
+            return self._parts_of_parameter(obj)
+        if isinstance(obj, _Block):
+            return _parts_of_block(obj)
+        if isinstance(obj, _ParameterDict):
+            return (Part(name, parameter, _kept) for name, parameter in obj.items())
+        return _parts_of_trainer(obj) if isinstance(obj, _Trainer) else _parts_of_updater(obj)
+
+    def _parts_of_parameter(self, parameter: Any) -> Iterator[Part]:
+        arrays = parameter._data or []
+        if len(arrays) > 1 and _is_placing.get():
+            raise UnsupportedValueError(
+                f"place the parameter {parameter.name}",
+                f"it is spread over {parameter._ctx_list}, and each may have its own values",
+                "net.collect_params().reset_ctx(ctx) takes their mean, and forgets the gradients",
+            )
+        for i, array in enumerate(arrays):
+            suffix = f".{i}" if i else ""
+            self._owners[id(array)] = parameter
+            yield Part(f"data{suffix}", array, partial(arrays.__setitem__, i))
+            if parameter._grad is not None:
+                put = partial(_put_gradient, parameter, i, bool(array._fresh_grad))
+                yield Part(f"grad{suffix}", parameter._grad[i], put)
+
+    def attached(self, x: Tensor) -> Iterator[Part]:
+        owner = self._owners.get(id(x))
+        if owner is not None and any(array is x for array in owner._data or ()):
+            return
+        gradient = self._gradient_of(x)
+        if gradient is None:
+            return
+        # Another handle on the array as it is marked now, for when it has other memory.
+        handle = mx.base.NDArrayHandle()
+        mx.base.check_call(_library.MXShallowCopyNDArray(x.handle, ctypes.byref(handle)))
+        yield Part("grad", gradient, partial(_reattach, x, type(x)(handle), gradient))
+
+    def _gradient_of(self, x: Any) -> Any:
+        gradient = x.grad
+        if gradient is None or not isinstance(gradient, mx.np.ndarray):
+            return gradient  # no other class of MXNet's can be held weakly
+        pointer = ctypes.c_void_p()
+        mx.base.check_call(_library.MXNDArrayGetData(gradient.handle, ctypes.byref(pointer)))
+        address = pointer.value or 0
+        known = self._gradients.get(address)
+        if known is None or known.shape != gradient.shape or known.dtype != gradient.dtype:
+            self._gradients[address] = known = gradient
+        return known
+
+    def is_refilled(self, x: Tensor) -> bool:
+        return x.grad is not None
+
+    def refill(self, x: Tensor, new: Tensor) -> None:
+        x.handle, new.handle = new.handle, x.handle
+
+    def write(self, x: Tensor, new: Tensor) -> None:
+        # Its memory is marked as what has a gradient, and stays.
+        if new.size:
+            with NumPyShapes(), mx.autograd.pause():
+                new.as_nd_ndarray().copyto(x.as_nd_ndarray())
+
+    @contextmanager
+    def placing(self, device: Device) -> Iterator[None]:
+        token = _is_placing.set(True)
+        try:
+            with mx.autograd.pause():  # moving parameters is no part of what is being recorded
+                yield
+        finally:
+            _is_placing.reset(token)
+
+    def settle(self, obj: Any, device: Device) -> None:
+        # Parameters, also one that has no array yet, and trainers remember their contexts.
+        context = self._devices.native(device)
+        if isinstance(obj, _Parameter):
+            _settle_parameter(obj, context)
+        elif isinstance(obj, _Trainer):
+            _settle_trainer(obj, context)
+        elif isinstance(obj, _Updater):
+            _settle_updater(obj, context)
+
+
+class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
+    """A ``HybridSequential`` that is called with NumPy arrays, also without ``npx.set_np()``."""
+
+    def __call__(self, *args: Any) -> Any:
+        with NumPySemantics():
+            return super().__call__(*args)
+
+
+def initialise(parameter: Any, values: Any) -> None:
+    """Give a parameter its values on the device where they are.
+
+    By the way in which parameters are loaded: an initialiser would fill an array of the CPU, most
+    of them with numbers from MXNet's random state, and copy it.
+    """
+    with NumPySemantics():
+        parameter._load_init(values, values.ctx)
+
+
+def ranks(parameters: Mapping[Any, Any]) -> dict[Any, int]:
+    """Return the place of each of an optimizer's parameters in an order: key -> rank.
+
+    It is the same for the next such model, and in another process. MXNet's names count on from
+    model to model, and a ``gluon.Trainer`` sorts them as text, ``dense10_bias`` before
+    ``dense9_bias``. Here their numbers are numbers.
+    """
+
+    def parts(key: Any) -> list[Any]:
+        found = re.split(r"(\d+)", parameters[key].name)
+        return [int(part) if part.isdecimal() else part for part in found]
+
+    return {key: rank for rank, key in enumerate(sorted(parameters, key=parts))}
+
+
+def _kept(_: Any) -> None:
+    """Stand for the place of an object that is moved in place, and never replaced."""
+
+
+def _parts_of_block(block: Any) -> Iterator[Part]:
+    for name, parameter in block._reg_params.items():
+        yield Part(name, parameter, _kept)
+    prefix = block._params.prefix  # with a number that counts on from model to model
+    for name, parameter in block._params.items():  # also those without an attribute
+        yield Part(f"params.{name.removeprefix(prefix)}", parameter, _kept)
+    for name, child in block._children.items():
+        yield Part(name, child, _kept)
+    attributes = vars(block)
+    for name, value in attributes.items():
+        if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_ARRAYS):
+            yield Part(name, value, partial(attributes.__setitem__, name))
+
+
+def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
+    for parameter in trainer._params:
+        yield Part(f"params.{parameter.name}", parameter, _kept)
+    for updater in trainer._updaters:
+        yield from _parts_of_updater(updater)
+
+
+def _parts_of_updater(updater: Any) -> Iterator[Part]:
+    named = ranks(updater.optimizer.param_dict)
+    for index in sorted(updater.states, key=lambda index: named.get(index, index)):
+        put = partial(updater.states.__setitem__, index)
+        yield Part(f"states.{named.get(index, index)}", updater.states[index], put)
+
+
+def _put_gradient(parameter: Any, i: int, is_fresh: bool, gradient: Any) -> None:
+    parameter._grad[i] = gradient
+    _attach(parameter._data[i], gradient, parameter.grad_req, is_fresh)
+
+
+def _reattach(x: Any, before: Any, old: Any, new: Any) -> None:
+    _attach(x, new, _request_of(before, old), bool(before._fresh_grad))
+
+
+def _attach(x: Any, gradient: Any, request: str, is_fresh: bool) -> None:
+    mx.autograd.mark_variables([x], [gradient], request)
+    x._fresh_grad = is_fresh
+
+
+def _request_of(x: Any, gradient: Any) -> str:
+    """Return whether backward passes add to a gradient or overwrite it, which MXNet does not tell.
+
+    It is tried out, with nothing to be added to ones. The gradient is that of an array whose
+    memory is given up.
+    """
+    if not gradient.size:
+        return "write"
+    with NumPySemantics():
+        gradient[()] = 1
+        with mx.autograd.record():
+            y = x * 1
+        y.backward(mx.np.zeros_like(y) if isinstance(y, mx.np.ndarray) else mx.nd.zeros_like(y))
+        return "add" if gradient.asnumpy().any() else "write"
+
+
+def _settle_parameter(parameter: Any, context: Any) -> None:
+    if parameter._data is not None:
+        parameter._ctx_list = [mx.Context(context)]
+        # By the kind of device and its index, the number of the array: see ``_init_impl``.
+        parameter._ctx_map = [[], []]
+        parameter._ctx_map[context.device_typeid & 1] = [None] * context.device_id + [0]
+    elif parameter._deferred_init:
+        parameter.reset_ctx(mx.Context(context))
+    trainer = parameter._trainer
+    if trainer is not None:
+        # Also one that was not placed itself: its states follow at its next step.
+        for updater in trainer._updaters:
+            updater.states_synced.update(dict.fromkeys(updater.states, False))
+        _settle_trainer(trainer, context)
+
+
+def _settle_trainer(trainer: Any, context: Any) -> None:
+    trainer._contexts = [mx.Context(context)]
+    for updater in trainer._updaters:
+        _settle_updater(updater, context)
+
+
+def _settle_updater(updater: Any, context: Any) -> None:
+    # Optimizers count their steps for each index of a device, and would begin again.
+    optimizer = updater.optimizer
+    optimizer._all_index_update_counts[context.device_id] = optimizer._index_update_count

@@ -1,0 +1,101 @@
+"""Set-up for the conformance suite: one small object of every kind that ``place`` looks after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+from d2ldev.backend import Backend
+from d2ldev.device import Device
+from d2ldev.framework import Tensor
+from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.models import initialise
+
+_OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
+    "SGD with momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9}),
+    "Adam": ("adam", {"learning_rate": 0.1}),
+    "AdaGrad": ("adagrad", {"learning_rate": 0.1}),
+}
+
+
+class Everything(mx.gluon.Block):  # type: ignore[misc]
+    """A block that keeps arrays in every place where a block can.
+
+    Args:
+        make: ``shape -> array``, on the device where the block is to be.
+    """
+
+    def __init__(self, make: Callable[[tuple[int, ...]], Tensor]) -> None:
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(3, 3))
+        self.frozen = self.params.get("frozen", shape=(3,), grad_req="null")
+        self.params.get("hidden", shape=(3,), grad_req="add")
+        with NumPySemantics():
+            self.constant = self.params.get_constant("constant", [1.0, 2.0])
+        for parameter in self.params.values():
+            initialise(parameter, make(parameter.shape))
+        self.dense = mx.gluon.nn.Dense(3, in_units=3, use_bias=False)
+        self.tied = mx.gluon.nn.Dense(3, in_units=3, use_bias=False, params=self.dense.params)
+        initialise(self.dense.weight, make((3, 3)))
+        self.plain = make((2,))
+        self.scratch = make((2, 2))
+        self.scratch.attach_grad()
+        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        self.same = self.kept["masks"][0]
+        unregistered = mx.gluon.nn.Dense(1, in_units=1, use_bias=False)
+        initialise(unregistered.weight, make((1, 1)))
+        self.layers = [unregistered]
+
+
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
+
+    def rand(device: Device, seed: int, shape: tuple[int, ...]) -> Tensor:
+        return backend.rand(shape, seed=seed, device=device)
+
+    def everything(device: Device) -> Everything:
+        return Everything(lambda shape: rand(device, len(shape), shape))
+
+    def hybridized(device: Device) -> Any:
+        net = backend.mlp([3, 4, 1], device=device)
+        net.hybridize(static_alloc=True)
+        net(rand(device, 0, (5, 3)))
+        return net
+
+    def normalized(device: Device) -> Any:
+        net = mx.gluon.nn.BatchNorm(in_channels=3)
+        for name, parameter in net._reg_params.items():
+            make = backend.zeros if name in ("beta", "running_mean") else backend.ones
+            initialise(parameter, make(3, device=device))
+        return net
+
+    def scratch(device: Device) -> list[Tensor]:
+        weight, bias = rand(device, 0, (3, 1)), backend.zeros(1, device=device)
+        with NumPySemantics():
+            weight.attach_grad()
+            bias.attach_grad()
+            with mx.autograd.record():
+                loss = (mx.np.dot(rand(device, 1, (5, 3)), weight) + bias).sum()
+            loss.backward()
+        return [weight, bias]
+
+    def trained(name: str, options: dict[str, float], device: Device) -> Any:
+        """Return a model with gradients, and the trainer that has made two steps with them."""
+        net = backend.mlp([3, 4, 1], device=device)
+        with NumPySemantics():
+            trainer = mx.gluon.Trainer(net.collect_params(), name, options)
+            for seed in (1, 2):
+                with mx.autograd.record():
+                    loss = net(rand(device, seed, (5, 3))).sum()
+                loss.backward()
+                trainer.step(5)
+        return {"model": net, "trainer": trainer}
+
+    return {
+        "block": everything,
+        "hybridized block": hybridized,
+        "batch normalization": normalized,
+        "scratch parameters": scratch,
+        **{title: partial(trained, *how) for title, how in _OPTIMIZERS.items()},
+    }

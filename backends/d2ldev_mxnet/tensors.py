@@ -1,0 +1,254 @@
+"""Tensors: MXNet's arrays, of NumPy's kind, and of the old kind where they are given.
+
+Random numbers with a seed are NumPy's, and copied: MXNet's generators are one to each device, and
+their state can be neither read nor put back, so that to seed one is to change what the user draws
+from it next.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Devices, Tensor, Tensors
+from d2ldev.operations.dlpack import ON_CPU, ON_CUDA
+from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
+
+_NDArray = mx.nd.NDArray
+_library = mx.base._LIB
+_get_context = _library.MXNDArrayGetContext
+# MXNet hands numbers to its operators as doubles.
+_EXACT = 2**53
+# The wheels are built without ``USE_INT64_TENSOR_SIZE``.
+_TOO_MANY = 2**31
+# For more elements, the 8 us of taking memory first are less than a fiftieth of writing them.
+_FEW = 2**20
+
+
+class MXNetTensors(Tensors):
+    """MXNet's arrays.
+
+    Args:
+        devices: the room of devices.
+    """
+
+    types = (_NDArray,)  # ``mx.np.ndarray`` is a subclass
+    plain_types = (mx.Context, np.dtype)
+    dtype_names = (
+        *("bool", "int8", "int32", "int64", "uint8"),
+        *("float16", "float32", "float64"),
+    )
+
+    def __init__(self, devices: Devices) -> None:
+        self._devices = devices
+        # The device of each context that a tensor was seen in: its type and id in 64 bits.
+        self._contexts: dict[int, Device] = {}
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def device_of(self, x: Any) -> Device:
+        if isinstance(x, _NDArray):
+            # ``x.ctx`` costs twice as much, most of it for an object that is thrown away.
+            context = ctypes.c_int64()
+            _get_context(x.handle, ctypes.byref(context), ctypes.byref(context, 4))
+            device = self._contexts.get(context.value)
+            if device is not None:
+                return device
+            device = self._devices.from_native(x.ctx)
+            if device is not None:
+                self._contexts[context.value] = device
+                return device
+        raise UnsupportedValueError(
+            "tell the device of a tensor",
+            f"{describe(x)} is no mxnet array on a device of d2ldev",
+            "x = backend.asarray(x) makes a tensor; a Symbol has no device until it is bound",
+        )
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(np.dtype(x.dtype).name)
+
+    def dtype(self, name: str) -> Any:
+        return getattr(mx.np, name)
+
+    def address(self, x: Tensor) -> int:
+        x.wait_to_read()
+        pointer = ctypes.c_void_p()
+        mx.base.check_call(_library.MXNDArrayGetData(x.handle, ctypes.byref(pointer)))
+        return pointer.value or 0
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        data = np.asarray(obj)
+        if dtype is None:
+            python_float = data.dtype == np.float64 and not hasattr(obj, "dtype")
+            dtype = "float32" if python_float else data.dtype
+        x = _empty(data.shape, dtype, native)
+        with NumPyShapes():
+            # It returns when the values are copied, so that nothing of ``obj`` is read later.
+            x._sync_copyfrom(data)
+        return x
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        dtype = dtype or _number_dtype(value)
+        if not _is_exact(value):
+            return self.from_data(np.full(shape, value, dtype), dtype, native)
+        with NumPyShapes():
+            return mx.np.full(shape, value, dtype=dtype, out=_empty(shape, dtype, native))
+
+    # A few zeros or ones without taking their memory first, which would cost a third of the call.
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if 0 < math.prod(shape) < _FEW and shape:
+            return mx.np.zeros(shape, dtype, ctx=native)
+        return self.full(shape, 0.0, dtype, native)
+
+    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if 0 < math.prod(shape) < _FEW and shape:
+            return mx.np.ones(shape, dtype, ctx=native)
+        return self.full(shape, 1.0, dtype, native)
+
+    def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        dtype = dtype or _number_dtype(start, stop, step)
+        if not _is_exact(start, stop, step):
+            return self.from_data(np.arange(start, stop, step, dtype=dtype), dtype, native)
+        x = _empty((math.ceil((stop - start) / step),), dtype, native)
+        with NumPyShapes():
+            # What ``mx.np.arange`` calls, which does not take memory that is there.
+            return mx.nd.numpy._internal.arange(
+                start=start, stop=stop, step=step, dtype=np.dtype(dtype).name, ctx=native, out=x
+            )
+
+    def random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        dtype = dtype or "float32"
+        if seed is not None:
+            return self.from_data(_seeded(distribution, shape, seed, dtype), dtype, native)
+        draw = mx.np.random.uniform if distribution == "uniform" else mx.np.random.normal
+        with NumPyShapes():
+            x = draw(0.0, 1.0, shape, dtype=dtype, ctx=native, out=_empty(shape, dtype, native))
+            if draw is mx.np.random.uniform and x.dtype == np.float16:
+                # MXNet rounds numbers just below 1 to 1, which is not in the interval.
+                x = mx.np.minimum(x, 1 - 2**-11, out=x)
+        return x
+
+    def astype(self, x: Tensor, dtype: Any) -> Tensor:
+        with NumPyShapes():
+            return x.astype(dtype)
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        return self.copy_all([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        with NumPyShapes():
+            return [
+                x.copyto(_empty(x.shape, x.dtype, native) if type(x) is mx.np.ndarray else native)
+                for x in xs
+            ]
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        with NumPyShapes():
+            array: np.ndarray[Any, Any] = x.asnumpy()
+        return array
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        if isinstance(x, _NDArray):
+            # By a capsule it would lose its context, and its place in the engine's queue.
+            return x.as_np_ndarray().detach()
+        kind, index = x.__dlpack_device__()
+        # MXNet would believe the memory of a device that it does not have.
+        if kind != ON_CPU and not (kind == ON_CUDA and self._has_card(index)):
+            raise BufferError(f"MXNet has no device of DLPack's type {int(kind)} and index {index}")
+        with NumPyShapes():
+            # Of no version, which has no flag for read-only memory, so that its owner refuses.
+            return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()
+
+    def _has_card(self, index: int) -> bool:
+        is_native = self._devices.from_native(mx.gpu(index)) is not None
+        return is_native and index < self._devices.count()
+
+    def dlpack_of(self, x: Tensor) -> Any:
+        return Exported(x)
+
+    # -- for logs ---------------------------------------------------------------------------------
+
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        with NumPySemantics():
+            return mx.np.stack(xs)
+
+    def detached(self, x: Tensor) -> Tensor:
+        return x.detach()
+
+
+class Exported:
+    """An array of MXNet with the methods of DLPack's protocol, which came after it.
+
+    Args:
+        x: the array; its contexts on the CPU are numbered in DLPack as in MXNet.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._array = x
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        context = self._array.ctx
+        is_gpu = context.device_type == "gpu"
+        return (ON_CUDA if is_gpu else ON_CPU, context.device_id)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        # MXNet returns when nothing that is queued reads or writes the memory: no stream of the
+        # consumer's has anything to wait for. Its capsules are of no version.
+        return self._array.to_dlpack_for_write()
+
+
+def _empty(shape: tuple[int, ...], dtype: Any, native: Any) -> Any:
+    """Return an array with its memory, but without values.
+
+    MXNet's operators take their memory when they run, after the call: that there is too little
+    would come out at any later call. Here it is taken at once, and operators are given it.
+    """
+    try:
+        return mx.np.empty(shape, dtype=dtype, ctx=native)
+    except Exception as error:  # of several kinds, some from before MXNet is called
+        if math.prod(shape) < _TOO_MANY:
+            raise
+        problem = f"no more than {_TOO_MANY - 1} elements fit into an array of MXNet's wheels"
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        if math.prod(shape) * np.dtype(dtype).itemsize > memory:
+            raise MemoryError(problem) from error
+        raise ValueError(problem) from error
+
+
+def _is_exact(*numbers: Any) -> bool:
+    """Return whether MXNet's operators take these numbers without rounding them."""
+    return not any(isinstance(n, (int, np.integer)) and abs(int(n)) > _EXACT for n in numbers)
+
+
+def _number_dtype(*numbers: Any) -> str:
+    """Return the dtype of numbers without one: MXNet would make all of them float32."""
+    if all(isinstance(number, (bool, np.bool_)) for number in numbers):
+        return "bool"
+    integers = all(isinstance(number, (int, np.integer, np.bool_)) for number in numbers)
+    return "int64" if integers else "float32"
+
+
+def _seeded(distribution: str, shape: tuple[int, ...], seed: int, dtype: Any) -> Any:
+    """Return random numbers of NumPy's."""
+    generator = np.random.Generator(np.random.PCG64(seed % 2**64))
+    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+    if distribution == "normal":
+        return generator.standard_normal(shape, wide).astype(dtype)
+    if np.dtype(dtype) == np.float16:
+        # Rounded to 11 bits, a float32 just below 1 would be 1.
+        return (generator.integers(0, 2**11, shape) / 2**11).astype(dtype)
+    return generator.random(shape, wide)

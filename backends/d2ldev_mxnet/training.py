@@ -1,0 +1,270 @@
+"""Training: ``autograd``, Gluon blocks, ``gluon.Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
+from d2ldev.framework.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    refused_state,
+)
+from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
+from d2ldev.operations.placing import place
+from d2ldev.operations.signatures import input_names
+from d2ldev_mxnet.framework import NumPySemantics, mx
+
+_OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
+    "sgd": ("sgd", {}),
+    "momentum": ("sgd", {"momentum": MOMENTUM}),
+    "adam": ("adam", {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}),
+    # MXNet adds it below the root.
+    "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
+}
+_REQUESTS = ("null", "write", "add")
+# What is drawn for a seed. ``mx.random.seed`` takes the low 32 bits of any number without a word.
+_SEEDS = range(2**31 - 1)
+
+
+class MXNetTraining(Training):
+    """Steps of training, accuracy, and MXNet's random numbers.
+
+    Gluon's loaders shuffle with ``np.random``, whose state d2ldev keeps.
+
+    Args:
+        framework: whose models are trained.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def learner(self, model: Any, settings: Settings) -> Learner:
+        return MXNetLearner(self._framework, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        with NumPySemantics():
+            found = mx.np.argmax(prediction, axis=-1)
+            labels = y.as_np_ndarray().astype("int64")
+            return (found.astype("int64") == labels).astype("float32").mean()
+
+    def random_state(self, device: Device) -> int:
+        # MXNet's generators cannot be read. So they are given a new seed, which is drawn from them:
+        # a run that goes on from here and one that is continued from here draw the same, and so
+        # does the whole run when it is repeated.
+        with NumPySemantics():
+            seed = int(mx.np.random.randint(_SEEDS.start, _SEEDS.stop))
+        mx.random.seed(seed)
+        return seed
+
+    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+        if type(state) is not int or state not in _SEEDS:
+            raise refused_state("generator", f"{describe(state)} is no state of one")
+        return lambda: mx.random.seed(state)
+
+
+class MXNetLearner(Learner):
+    """A Gluon block, hybridized or not, that a ``gluon.Trainer`` trains.
+
+    Gluon's own losses give one for each example, of which a loss is the mean:
+    ``lambda prediction, y: gluon.loss.L2Loss()(prediction, y).mean()``. Parameters that a step does
+    not use stay as they are in it.
+
+    Args:
+        framework: whose model it is.
+        model: the block.
+        settings: how it is trained.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        if not isinstance(model, mx.gluon.Block):
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "it is no gluon.Block",
+                "put the parameters into a gluon.Block",
+            )
+        _check_parameters(model)
+        self._loss = loss_among(settings, _LOSSES)
+        self._model = model
+        self._trainer = self._made(framework, settings)
+
+    def _made(self, framework: Framework, settings: Settings) -> Any:
+        optimizer = settings.optimizer
+        # In the order of the layers: by MXNet's names, which count on, two models differ.
+        parameters = list(self._model.collect_params().values())
+        if isinstance(optimizer, mx.gluon.Trainer):
+            _check_trainer(optimizer, self._model)
+            return place(framework, optimizer, parameters[0].list_ctx()[0])
+        with NumPySemantics():
+            if isinstance(optimizer, str):
+                name, options = _OPTIMIZERS[optimizer]
+                return mx.gluon.Trainer(parameters, name, {"learning_rate": settings.lr, **options})
+            if isinstance(optimizer, mx.optimizer.Optimizer):
+                return mx.gluon.Trainer(parameters, optimizer)
+        raise UnsupportedValueError(
+            f"train with the optimizer {describe(optimizer)}",
+            "it is neither a gluon.Trainer nor an mx.optimizer.Optimizer",
+            "optimizer=gluon.Trainer(net.collect_params(), 'sgd'), or optimizer='sgd'",
+        )
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        return {"model": self._model, "optimizer": self._trainer}
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self._model, self._trainer = parts["model"], parts["optimizer"]
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        model = self._model
+        if type(model).forward is not mx.gluon.HybridBlock.forward:
+            return input_names(model.forward)
+        # The block itself gives F and its own parameters.
+        _namespace, *names = input_names(model.hybrid_forward) or (None,)
+        return tuple(name for name in names if name not in model._reg_params)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with NumPySemantics():
+            for parameter in self._trainer._params:
+                if parameter.grad_req == "add" and parameter._grad is not None:
+                    # As ParameterDict.zero_grad; Parameter's own knows only arrays of the old kind.
+                    parameter.list_grad()[0][()] = 0
+            with mx.autograd.record():
+                loss, prediction = self._losses(inputs, y)
+            loss.backward()
+            if self.settings.gradient_clip_val:
+                self._clip(self.settings.gradient_clip_val)
+            # By 1: the loss is a mean already.
+            self._trainer.step(1, ignore_stale_grad=True)
+        return loss, prediction
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with NumPySemantics(), mx.autograd.pause():
+            return self._losses(inputs, y)
+
+    def _predicted(self, inputs: tuple[Any, ...]) -> Any:
+        # Gluon's loaders give arrays of the old kind where npx.set_np() was not called.
+        return self._model(*[_as_numpy(x) for x in inputs])
+
+    def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        prediction = self._predicted(inputs)
+        loss = self._loss(prediction, _as_numpy(y))
+        check_loss(loss.shape if isinstance(loss, mx.np.ndarray) else None, loss)
+        return loss, prediction
+
+    def _clip(self, largest: float) -> None:
+        # gluon.utils.clip_global_norm would wait for the norm, and count what is stale.
+        gradients = [
+            parameter.list_grad()[0].as_np_ndarray()
+            for parameter in self._trainer._params
+            if parameter.grad_req != "null" and parameter.data()._fresh_grad
+        ]
+        norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+        factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
+        for gradient in gradients:
+            gradient *= factor
+
+    # -- resuming ---------------------------------------------------------------------------------
+
+    @property
+    def is_built(self) -> bool:
+        return all(parameter._data is not None for parameter in self._parameters())
+
+    def build(self, inputs: tuple[Any, ...]) -> None:
+        with NumPySemantics(), mx.autograd.pause():
+            self._predicted(inputs)
+
+    def modes(self) -> list[str]:
+        """Return what is done with the gradient of each parameter, in the order of the layers."""
+        return [parameter.grad_req for parameter in self._parameters()]
+
+    def checked_modes(self, modes: Any) -> Callable[[], None]:
+        parameters = self._parameters()
+        if not isinstance(modes, list) or len(modes) != len(parameters):
+            raise refused_state("model", f"{describe(modes)} are no modes of its parameters")
+        for parameter, request in zip(parameters, modes, strict=True):
+            if request not in _REQUESTS:
+                raise refused_state("model", f"{parameter.name} has the mode {describe(request)}")
+
+        def put() -> None:
+            with NumPySemantics():
+                for parameter, request in zip(parameters, modes, strict=True):
+                    if parameter.grad_req != request:  # else its gradient would be another one
+                        parameter.grad_req = request
+
+        return put
+
+    def _parameters(self) -> list[Any]:
+        return list(self._model.collect_params().values())
+
+
+def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    return ((prediction - y) ** 2).mean()
+
+
+def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
+    picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
+    if y.dtype not in (np.int32, np.int64):
+        # MXNet compares in the dtype of labels, in which 200 may be -56:
+        # https://github.com/apache/mxnet/issues/16964
+        y = y.astype("int64")
+    # A label that is out of range was taken for the nearest class. It is not asked whether there is
+    # one, which would wait for the device: what belongs to it is divided by 0. (Beside a number,
+    # ``where`` has the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
+    return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+
+
+def _as_numpy(x: Any) -> Any:
+    return x.as_np_ndarray() if type(x) is mx.nd.NDArray else x
+
+
+def _check_parameters(model: Any) -> None:
+    parameters = list(model.collect_params().values())
+    attempted = f"train the {type(model).__name__}"
+    if all(parameter.grad_req == "null" for parameter in parameters):
+        raise UnsupportedValueError(
+            attempted, "it has no parameter with a gradient", "parameter.grad_req = 'write'"
+        )
+    for parameter in parameters:
+        if parameter._data is None and not parameter._deferred_init:
+            raise UnsupportedValueError(
+                attempted, f"its {parameter.name} is not initialised", "net.initialize()"
+            )
+        if any(not isinstance(array, mx.np.ndarray) for array in parameter._data or ()):
+            raise UnsupportedValueError(
+                attempted,
+                f"its {parameter.name} is one of MXNet's old arrays, mx.nd.NDArray",
+                "npx.set_np(), before net.initialize()",
+            )
+
+
+def _check_trainer(trainer: Any, model: Any) -> None:
+    known = {id(parameter) for parameter in model.collect_params().values()}
+    if not any(id(parameter) in known for parameter in trainer._params):
+        raise UnsupportedValueError(
+            "train with a gluon.Trainer",
+            f"none of its parameters is one of the {type(model).__name__}'s",
+            "gluon.Trainer(net.collect_params(), ...), of this very net",
+        )
+    store = trainer._kvstore_params["kvstore"]
+    if store is not None and (not isinstance(store, str) or "dist" in store):
+        raise UnsupportedValueError(
+            "train with a gluon.Trainer",
+            "its parameters are updated in a KVStore, and not where the model is",
+            "gluon.Trainer(net.collect_params(), ...) without a kvstore",
+        )

@@ -1,0 +1,135 @@
+"""NVIDIA's GPUs as the driver's management library (NVML) knows them, for the rooms ``devices``.
+
+Frameworks count GPUs by initialising CUDA, after which no forked process can use one:
+https://github.com/jax-ml/jax/issues/18852, https://github.com/tensorflow/tensorflow/issues/57877.
+NVML counts them without.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from functools import lru_cache
+from typing import NamedTuple
+
+from d2ldev.errors import DeviceUnavailableError
+
+_LIBRARY = "libnvidia-ml.so.1"
+_DRIVER_NOT_LOADED = 9
+_UUID_BYTES = 96
+
+
+class _MemoryInfo(ctypes.Structure):
+    """``nvmlMemory_t`` of ``nvml.h``."""
+
+    _fields_ = [
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    ]
+
+
+class Card(NamedTuple):
+    """One GPU, or one MIG instance of it.
+
+    Args:
+        uuid: its name, as ``CUDA_VISIBLE_DEVICES`` may give it: ``'GPU-8932...'``.
+        memory: its size in bytes; None if the driver does not say.
+    """
+
+    uuid: str
+    memory: int | None
+
+
+@lru_cache(1)
+def cards() -> list[Card] | None:
+    """Return the GPUs of the machine, in NVML's order; None without NVIDIA's driver.
+
+    Raises:
+        DeviceUnavailableError: if the driver fails, as one does whose library was updated without
+            a restart.
+    """
+    try:
+        library = ctypes.CDLL(_LIBRARY)
+    except OSError:
+        return None
+    status = library.nvmlInit_v2()
+    if status == _DRIVER_NOT_LOADED:
+        return None
+    _check(status)
+    try:
+        count = ctypes.c_uint()
+        _check(library.nvmlDeviceGetCount_v2(ctypes.byref(count)))
+        return [_card(library, index) for index in range(count.value)]
+    finally:
+        library.nvmlShutdown()
+
+
+def visible_cards() -> list[Card] | None:
+    """Return those of ``cards`` that CUDA will show this process; None without NVIDIA's driver.
+
+    They are the ones that ``CUDA_VISIBLE_DEVICES`` names before the first name that is none.
+    Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
+
+    Raises:
+        DeviceUnavailableError: if the driver fails.
+    """
+    all_cards, names = cards(), os.environ.get("CUDA_VISIBLE_DEVICES")
+    if all_cards is None or names is None:
+        return all_cards
+    visible: list[Card] = []
+    for name in map(str.strip, names.split(",")):
+        if name.startswith("MIG-"):
+            # A process sees one MIG instance, whatever else is named.
+            return [*visible, Card(name, None)]
+        found = _named(all_cards, name)
+        if found is None:
+            break
+        visible.append(found)
+    # CUDA shows no GPU at all where one is named twice.
+    return visible if len(set(visible)) == len(visible) else []
+
+
+def memory_of(index: int) -> int | None:
+    """Return the memory of a visible GPU in bytes; None if it is not known which one that is.
+
+    NVML orders GPUs by their place on the bus, and CUDA the fastest first, unless
+    ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
+
+    Raises:
+        DeviceUnavailableError: if the driver fails.
+    """
+    visible = visible_cards() or []
+    if index >= len(visible):
+        return None
+    are_alike = len({card.memory for card in visible}) == 1
+    is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    return visible[index].memory if are_alike or is_ordered else None
+
+
+def _named(all_cards: list[Card], name: str) -> Card | None:
+    # More digits than an index has, Python would not convert.
+    if name.isascii() and name.isdigit() and len(name) < 10:
+        found = all_cards[int(name) : int(name) + 1]
+    else:
+        found = [card for card in all_cards if name and card.uuid.startswith(name)]
+    return found[0] if len(found) == 1 else None
+
+
+def _card(library: ctypes.CDLL, index: int) -> Card:
+    handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
+    _check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
+    _check(library.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES))
+    memory = _MemoryInfo()
+    # A GPU that shares the host's memory has none of its own.
+    is_known = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
+    return Card(uuid.value.decode(), int(memory.total) if is_known else None)
+
+
+def _check(status: int) -> None:
+    if status:
+        raise DeviceUnavailableError(
+            "count NVIDIA's GPUs",
+            f"the driver answers NVML with error {status}",
+            "restart the machine if the driver was updated; nvidia-smi says what is wrong",
+        )

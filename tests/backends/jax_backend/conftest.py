@@ -1,0 +1,39 @@
+"""The JAX backend with two virtual GPUs, made past the registry: no other backend gets any."""
+
+import jax
+import pytest
+from d2ldev_jax import JaxFramework
+
+from d2ldev import Backend
+
+
+@pytest.fixture(scope="session")
+def backend():
+    return Backend(JaxFramework(virtual_gpus=2))
+
+
+@pytest.fixture
+def configure():
+    """Sets a value of ``jax.config``, and puts all of them back."""
+    before = {}
+
+    def set_value(name, value):
+        before.setdefault(name, jax.config.values[name])
+        jax.config.update(name, value)
+
+    yield set_value
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+@pytest.fixture
+def puts(monkeypatch):
+    """How many arrays each ``jax.device_put`` was given, and where they were to go."""
+    calls, put = [], jax.device_put
+
+    def counted(x, device=None, **options):
+        calls.append((len(jax.tree.leaves(x)), device))
+        return put(x, device, **options)
+
+    monkeypatch.setattr(jax, "device_put", counted)
+    return calls

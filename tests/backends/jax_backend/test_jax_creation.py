@@ -1,0 +1,216 @@
+"""Tensors that are made: committed, on the device from the start, in the dtypes of now; random."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from d2ldev_jax import JaxFramework
+
+from d2ldev import Backend, UnsupportedValueError, cpu, gpu
+
+PLACES = [cpu(), gpu(0), gpu(1)]
+CREATORS = {
+    "number": lambda backend, **where: backend.asarray(2.5, **where),
+    "list": lambda backend, **where: backend.asarray([1, 2], **where),
+    "nothing": lambda backend, **where: backend.asarray([], **where),
+    "numpy": lambda backend, **where: backend.asarray(np.ones(2), **where),
+    "zeros": lambda backend, **where: backend.zeros((), **where),
+    "ones": lambda backend, **where: backend.ones((2, 3), **where),
+    "full": lambda backend, **where: backend.full(2, 3, **where),
+    "arange": lambda backend, **where: backend.arange(5, **where),
+    "arange with a step": lambda backend, **where: backend.arange(1.0, 2.0, 0.25, **where),
+    "rand": lambda backend, **where: backend.rand(2, **where),
+    "randn with a seed": lambda backend, **where: backend.randn(2, seed=2**40, **where),
+}
+creators = pytest.mark.parametrize("make", CREATORS.values(), ids=CREATORS)
+places = pytest.mark.parametrize("place", PLACES, ids=str)
+
+
+@pytest.fixture
+def wide(configure):
+    """JAX with dtypes of 64 bits."""
+    configure("jax_enable_x64", True)
+
+
+@creators
+@places
+def test_what_is_made_is_committed(backend, make, place):
+    assert make(backend, device=place).committed
+
+
+@creators
+def test_what_is_made_without_a_device_is_committed_to_the_cpu(backend, make):
+    x = make(backend)
+    assert x.committed
+    assert backend.device_of(x) is cpu()
+
+
+@creators
+@places
+@pytest.mark.parametrize("default", PLACES, ids=str)
+def test_nothing_goes_through_jax_s_default_device(backend, make, place, default):
+    make(backend, device=place)  # what is made once per device and process is none of an array's
+    with (
+        jax.default_device(backend.native(default)),
+        jax.transfer_guard_device_to_device("disallow"),
+    ):
+        assert backend.device_of(make(backend, device=place)) is place
+
+
+@creators
+def test_what_is_made_in_jit_is_part_of_the_computation(backend, make):
+    made = jax.jit(lambda: make(backend, device="cpu"))()
+    assert made.dtype == make(backend, device="cpu").dtype
+
+
+@pytest.mark.parametrize("make", [CREATORS["ones"], CREATORS["full"]])
+def test_what_is_made_in_jit_does_not_yield_to_other_dtypes(backend, make):
+    types = jax.eval_shape(lambda: make(backend))
+    assert not types.weak_type
+
+
+def test_the_dtypes_are_those_of_now(backend, wide):
+    assert {"int64", "uint64", "float64", "complex128"} < set(backend.dtype_names)
+    jax.config.update("jax_enable_x64", False)
+    assert "float64" not in backend.dtype_names
+
+
+def test_wide_dtypes_are_made_where_jax_has_them(backend, wide):
+    made = [backend.zeros(1, dtype="float64"), backend.asarray(np.arange(3)), backend.ones(1)]
+    assert [backend.dtype_of(x) for x in made] == ["float64", "int64", "float64"]
+    assert backend.dtype_of(backend.rand(1)) == "float64"
+
+
+@pytest.mark.parametrize("dtype", ["float64", np.float64, jnp.int64, np.dtype("complex128")])
+def test_a_wide_dtype_that_jax_has_not_names_the_switch(backend, dtype):
+    with pytest.raises(UnsupportedValueError, match="jax_enable_x64") as caught:
+        backend.zeros(1, dtype=dtype)
+    assert "jax.config.update('jax_enable_x64', True)" in caught.value.fix
+
+
+def test_another_dtype_that_jax_has_not_does_not_name_the_switch(backend):
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.zeros(1, dtype="float31")
+    assert "jax_enable_x64" not in str(caught.value)
+
+
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float8_e5m2, jnp.float32, jnp.bool_])
+def test_jax_s_own_dtypes_are_taken(backend, dtype):
+    assert backend.ones(1, dtype=dtype).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("wide_name", "name"),
+    [("float64", "float32"), ("int64", "int32"), ("uint64", "uint32"), ("complex128", "complex64")],
+)
+def test_wide_numpy_data_is_narrowed_as_jax_does_and_without_a_warning(backend, wide_name, name):
+    data = np.arange(3).astype(wide_name)
+    assert backend.dtype_of(backend.asarray(data)) == name == jnp.asarray(data).dtype.name
+
+
+@places
+@pytest.mark.parametrize("dtype", [None, "float32", "float16"])
+def test_aligned_numpy_memory_is_never_shared(backend, place, dtype):
+    buffer = np.zeros(2**16 + 64, np.uint8)
+    start = -buffer.ctypes.data % 64
+    data = buffer[start : start + 2**16].view(np.float32)
+    x = backend.asarray(data, dtype=dtype, device=place)
+    data[:] = 9
+    assert backend.to_numpy(x).max() == 0
+
+
+def test_memory_that_numpy_only_reads_is_not_shared_either(backend):
+    data = np.zeros(2**14, np.float32)
+    view = data.view()
+    view.flags.writeable = False
+    x = backend.asarray(view)
+    data[:] = 9
+    assert backend.to_numpy(x).max() == 0
+
+
+def test_an_array_for_numpy_shares_no_memory(backend):
+    x = backend.zeros(2**14)
+    backend.to_numpy(x)[:] = 9
+    assert backend.to_numpy(x).max() == 0
+
+
+def test_arrays_in_a_list_are_stacked_on_the_device(backend):
+    rows = [backend.ones(2, device="gpu:0"), backend.zeros(2, device="gpu:0")]
+    x = backend.asarray(rows, device="gpu:1")
+    assert backend.device_of(x) is gpu(1)
+    assert x.tolist() == [[1, 1], [0, 0]]
+
+
+def test_a_number_that_does_not_fit_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match="1099511627776"):
+        backend.asarray(2**40)
+
+
+@pytest.mark.parametrize("arguments", [(0, 2**42), (1, 2**42, 2), (0.0, 2.0**42, 1.0)])
+def test_a_range_beyond_all_memory_is_an_error(backend, arguments):
+    with pytest.raises(MemoryError, match="cpu has too little free memory"):
+        backend.arange(*arguments)
+
+
+@pytest.mark.parametrize("draw", ["rand", "randn"])
+@pytest.mark.parametrize("shape", [(2**50,), (2**40, 2**40), (2**62,)])
+def test_more_random_numbers_than_fit_are_an_error_at_once(backend, draw, shape):
+    with pytest.raises(MemoryError):
+        getattr(backend, draw)(shape)
+
+
+@pytest.mark.parametrize("shape", [(2**62,), (2**40, 2**40)])
+def test_a_size_that_no_address_reaches_is_out_of_memory(backend, shape):
+    with pytest.raises(MemoryError):
+        backend.zeros(shape)
+
+
+@pytest.mark.parametrize("draw", ["zeros", "rand"])
+def test_a_negative_size_is_refused(backend, draw):
+    with pytest.raises(UnsupportedValueError, match="-1"):
+        getattr(backend, draw)((2, -1))
+
+
+# -- random numbers --------------------------------------------------------------------------------
+
+SEEDS = [0, 1, -1, -2, 2**31, 2**32, 2**32 + 1, 2**40, -(2**40), 2**63, 2**64, 2**100]
+
+
+def test_a_small_seed_is_jax_s_own(backend):
+    x = backend.rand(3, seed=7, device="gpu:1")
+    assert x.tolist() == jax.random.uniform(jax.random.key(7), (3,)).tolist()
+
+
+def test_seeds_of_any_size_give_numbers_of_their_own(backend):
+    drawn = {tuple(backend.rand(4, seed=seed).tolist()) for seed in SEEDS}
+    assert len(drawn) == len(SEEDS)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_seed_of_any_size_repeats(backend, seed):
+    assert backend.rand(4, seed=seed).tolist() == backend.rand(4, seed=seed).tolist()
+
+
+def test_a_seed_gives_the_same_on_every_device(backend):
+    drawn = {tuple(backend.randn(4, seed=3, device=place).tolist()) for place in backend.devices()}
+    assert len(drawn) == 1
+
+
+def test_threads_draw_different_numbers(backend):
+    with ThreadPoolExecutor(4) as pool:
+        drawn = list(pool.map(lambda _: tuple(backend.rand(4).tolist()), range(64)))
+    assert len(set(drawn)) == 64
+
+
+def test_a_seed_does_not_disturb_what_comes_without(monkeypatch, backend):
+    monkeypatch.setattr("os.urandom", lambda size: b"1234"[:size])
+    one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
+    one.rand(2, seed=5)
+    assert one.rand(2).tolist() == other.rand(2).tolist()
+
+
+def test_two_processes_do_not_draw_the_same(backend):
+    one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
+    assert one.rand(2).tolist() != other.rand(2).tolist()

@@ -1,0 +1,154 @@
+"""Files: JAX's arrays, modules, optimizers and random keys."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from processes import run_python
+from saved_files import bits
+
+from d2ldev import CheckpointError
+from d2ldev.files.layouts import layouts_of_model
+
+
+@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "x64"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
+def test_every_dtype_comes_back_bit_for_bit(backend, path, configure, shape, wide):
+    configure("jax_enable_x64", wide)
+    size = int(np.prod(shape))
+    saved = {}
+    for name in backend.dtype_names:
+        dtype = backend.dtype(name)
+        data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
+        saved[name] = jnp.asarray(data.astype("uint8").view(dtype).reshape(shape))
+    backend.save(saved, path)
+    loaded = backend.load(path)
+    assert [bits(backend, x) for x in loaded.values()] == [bits(backend, x) for x in saved.values()]
+
+
+def test_a_dtype_that_jax_has_only_when_asked_is_refused_and_not_made_narrow(
+    backend, path, configure
+):
+    configure("jax_enable_x64", True)
+    backend.save(jnp.arange(3, dtype="int64"), path)
+    configure("jax_enable_x64", False)
+    with pytest.raises(CheckpointError, match="int64"):
+        backend.load(path)
+
+
+def test_an_array_of_the_cpu_is_written_from_its_own_memory(backend):
+    x = backend.zeros(64)
+    assert backend.framework.files.borrow(x).ctypes.data == backend.address(x)
+
+
+@pytest.mark.parametrize("generator", ["threefry2x32", "rbg", "unsafe_rbg"])
+def test_random_keys_come_back_as_keys_and_draw_the_same(backend, path, generator):
+    keys = {"key": jax.random.key(3, impl=generator)}
+    keys["split"] = jax.random.split(keys["key"], 4)
+    backend.save(keys, path)
+    loaded = backend.load(path, device="gpu:1")
+    assert [x.dtype for x in loaded.values()] == [x.dtype for x in keys.values()]
+    assert str(backend.device_of(loaded["split"])) == "gpu:1"
+    drawn = [np.asarray(jax.random.normal(each["split"][2], (3,))) for each in (keys, loaded)]
+    np.testing.assert_array_equal(*drawn)
+
+
+class Net(nnx.Module):
+    """With statistics, a random stream and a tie."""
+
+    def __init__(self, seed):
+        rngs = nnx.Rngs(seed, dropout=seed)
+        self.dense = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+        self.same = self.head.kernel
+
+    def __call__(self, x):
+        return self.head(self.dropout(nnx.relu(self.norm(self.dense(x)))))
+
+
+def train(net, optimizer, steps):
+    x = jax.random.normal(jax.random.key(9), (8, 3))
+    for _ in range(steps):
+        gradients = nnx.grad(lambda net: (net(x) ** 2).mean())(net)
+        optimizer.update(net, gradients)
+
+
+def made(seed):
+    net = Net(seed)
+    return {"net": net, "optimizer": nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)}
+
+
+def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
+    whole = made(1)
+    train(**whole, steps=3)
+    backend.save(whole, path)
+    train(**whole, steps=3)
+    resumed = backend.load_into(made(2), path)
+    train(**resumed, steps=3)
+    values = [backend.named_tensors(each) for each in (whole, resumed)]
+    assert list(values[0]) == list(values[1])
+    assert [bits(backend, x) for x in values[0].values()] == [
+        bits(backend, x) for x in values[1].values()
+    ]
+    assert resumed["net"].same is resumed["net"].head.kernel
+
+
+def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path):
+    backend.save(backend.arange(4, dtype="bfloat16", device="gpu:1"), path)
+    code = f"""
+import d2ldev
+backend = d2ldev.get_backend("jax")
+x = backend.load({str(path)!r})
+show([backend.num_gpus(), str(backend.device_of(x)), str(x.dtype), x.tolist()])
+"""
+    without = {"D2LDEV_VIRTUAL_GPUS": "0", "JAX_PLATFORMS": "cpu"}
+    shown = run_python(code, hide=(), environment=without)
+    assert shown == [[0, "cpu", "bfloat16", [0, 1, 2, 3]]]
+
+
+def test_arrays_are_loaded_to_a_device_and_bound_to_it(backend, path):
+    backend.save([jnp.arange(3), backend.ones(2, device="gpu:0")], path)
+    loaded = backend.load(path, device="gpu:1")
+    assert [str(backend.device_of(x)) for x in loaded] == ["gpu:1", "gpu:1"]
+    assert all(x.committed for x in loaded)
+
+
+def convolutional(*between, n_in=12):
+    rngs = nnx.Rngs(0)
+    return nnx.Sequential(
+        nnx.Conv(1, 3, (3, 3), rngs=rngs), *between, nnx.Linear(n_in, 2, rngs=rngs)
+    )
+
+
+flatten = partial(jax.lax.collapse, start_dimension=1)
+
+
+def test_a_dense_layer_behind_a_flattened_convolution_has_its_columns_in_another_order(backend):
+    dense = backend.framework.files.layers(convolutional(nnx.relu, flatten))[1]
+    weight = dense.layout("1.weight", (12, 2))
+    assert (weight.split, weight.axes, weight.shape) == ((4, 3, 2), (2, 1, 0), (2, 12))
+
+
+NOT_STANDARD = {
+    "an unknown function behind a convolution": lambda: convolutional(
+        lambda x: x.reshape(len(x), -1)
+    ),
+    "an unknown function behind flattening": lambda: convolutional(flatten, lambda x: x[:, ::-1]),
+    "half of the channels": lambda: convolutional(partial(jax.nn.glu, axis=-1), flatten),
+    "nothing that flattens": lambda: convolutional(nnx.relu),
+    "batch normalization": lambda: nnx.Sequential(nnx.BatchNorm(3, rngs=nnx.Rngs(0))),
+    "a layer twice": lambda: nnx.Sequential(*[nnx.Linear(3, 3, rngs=nnx.Rngs(0))] * 2),
+    "no layers": lambda: nnx.Sequential(),
+    "no sequence": lambda: nnx.Linear(3, 3, rngs=nnx.Rngs(0)),
+}
+
+
+@pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
+def test_no_layers_are_claimed_for_other_models(backend, make):
+    assert layouts_of_model(backend.framework, make()) is None

@@ -1,0 +1,268 @@
+"""MXNet's contexts: which device each stands for, and the cards that its wheels do not run on."""
+
+import subprocess
+import threading
+
+import numpy as np
+import pytest
+from d2ldev_mxnet import MXNetFramework, devices
+from d2ldev_mxnet.framework import mx
+
+from d2ldev import (
+    Backend,
+    DeviceInitializationWarning,
+    DeviceUnavailableError,
+    InvalidDeviceError,
+    Memory,
+    UnsupportedValueError,
+    cpu,
+    gpu,
+)
+
+
+@pytest.fixture
+def two_cards(monkeypatch):
+    """A backend whose MXNet was built for CUDA, with two cards, which are not really there."""
+    monkeypatch.setattr(devices, "has_cuda", lambda: True)
+    monkeypatch.setattr(devices, "capabilities", lambda: ("8.0", "9.0"))
+    return Backend(MXNetFramework())
+
+
+@pytest.mark.parametrize(
+    "context", [mx.cpu(), mx.cpu(3), mx.cpu_pinned(1), mx.Context("cpu_shared")]
+)
+def test_every_context_of_the_host_is_the_cpu(hardware, context):
+    assert hardware.device(context) is cpu()
+
+
+@pytest.mark.parametrize(
+    ("context", "device"),
+    [
+        (mx.cpu(0), cpu()),
+        (mx.cpu(1), gpu(0)),
+        (mx.cpu(2), gpu(1)),
+        (mx.cpu(3), cpu()),
+        (mx.cpu_pinned(1), cpu()),
+    ],
+)
+def test_with_virtual_gpus_the_contexts_after_the_first_are_theirs(backend, context, device):
+    assert backend.device(context) is device
+
+
+def test_a_virtual_gpu_is_a_context_with_memory_of_its_own(backend):
+    assert [backend.native(f"gpu:{i}") for i in (0, 1)] == [mx.cpu(1), mx.cpu(2)]
+    assert backend.ones(2, device="gpu:1").ctx == mx.cpu(2)
+
+
+def test_mxnet_s_gpu_is_no_virtual_one(backend):
+    with pytest.raises(InvalidDeviceError, match=r"gpu\(0\)"):
+        backend.device(mx.gpu(0))
+
+
+def test_mxnet_s_gpu_is_the_gpu(hardware):
+    assert hardware.device(mx.gpu(1)) is gpu(1)
+
+
+def test_mxnet_s_gpu_of_a_negative_index_is_none(hardware):
+    with pytest.raises(InvalidDeviceError):
+        hardware.device(mx.gpu(-1))
+
+
+def test_without_virtual_gpus_the_cpu_s_contexts_are_there_already(hardware):
+    x = mx.np.ones((2,), ctx=mx.cpu(3))
+    assert hardware.to(x, "cpu") is x
+
+
+def test_eight_virtual_gpus_are_eight_places():
+    backend = Backend(MXNetFramework(virtual_gpus=8))
+    tensors = [backend.ones(1, device=device) for device in backend.devices()]
+    assert [backend.device_of(x) for x in tensors] == [cpu(), *map(gpu, range(8))]
+
+
+def test_the_same_scope_can_be_entered_in_itself(backend):
+    with backend.on("gpu:1"), backend.on("gpu:1"):
+        assert backend.default_device() is gpu(1)
+    assert backend.default_device() is cpu()
+
+
+def test_a_scope_is_mxnet_s_own_too(backend):
+    with backend.on("gpu:0"):
+        assert mx.np.ones((2,)).ctx == mx.cpu(1)
+
+
+def test_a_scope_of_mxnet_s_is_the_default_device(backend):
+    with mx.cpu(2):
+        assert backend.default_device() is gpu(1)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: mx.nd.ones((2,), ctx=mx.cpu(1)),
+        lambda: mx.nd.sparse.zeros("csr", (2, 2), ctx=mx.cpu(1)),
+        lambda: mx.np.ones((2,), ctx=mx.cpu(1)),
+    ],
+    ids=["legacy", "sparse", "numpy"],
+)
+def test_every_array_of_mxnet_has_its_device(backend, make):
+    assert backend.device_of(make()) is gpu(0)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [mx.sym.var("x"), mx.cpu(), mx, mx.gluon.Parameter("w")],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_is_no_array_has_no_device(backend, value):
+    with pytest.raises(UnsupportedValueError):
+        backend.device_of(value)
+
+
+def test_many_threads_ask_at_once(backend):
+    tensors = [backend.ones(1, device=device) for device in backend.devices()] * 50
+    wrong = []
+
+    def ask():
+        wrong.extend(
+            x for x in tensors for _ in range(10) if backend.device_of(x) != backend.device(x.ctx)
+        )
+
+    threads = [threading.Thread(target=ask) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_a_wheel_without_cuda_has_no_gpu(hardware, monkeypatch):
+    monkeypatch.setattr(devices, "has_cuda", lambda: False)
+    monkeypatch.setattr(devices, "capabilities", None)
+    assert hardware.num_gpus() == 0
+
+
+def test_the_driver_s_cards_are_counted(two_cards):
+    assert two_cards.num_gpus() == 2
+    assert two_cards.devices() == [cpu(), gpu(0), gpu(1)]
+
+
+def test_virtual_gpus_replace_the_cards(two_cards):
+    assert Backend(MXNetFramework(virtual_gpus=1)).num_gpus() == 1
+
+
+def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(two_cards, monkeypatch):
+    def fail():
+        raise RuntimeError("cuInit fails with CUDA's error 999")
+
+    monkeypatch.setattr(devices, "capabilities", fail)
+    with pytest.warns(DeviceInitializationWarning, match="999"):
+        assert two_cards.num_gpus() == 0
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    """The answer of the process that asks the driver, and how often it was asked."""
+    answers = []
+
+    def answer(returncode, stdout, stderr):
+        def ask(command, **_):
+            answers.append(command)
+            return subprocess.CompletedProcess(command, returncode, stdout, stderr)
+
+        monkeypatch.setattr(devices.subprocess, "run", ask)
+        return answers
+
+    devices.capabilities.cache_clear()
+    yield answer
+    devices.capabilities.cache_clear()
+
+
+def test_the_driver_is_asked_in_a_process_of_its_own_once(driver):
+    asked = driver(0, "8.0\n8.6\n", "")
+    assert [devices.capabilities() for _ in range(3)] == [("8.0", "8.6")] * 3
+    assert len(asked) == 1
+
+
+def test_the_driver_s_failure_is_an_error(driver):
+    driver(1, "", "cuInit fails with CUDA's error 999\n")
+    with pytest.raises(RuntimeError, match="999"):
+        devices.capabilities()
+
+
+CUDA = """
+import ctypes
+class Library:
+    def __init__(self, name): pass
+    def cuInit(self, flags): return {init}
+    def cuDeviceGetCount(self, count): count._obj.value = 2; return 0
+    def cuDeviceGet(self, card, index): card._obj.value = index + 10; return 0
+    def cuDeviceGetAttribute(self, value, attribute, card):
+        value._obj.value = {{75: 8, 76: card.value - 10}}[attribute]
+        return 0
+ctypes.CDLL = Library
+"""
+
+
+@pytest.mark.parametrize(
+    ("init", "expected"),
+    [
+        (0, (0, "8.0\n8.1\n", "")),
+        (100, (0, "", "")),
+        (999, (1, "", "cuInit fails with CUDA's error 999\n")),
+    ],
+)
+def test_what_is_asked_of_the_driver(init, expected):
+    done = subprocess.run(
+        [devices.sys.executable, "-c", CUDA.format(init=init) + devices.QUERY],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == expected
+
+
+def test_a_card_without_kernels_is_one_clear_error(two_cards):
+    # This MXNet has no GPU at all, and fails as one does that has no kernels for a card.
+    with pytest.raises(DeviceUnavailableError) as caught:
+        two_cards.ones(2, device="gpu:1")
+    message = str(caught.value)
+    assert all(text in message for text in ("gpu:1", "9.0", "8.6", "Hopper", "D2LDEV_BACKEND"))
+    assert isinstance(caught.value.__cause__, mx.base.MXNetError)
+
+
+def test_a_card_that_works_is_tried_once(two_cards, monkeypatch):
+    tried = []
+    monkeypatch.setattr(
+        devices.mx.nd, "ones", lambda shape, ctx: tried.append(ctx) or mx.nd.zeros(shape)
+    )
+    devices.check_card.cache_clear()
+    assert [two_cards.native(mx.gpu(1)) for _ in range(3)] == [mx.gpu(1)] * 3
+    devices.check_card.cache_clear()
+    assert tried == [mx.gpu(1)]
+
+
+def test_mxnet_cannot_say_the_cpu_s_memory(backend):
+    assert backend.memory("cpu") == backend.memory("gpu:1") == Memory(None, None, None)
+
+
+def test_a_card_s_memory_is_its_size(two_cards, monkeypatch):
+    monkeypatch.setattr(devices, "check_card", lambda device: None)
+    monkeypatch.setattr(mx.context, "gpu_memory_info", lambda index: (1000, 4000 + index))
+    assert two_cards.memory("gpu:1") == Memory(None, None, 4001)
+
+
+def test_being_idle_is_said_after_waiting(backend):
+    x = backend.rand((512, 512), device="gpu:0")
+    for _ in range(8):
+        x = mx.np.dot(x, x) / 512
+    assert backend.is_idle("gpu:0")
+    np.testing.assert_array_equal(backend.to_numpy(x).shape, (512, 512))
+
+
+def test_what_fails_after_its_call_is_raised_by_synchronize(backend):
+    x = mx.np.array([1.0, 0.0])
+    mx.np.linalg.cholesky(mx.np.array([[1.0, 2.0], [2.0, 1.0]]))
+    with pytest.raises(mx.base.MXNetError):
+        backend.synchronize()
+    backend.synchronize()
+    assert backend.to_numpy(x).tolist() == [1.0, 0.0]

@@ -1,0 +1,252 @@
+"""MXNet's arrays, blocks and trainers in files."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from d2ldev_mxnet.framework import mx
+from saved_files import bits
+
+import d2ldev
+from d2ldev import CheckpointError
+from d2ldev.files.layouts import layouts_of_model
+
+nn = mx.gluon.nn
+
+
+def test_a_dtype_that_mxnet_lacks_is_refused_by_name(backend, path):
+    import ml_dtypes
+
+    backend.save({"x": np.ones(3, ml_dtypes.bfloat16)}, path)
+    assert backend.load(path)["x"].dtype == ml_dtypes.bfloat16  # NumPy's stay NumPy's
+    reference = d2ldev.get_backend("reference")
+    reference.save({"x": reference.ones(3, dtype="complex64")}, path)
+    with pytest.raises(CheckpointError, match="complex64"):
+        backend.load(path)
+
+
+def test_gradients_are_not_saved(backend, path):
+    backend.save(backend.mlp([2, 1]), path)
+    assert list(backend.load(path)) == ["0.weight.data", "0.bias.data"]
+
+
+@pytest.fixture
+def made(set_np, backend):
+    """Makes a model and a trainer: with statistics, and names that count on."""
+
+    def making(optimizer="adam", device="gpu:0", **options):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(1, in_units=4))
+        context = backend.native(device)
+        net.initialize(mx.init.Zero(), ctx=context)
+        for i, parameter in enumerate(net.collect_params().values()):
+            if parameter.grad_req != "null" and "gamma" not in parameter.name:
+                parameter.set_data(backend.rand(parameter.shape, seed=i, device=device))
+        trainer = mx.gluon.Trainer(net.collect_params(), optimizer, options, kvstore=None)
+        return {"net": net, "trainer": trainer}
+
+    return making
+
+
+def train(backend, net, trainer, device, steps=3):
+    x = backend.rand((8, 3), seed=9, device=device)
+    for _ in range(steps):
+        with mx.autograd.record():
+            loss = (net(x) ** 2).mean()
+        loss.backward()
+        trainer.step(1)
+
+
+OPTIMIZERS = {
+    "adam": {"learning_rate": 0.1},
+    "sgd": {"learning_rate": 0.1, "momentum": 0.9},
+    "adagrad": {"learning_rate": 0.1},
+}
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
+def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path, made, optimizer, device):
+    whole = made(optimizer, "gpu:0", **OPTIMIZERS[optimizer])
+    train(backend, **whole, device="gpu:0")
+    backend.save(whole, path)
+    train(backend, **whole, device="gpu:0")
+    fresh = made(optimizer, device, **OPTIMIZERS[optimizer])
+    resumed = backend.load_into(fresh, path)
+    train(backend, **resumed, device=device)
+    values = [backend.named_tensors(each["net"]) for each in (whole, resumed)]
+    assert list(values[0]) == list(values[1])
+    assert [bits(backend, x) for x in values[0].values()] == [
+        bits(backend, x) for x in values[1].values()
+    ]
+
+
+def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backend, path, made):
+    whole = made("adam")
+    train(backend, **whole, device="gpu:0")
+    backend.save(whole, path)
+    other = made("sgd", momentum=0.9)
+    before = {name: bits(backend, x) for name, x in backend.named_tensors(other["net"]).items()}
+    with pytest.raises(CheckpointError, match="SGD"):
+        backend.load_into(other, path)
+    after = {name: bits(backend, x) for name, x in backend.named_tensors(other["net"]).items()}
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "problem"),
+    [
+        ({"states": 3}, "no state"),
+        ({"states": {"0": 1}}, "1, an int"),
+        ({"states": {"0": (np.zeros(3),)}}, "array"),
+        ({"states": {"77": None}}, "other parameters"),
+        ({"shapes": [[4, 3]]}, "its shapes"),
+        ({"counts": {"77": 1}}, "other parameters"),
+        ({"counts": {"0": -1}}, "its counts"),
+        ({"counts": {"0": 1.5}}, "its counts"),
+        ({"class": "SGD"}, "its class: Adam, SGD in the state"),
+        ({"numbers": {}}, "its numbers: only one of the two has"),
+        ({"schedule": {"step": 3}}, "its schedule: only one of the two has step"),
+    ],
+    ids=str,
+)
+def test_what_is_no_state_is_refused_and_nothing_is_changed(backend, made, spoilt, problem):
+    files, whole = backend.framework.files, made("adam")
+    train(backend, **whole, device="gpu:0")
+    state = files.state(whole["trainer"])
+    before = flat(backend, state)
+    with pytest.raises(ValueError, match=problem):
+        files.checked_state(whole["trainer"], {**state, **spoilt})
+    assert flat(backend, files.state(whole["trainer"])) == before
+
+
+def flat(backend, state):
+    arrays = {name: [bits(backend, x) for x in pair] for name, pair in state["states"].items()}
+    return {**state, "states": arrays}
+
+
+@pytest.mark.parametrize("value", ["fast", None, [1.0], {}], ids=str)
+def test_a_number_of_another_kind_is_refused(backend, made, value):
+    trainer, files = made("adam")["trainer"], backend.framework.files
+    state = files.state(trainer)
+    state["numbers"]["lr"] = value
+    with pytest.raises(ValueError, match="its numbers: lr is"):
+        files.checked_state(trainer, state)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_arrays_of_a_state_have_the_shapes_of_its_parameters(backend, made, optimizer):
+    whole = made(optimizer, **OPTIMIZERS[optimizer])
+    train(backend, **whole, device="gpu:0")
+    files, trainer = backend.framework.files, whole["trainer"]
+    state = files.state(trainer)
+    here, there = (str(state["shapes"].index(shape)) for shape in ([4, 3], [1, 4]))
+    state["states"][here] = state["states"][there]
+    with pytest.raises(ValueError, match=rf"the state of parameter {here} is .*\(1, 4\)"):
+        files.checked_state(trainer, state)
+
+
+def test_nothing_is_changed_before_what_was_checked_is_called(backend, path, made):
+    whole, files = made("adam"), backend.framework.files
+    train(backend, **whole, device="gpu:0")
+    trainer = whole["trainer"]
+    backend.save(files.state(trainer), path)
+    old = flat(backend, files.state(trainer))
+    train(backend, **whole, device="gpu:0")
+    new = flat(backend, files.state(trainer))
+    put = files.checked_state(trainer, backend.load(path))
+    assert flat(backend, files.state(trainer)) == new != old
+    put()
+    assert flat(backend, files.state(trainer)) == old
+
+
+def test_a_trainer_without_shapes_takes_no_state_that_has_them(backend, path, made):
+    whole = made("adam")
+    train(backend, **whole, device="gpu:0")
+    backend.save(whole["trainer"], path)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
+    net.initialize()
+    with pytest.raises(CheckpointError, match="its shapes"):
+        backend.load_into(mx.gluon.Trainer(net.collect_params(), "adam"), path)
+
+
+def test_an_array_with_a_gradient_stays_who_it_is_and_is_trained_on(backend, path):
+    x = backend.ones(3)
+    x.attach_grad()
+    backend.save([backend.zeros(3) + 2], path)
+    assert backend.load_into([x], path)[0] is x
+    with mx.autograd.record():
+        y = (x * x).sum()
+    y.backward()
+    assert backend.to_numpy(x).tolist() == [2, 2, 2]
+    assert backend.to_numpy(x.grad).tolist() == [4, 4, 4]
+
+
+def test_a_hybridized_block_computes_with_what_was_loaded(backend, path):
+    x = backend.ones((1, 2))
+    net, other = backend.mlp([2, 3, 1], seed=1), backend.mlp([2, 3, 1], seed=2)
+    other.hybridize(static_alloc=True)
+    other(x)
+    backend.save(net, path)
+    backend.load_into(other, path)
+    assert backend.to_numpy(other(x)) == backend.to_numpy(net(x))
+
+
+def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path):
+    backend.save(backend.arange(4, dtype="float16", device="gpu:1"), path)
+    program = (
+        "import d2ldev, sys; b = d2ldev.get_backend('mxnet'); x = b.load(sys.argv[1]);"
+        "print(b.num_gpus(), b.device_of(x), b.dtype_of(x), x.tolist())"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, path],
+        env=os.environ | {"D2LDEV_VIRTUAL_GPUS": "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.strip() == "0 cpu float16 [0.0, 1.0, 2.0, 3.0]"
+
+
+def sequence(*parts):
+    net = nn.Sequential()
+    net.add(*parts)
+    net.initialize()
+    return net
+
+
+NOT_STANDARD = {
+    "batch normalization": lambda: sequence(nn.BatchNorm(in_channels=3)),
+    "a function": lambda: sequence(nn.Dense(3, in_units=3), nn.Lambda(lambda x: x[:, ::-1])),
+    "a shape that is not known": lambda: sequence(nn.Dense(3)),
+    "a layer twice": lambda: sequence(*[nn.Dense(3, in_units=3)] * 2),
+    "no layers": lambda: nn.Sequential(),
+    "no sequence": lambda: nn.Dense(3, in_units=3),
+}
+
+
+@pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
+def test_no_layouts_are_claimed_for_other_models(backend, make):
+    assert layouts_of_model(backend.framework, make()) is None
+
+
+def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backend, path, made):
+    with mx.name.NameManager():
+        first = made("adagrad")
+    # MXNet's counting goes from one digit to two between the layers of this one.
+    with mx.name.NameManager() as names:
+        names._counter["dense"] = 9
+        second = made("adagrad")
+    shapes = [[p.shape for p in each["trainer"]._params] for each in (first, second)]
+    assert shapes[0] != shapes[1]
+    train(backend, **first, device="gpu:0")
+    backend.save(first, path)
+    backend.load_into(second, path)
+    for each in (first, second):
+        train(backend, **each, device="gpu:0")
+    assert [bits(backend, x) for x in backend.named_tensors(first["net"]).values()] == [
+        bits(backend, x) for x in backend.named_tensors(second["net"]).values()
+    ]

@@ -1,0 +1,186 @@
+"""Files that are not what ``save`` writes, made byte by byte."""
+
+import json
+import pickle
+import zlib
+
+DATA = bytes(4)
+
+
+def file_of(header, data=b"", length=None):
+    """The bytes of a safetensors file: its header as it is given, or as JSON."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
+    """What a header says of a tensor."""
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+def told(**parts):
+    """A header whose description tells of one tensor 'x', but for what is given."""
+    description = {
+        "version": 2,
+        "backend": "reference",
+        "root": {"tensor": 0},
+        "containers": [],
+        "checksums": "xxh3_64",
+        "tensors": [["x", "float32", None]],
+    }
+    description.update(parts)
+    text = json.dumps(description)
+    metadata = {
+        "d2ldev.structure": text,
+        "d2ldev.checksum": f"{zlib.crc32(text.encode()):08x}",
+    }
+    return {"__metadata__": metadata, "x": entry()}
+
+
+def row(kind, items, labels=None, **parts):
+    """A container in a description."""
+    return {"type": kind, "items": items, **({} if labels is None else {"labels": labels}), **parts}
+
+
+def shared_keys():
+    """Rows of a key of 2**60 values."""
+    pairs = [row("tuple", [{"at": i}, {"at": i}]) for i in range(60)]
+    return [row("tuple", []), *pairs, row("dict", [{"tensor": 0}], [{"at": 60}])]
+
+
+def alike(count):
+    """Integers that all have the hash 0."""
+    return [{"int": hex(i * (2**61 - 1))} for i in range(count)]
+
+
+def long_keys(count):
+    """Rows of a dict of keys that are each as long as a key may be."""
+    keys = [row("tuple", [i, *range(9_000)]) for i in range(count)]
+    labels = [{"at": i} for i in range(count)]
+    return [*keys, row("dict", [{"tensor": 0}, *range(1, count)], labels)]
+
+
+def deep(depth):
+    return [row("list", [{"tensor": 0}]), *(row("list", [{"at": i}]) for i in range(depth))]
+
+
+def containers(*rows):
+    return told(containers=list(rows), root={"at": len(rows) - 1})
+
+
+def leaf(node):
+    return told(containers=[row("list", [{"tensor": 0}, node])], root={"at": 0})
+
+
+def layouts(*layout):
+    return containers(row("model", [{"tensor": 0}], ["x"], layouts={"x": list(layout)}))
+
+
+FORMAT = {
+    "empty": (b"", "it is empty"),
+    "shorter than a length": (b"abc", "truncated"),
+    "a length alone": ((100).to_bytes(8, "little"), "truncated"),
+    "a length of 2**60": (file_of(b"{}", length=2**60), "not a safetensors file"),
+    "a length of 2**64 - 1": (file_of(b"{}", length=2**64 - 1), "not a safetensors file"),
+    "a length of 90 million": (file_of(b"{}", length=90_000_000), "truncated"),
+    "a pickle": (pickle.dumps({"a": [1] * 100}), "not a safetensors file"),
+    "text": (b"epoch,loss\n0,1.5\n", "not a safetensors file"),
+    "no JSON object": (file_of(b"[]"), "not a JSON object"),
+    "an empty header": (file_of(b""), "not a JSON object"),
+    "half of a header": (file_of(b'{"x": '), "JSON cannot be read"),
+    "no UTF-8": (file_of(b'{"\xff": 1}'), "not UTF-8"),
+    "a name twice": (file_of(b'{"x": 1, "x": 1}'), "a duplicate key"),
+    "NaN": (file_of(b'{"x": NaN}'), "NaN, which is not a number"),
+    "nested without end": (file_of(b'{"x": ' + b"[" * 200_000), "nested too deep"),
+    "an integer without end": (file_of(b'{"x": ' + b"9" * 10_000 + b"}"), "JSON cannot be read"),
+    "metadata that is none": (file_of({"__metadata__": {"a": 1}}), "its metadata"),
+    "a tensor that is none": (file_of({"x": 1}), "lacks a dtype"),
+    "a tensor with more": (file_of({"x": {**entry(), "run": "rm"}}, DATA), "lacks a dtype"),
+    "half a surrogate pair": (file_of({"\ud800": entry()}, DATA), "not Unicode"),
+    "a dtype that nobody knows": (file_of({"x": entry("F33")}, DATA), "an unknown dtype"),
+    "a dtype that is no text": (file_of({"x": entry(["F32"])}, DATA), "an unknown dtype"),
+    "a negative size": (file_of({"x": entry(shape=(-1,))}, DATA), "an invalid shape"),
+    "a size that is no integer": (file_of({"x": entry(shape=(1.0,))}, DATA), "an invalid shape"),
+    "a size that is a boolean": (file_of({"x": entry(shape=(True,))}, DATA), "an invalid shape"),
+    "a shape that overflows": (file_of({"x": entry(shape=(2**32,) * 2)}, DATA), "an invalid shape"),
+    "a shape that overflows to 0": (
+        file_of({"x": entry(shape=(0, *(2**62,) * 20), offsets=(0, 0))}),
+        "an invalid shape",
+    ),
+    "too many dimensions": (file_of({"x": entry(shape=(1,) * 65)}, DATA), "an invalid shape"),
+    "negative offsets": (file_of({"x": entry(offsets=(-4, 0))}, DATA), "invalid offsets"),
+    "one offset": (file_of({"x": entry(offsets=(0,))}, DATA), "invalid offsets"),
+    "offsets the wrong way": (file_of({"x": entry(offsets=(4, 0))}, DATA), "do not fit its shape"),
+    "offsets beyond the end": (
+        file_of({"x": entry(shape=(2**40,), offsets=(0, 2**42))}, DATA),
+        "truncated",
+    ),
+    "a hole": (file_of({"x": entry(offsets=(4, 8))}, DATA * 2), "leaves a hole"),
+    "an overlap": (
+        file_of({"x": entry(), "y": entry(offsets=(0, 4))}, DATA),
+        "overlaps another",
+    ),
+    "a tail": (file_of({"x": entry()}, DATA * 2), "longer than it says"),
+    "data that is missing": (file_of({"x": entry()}, DATA[1:]), "truncated"),
+}
+
+DESCRIPTION = {
+    "a higher version": (told(version=3), "newer one wrote it"),
+    "an algorithm of a newer version": (told(checksums="sum"), "checksums are 'sum'.*newer one"),
+    "an algorithm that is no text": (told(checksums=["crc32"]), "lacks the checksums' algorithm"),
+    "no version": (told(version="1"), "lacks a version"),
+    "more than there is": (told(more=1), "lacks a part"),
+    "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
+    "a dtype of objects": (told(tensors=[["x", "object", None]]), "stored as F32"),
+    "an attribute for a dtype": (told(tensors=[["x", "float8_finfo", None]]), "stored as F32"),
+    "a tensor that is not there": (told(tensors=[["y", "float32", None]]), "is not there"),
+    "a tensor too few": (told(tensors=[], root=1), "other tensors than it has"),
+    "a tensor twice": (told(tensors=[["x", "float32", None]] * 2), "other tensors than it has"),
+    "a number that is no tensor's": (told(root={"tensor": 1}), "lacks a tensor"),
+    "a negative number": (told(root={"tensor": -1}), "lacks a tensor"),
+    "a number that is none": (told(root={"tensor": True}), "lacks a reference"),
+    "a tensor that is unused": (told(root=1), "other tensors than it has"),
+    "a checksum that is wrong": (told(tensors=[["x", "float32", "0" * 8]]), "checksum differs"),
+    "a cycle": (containers(row("list", [{"tensor": 0}, {"at": 0}])), "lacks a reference"),
+    "a reference ahead": (
+        containers(row("list", [{"at": 1}]), row("list", [{"tensor": 0}])),
+        "lacks a reference",
+    ),
+    "a node of two keys": (leaf({"tensor": 0, "at": 0}), "lacks a value"),
+    "a list for a node": (leaf([1]), "lacks a value"),
+    "a node that nobody knows": (leaf({"call": "os.system"}), "lacks what is known: call"),
+    "a float that is none": (leaf({"float": "1"}), "lacks a number"),
+    "a complex number of three": (leaf({"complex": [1.0, 1.0, 1.0]}), "cannot be read"),
+    "bytes that are none": (leaf({"bytes": "%"}), "cannot be read"),
+    "an integer that is none": (leaf({"int": "x"}), "cannot be read"),
+    "a scalar of too many bytes": (leaf({"scalar": ["int8", "0000"]}), "cannot be read"),
+    "a scalar of objects": (leaf({"scalar": ["object", "00" * 8]}), "lacks a dtype"),
+    "a type that nobody knows": (containers(row("Popen", [{"tensor": 0}], ["x"])), "cannot be"),
+    "a factory that is none": (
+        containers(row("defaultdict", [{"tensor": 0}], ["x"], factory="eval")),
+        "cannot be read",
+    ),
+    "labels that are missing": (containers(row("dict", [{"tensor": 0}], [])), "as many labels"),
+    "a key twice in a row": (
+        containers(row("dict", [{"tensor": 0}, 1], ["x", "x"])),
+        "lacks keys that differ",
+    ),
+    "a key that has no hash": (
+        containers(row("list", []), row("dict", [{"tensor": 0}], [{"at": 0}])),
+        "cannot be read",
+    ),
+    "a key without end": (containers(*shared_keys()), "a key of more than"),
+    "keys without end": (containers(*long_keys(120)), "keys of more than"),
+    "keys of one hash": (
+        containers(row("dict", [{"tensor": 0}, *range(99_999)], alike(100_000))),
+        "keys whose hash another has",
+    ),
+    "elements of one hash": (
+        containers(row("set", alike(100_000)), row("list", [{"tensor": 0}, {"at": 0}])),
+        "keys whose hash another has",
+    ),
+    "depth without end": (containers(*deep(5000)), "nested deeper than"),
+    "layouts that are none": (layouts("0.weight", [1], [1], [1]), "one of its layouts is none"),
+    "layouts of another size": (layouts("0.weight", [1], [0], [2]), "one of its layouts is none"),
+    "a layout that is text": (layouts("0.weight", "1", "0", "1"), "one of its layouts is none"),
+}

@@ -1,0 +1,161 @@
+"""A file that is not what it should be is an error that says so, and takes no memory."""
+
+import json
+import os
+import sys
+import tracemalloc
+
+import pytest
+from hostile_files import (
+    DATA,
+    DESCRIPTION,
+    FORMAT,
+    containers,
+    deep,
+    entry,
+    file_of,
+    layouts,
+    row,
+    told,
+)
+
+from d2ldev import CheckpointError
+
+
+@pytest.mark.parametrize("name", FORMAT)
+def test_a_file_against_the_format_is_an_error_with_its_reason(reference, path, name):
+    data, problem = FORMAT[name]
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match=problem):
+        reference.load(path)
+    with pytest.raises(CheckpointError, match=problem):
+        reference.load_into({"x": reference.zeros(1)}, path)
+
+
+@pytest.mark.parametrize("name", DESCRIPTION)
+def test_a_description_that_is_none_is_an_error_with_its_reason(reference, path, name):
+    header, problem = DESCRIPTION[name]
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError, match=problem):
+        reference.load(path)
+
+
+def test_what_the_errors_are_told_from_is_a_file_that_can_be_read(reference, path):
+    path.write_bytes(file_of(told(), DATA))
+    assert reference.to_numpy(reference.load(path)).tolist() == [0]
+    path.write_bytes(file_of({"x": entry()}, DATA))
+    assert list(reference.load(path)) == ["x"]
+    path.write_bytes(file_of(containers(*deep(400)), DATA))
+    assert isinstance(reference.load(path), list)
+    path.write_bytes(file_of(layouts("0.weight", [1], [0], [1]), DATA))
+    assert list(reference.load(path)) == ["x"]
+
+
+@pytest.mark.parametrize("name", [name for name in FORMAT if "end" not in name])
+def test_what_a_header_claims_is_not_allocated(reference, path, name):
+    path.write_bytes(FORMAT[name][0])
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError):
+            reference.load(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
+
+
+def test_a_file_of_a_terabyte_without_a_header_is_not_read(reference, path):
+    with open(path, "wb") as file:
+        file.truncate(2**40)
+    with pytest.raises(CheckpointError, match="not a JSON object"):
+        reference.load(path)
+
+
+def test_every_bit_of_the_data_is_in_its_checksum(reference, path):
+    reference.save({"x": reference.ones(2), "y": reference.ones(1, dtype="int8")}, path)
+    whole = path.read_bytes()
+    for position in range(len(whole) - 9, len(whole)):
+        for bit in range(8):
+            damaged = bytearray(whole)
+            damaged[position] ^= 1 << bit
+            path.write_bytes(damaged)
+            with pytest.raises(CheckpointError, match="checksum differs"):
+                reference.load(path)
+
+
+def test_a_file_that_was_cut_anywhere_is_an_error(reference, path):
+    reference.save({"x": reference.ones(2)}, path)
+    whole = path.read_bytes()
+    for length in range(len(whole)):
+        path.write_bytes(whole[:length])
+        with pytest.raises(CheckpointError):
+            reference.load(path)
+
+
+def test_a_description_that_was_changed_is_an_error(reference, path):
+    header = told()
+    text = header["__metadata__"]["d2ldev.structure"]
+    header["__metadata__"]["d2ldev.structure"] = text.replace("reference", "Reference")
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError, match="description is damaged"):
+        reference.load(path)
+
+
+def test_a_description_without_a_checksum_is_an_error(reference, path):
+    header = told()
+    del header["__metadata__"]["d2ldev.checksum"]
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError, match="description is damaged"):
+        reference.load(path)
+
+
+@pytest.mark.parametrize("place", ["", "missing", "file/x", "pipe", "/dev/zero"])
+def test_what_is_no_file_is_an_error(reference, tmp_path, place):
+    (tmp_path / "file").write_text("")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(CheckpointError, match="cannot load "):
+        reference.load(tmp_path / place)
+
+
+def test_a_class_that_is_named_is_not_imported(reference, path):
+    header = containers(row("namedtuple", [{"tensor": 0}], ["x"], **{"class": ["this", "Point"]}))
+    path.write_bytes(file_of(header, DATA))
+    assert type(reference.load(path)) is tuple
+    assert "this" not in sys.modules
+
+
+@pytest.mark.parametrize("kind", ["namedtuple", "dataclass"])
+@pytest.mark.parametrize("name", ["os.system", "subprocess.Popen", "builtins.eval", "os.missing.x"])
+def test_a_class_that_is_none_of_such_is_not_made(reference, path, kind, name):
+    module, _, qualname = name.partition(".")
+    header = containers(row(kind, [{"tensor": 0}], ["x"], **{"class": [module, qualname]}))
+    path.write_bytes(file_of(header, DATA))
+    assert type(reference.load(path)) in (tuple, dict)
+
+
+@pytest.mark.parametrize("name", ["../x", "/etc/x", "__class__", "a.b", ""])
+def test_a_name_is_only_a_key(reference, path, name):
+    path.write_bytes(file_of({name: entry()}, DATA))
+    assert list(reference.load(path)) == [name]
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_containers_that_share_without_end_have_no_names(reference, path):
+    rows = [row("dict", [{"tensor": 0}], ["x"])]
+    rows += [row("dict", [{"at": i}, {"at": i}], ["a", "b"]) for i in range(60)]
+    path.write_bytes(file_of(containers(*rows), DATA))
+    with pytest.raises(CheckpointError):
+        reference.load_into(reference.mlp([2, 3]), path)
+
+
+def test_json_of_the_description_is_read_as_strictly(reference, path):
+    header = told()
+    text = header["__metadata__"]["d2ldev.structure"].replace('"version": 2', '"version": NaN')
+    assert json.loads(text)["version"] != 2
+    header["__metadata__"]["d2ldev.structure"] = text
+    from zlib import crc32
+
+    header["__metadata__"]["d2ldev.checksum"] = f"{crc32(text.encode()):08x}"
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError, match="NaN"):
+        reference.load(path)

@@ -1,0 +1,175 @@
+"""Counting NVIDIA's GPUs, with a driver that stands in for the machine's."""
+
+import ctypes
+
+import pytest
+
+from d2ldev import DeviceUnavailableError
+from d2ldev.operations import nvml
+
+UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
+GIGABYTE = 2**30
+
+
+class Driver:
+    """NVML's library for GPUs of the given UUIDs.
+
+    Args:
+        uuids: of the GPUs, in order.
+        sizes: of their memory in GB; None for one that does not say.
+        status: the answer to the first call.
+        counting: the answer to the question how many there are.
+    """
+
+    def __init__(self, uuids=UUIDS, sizes=(8, 8, 8), status=0, counting=0):
+        self.open = 0
+
+        def start():
+            self.open += status == 0
+            return status
+
+        def stop():
+            self.open -= 1
+            return 0
+
+        def count(number):
+            number._obj.value = len(uuids)
+            return counting
+
+        def handle(index, found):
+            found._obj.value = index + 1
+            return 0
+
+        def uuid(handle, text, size):
+            ctypes.memmove(text, uuids[handle.value - 1].encode() + b"\0", 9)
+            return 0
+
+        def memory(handle, info):
+            size = sizes[handle.value - 1]
+            info._obj.total = 0 if size is None else size * GIGABYTE
+            return 0 if size is not None else 3
+
+        self.nvmlInit_v2, self.nvmlShutdown = start, stop
+        self.nvmlDeviceGetCount_v2 = count
+        self.nvmlDeviceGetHandleByIndex_v2 = handle
+        self.nvmlDeviceGetUUID, self.nvmlDeviceGetMemoryInfo = uuid, memory
+
+
+@pytest.fixture
+def install(monkeypatch):
+    """Gives this machine a driver, and hides none of its GPUs."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+    nvml.cards.cache_clear()
+
+    def installed(driver):
+        monkeypatch.setattr(nvml.ctypes, "CDLL", lambda name: driver)
+        return driver
+
+    yield installed
+    nvml.cards.cache_clear()
+
+
+def test_without_a_driver_nothing_is_known(install, monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    assert nvml.visible_cards() is None
+    assert nvml.memory_of(0) is None
+
+
+def test_a_driver_that_is_not_loaded_is_none(install):
+    install(Driver(status=9))
+    assert nvml.visible_cards() is None
+
+
+@pytest.mark.parametrize("answers", [{"status": 18}, {"counting": 18}])
+def test_a_driver_that_fails_is_an_error(install, answers):
+    install(Driver(**answers))
+    with pytest.raises(DeviceUnavailableError, match="error 18"):
+        nvml.visible_cards()
+
+
+@pytest.mark.parametrize("counting", [0, 18])
+def test_the_library_is_left_closed(install, counting):
+    driver = install(Driver(counting=counting))
+    if counting:
+        with pytest.raises(DeviceUnavailableError):
+            nvml.visible_cards()
+    else:
+        nvml.visible_cards()
+    assert driver.open == 0
+
+
+def test_a_gpu_that_does_not_tell_its_memory_is_counted(install):
+    install(Driver(sizes=(8, 8, None)))
+    assert nvml.visible_cards()[2] == nvml.Card("GPU-bb33", None)
+
+
+@pytest.mark.parametrize(
+    ("visible", "uuids"),
+    [
+        (None, UUIDS),
+        ("", []),
+        ("0", ["GPU-aa11"]),
+        ("2,0", ["GPU-bb33", "GPU-aa11"]),
+        (" 1 , 2 ", ["GPU-aa22", "GPU-bb33"]),
+        # What follows the first name that is none is not visible.
+        ("0,7,1", ["GPU-aa11"]),
+        ("-1", []),
+        ("0,-1,1", ["GPU-aa11"]),
+        ("NoDevFiles", []),
+        ("²", []),
+        ("0,²,1", ["GPU-aa11"]),
+        ("9" * 5000, []),
+        # One that is named twice hides them all.
+        ("0,0", []),
+        ("0,1,0", []),
+        ("0,GPU-aa11", []),
+        # The beginning of a UUID suffices, if it is that of one GPU.
+        ("GPU-bb", ["GPU-bb33"]),
+        ("GPU-aa11,GPU-bb33", ["GPU-aa11", "GPU-bb33"]),
+        ("GPU-aa", []),
+        ("GPU-cc", []),
+        # One MIG instance is visible, and nothing after it.
+        ("MIG-12345", ["MIG-12345"]),
+        ("MIG-1,MIG-2", ["MIG-1"]),
+        ("MIG-1,0", ["MIG-1"]),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(install, monkeypatch, visible, uuids):
+    install(Driver())
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [card.uuid for card in nvml.visible_cards()] == list(uuids)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "variables", "memory"),
+    [
+        ((8, 8, 8), {}, 8 * GIGABYTE),
+        # CUDA may have another order.
+        ((8, 16, 8), {}, None),
+        ((8, 16, 8), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, 16 * GIGABYTE),
+        ((8, 16, 8), {"CUDA_VISIBLE_DEVICES": "0,2"}, 8 * GIGABYTE),
+        ((8, 8, 8), {"CUDA_VISIBLE_DEVICES": "0"}, None),
+        ((8, 8, 8), {"CUDA_VISIBLE_DEVICES": "0,MIG-1"}, None),
+    ],
+)
+def test_the_memory_of_a_gpu_is_told_where_it_is_known_which(
+    install, monkeypatch, sizes, variables, memory
+):
+    install(Driver(sizes=sizes))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert nvml.memory_of(1) == memory
+
+
+def test_the_driver_is_asked_once(install, monkeypatch):
+    install(Driver())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert len(nvml.visible_cards()) == 1
+    install(Driver(status=18))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    assert len(nvml.visible_cards()) == 2
