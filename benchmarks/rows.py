@@ -11,6 +11,7 @@ import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import batches
 from measure import Addition, Comparison, ProcessComparison, Row
 
 _LAYERS = 50
@@ -63,8 +64,14 @@ def torch_rows() -> Iterator[Row]:
         yield row("to, a batch that is there", "to(batch, device)", theirs, 0.4, accelerate)
         yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
 
+    yield from batches.placement_rows(d2ldev.backend)
     yield from _strict_rows(1.05)
     yield _first_use("torch", "import torch; torch.ones(2, 3)")
+
+
+def virtual_torch_rows() -> Iterator[Row]:
+    """PyTorch with two virtual GPUs: what moves between them."""
+    yield from batches.torch_rows(_with_two_virtual_gpus("torch"))
 
 
 def jax_rows() -> Iterator[Row]:
@@ -100,6 +107,7 @@ def jax_rows() -> Iterator[Row]:
         "import jax; d = jax.devices('cpu')[0]; s = jax.sharding.SingleDeviceSharding(d)\n"
         "with jax.default_device(d): jax.lax.full((2, 3), 1.0, 'float32', sharding=s)"
     )
+    yield from batches.jax_rows(backend)
     yield from _strict_rows(1.05)
     yield _first_use("jax", theirs)
 
@@ -141,6 +149,7 @@ def tensorflow_rows() -> Iterator[Row]:
         ones="ones(native)",
         place="by_hand(twin, next(natives))",
     )
+    yield from batches.tensorflow_rows(backend)
     yield from _strict_rows(1.5)
     yield _first_use("tensorflow", "import tensorflow as tf; tf.ones((2, 3))")
 
@@ -174,6 +183,7 @@ def mxnet_rows() -> Iterator[Row]:
     theirs = (
         "import numpy; numpy.bool = bool; import mxnet as mx; mx.np.ones((2, 3)).wait_to_read()"
     )
+    yield from batches.mxnet_rows(backend)
     yield from _strict_rows(1.5)
     yield _first_use("mxnet", theirs)
 
@@ -252,6 +262,7 @@ def _first_use(name: str, theirs: str) -> Addition:
 
 FRAMEWORKS: dict[str, Callable[[], Iterator[Row]]] = {
     "torch": torch_rows,
+    "torch-virtual": virtual_torch_rows,
     "jax": jax_rows,
     "tensorflow": tensorflow_rows,
     "mxnet": mxnet_rows,

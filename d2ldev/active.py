@@ -16,6 +16,7 @@ from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import FALLBACK
 from d2ldev.registry.selection import (
+    FollowsSelection,
     Process,
     active_framework,
     framework_of,
@@ -26,16 +27,11 @@ from d2ldev.registry.selection import (
 from d2ldev.scopes import Entry
 
 
-class ActiveBackend(Backend):
+class ActiveBackend(FollowsSelection, Backend):  # type: ignore[misc]  # it has no framework of its own
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
         """Hold nothing."""
-
-    @property
-    def framework(self) -> Framework:  # type: ignore[override]
-        """The framework of the active backend, here and now."""
-        return active_framework()
 
     def __repr__(self) -> str:
         return f"<the active backend: {self.name}>"

@@ -396,7 +396,16 @@ class Backend:
             UnsupportedValueError: if ``x`` holds something else, which the message names.
                 Nothing has moved then.
         """
-        return moving.to(self.framework, x, device)
+        framework = self.framework
+        try:  # the common call, without a detour
+            if (
+                framework.kinds[type(x)] is TENSOR
+                and framework.tensors.device_of(x) is framework.known_devices[device]
+            ):
+                return x
+        except Exception:  # noqa: S110
+            pass  # a device that was not named so far, or none: said below
+        return moving.to(framework, x, device)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
         """Copy a tensor, or every tensor in a nesting, into new memory.
@@ -621,9 +630,9 @@ class Backend:
         tensor(0.8750)
         """
         attempted = "measure the accuracy of a prediction"
-        self.framework.require("train", attempted)
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
+        self.framework.require("train", attempted)
         training = self.framework.training
         check_labels(*training.shapes(prediction, y), self.framework.tensors.dtype_of(y))
         return training.accuracy(prediction, y)

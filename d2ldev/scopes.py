@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextvars import ContextVar
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
@@ -31,49 +31,48 @@ class Entry(Generic[T]):
         self.ended = False
 
 
-class _State(NamedTuple):
-    current: Any
-    entries: tuple[Entry[Any], ...]
-
-
-_OUTSIDE = _State(None, ())
-
-
 class Scopes(Generic[T]):
     """The blocks of one kind that were entered and not left, in this thread or asyncio task.
 
     Args:
-        name: of the context variable, for a debugger.
+        name: of the context variables, for a debugger.
+
+    Attributes:
+        value: a context variable with the value of the innermost block; None outside of any. Who
+            asks in every call reads it without a function of Python's: ``scopes.value.get()``.
 
     >>> scopes = Scopes[str]("example")
     >>> outer, inner = scopes.enter("outer"), scopes.enter("inner")
     >>> scopes.leave(outer)
-    >>> scopes.current()
+    >>> scopes.value.get()
     'inner'
     """
 
-    __slots__ = ("__weakref__", "_state", "name")
+    __slots__ = ("__weakref__", "_entries", "name", "value")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self._state: ContextVar[_State] = ContextVar(name, default=_OUTSIDE)
+        self.value: ContextVar[T | None] = ContextVar(name, default=None)
+        self._entries: ContextVar[tuple[Entry[T], ...]] = ContextVar(f"{name}_entries", default=())
         every_scopes.add(self)
 
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
         entry = Entry(value)
-        self._state.set(_State(value, (*self._state.get().entries, entry)))
+        self._entries.set((*self._entries.get(), entry))
+        self.value.set(value)
         return entry
 
     def leave(self, entry: Entry[T]) -> None:
         """Remove an entry; the innermost one that is left is the current one again."""
         entry.ended = True
-        left = tuple(each for each in self._state.get().entries if each is not entry)
-        self._state.set(_State(left[-1].value, left) if left else _OUTSIDE)
+        left = tuple(each for each in self._entries.get() if each is not entry)
+        self._entries.set(left)
+        self.value.set(left[-1].value if left else None)
 
     def entries(self) -> tuple[Entry[T], ...]:
         """The entries of this thread or task, the outermost first."""
-        return self._state.get().entries
+        return self._entries.get()
 
     def innermost(self, holds: Callable[[T], bool]) -> Entry[T] | None:
         """The innermost entry whose value is such; None if there is none.
@@ -82,20 +81,11 @@ class Scopes(Generic[T]):
         """
         return next((each for each in reversed(self.entries()) if holds(each.value)), None)
 
-    def current(self) -> T | None:
-        """The value of the innermost block; None outside of any."""
-        value: T | None = self._state.get().current
-        return value
-
     def is_in_force(self) -> bool:
         """Whether this thread or task is in a block that has not ended elsewhere."""
-        entries = self._state.get().entries
+        entries = self._entries.get()
         # The innermost one first: strictness asks this for every operation.
         return bool(entries) and (not entries[-1].ended or any(not e.ended for e in entries))
-
-    def forget(self) -> None:
-        """Leave every block of this thread or task."""
-        self._state.set(_OUTSIDE)
 
 
 every_scopes: WeakSet[Scopes[Any]] = WeakSet()

@@ -48,7 +48,7 @@ class MXNetFiles(Files):
     # -- optimizers -------------------------------------------------------------------------------
 
     def state(self, optimizer: Any) -> dict[str, Any] | None:
-        """Return a trainer's numbers, counts and arrays, by the age of its parameters."""
+        """Return a trainer's numbers, counts and arrays, by the ranks of its parameters."""
         if not isinstance(optimizer, mx.gluon.Trainer):
             return None
         own, updater = optimizer.optimizer, optimizer._updaters[0]

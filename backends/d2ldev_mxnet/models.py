@@ -150,7 +150,7 @@ class MXNetModels(Models):
             _settle_updater(obj, context)
 
 
-class NumPySequential(_nn.HybridSequential):  # type: ignore[misc]
+class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
     """A ``HybridSequential`` that is called with NumPy arrays, also without ``npx.set_np()``."""
 
     def __call__(self, *args: Any) -> Any:
@@ -168,20 +168,19 @@ def initialise(parameter: Any, values: Any) -> None:
         parameter._load_init(values, values.ctx)
 
 
-def age(parameter: Any) -> list[Any]:
-    """Return what parameters are sorted by, so that one that was made earlier comes first.
-
-    MXNet's names count on from model to model, and a ``gluon.Trainer`` sorts them as text,
-    ``dense10_bias`` before ``dense9_bias``: what it has learned goes by this order instead.
-    """
-    parts = re.split(r"(\d+)", parameter.name)
-    return [int(part) if part.isdigit() else part for part in parts]
-
-
 def ranks(parameters: Mapping[Any, Any]) -> dict[Any, int]:
-    """Return which of an optimizer's parameters was made first, and so on: number -> rank."""
-    by_age = sorted(parameters, key=lambda number: age(parameters[number]))
-    return {number: rank for rank, number in enumerate(by_age)}
+    """Return the place of each of an optimizer's parameters in an order: key -> rank.
+
+    It is the same for the next such model, and in another process. MXNet's names count on from
+    model to model, and a ``gluon.Trainer`` sorts them as text, ``dense10_bias`` before
+    ``dense9_bias``. Here their numbers are numbers.
+    """
+
+    def parts(key: Any) -> list[Any]:
+        found = re.split(r"(\d+)", parameters[key].name)
+        return [int(part) if part.isdecimal() else part for part in found]
+
+    return {key: rank for rank, key in enumerate(sorted(parameters, key=parts))}
 
 
 def _kept(_: Any) -> None:

@@ -7,8 +7,8 @@ what it is given, and the call of a Gluon block, which has an error of its own.
 
 - Python numbers and NumPy's arrays are operands of no device. A 0-dim array of the host is an
   operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
-- What MXNet's own code moves for its caller is no mixing: ``set_data``, ``mx.np.array(x, ctx=...)``,
-  a KVStore's sums.
+- What MXNet's own code moves for its caller is no mixing: ``set_data``, a KVStore's sums,
+  ``mx.np.array(x, ctx=...)``.
 - Not looked at is what MXNet copies to the host as ``x.asnumpy()`` does (its metrics, and functions
   that it leaves to NumPy), what it runs in threads of its own (a ``CustomOp``, the backward pass of
   an ``autograd.Function``), and the executors of symbols.
@@ -232,7 +232,7 @@ def _is_mxnet_s(frame: FrameType) -> bool:
 def _operator_named(name: str) -> int | None:
     handle = mx.base.OpHandle()
     mx.base.check_call(_library.NNGetOpHandle(mx.base.c_str(name), ctypes.byref(handle)))
-    return handle.value
+    return handle.value  # type: ignore[no-any-return]
 
 
 def _description(operator: Any, inputs: int) -> tuple[str, list[str]]:

@@ -147,10 +147,14 @@ class MXNetTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
+        return self.copy_all([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         with NumPyShapes():
-            if type(x) is mx.np.ndarray:
-                return x.copyto(_empty(x.shape, x.dtype, native))
-            return x.copyto(native)
+            return [
+                x.copyto(_empty(x.shape, x.dtype, native) if type(x) is mx.np.ndarray else native)
+                for x in xs
+            ]
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         with NumPyShapes():

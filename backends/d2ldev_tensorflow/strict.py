@@ -1,4 +1,4 @@
-"""``strict()``: operations refuse operands of different devices, and run where these are.
+"""Strict: operations refuse operands of different devices, and run where these are.
 
 TensorFlow copies what is elsewhere without a word, and runs an operation on its default device
 unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
@@ -9,10 +9,11 @@ of it; they are what is replaced while a block is in force, and what makes tenso
   tensors are made. A ``tf.device`` around it is the user's word on where it runs; operands of
   different devices are refused in one, too.
 - Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
-  everything, as in torch; so do shapes, axes and seeds (``operands.py``), strings, and handles of
-  iterators and tables, which are the host's.
-- What TensorFlow or Keras makes on its way is no reason to refuse, where the operands of the call
-  agree that the user wrote (``calls.py``): layers, ``fit`` with NumPy arrays, ``tape.gradient``.
+  everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
+  tables, which are the host's.
+- Many functions of TensorFlow and Keras make tensors on their way: a window, a first state, zeros
+  for a gradient. So what an operation without operands makes in the block, outside of every scope,
+  has no place of its own: it mixes with everything, and so does what is computed from it alone.
 - A variable is an operand. ``assign`` copies into it, which is what the user wrote; ``assign_add``
   and optimizers compute, and refuse.
 - A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured;
@@ -33,44 +34,252 @@ What it does not see:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, NamedTuple
 
-import numpy as np
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager.context import context
-from tensorflow.python.framework import constant_op
+from tensorflow.python.framework import constant_op, op_def_registry
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
-from d2ldev.interface import Backend
-from d2ldev.operations.strictness import replace
-from d2ldev_tensorflow.calls import Call
-from d2ldev_tensorflow.operands import HOST, OF_NUMBERS, EagerTensor, Operands
-from d2ldev_tensorflow.scopes import is_default_only
+from d2ldev.framework import Strict
+from d2ldev.operations.mixing import mismatch, replace
+from d2ldev.scopes import Scopes
+from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices, is_default_only
 
 _Function = Callable[..., Any]
+_unchecked: Scopes[bool] = Scopes("tensorflow_unchecked")
+_EagerTensor: type = tf.__internal__.EagerTensor
+# TensorFlow's name of the CPU.
+_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+_ON_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant))
+# What every GPU kernel with an input of that name asks for in the host's memory, as TensorFlow's
+# registry of kernels says; and what it computes from a seed, which is made where it is asked for.
+_READ_BY_THE_HOST = re.compile(
+    r"a_shape|alg|algorithm|axes|axis|base_dilations|begin|block_shape|broadcast_dims|buffer_size"
+    r"|concat_dim|counter|crop_size|crops|dense_output_dim0|dense_shape|depth|dim|dimension|dims"
+    r"|element_shape|end|fft_length|filter_sizes|image_size|index|input_shape|input_size"
+    r"|input_sizes|k|key|ksize|leading_dims|lengths|lhs_dilation|limit|max_num_elements"
+    r"|max_output_size|maxval|min_size|minval|multiples|nbins|new_shape|nrows|num_bits|num_cols"
+    r"|num_elements|num_layers|num_lower|num_rows|num_samples|num_segments|num_units|num_upper"
+    r"|orig_input_shape|output_dim0|output_index|output_shape|padding|padding_high"
+    r"|padding_interior|padding_low|padding_value|paddings|perm|pre_nms_topn|rank"
+    r"|reduction_indices|rhs_dilation|seed|seq_len_max|sequence_length|sequence_lengths|shape"
+    r"|shape_to_prepend|shapes|shift|size|size_indices|size_splits|slice_sizes|split_dim|start"
+    r"|strides|window_dilations|window_dimensions|window_strides"
+)
+# Writing values into a variable is a copy that the user wrote, as ``copy_`` is in torch; reading
+# them is done where it is. Data sets and their iterators are the host's, whatever they are given.
+_LEFT_ALONE = re.compile(r"AssignVariableOp|ReadVariableOp|\w*(Dataset|Iterator)\w*")
 # In a scope it copies, which is what the user wrote.
 _IDENTITY = "Identity"
+# The attribute of a tensor that has no place of its own.
+_UNPLACED = "_d2ldev_unplaced"
 
 
-def refuse_mixing(backend: Backend) -> Callable[[], None]:
-    """Replace what all eager operations go through; returns what puts it back."""
-    operands = Operands(backend)
-    in_force = backend._strictness.in_force
-    replacing: tuple[tuple[Any, str, Callable[..., _Function]], ...] = (
-        (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
-        (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
-        (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
-        (constant_op, "convert_to_eager_tensor", _converting),
-    )
-    return replace(
-        [
-            (owner, name, make(in_force, operands, getattr(owner, name)))
+class TensorFlowStrict(Strict):
+    """What all eager operations go through.
+
+    Args:
+        devices: the room of devices.
+    """
+
+    def __init__(self, devices: TensorFlowDevices) -> None:
+        self._operands = Operands(devices)
+
+    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+        def checks() -> bool:
+            return in_force() and not _unchecked.is_in_force()
+
+        replacing: tuple[tuple[Any, str, Callable[..., _Function]], ...] = (
+            (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
+            (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
+            (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
+            (constant_op, "convert_to_eager_tensor", _converting),
+            *((tf.GradientTape, name, _at_target) for name in ("gradient", "jacobian")),
+        )
+        return replace(
+            (owner, name, make(checks, self._operands, vars(owner)[name]))
             for owner, name, make in replacing
-        ]
-    )
+        )
+
+    def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
+        # Private: zeros for gradients that this thread has made before, which are placed.
+        context().zeros_cache().flush()
+        return nullcontext()
+
+
+@contextmanager
+def unchecked() -> Iterator[None]:
+    """Let TensorFlow mix devices as it does without ``strict()``, for a block."""
+    entry = _unchecked.enter(True)
+    try:
+        yield
+    finally:
+        _unchecked.leave(entry)
+
+
+# -- operands -------------------------------------------------------------------------------------
+
+
+class Inputs(NamedTuple):
+    """The inputs of an operation.
+
+    Args:
+        names: what each is called.
+        several: whether each is a list of tensors.
+        operands: the positions of those that are operands.
+    """
+
+    names: tuple[str, ...]
+    several: tuple[bool, ...]
+    operands: tuple[int, ...]
+
+
+_NOT_LOOKED_AT = Inputs((), (), ())
+
+
+class Definitions(dict[str, Inputs | None]):
+    """Operation -> its inputs, as TensorFlow's registry has them; None for a function."""
+
+    def __missing__(self, operation: str) -> Inputs | None:
+        definition = op_def_registry.get(operation)
+        found = None
+        if _LEFT_ALONE.fullmatch(operation):
+            found = _NOT_LOOKED_AT
+        elif definition is not None:
+            each = list(definition.input_arg)
+            found = Inputs(
+                tuple("variable" if one.name in ("resource", "var") else one.name for one in each),
+                tuple(bool(one.number_attr or one.type_list_attr) for one in each),
+                tuple(i for i, one in enumerate(each) if not _READ_BY_THE_HOST.fullmatch(one.name)),
+            )
+        self[operation] = found
+        return found
+
+
+class Operands:
+    """Where the operands of operations are.
+
+    Args:
+        devices: the room of devices.
+
+    Attributes:
+        inputs: operation -> ``Inputs``.
+    """
+
+    def __init__(self, devices: TensorFlowDevices) -> None:
+        self._devices = devices
+        self.inputs = Definitions()
+
+    def home_of(self, operation: str, inputs: Inputs, values: Sequence[Any]) -> str | None:
+        """Return TensorFlow's name of the device where all operands are; None if there are none.
+
+        Args:
+            operation: its name in TensorFlow's registry.
+            inputs: what is known of it.
+            values: its inputs, those that are lists as lists; what follows is not looked at.
+
+        Raises:
+            DeviceMismatchError: if they are on several.
+        """
+        named: list[tuple[str, Any]] = []
+        for index in inputs.operands:
+            name, value = inputs.names[index], values[index]
+            if isinstance(value, (list, tuple)):
+                named += [(f"{name}[{i}]", item) for i, item in enumerate(value)]
+            else:
+                named.append((name, value))
+        return self._agreed(operation, named)
+
+    def home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
+        """Return the same of inputs in one flat list; also of a call of a function."""
+        inputs = self.inputs[operation]
+        if inputs is None or sum(inputs.several) > 1:
+            return self._agreed(operation, [(_name(i, x), x) for i, x in enumerate(values)])
+        left, length = iter(values), len(values) - len(inputs.names) + 1
+        nested = [list(islice(left, length)) if each else next(left) for each in inputs.several]
+        return self.home_of(operation, inputs, nested)
+
+    def _agreed(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
+        places = [(name, there) for name, value in named if (there := _place_of(value)) is not None]
+        homes = {there for _, there in places}
+        if len(homes) < 2:
+            return homes.pop() if homes else None
+        error = mismatch(
+            _title_of(operation),
+            [
+                (name, device)
+                for name, there in places
+                if (device := self._devices.from_native(there)) is not None
+            ],
+        )
+        # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with, and
+        # AutoGraph an error of its own, to add a line of the user's.
+        vars(error).update(_keras_call_info_injected=True, ag_pass_through=True)
+        raise error
+
+
+def _place_of(value: Any) -> str | None:
+    """Return TensorFlow's name of the device where an operand is.
+
+    None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number, and what
+    has no place of its own.
+    """
+    if type(value) is not _EagerTensor:
+        if not isinstance(value, tf.Variable):
+            value = getattr(value, "_value", None)  # of Keras' variable
+            if not isinstance(value, tf.Variable):
+                return None
+        value = getattr(value, "handle", None)
+        if type(value) is not _EagerTensor:
+            return None
+    # Where the operation ran that made it. The bytes are elsewhere only where TensorFlow keeps them
+    # in the host's memory, as it does int32, shapes, and handles of variables.
+    there: str = value.device
+    if value._datatype_enum() in _ON_THE_HOST:
+        # A variable's handle knows the shape of what it leads to; an iterator's does not.
+        data = getattr(value, "_handle_data", None)
+        if data is None or not data.is_set:
+            return None
+        shape = data.shape_and_type[0].shape
+        rank = -1 if shape.unknown_rank else len(shape.dim)
+    elif _UNPLACED in value.__dict__:
+        return None
+    else:
+        rank = value._rank()
+    return None if there == _HOST and not rank else there
+
+
+def _unplaced(result: Any) -> Any:
+    """Return what an operation has made, as tensors that have no place of their own."""
+    for x in result if isinstance(result, (list, tuple)) else (result,):
+        if type(x) is _EagerTensor:
+            x.__dict__[_UNPLACED] = True
+    return result
+
+
+def _name(index: int, value: Any) -> str:
+    """Return what an input of a function is called: a variable by its name."""
+    name = getattr(value, "_name", None)  # of a variable's handle
+    return name.partition(":")[0] if isinstance(name, str) else f"operand_{index}"
+
+
+def _title_of(operation: str) -> str:
+    """Return the name of an operation: that of ``'AddV2'`` is add, of ``'__inference_f_12'`` f."""
+    if operation.startswith("__"):
+        return operation.removeprefix("__").partition("_")[2].rpartition("_")[0]
+    operation = operation.removesuffix("VariableOp")
+    plain, version, number = operation.rpartition("V")
+    return (plain if version and number.isdigit() else operation).lower()
+
+
+# -- functions that are replaced ------------------------------------------------------------------
 
 
 class _Specifications(dict[str, Any]):
@@ -85,30 +294,31 @@ _specifications = _Specifications()
 
 
 def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """For operations whose inputs are given as they are, before what is no tensor is converted."""
-    positions = operands.positions
+    """Return it for operations whose inputs are given as they are, before they are converted."""
+    definitions = operands.inputs
 
     def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
         if not in_force():
             return function(ctx, operation, name, *inputs)
-        places = positions[operation]
-        if places is None:
+        known = definitions[operation]
+        if known is None or known is _NOT_LOOKED_AT:
             return function(ctx, operation, name, *inputs)
         # From here on it is what strictness costs an operation.
+        default = _default_of(ctx)
         home: str | None = None
-        for index in places:
+        for index in known.operands:
             value = inputs[index]
-            if type(value) is not EagerTensor or (there := value.device) != home is not None:
-                home = operands.home_of(operation, inputs)
+            if type(value) is not _EagerTensor or (there := value.device) != home is not None:
+                home = None
                 break
             home = there
+        if home is None or home in (_HOST, default):
+            home = operands.home_of(operation, known, inputs)
         local = ctx._thread_local_data
         outer, before = local.device_name, local.device_spec
-        if home is None or (home == HOST and operation in OF_NUMBERS):
-            home = operands.home_of(operation, inputs)
-            if home is None and not outer:
-                home = Call(operands.place_of).home()
-        if home is None or _runs_there(ctx, operation, home, outer, before):
+        if home is None and not outer:
+            return _unplaced(function(ctx, operation, name, *inputs))
+        if home is None or _runs_there(operation, home, default, outer, before):
             return function(ctx, operation, name, *inputs)
         # As ``tf.device`` does it, at a tenth of the time.
         local.device_name, local.device_spec = home, _specifications[home]
@@ -121,55 +331,64 @@ def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _
 
 
 def _refusing_flat(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """For operations whose inputs are all tensors, in one list, and for calls of functions."""
+    """Return it for operations whose inputs are all tensors, in one list, and for functions."""
 
     def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
-        if in_force():
-            name = operation.decode() if isinstance(operation, bytes) else operation
-            home = operands.home_of_flat(name, inputs)
-            if home is None and not device:
-                home = Call(operands.place_of).home()
-            ctx = context()
-            if home is not None and not _runs_there(ctx, name, home, device, ctx.device_spec):
-                device = home
+        name = operation.decode() if isinstance(operation, bytes) else operation
+        if not in_force() or operands.inputs[name] is _NOT_LOOKED_AT:
+            return function(handle, device, operation, inputs, *others)
+        home = operands.home_of_flat(name, inputs)
+        ctx = context()
+        if home is None and not device:
+            return _unplaced(function(handle, device, operation, inputs, *others))
+        if home and not _runs_there(name, home, _default_of(ctx), device, ctx.device_spec):
+            device = home
         return function(handle, device, operation, inputs, *others)
 
     return run
 
 
 def _converting(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """For the tensors that TensorFlow and Keras make of NumPy arrays that they are given."""
+    """Return it for the tensors that TensorFlow and Keras make of numbers and NumPy arrays."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
-        # TensorFlow's own are axes, which may be anywhere.
-        is_given = isinstance(value, np.ndarray) and (dtype is not None or value.dtype != np.int32)
-        if is_given and in_force():
-            home = None if ctx.device_name else Call(operands.place_of).home()
-            if home is not None:
-                with tf.device(home):
-                    return function(value, ctx, dtype)
-        return function(value, ctx, dtype)
+        made = function(value, ctx, dtype)
+        is_new = type(value) is not _EagerTensor and not ctx.device_name
+        return _unplaced(made) if is_new and in_force() else made
 
     return convert
 
 
-def _runs_there(ctx: Any, operation: str, home: str, outer: str, specification: Any) -> bool:
-    """Whether an operation runs on its operands' device by itself, or elsewhere by the user's word.
+def _at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+    """Return it for gradients, which begin with ones, where what they are of was computed."""
+
+    def differentiate(tape: Any, target: Any, *arguments: Any, **named: Any) -> Any:
+        is_free = in_force() and tf.executing_eagerly() and not context().device_name
+        places = map(_place_of, tf.nest.flatten(target)) if is_free else ()
+        home = next((there for there in places if there is not None), None)
+        with nullcontext() if home is None else DefaultDevice(home):
+            return function(tape, target, *arguments, **named)
+
+    return differentiate
+
+
+def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
+    """Return whether an operation runs at its operands by itself, or elsewhere by the user's word.
 
     Args:
-        ctx: TensorFlow's context.
         operation: its name.
         home: the device of its operands.
-        outer: that of the innermost scope, empty if there is none.
+        default: where it runs if it is in no scope.
+        outer: the device of the innermost scope, empty if there is none.
         specification: the same, parsed.
     """
     if outer:
         return home == outer or operation == _IDENTITY or not is_default_only(specification)
-    return home == _default_of(ctx)
+    return home == default
 
 
 @lru_cache(1)
 def _default_of(ctx: Any) -> str:
-    """Where TensorFlow, which has started, runs an operation that is in no scope."""
+    """Return where TensorFlow, which has started, runs an operation that is in no scope."""
     devices: list[str] = ctx._context_devices
     return next((name for name in devices if "GPU" in name), devices[0])

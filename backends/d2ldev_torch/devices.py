@@ -68,6 +68,10 @@ class TorchDevices(Devices):
     def memory(self, device: Device) -> Memory:
         return UNKNOWN_MEMORY if device is CPU else self.accelerator.memory(device.index)
 
+    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        """Return tensors in new memory on a device, in the way that is fastest there."""
+        return self.accelerator.copies(xs, native)
+
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True
@@ -98,6 +102,13 @@ class Accelerator:
     def current(self) -> int:
         """Return the index of the one that ``torch.device(type)`` means."""
         return int(self._module.current_device()) if self._module.is_initialized() else 0
+
+    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        """Return tensors in new memory on a device: one of these, or the CPU."""
+        if native.type == "cpu":
+            # On one device ``clone`` takes two thirds of the time of ``to``.
+            return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
+        return [x.to(native, copy=True) for x in xs]
 
     def generator(self, native: torch.device) -> torch.Generator:
         """Return a new generator for random numbers on a device: one of these, or the CPU."""

@@ -7,9 +7,10 @@ whoever holds one, an optimizer above all, still holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
+from itertools import filterfalse
 from types import MemberDescriptorType
 from typing import Any
 
@@ -51,9 +52,10 @@ class TorchModels(Models):
             return _module_parts(obj)
         return _optimizer_parts(obj)
 
-    def attached(self, x: Tensor) -> Iterator[Part]:
+    def attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:
-            yield Part("grad", x.grad, partial(setattr, x, "grad"))
+            return (Part("grad", x.grad, partial(setattr, x, "grad")),)
+        return ()
 
     def is_refilled(self, x: Tensor) -> bool:
         # Whatever others may hold as their parameter, also a frozen one.
@@ -91,13 +93,16 @@ class TorchModels(Models):
 
 
 def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
-    for kept in (module._parameters, module._buffers, module._modules):
-        for name, value in kept.items():
-            if value is not None:
-                yield Part(name, value, partial(kept.__setitem__, name))
     attributes = vars(module)
-    for name, value in attributes.items():
-        if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_TENSORS):
+    for kept in (attributes["_parameters"], attributes["_buffers"], attributes["_modules"]):
+        if kept:
+            put = kept.__setitem__
+            for name, value in kept.items():
+                if value is not None:
+                    yield Part(name, value, partial(put, name))
+    for name in filterfalse(_OWN_ATTRIBUTES.__contains__, attributes):
+        value = attributes[name]
+        if not isinstance(value, _WITHOUT_TENSORS):
             yield Part(name, value, partial(attributes.__setitem__, name))
     cls: type = type(module)
     for name in _slots_of(cls):

@@ -44,6 +44,8 @@ class TorchTensors(Tensors):
 
     def __init__(self, devices: TorchDevices) -> None:
         self._devices = devices
+        # The devices of tensors, which say which GPU they are: what they stand for.
+        self._places: dict[torch.device, Device] = {}
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -52,6 +54,8 @@ class TorchTensors(Tensors):
             if x.is_cpu:
                 return CPU
             native = x.device
+            if native in self._places:
+                return self._places[native]
         except AttributeError:
             native = None
         device = self._devices.from_native(native)
@@ -63,6 +67,7 @@ class TorchTensors(Tensors):
                 else f"the tensor is on {native}, which is no place with bytes for d2ldev",
                 "x = backend.asarray(x) makes a tensor; module.to_empty(device=...) leaves 'meta'",
             )
+        self._places[x.device] = device
         return device
 
     def dtype_of(self, x: Tensor) -> str:
@@ -136,7 +141,10 @@ class TorchTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        return x.to(native, copy=True)
+        return self.copy_all([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        return self._devices.copies(xs, native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from d2ldev_conformance.requirement import ROOMS
+
 if TYPE_CHECKING:
     from d2ldev import Backend
     from d2ldev_conformance.report import Report
@@ -107,6 +109,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from d2ldev_conformance.requirement import requirement_of
 
     _select(config, items)
+    items.sort(key=_stage)
     backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], known_gaps()
     found = set(platforms(backend).values())
     for item in items:
@@ -121,6 +124,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if gap.covers(backend.name, requirement.id, item.name, found):
                 reason = f"{gap.reason} ({gap.link})"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def _stage(item: pytest.Item) -> int:
+    """Return the place of a test's room in the order in which a backend is written."""
+    room = item.path.parent.name
+    in_suite = item.path.is_relative_to(_SUITE) and room in ROOMS
+    return ROOMS.index(room) if in_suite else len(ROOMS)
 
 
 def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -162,9 +172,20 @@ def pytest_runtest_makereport(
 
         requirement = requirement_of(item)
         outcome = _outcome(result)
+        if call.excinfo is not None and _is_declared(item.config, call.excinfo.value):
+            outcome, problem = "cannot", str(getattr(call.excinfo.value, "problem", ""))
+            result.outcome = "skipped"
+            result.longrepr = (str(item.path), 0, f"Skipped: {problem}")
         if requirement is not None and outcome:
             item.config.stash[_REPORT].add(requirement, outcome, _reason(result, outcome, call))
     return result
+
+
+def _is_declared(config: pytest.Config, error: BaseException) -> bool:
+    """Return whether an error says what the backend declares that it cannot do."""
+    framework = config.stash[_BACKEND].framework
+    problem = getattr(error, "problem", None)
+    return problem in {framework.inability(ability) for ability in framework.cannot}
 
 
 def _outcome(result: pytest.TestReport) -> str:
@@ -179,7 +200,7 @@ def _outcome(result: pytest.TestReport) -> str:
 def _reason(result: pytest.TestReport, outcome: str, call: pytest.CallInfo[None]) -> str:
     if outcome == "known gap":
         return str(getattr(result, "wasxfail", ""))
-    if outcome == "skipped" and isinstance(result.longrepr, tuple):
+    if outcome in ("skipped", "cannot") and isinstance(result.longrepr, tuple):
         return str(result.longrepr[2]).removeprefix("Skipped: ")
     if outcome == "failed":
         raised = call.excinfo

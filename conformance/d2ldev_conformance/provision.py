@@ -27,7 +27,8 @@ def samples(backend: Backend) -> Builders:
     for cls in type(backend.framework).__mro__:
         name = f"{cls.__module__.partition('.')[0]}.provision"
         if _exists(name):
-            return found | importlib.import_module(name).samples(backend)
+            own: Builders = importlib.import_module(name).samples(backend)
+            return found | own
     return found
 
 

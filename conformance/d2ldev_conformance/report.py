@@ -18,7 +18,7 @@ from d2ldev_conformance.requirement import SECTIONS, Requirement
 
 # The worst outcome of a requirement's tests is the requirement's, but for skipping: one that
 # passed on the CPU and had no GPU to run on has passed, and the counts show the rest.
-_WORST_FIRST = ("failed", "known gap", "passed", "skipped")
+_WORST_FIRST = ("failed", "known gap", "cannot", "passed", "skipped")
 
 
 class Report:
@@ -39,7 +39,7 @@ class Report:
         self._reasons.setdefault(requirement, {})
 
     def add(self, requirement: Requirement, outcome: str, reason: str = "") -> None:
-        """Count one test: ``'passed'``, ``'failed'``, ``'skipped'`` or ``'known gap'``."""
+        """Count one test: ``'passed'``, ``'failed'``, ``'skipped'``, ``'known gap'`` or ``'cannot'``."""
         self.expect(requirement)
         self._outcomes[requirement][outcome] += 1
         if reason:
@@ -50,6 +50,7 @@ class Report:
         return [
             {
                 "requirement": requirement.id,
+                "room": requirement.room,
                 "section": requirement.section,
                 "outcome": next((o for o in _WORST_FIRST if counts[o]), "failed"),
                 "tests": dict(counts),
@@ -59,9 +60,9 @@ class Report:
         ]
 
     def summary(self) -> dict[str, int]:
-        """How many requirements have each outcome."""
+        """Return how many requirements have each outcome."""
         counts = Counter(row["outcome"] for row in self.rows())
-        return {outcome: counts[outcome] for outcome in ("passed", *_WORST_FIRST[:2], "skipped")}
+        return {outcome: counts[outcome] for outcome in ("passed", *_WORST_FIRST[:3], "skipped")}
 
     def document(self) -> dict[str, Any]:
         """The whole report, as it is written to ``conformance.json``.
@@ -104,14 +105,14 @@ def as_table(document: Mapping[str, Any]) -> str:
         "",
         ", ".join(f"{count} {outcome}" for outcome, count in document["summary"].items()),
         "",
-        "| requirement | section | outcome | tests | reasons |",
-        "|---|---|---|---|---|",
+        "| requirement | room | section | outcome | tests | reasons |",
+        "|---|---|---|---|---|---|",
     ]
     for row in document["requirements"]:
         tests = ", ".join(f"{count} {outcome}" for outcome, count in row["tests"].items())
         section = f"{row['section']} {SECTIONS[row['section']]}"
         lines.append(
-            f"| {row['requirement']} | {section} | {row['outcome']} | {tests} "
+            f"| {row['requirement']} | {row['room']} | {section} | {row['outcome']} | {tests} "
             f"| {'; '.join(row['reasons']).replace('|', '/')} |"
         )
     return "\n".join(lines) + "\n"

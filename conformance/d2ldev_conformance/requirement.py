@@ -25,16 +25,22 @@ SECTIONS = {
 }
 
 
+ROOMS = ("devices", "tensors", "models", "files", "training", "strict")
+"""The rooms of the contract, in the order in which a backend is written and tested."""
+
+
 class Requirement(NamedTuple):
     """One thing that every backend must do.
 
     Args:
         id: ``area.what-holds``; a report has one row for it.
         section: the section of D2L's chapter that it comes from.
+        room: of the contract; the folder in which its tests are.
     """
 
     id: str
     section: str
+    room: str = ""
 
 
 def requirement(id: str, *, section: str) -> pytest.MarkDecorator:  # noqa: A002
@@ -49,6 +55,6 @@ def requirement(id: str, *, section: str) -> pytest.MarkDecorator:  # noqa: A002
 
 
 def requirement_of(item: pytest.Item) -> Requirement | None:
-    """The requirement that a collected test checks."""
+    """Return the requirement that a collected test checks; None if it names none."""
     mark = item.get_closest_marker("requirement")
-    return None if mark is None else Requirement(*mark.args)
+    return None if mark is None else Requirement(*mark.args, item.path.parent.name)

@@ -291,8 +291,10 @@ class _Fitting:
 
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
-        nestings = [*[(part.name, part.value) for part in parts], *models]
-        remade = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(replaced)
+        nestings = [*[(name, part.value) for name, part in parts], *models]
+        remade = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
+            dict(replaced)
+        )
         for (_, model), new in zip(models, remade[len(parts) :], strict=True):
             replaced[id(model)] = new
         placed = Remaking(framework, self._attempted, replaced, rows).of(obj, found)
@@ -300,7 +302,7 @@ class _Fitting:
         def put() -> Any:
             for tensor, new in refilled:
                 framework.models.write(tensor, new)
-            for part, value in zip(parts, remade, strict=False):
+            for (_, part), value in zip(parts, remade, strict=False):
                 if value is not part.value:
                     part.put(value)
             for put_state in puts:

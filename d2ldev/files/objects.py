@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 from typing import Any
 
 from d2ldev.framework import Framework, Part
@@ -16,8 +16,8 @@ class Learned(Inventory):
         parts = super().parts_of(value, name)
         return [part for part in parts if not self.framework.files.is_gradient(value, part)]
 
-    def attached_to(self, value: Any) -> Iterator[Part]:
-        return iter(())
+    def attached_to(self, value: Any) -> Iterable[Part]:
+        return ()
 
 
 def tensors_of(framework: Framework, model: Any, attempted: str) -> dict[str, Any]:

@@ -146,6 +146,10 @@ class Framework:
         if ability in self.cannot:
             raise UnsupportedValueError(
                 attempted,
-                f"the {self.name} backend cannot {ability}: {self.cannot[ability]}",
+                self.inability(ability),
                 "use another backend for it: D2LDEV_BACKEND=torch",
             )
+
+    def inability(self, ability: str) -> str:
+        """Return in words that it cannot do something, and why."""
+        return f"the {self.name} backend cannot {ability}: {self.cannot[ability]}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -70,9 +70,9 @@ class Models:
         """
         return iter(())
 
-    def attached(self, x: Tensor) -> Iterator[Part]:
-        """Yield what hangs on a tensor and has to be where it is, such as its gradient."""
-        return iter(())
+    def attached(self, x: Tensor) -> Iterable[Part]:
+        """Return what hangs on a tensor and has to be where it is, such as its gradient."""
+        return ()
 
     def is_refilled(self, x: Tensor) -> bool:
         """Return whether a tensor keeps its identity, and is given other memory.

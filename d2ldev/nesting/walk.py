@@ -22,12 +22,12 @@ This module imports no framework, and knows none: what a value is, is asked of a
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_not
 from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
-from d2ldev.nesting.containers import DICT, LIST, TUPLE, Container
+from d2ldev.nesting.containers import TUPLE, Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
 
 __all__ = [
@@ -38,6 +38,7 @@ __all__ = [
     "Flattened",
     "Kind",
     "Kinds",
+    "every",
     "flatten",
     "flatten_all",
     "joined",
@@ -54,6 +55,38 @@ def joined(path: str, label: object) -> str:
     ('layers.0', 'weight')
     """
     return f"{path}.{label}" if path else str(label)
+
+
+def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
+    """Whether ``holds`` is true of every tensor in the nesting ``x``, which may hold no others.
+
+    The walk that decides that nothing has to move: it makes no object of its own, and does not
+    remember where it was.
+
+    Args:
+        x: a nesting.
+        kinds: what each type is.
+        holds: asked of each tensor.
+        budget: how many containers it may enter, in a list of one; it gives up, with False, at
+            a nesting that is large or full of shared containers, which ``flatten`` enters once.
+
+    Raises:
+        RecursionError: if a container contains itself.
+        UnsupportedValueError: never; a value of an unknown kind makes the answer False, so
+            that the walk which names its place comes next.
+    """
+    kind = kinds[type(x)]
+    if kind is TENSOR:
+        return holds(x)
+    if kind is PLAIN:
+        return True
+    budget[0] -= 1
+    if isinstance(kind, Kind) or budget[0] < 0:
+        return False
+    for child in kind.children(x):  # noqa: SIM110  # a generator would double the cost
+        if not every(child, kinds, holds, budget):
+            return False
+    return True
 
 
 # -- once through, and back --------------------------------------------------------------------
@@ -74,44 +107,47 @@ def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
     >>> flat = flatten(batch, backend.kinds, "double a batch")             # doctest: +SKIP
     >>> flat.unflatten({key: 2 * x for key, x in flat.tensors.items()})    # doctest: +SKIP
     """
-    return Flattened([("", x)], kinds, attempted)
+    return Flattened((x,), ("",), kinds, attempted)
 
 
-def flatten_all(named: Iterable[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
+def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
     """``flatten`` of several nestings: what they share stays shared.
 
     Args:
         named: ``(name, nesting)``; the name is where the names in it begin.
         kinds, attempted: see ``flatten``.
     """
-    return Flattened(list(named), kinds, attempted)
+    names, nestings = zip(*named, strict=True) if named else ((), ())
+    return Flattened(nestings, names, kinds, attempted)
 
 
 class Flattened:
     """The leaves of nestings, and how the containers around them are made again.
 
     Args:
-        named: ``(name, nesting)`` of each.
+        nestings: what is gone through.
+        names: where the names in each begin.
         kinds, attempted: see ``flatten``.
     """
 
-    tensors: dict[int, Any]
-    """The tensors by their ids, each once, in order."""
-    others: dict[int, Any]
-    """The other leaves that are no plain values, in the same way."""
+    __slots__ = ("_attempted", "_containers", "_kinds", "_names", "_nestings", "others", "tensors")
 
-    def __init__(self, named: list[tuple[str, Any]], kinds: Kinds, attempted: str) -> None:
-        self.tensors = {}
-        self.others = {}
-        self._named = named
+    def __init__(
+        self, nestings: tuple[Any, ...], names: tuple[str, ...], kinds: Kinds, attempted: str
+    ) -> None:
+        self._nestings = nestings
+        self._names = names
         self._kinds = kinds
         self._attempted = attempted
+        self.tensors: dict[int, Any] = {}
+        """The tensors by their ids, each once, in order."""
+        self.others: dict[int, Any] = {}
+        """The other leaves that are no plain values, in the same way."""
         # (container, how it is made again, what is in it), what is inside before what is around.
         # They keep what is in them, so that an id stays that of one object.
-        self._containers: list[tuple[Any, Container, list[Any]]] = []
-        roots = [x for _, x in named]
+        self._containers: list[tuple[Any, Container, Sequence[Any]]] = []
         try:
-            _collect(roots, kinds, self.tensors, self.others, self._containers, {})
+            _collect(nestings, kinds, self.tensors, self.others, self._containers, {})
         except RecursionError:
             raise too_deep(attempted) from None
         except (D2LDevError, MemoryError):
@@ -124,28 +160,33 @@ class Flattened:
         """The nesting with other leaves; of several nestings, the first.
 
         Args:
-            changed: id -> what takes the place of this leaf; leaves that are not in it stay.
+            changed: id -> what takes the place of this leaf; leaves that are not in it stay. The
+                containers that are made again are added to it.
 
         Raises:
             UnsupportedValueError: if a container cannot be made again.
         """
-        return self.unflatten_all(changed)[0]
+        if not changed:
+            return self._nestings[0]
+        self._make_again(changed)
+        x = self._nestings[0]
+        return changed.get(id(x), x)
 
     def unflatten_all(self, changed: dict[int, Any]) -> list[Any]:
         """The nestings with other leaves; see ``unflatten``."""
-        roots = [x for _, x in self._named]
-        if not changed:
-            return roots
-        became = dict(changed)
-        new_of = became.get
+        self._make_again(changed)
+        return [changed.get(id(x), x) for x in self._nestings]
+
+    def _make_again(self, changed: dict[int, Any]) -> None:
+        new_of = changed.get
         for x, kind, old in self._containers:
             new = [new_of(id(child), child) for child in old]
             if any(map(is_not, new, old)):
                 try:
-                    became[id(x)] = kind.rebuild(x, new)
+                    changed[id(x)] = kind.rebuild(x, new)
                 except Exception as error:  # whatever a class's own methods raise
-                    raise self._refused(x, "made again", error) from error
-        return [new_of(id(x), x) for x in roots]
+                    name = self.name_of(x)
+                    raise _refused(x, "made again", name, self._attempted, error) from error
 
     def name_of(self, wanted: Any) -> str:
         """The name of the first place of a leaf or a container; empty at the top."""
@@ -158,9 +199,6 @@ class Flattened:
                 alike = alike or name
         return alike
 
-    def _refused(self, x: Any, what: str, error: Exception) -> UnsupportedValueError:
-        return _refused(x, what, self.name_of(x), self._attempted, error)
-
     def _look_for_the_place(self) -> None:
         """Raise the error that names the place which could not be gone through."""
         for _ in self._places():
@@ -168,7 +206,7 @@ class Flattened:
 
     def _places(self) -> Iterator[tuple[str, Any]]:
         entered: dict[int, tuple[Any, bool]] = {}
-        for name, x in self._named:
+        for name, x in zip(self._names, self._nestings, strict=True):
             yield from _places(x, self._kinds, name, self._attempted, entered)
 
 
@@ -177,7 +215,7 @@ def _collect(
     kinds: Kinds,
     tensors: dict[int, Any],
     others: dict[int, Any],
-    containers: list[tuple[Any, Container, list[Any]]],
+    containers: list[tuple[Any, Container, Sequence[Any]]],
     is_open: dict[int, bool],
 ) -> None:
     """Add what is in a container to what was found so far.
@@ -200,12 +238,7 @@ def _collect(
             key = id(child)
             if key not in is_open:
                 is_open[key] = True
-                if kind is DICT:
-                    inner = list(child.values())
-                elif kind is LIST or kind is TUPLE:
-                    inner = list(child)
-                else:
-                    inner = list(kind.children(child))
+                inner = child if kind is TUPLE else list(kind.children(child))
                 _collect(inner, kinds, tensors, others, containers, is_open)
                 is_open[key] = False
                 containers.append((child, kind, inner))

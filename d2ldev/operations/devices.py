@@ -122,7 +122,7 @@ def asked_for_too_late(index: int) -> str:
 
 def current(framework: Framework) -> Device:
     """Return the device of the innermost ``on``, else the CPU."""
-    placed = framework.scope.current()
+    placed = framework.scope.value.get()
     return CPU if placed is None else placed.device
 
 

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, DType, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR
-from d2ldev.nesting.walk import Flattened, flatten
+from d2ldev.nesting.walk import Flattened, every, flatten
 from d2ldev.operations import creation, devices
 from d2ldev.registry.selection import framework_of
 
@@ -30,10 +31,16 @@ def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
         target = framework.known_devices[device]
     except Exception:  # unknown so far, or not hashable
         target = devices.existing(framework, device, "move a tensor")
-    if framework.kinds[type(x)] is TENSOR:
-        if framework.tensors.device_of(x) is target:
+    kinds, device_of = framework.kinds, framework.tensors.device_of
+    if kinds[type(x)] is TENSOR:
+        if device_of(x) is target:
             return x
-        return copies(framework, [x], target, f"move a tensor to {target}")[0]
+        return copies(framework, [x], target, _moving("a tensor", target))[0]
+    try:
+        if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
+            return x
+    except Exception:  # noqa: S110
+        pass  # a cycle, or a container that cannot be walked: the walk below names it
     return moved(framework, x, target)
 
 
@@ -46,7 +53,7 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None
         target: where to.
         copy_all: what copies the tensors that are elsewhere; None is the framework's own way.
     """
-    attempted = f"move a batch to {target}"
+    attempted = _moving("a batch", target)
     flat = flatten(x, framework.kinds, attempted)
     device_of = framework.tensors.device_of
     elsewhere = {
@@ -70,18 +77,24 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     """Copy a tensor, or every tensor in a nesting, into new memory; see ``Backend.copy``."""
     attempted = "copy a tensor"
     target = None if device is None else devices.existing(framework, device, attempted)
+    device_of = framework.tensors.device_of
+    if framework.kinds[type(x)] is TENSOR:
+        return copies(framework, [x], target or device_of(x), attempted)[0]
     flat = flatten(x, framework.kinds, attempted)
     for leaf in flat.others.values():
         what = _foreign(framework, leaf)
         raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
-    device_of = framework.tensors.device_of
-    groups: dict[Device, dict[int, Tensor]] = {}
-    for key, tensor in flat.tensors.items():
-        groups.setdefault(target or device_of(tensor), {})[key] = tensor
+    tensors = flat.tensors
+    places = [target] if target is not None else list(map(device_of, tensors.values()))
     changed: dict[int, Tensor] = {}
-    for there, tensors in groups.items():
-        new = copies(framework, list(tensors.values()), there, attempted)
-        changed.update(zip(tensors, new, strict=True))
+    for place in dict.fromkeys(places):
+        # What is on one device is copied together, as a framework may do it at less cost.
+        keys = tensors
+        if len(set(places)) > 1:
+            keys = {key: x for key, x in tensors.items() if device_of(x) is place}
+        changed.update(
+            zip(keys, copies(framework, list(keys.values()), place, attempted), strict=True)
+        )
     return flat.unflatten(changed)
 
 
@@ -135,6 +148,11 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
             f"{type(error).__name__}: {error}",
             "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
         ) from error
+
+
+@cache
+def _moving(what: str, device: Device) -> str:
+    return f"move {what} to {device}"
 
 
 def copies(

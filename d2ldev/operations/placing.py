@@ -13,22 +13,15 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, Framework, Models, Part
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind
+from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import flatten_all, joined, leaves, too_deep
 from d2ldev.operations import devices, moving
-
-
-class Entry(NamedTuple):
-    """A tensor that was found, under its full name."""
-
-    name: str
-    tensor: Any
 
 
 class Inventory:
@@ -49,9 +42,12 @@ class Inventory:
         self._kinds = framework.kinds
         self._attempted = attempted
         self._seen: set[int] = set()
-        self.parts: list[Part] = []
-        self.entries: list[Entry] = []
+        self.parts: list[tuple[str, Part]] = []
+        """What may have to be put back, with its full name."""
+        self.entries: list[tuple[str, Any]] = []
+        """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
+        """The models, optimizers and the like, each once."""
         try:
             for name, value, kind in leaves(obj, self._kinds, "", attempted):
                 if kind is UNKNOWN:
@@ -71,20 +67,37 @@ class Inventory:
 
     def _add(self, name: str, value: Any, kind: Kind) -> None:
         if kind is TENSOR:
-            self.entries.append(Entry(name, value))
-            if id(value) not in self._seen:
-                self._seen.add(id(value))
-                for part in self.attached_to(value):
-                    full_name = joined(name, part.name)
-                    self.parts.append(Part(full_name, part.value, part.put))
-                    self.entries.append(Entry(full_name, part.value))
+            self._add_tensor(name, value)
         elif kind is OBJECT and id(value) not in self._seen:
-            self._seen.add(id(value))
-            self.objects.append(value)
-            for part in self.parts_of(value, name):
+            self._add_object(name, value)
+
+    def _add_tensor(self, name: str, value: Any) -> None:
+        self.entries.append((name, value))
+        key = id(value)
+        if key not in self._seen:
+            self._seen.add(key)
+            for part in self.attached_to(value):
                 full_name = joined(name, part.name)
-                if self._add_nesting(full_name, part.value):
-                    self.parts.append(Part(full_name, part.value, part.put))
+                self.parts.append((full_name, part))
+                self.entries.append((full_name, part.value))
+
+    def _add_object(self, name: str, value: Any) -> None:
+        self._seen.add(id(value))
+        self.objects.append(value)
+        kinds, seen = self._kinds, self._seen
+        prefix = f"{name}." if name else ""
+        for part in self.parts_of(value, name):
+            part_name, inner, _ = part
+            full_name = prefix + part_name
+            kind = kinds[type(inner)]
+            if kind is TENSOR:
+                self._add_tensor(full_name, inner)
+                self.parts.append((full_name, part))
+            elif kind is OBJECT:
+                if id(inner) not in seen:
+                    self._add_object(full_name, inner)
+            elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner):
+                self.parts.append((full_name, part))
 
     def parts_of(self, value: Any, name: str) -> list[Part]:
         try:
@@ -99,16 +112,15 @@ class Inventory:
                 "make it whole first: super().__init__() in its __init__",
             ) from error
 
-    def attached_to(self, value: Any) -> Iterator[Part]:
+    def attached_to(self, value: Any) -> Iterable[Part]:
         return self.framework.models.attached(value)
 
     def _add_nesting(self, name: str, value: Any) -> bool:
-        """Whether there is anything in ``value`` that may have to be put back."""
+        """Whether there is anything in a container that may have to be put back."""
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self._attempted):
-            if kind is not PLAIN and kind is not UNKNOWN:
-                self._add(path, leaf, kind)
-                found = found or kind is TENSOR
+            self._add(path, leaf, kind)
+            found = found or kind is TENSOR
         return found
 
 
@@ -124,7 +136,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
     inventory = Inventory(framework, obj, attempted)
     elsewhere = [
         tensor
-        for tensor in {id(entry.tensor): entry.tensor for entry in inventory.entries}.values()
+        for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
         if device_of(tensor) is not device
     ]
     if not elsewhere:
@@ -141,13 +153,13 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
             replaced[id(old)] = new
 
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(part.name, part.value) for part in inventory.parts]
+    nestings = [(name, part.value) for name, part in inventory.parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
-    for part, value in zip(inventory.parts, values, strict=True):
+    for (_, part), value in zip(inventory.parts, values, strict=True):
         if value is not part.value:
             part.put(value)
     for moved in inventory.objects:
@@ -168,6 +180,6 @@ def _settle(inventory: Inventory, device: Device) -> None:
         inventory.framework.models.settle(obj, device)
 
 
-def named_tensors(framework: Framework, obj: Any) -> Iterator[Entry]:
+def named_tensors(framework: Framework, obj: Any) -> Iterator[tuple[str, Any]]:
     """Return the tensors that ``place`` looks after, with their names."""
     return iter(Inventory(framework, obj, "list the tensors of an object").entries)

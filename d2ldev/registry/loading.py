@@ -99,10 +99,11 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
     except D2LDevError:
         raise
     except BROKEN as error:
-        # Most import their framework only here.
-        is_import = isinstance(error, ImportError)
-        what = "fails to import" if is_import else "cannot be made"
+        # Most import their framework only here: without a shared library that is an OSError, with a
+        # NumPy that is too new an AttributeError.
         install = _INSTALL.get(name, "")
+        is_import = bool(install) or isinstance(error, ImportError)
+        what = "fails to import" if is_import else "cannot be made"
         fix = f"reinstall it: {install}" if install else "reinstall it"
         if not is_import:
             fix = "mend its __init__, which takes virtual_gpus=None, or choose another backend"

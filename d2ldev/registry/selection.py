@@ -105,13 +105,23 @@ def active_framework() -> Framework:
     that ``D2LDEV_BACKEND`` names; else the first installed of torch, jax, tensorflow, mxnet;
     else the reference backend, with a ``BackendFallbackWarning``.
     """
-    return scoped.current() or _process.framework or _resolve()
+    return scoped.value.get() or _process.framework or _resolve()
+
+
+class FollowsSelection:
+    """What has the active framework as its ``framework``, resolved at every use."""
+
+    @property
+    def framework(self) -> Framework:
+        """The framework of the active backend, here and now."""
+        # ``active_framework``, without a call: this is asked in every call of the handle.
+        return scoped.value.get() or _process.framework or _resolve()
 
 
 def selection_reason() -> str:
     """Return why the active backend is the active one, in words."""
     active_framework()
-    return _process.reason if scoped.current() is None else "use_backend"
+    return _process.reason if scoped.value.get() is None else "use_backend"
 
 
 class Choice(NamedTuple):

@@ -11,6 +11,8 @@ from d2ldev.active import backend_of
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations.arguments import whole_number
 
 if TYPE_CHECKING:
@@ -232,12 +234,14 @@ def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) 
     return [values[name] for name in ordered]
 
 
-def count_of(y: Any) -> int:
-    """How many examples a batch has: the length of its target's first axis, 1 if it has none.
+def count_of(backend: Backend, y: Any) -> int:
+    """Return how many examples a batch has: the length of its target's first axis, 1 if it has none.
 
-    Of a target that is a nesting, that of the first thing in it.
+    Of a target that is a nesting, that of the first tensor in it.
     """
-    while isinstance(y, (list, tuple, Mapping)) and y:
-        y = next(iter(y.values() if isinstance(y, Mapping) else y))
+    kinds = backend.framework.kinds
+    if kinds[type(y)] is not TENSOR:
+        flat = flatten(y, kinds, "count the examples of a batch")
+        y = next(iter((*flat.tensors.values(), *flat.others.values())), None)
     shape = tuple(getattr(y, "shape", ()))
     return int(shape[0]) if shape else 1

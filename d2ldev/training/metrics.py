@@ -10,6 +10,7 @@ from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations.losses import comparison, stateful
 
 Metric = str | Callable[[Any, Any], Any]
@@ -88,6 +89,5 @@ def _device_in(backend: Backend, x: Any) -> Device | None:
     """Where the first tensor of a nesting is; None if there is none."""
     if backend.framework.kinds[type(x)] is TENSOR:
         return backend.device_of(x)
-    values = x.values() if isinstance(x, Mapping) else x if isinstance(x, (list, tuple)) else ()
-    devices = (_device_in(backend, value) for value in values)
-    return next((device for device in devices if device is not None), None)
+    tensors = flatten(x, backend.framework.kinds, "measure a prediction").tensors.values()
+    return next(map(backend.device_of, tensors), None)

@@ -218,7 +218,7 @@ class Trainer:
                 inputs, y = inputs_and_target(batch, names, takes_mapping)
                 loss, prediction = step(inputs, y)
                 measured = {name: metric(prediction, y) for name, metric in metrics.items()}
-                log.add(count_of(y), loss=loss, **measured)
+                log.add(count_of(self.backend, y), loss=loss, **measured)
         means = log.means()
         if not means:
             raise UnsupportedValueError(

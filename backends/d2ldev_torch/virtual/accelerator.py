@@ -15,7 +15,7 @@ from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Memory
 from d2ldev_torch.devices import Accelerator
 from d2ldev_torch.virtual import autograd, devices, memory, patches, random, torch_module
-from d2ldev_torch.virtual.copies import COPY_KERNELS
+from d2ldev_torch.virtual.copies import COPY_KERNELS, copies
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.kernels import (
     fall_back,
@@ -44,6 +44,9 @@ class VirtualAccelerator(Accelerator):
         if not _libraries:
             _set_up(hardware)
         super().__init__(NAME, "virtual", torch_module)
+
+    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
+        return copies(xs, native)
 
     def is_idle(self, index: int) -> bool:
         """Return True: nothing is queued."""

@@ -1,5 +1,6 @@
 """MXNet's arrays, blocks and trainers in files."""
 
+import os
 import subprocess
 import sys
 
@@ -8,31 +9,19 @@ import pytest
 from d2ldev_mxnet.framework import mx
 from saved_files import bits
 
+import d2ldev
 from d2ldev import CheckpointError
+from d2ldev.files.layouts import layouts_of_model
 
 nn = mx.gluon.nn
 
 
-@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
-def test_every_dtype_comes_back_bit_for_bit(backend, path, shape):
-    size = int(np.prod(shape))
-    saved = {}
-    for name in backend.dtype_names:
-        dtype = np.dtype(name)
-        data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
-        saved[name] = backend.asarray(data.astype("uint8").view(dtype).reshape(shape))
-    backend.save(saved, path)
-    loaded = backend.load(path)
-    assert [bits(backend, x) for x in loaded.values()] == [bits(backend, x) for x in saved.values()]
-
-
 def test_a_dtype_that_mxnet_lacks_is_refused_by_name(backend, path):
     import ml_dtypes
-    from d2ldev_reference.backend import ReferenceBackend
 
     backend.save({"x": np.ones(3, ml_dtypes.bfloat16)}, path)
     assert backend.load(path)["x"].dtype == ml_dtypes.bfloat16  # NumPy's stay NumPy's
-    reference = ReferenceBackend()
+    reference = d2ldev.get_backend("reference")
     reference.save({"x": reference.ones(3, dtype="complex64")}, path)
     with pytest.raises(CheckpointError, match="complex64"):
         backend.load(path)
@@ -111,16 +100,77 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backen
     [
         ({"states": 3}, "no state"),
         ({"states": {"0": 1}}, "1, an int"),
-        ({"shapes": [[4, 3]]}, "its parameters"),
+        ({"states": {"0": (np.zeros(3),)}}, "array"),
+        ({"states": {"77": None}}, "other parameters"),
+        ({"shapes": [[4, 3]]}, "its shapes"),
         ({"counts": {"77": 1}}, "other parameters"),
-        ({"class": "SGD"}, "its class"),
+        ({"counts": {"0": -1}}, "its counts"),
+        ({"counts": {"0": 1.5}}, "its counts"),
+        ({"class": "SGD"}, "its class: Adam, SGD in the state"),
+        ({"numbers": {}}, "its numbers: only one of the two has"),
+        ({"schedule": {"step": 3}}, "its schedule: only one of the two has step"),
     ],
-    ids=["no states", "no arrays", "shapes", "counts", "class"],
+    ids=str,
 )
-def test_what_is_no_state_is_refused(backend, made, spoilt, problem):
-    trainer = made("adam")["trainer"]
+def test_what_is_no_state_is_refused_and_nothing_is_changed(backend, made, spoilt, problem):
+    files, whole = backend.framework.files, made("adam")
+    train(backend, **whole, device="gpu:0")
+    state = files.state(whole["trainer"])
+    before = flat(backend, state)
     with pytest.raises(ValueError, match=problem):
-        backend._state_put(trainer, {**backend._state(trainer), **spoilt})
+        files.checked_state(whole["trainer"], {**state, **spoilt})
+    assert flat(backend, files.state(whole["trainer"])) == before
+
+
+def flat(backend, state):
+    arrays = {name: [bits(backend, x) for x in pair] for name, pair in state["states"].items()}
+    return {**state, "states": arrays}
+
+
+@pytest.mark.parametrize("value", ["fast", None, [1.0], {}], ids=str)
+def test_a_number_of_another_kind_is_refused(backend, made, value):
+    trainer, files = made("adam")["trainer"], backend.framework.files
+    state = files.state(trainer)
+    state["numbers"]["lr"] = value
+    with pytest.raises(ValueError, match="its numbers: lr is"):
+        files.checked_state(trainer, state)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_the_arrays_of_a_state_have_the_shapes_of_its_parameters(backend, made, optimizer):
+    whole = made(optimizer, **OPTIMIZERS[optimizer])
+    train(backend, **whole, device="gpu:0")
+    files, trainer = backend.framework.files, whole["trainer"]
+    state = files.state(trainer)
+    here, there = (str(state["shapes"].index(shape)) for shape in ([4, 3], [1, 4]))
+    state["states"][here] = state["states"][there]
+    with pytest.raises(ValueError, match=rf"the state of parameter {here} is .*\(1, 4\)"):
+        files.checked_state(trainer, state)
+
+
+def test_nothing_is_changed_before_what_was_checked_is_called(backend, path, made):
+    whole, files = made("adam"), backend.framework.files
+    train(backend, **whole, device="gpu:0")
+    trainer = whole["trainer"]
+    backend.save(files.state(trainer), path)
+    old = flat(backend, files.state(trainer))
+    train(backend, **whole, device="gpu:0")
+    new = flat(backend, files.state(trainer))
+    put = files.checked_state(trainer, backend.load(path))
+    assert flat(backend, files.state(trainer)) == new != old
+    put()
+    assert flat(backend, files.state(trainer)) == old
+
+
+def test_a_trainer_without_shapes_takes_no_state_that_has_them(backend, path, made):
+    whole = made("adam")
+    train(backend, **whole, device="gpu:0")
+    backend.save(whole["trainer"], path)
+    net = nn.HybridSequential()
+    net.add(nn.Dense(4), nn.BatchNorm(), nn.Dense(1))
+    net.initialize()
+    with pytest.raises(CheckpointError, match="its shapes"):
+        backend.load_into(mx.gluon.Trainer(net.collect_params(), "adam"), path)
 
 
 def test_an_array_with_a_gradient_stays_who_it_is_and_is_trained_on(backend, path):
@@ -153,7 +203,7 @@ def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, pat
     )
     done = subprocess.run(
         [sys.executable, "-c", program, path],
-        env={"PATH": "", "D2LDEV_VIRTUAL_GPUS": "0"},
+        env=os.environ | {"D2LDEV_VIRTUAL_GPUS": "0"},
         capture_output=True,
         text=True,
         check=True,
@@ -180,7 +230,7 @@ NOT_STANDARD = {
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layouts_are_claimed_for_other_models(backend, make):
-    assert backend._layouts(make()) is None
+    assert layouts_of_model(backend.framework, make()) is None
 
 
 def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backend, path, made):

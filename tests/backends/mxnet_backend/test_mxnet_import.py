@@ -43,7 +43,8 @@ import d2ldev, numpy
 backend = d2ldev.get_backend('mxnet')
 import mxnet as mx
 x = backend.ones((2, 3))
-backend.samples()
+from d2ldev_mxnet.provision import samples
+for make in samples(backend).values(): make(backend.cpu())
 print(json.dumps({
     'bool': 'bool' in vars(numpy),
     'shape': mx.util.is_np_shape(),

@@ -1,0 +1,260 @@
+"""Devices: TensorFlow's logical devices, what they are called, how many there are, how they start.
+
+TensorFlow initialises all of its devices together, with the first operation. What has to be said
+before (virtual GPUs, the memory policy) is said here, and so is how many GPUs there are before
+anything has started. Virtual GPUs are further logical CPUs, which TensorFlow keeps apart as it does
+GPUs.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import warnings
+from contextlib import AbstractContextManager
+from typing import Any
+
+import tensorflow as tf
+
+# Private, and the only place that says whether TensorFlow has started, and which scope is in force.
+from tensorflow.python.eager.context import async_wait, context
+from tensorflow.python.framework.device_spec import DeviceSpecV2
+
+from d2ldev.device import CPU, Device, gpu
+from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError
+from d2ldev.framework import Devices, Memory
+from d2ldev.framework.devices import UNKNOWN_MEMORY
+from d2ldev.operations import nvml
+from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
+
+_GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
+_NAME = re.compile(
+    r"(?:/job:localhost)?(?:/replica:0)?(?:/task:0)?/(?:device:)?(cpu|gpu):([0-9]{1,9})",
+    re.IGNORECASE | re.ASCII,
+)
+_TOO_LARGE = "would have more than 2**63 - 1 elements"
+
+
+class TensorFlowDevices(Devices):
+    """The devices of this process; a native device is what ``tf.device`` takes: ``'/GPU:0'``.
+
+    Args:
+        virtual_gpus: how many virtual GPUs there are, 0 for no GPU at all, None for the hardware's.
+
+    Attributes:
+        virtual_gpus: how many virtual GPUs there are; None for the hardware's.
+        places: the device of every name that TensorFlow gave to a tensor, a variable or a device.
+        patience: how many seconds a device may take to answer that it is idle.
+
+    Raises:
+        DeviceUnavailableError: if TensorFlow has started with other devices.
+    """
+
+    patience = 0.05
+
+    def __init__(self, virtual_gpus: int | None) -> None:
+        self.virtual_gpus = virtual_gpus
+        self.places: dict[Any, Device] = {}
+        self._started = False
+        if virtual_gpus is not None:
+            _configure(virtual_gpus)
+
+    def count(self) -> int:
+        if self.virtual_gpus is not None:
+            return self.virtual_gpus
+        if has_started():
+            return len(tf.config.list_logical_devices("GPU"))
+        if tf.test.is_built_with_cuda() and context()._physical_devices is None:
+            cards = nvml.visible_cards()
+            if cards is not None:
+                return len(cards)
+        return sum(
+            len(tf.config.get_logical_device_configuration(card) or [card])
+            for card in tf.config.get_visible_devices("GPU")
+        )
+
+    def native(self, device: Device) -> str:
+        if not self._started:
+            self._start()
+        if self.virtual_gpus is not None:
+            name = f"/CPU:{0 if device is CPU else device.index + 1}"
+        elif device is CPU:
+            name = "/CPU:0"
+        elif device.index < self.count():
+            name = f"/GPU:{device.index}"
+        else:
+            raise DeviceUnavailableError(
+                f"use {device}",
+                "the driver shows it, but TensorFlow has not made a device of it",
+                "pip install 'd2ldev[tensorflow-cuda]'; TensorFlow's log says what it misses",
+                [device],
+            )
+        self.places[name] = device
+        return name
+
+    def from_native(self, native: Any) -> Device | None:
+        if isinstance(native, tf.config.LogicalDevice):
+            native = native.name
+        match = _NAME.fullmatch(native) if isinstance(native, str) else None
+        if match is None:
+            return None
+        kind, index = match[1].lower(), int(match[2])
+        if kind == "gpu":
+            return gpu(index)
+        return gpu(index - 1) if self.virtual_gpus and index else CPU
+
+    def platform(self, device: Device) -> str:
+        if device is CPU:
+            return "cpu"
+        if self.virtual_gpus:
+            return "virtual"
+        if tf.test.is_built_with_cuda():
+            return "cuda"
+        return "rocm" if tf.test.is_built_with_rocm() else "metal"
+
+    def default(self) -> str:
+        with tf.init_scope():  # also in a function that is being traced
+            name: str = tf.zeros(()).backing_device
+            return name
+
+    def scope(self, device: Device) -> AbstractContextManager[Any]:
+        return DefaultDevice(self.native(device))
+
+    def synchronize(self, device: Device) -> None:
+        if has_started():
+            with tf.init_scope(), tf.device(self.native(device)):
+                tf.raw_ops.SyncDevice()
+            # For ``tf.config.experimental.set_synchronous_execution(False)``; after the other, which
+            # is queued too then.
+            async_wait()
+
+    def is_idle(self, device: Device) -> bool:
+        if not has_started():
+            return True
+        # TensorFlow can only be waited for: a thread does, and is given little time. Also on the
+        # CPU, because asking TensorFlow whether it computes before it returns waits for all that is
+        # queued.
+        waiting = threading.Thread(target=self.synchronize, args=(device,), daemon=True)
+        waiting.start()
+        waiting.join(self.patience)
+        return not waiting.is_alive()
+
+    def memory(self, device: Device) -> Memory:
+        if device is CPU or self.virtual_gpus:
+            return UNKNOWN_MEMORY
+        total = nvml.memory_of(device.index) if tf.test.is_built_with_cuda() else None
+        if not has_started():  # and asking would start it
+            return Memory(0, 0, total)
+        held = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
+        return Memory(int(held["current"]), int(held["peak"]), total)
+
+    def is_out_of_memory(self, error: Exception) -> bool:
+        if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
+            return True
+        # Sizes that no address reaches.
+        return isinstance(error, tf.errors.InvalidArgumentError) and _TOO_LARGE in str(error)
+
+    def _start(self) -> None:
+        """Let TensorFlow initialise its devices, as it would with the first operation."""
+        expected = self.count()
+        if self.virtual_gpus is None:
+            _let_memory_grow()
+        tf.config.list_logical_devices()
+        self._started = True
+        if self.count() < expected:
+            warnings.warn(
+                f"tensorflow found {expected} GPUs and can use {self.count()}: its log says why "
+                "(a missing library, most often). fix: pip install 'd2ldev[tensorflow-cuda]'",
+                DeviceInitializationWarning,
+                stacklevel=5,
+            )
+
+
+def has_started() -> bool:
+    """Return whether TensorFlow has initialised its devices."""
+    return bool(context()._initialized)
+
+
+def _configure(virtual: int) -> None:
+    """Make a process of one CPU, virtual GPUs, and nothing else."""
+    cpus = tf.config.list_physical_devices("CPU")
+    try:
+        # Otherwise operations would run on a real one that is not there for d2ldev.
+        tf.config.set_visible_devices([], "GPU")
+        if virtual:
+            made = [tf.config.LogicalDeviceConfiguration() for _ in range(virtual + 1)]
+            tf.config.set_logical_device_configuration(cpus[0], made)
+        late = has_started() and 0 < virtual != len(tf.config.list_logical_devices("CPU")) - 1
+    except RuntimeError:  # so says TensorFlow once it has started
+        late = True
+    if late:
+        raise DeviceUnavailableError(
+            f"make {virtual} virtual GPUs",
+            "TensorFlow has initialised its devices already, which it does once in a process",
+            f"set D2LDEV_VIRTUAL_GPUS={virtual} and use d2ldev's backend before the first "
+            "operation of TensorFlow",
+            [device.name for device in tf.config.list_logical_devices()],
+        )
+
+
+def _let_memory_grow() -> None:
+    """Follow the memory policy: take what is needed, not all of it."""
+    if user_has_chosen([_GROWTH]):
+        return
+    for card in tf.config.get_visible_devices("GPU"):
+        try:
+            tf.config.experimental.set_memory_growth(card, True)
+        except ValueError:  # the user has divided it, with a limit for each part
+            continue
+        except RuntimeError:  # TensorFlow has started
+            warn_too_late("TensorFlow", f"{_GROWTH}=true")
+            return
+
+
+class _Specifications(dict[str, Any]):
+    """TensorFlow's parsed device, with the full name, for what ``tf.device`` takes."""
+
+    def __missing__(self, native: str) -> Any:
+        whole = DeviceSpecV2.from_string(context()._context_devices[0])
+        self[native] = found = whole.make_merged_spec(DeviceSpecV2.from_string(native))
+        _of_defaults.add(id(found))
+        return found
+
+
+_specifications = _Specifications()
+_of_defaults: set[int] = set()
+
+
+class DefaultDevice:
+    """A scope that says where tensors are made.
+
+    It is ``tf.device``, but for ``strict()``: an operation whose operands are elsewhere runs where
+    they are. A ``tf.device`` is the user's word on where it runs.
+
+    Args:
+        native: what ``tf.device`` takes.
+    """
+
+    def __init__(self, native: str) -> None:
+        self._native = native
+        self._scope = tf.device(native)
+        # What ``tf.device`` has set; ours is told from it by its identity.
+        self._theirs: Any = None
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+        if tf.executing_eagerly():
+            current = context()
+            self._theirs = current.device_spec
+            current._set_device(current.device_name, _specifications[self._native])
+
+    def __exit__(self, *error: object) -> None:
+        current = context()
+        if self._theirs is not None and current.device_spec is _specifications[self._native]:
+            current._set_device(current.device_name, self._theirs)
+        self._scope.__exit__(*error)
+
+
+def is_default_only(specification: Any) -> bool:
+    """Return whether the innermost scope is a ``DefaultDevice``, by TensorFlow's parsed device."""
+    return id(specification) in _of_defaults

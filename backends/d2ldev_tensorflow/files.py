@@ -1,0 +1,131 @@
+"""Files: the layers of a ``keras.Sequential``, and what an optimizer has learned.
+
+Kernels are ``(*window, in, out)``. Channels come last where a convolution has made them. What is
+flattened without one is the model's input, which has its order from whoever calls the model, in
+every framework the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from d2ldev.errors import describe
+from d2ldev.framework import Files, Framework, Layer, Tensor
+from d2ldev.framework.files import turned, turned_after_flattening
+from d2ldev.operations import moving
+from d2ldev_tensorflow.models import inner_optimizers
+
+# Modules of Keras whose layers have no parameters, and leave the order of what they are given.
+_WITHOUT_PARAMETERS = (
+    *("keras.src.layers.activations.", "keras.src.layers.pooling."),
+    *("keras.src.layers.core.input_layer", "keras.src.layers.regularization."),
+)
+
+
+class TensorFlowFiles(Files):
+    """TensorFlow's tensors, Keras' models and optimizers in files.
+
+    Args:
+        framework: whose they are.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        super().__init__(framework.tensors)
+        self._framework = framework
+
+    def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+        return self.tensors.from_data(
+            array, None, native
+        )  # of the array's own dtype: one copy less
+
+    def layers(self, model: Any) -> Sequence[Layer] | None:
+        keras: Any = sys.modules.get("keras")
+        is_keras = hasattr(keras, "Sequential")
+        if not is_keras or type(model) is not keras.Sequential or not model.built:
+            return None
+        of = keras.layers
+        layers = []
+        channels = 0  # in the last axis before it was flattened, if it was
+        has_channels = False
+        for layer in model.layers:
+            if getattr(layer, "data_format", None) == "channels_first":
+                return None  # Keras' Flatten transposes these, and a layer beside it may not
+            if type(layer) is of.Flatten:
+                if has_channels:
+                    channels = _channels_of(layer.input.shape)
+            elif type(layer) is of.Dense:
+                layout: Any = turned
+                if channels:
+                    layout = partial(turned_after_flattening, channels=channels)
+                layers.append(_layer(layer, layout))
+                channels = 0
+            elif type(layer) in (of.Conv1D, of.Conv2D, of.Conv3D):
+                layers.append(_layer(layer, turned))
+                has_channels = True
+            elif layer.weights or not type(layer).__module__.startswith(_WITHOUT_PARAMETERS):
+                return None  # it may put what it is given into another order
+        return layers
+
+    def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
+        keras: Any = sys.modules.get("keras")
+        if not hasattr(keras, "Optimizer") or not isinstance(optimizer, keras.Optimizer):
+            return None
+        # By the order of the variables: their names have those of layers in them, which count on
+        # from model to model.
+        return {"class": _class_of(optimizer), "variables": list(self._variables_of(optimizer))}
+
+    def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
+        current = self.state(optimizer)
+        if current is None or not isinstance(state, Mapping) or state.keys() != current.keys():
+            raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
+        if state["class"] != current["class"]:
+            raise ValueError(f"its class: {current['class']}, {state['class']} in the state")
+        if not optimizer.built:
+            raise ValueError(
+                "it has not been built: call optimizer.build(model.trainable_variables) first"
+            )
+        variables, values = current["variables"], state["variables"]
+        here, there = ([(tuple(x.shape), x.dtype.name) for x in xs] for xs in (variables, values))
+        if here != there:
+            raise ValueError(f"its variables: {here}, {there} in the state")
+        framework = self._framework
+        pairs = [
+            (variable, moving.to(framework, x, framework.tensors.device_of(variable)))
+            for variable, x in zip(variables, values, strict=True)
+        ]
+
+        def put() -> None:
+            for variable, value in pairs:
+                framework.models.write(variable, value)
+
+        return put
+
+    def _variables_of(self, optimizer: Any) -> Iterator[tf.Variable]:
+        for part in self._framework.models.parts(optimizer):
+            if isinstance(part.value, tf.Variable):
+                yield part.value
+            else:
+                yield from self._variables_of(part.value)
+
+
+def _class_of(optimizer: Any) -> str:
+    """Return the name of its class; of one that wraps others, with theirs."""
+    inner = ", ".join(_class_of(each) for _, each in inner_optimizers(optimizer))
+    name = type(optimizer).__name__
+    return f"{name}({inner})" if inner else name
+
+
+def _layer(layer: Any, layout: Any) -> Layer:
+    bias = layer.bias
+    return Layer(layer._kernel._value, None if bias is None else bias._value, layout)
+
+
+def _channels_of(shape: tuple[int | None, ...]) -> int:
+    """Return how many channels come last; 0 where there is nothing to flatten."""
+    return 0 if len(shape) < 3 else shape[-1] or 0

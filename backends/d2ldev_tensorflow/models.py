@@ -1,0 +1,357 @@
+"""Models: what Keras' and TensorFlow's objects keep, and where they compute.
+
+Variables are moved in place: the same ``tf.Variable`` gets memory on another device (``refill``), so
+that whoever holds one, an optimizer above all, still holds it.
+
+TensorFlow runs an operation on its default device, wherever the operands are, unless it is in a
+scope. Each object that was placed gets the scope of its device around its own ``call`` and
+``build``, on the object itself, as Keras wraps ``build`` in ``Layer.__new__``. So a model that is
+not built yet makes its variables where it was placed. Keras' classes are left alone.
+"""
+
+from __future__ import annotations
+
+import sys
+from abc import ABC
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from functools import lru_cache, partial, update_wrapper
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager.context import anonymous_name
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import Models, Part, Tensor
+from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
+from d2ldev_tensorflow.strict import unchecked
+from d2ldev_tensorflow.tensors import TensorFlowTensors
+
+# Of Keras: what a layer, a model or an optimizer is besides its variables. Most of it is in every
+# object's ``__dict__``, which is read below; this is what only functional models have.
+_OF_FUNCTIONAL_MODELS = frozenset(
+    {
+        *("_functional", "_nodes", "_nodes_by_depth", "_operations", "_operations_by_depth"),
+        *("_inputs", "_inputs_struct", "_outputs", "_outputs_struct", "output_names"),
+    }
+)
+_OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
+# Functions that Keras has traced, with the memory that the variables had then.
+_TRACED = ("train_function", "test_function", "predict_function")
+# The loops of Keras' models over NumPy's arrays.
+_LOOPS = (
+    *("fit", "evaluate", "predict"),
+    *("train_on_batch", "test_on_batch", "predict_on_batch"),
+)
+# Most attributes are of these types, and hold no tensor.
+_WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
+# What no device but the CPU can hold: strings, and handles of tables and the like.
+_OF_THE_HOST = (tf.string, tf.resource, tf.variant)
+
+
+class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
+    """Keras' layers, models, optimizers, metrics, seed generators and variables.
+
+    It knows them without importing Keras: of what is not imported there is no object.
+    """
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        return issubclass(other, _keras_classes())
+
+
+def _keras_classes() -> tuple[type, ...]:
+    keras: Any = sys.modules.get("keras")
+    if not hasattr(keras, "Optimizer") or keras.config.backend() != "tensorflow":
+        return ()
+    return (
+        *(keras.Layer, keras.Optimizer, keras.metrics.Metric),
+        *(keras.random.SeedGenerator, keras.Variable),
+    )
+
+
+class TensorFlowModels(Models):
+    """Keras' objects, modules and generators.
+
+    Args:
+        devices: the room of devices.
+        tensors: the room of tensors.
+    """
+
+    types = (tf.Module, tf.random.Generator, KerasObject)
+
+    def __init__(self, devices: TensorFlowDevices, tensors: TensorFlowTensors) -> None:
+        self._devices = devices
+        self._tensors = tensors
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
+        return n_in, n_out
+
+    def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
+        import keras  # not before it is needed: who computes without Keras need not have it
+
+        if keras.config.backend() != "tensorflow":
+            raise UnsupportedValueError(
+                "make an MLP of Keras layers",
+                f"Keras computes with {keras.config.backend()} in this process",
+                "set KERAS_BACKEND=tensorflow before Keras is imported, or unset it",
+            )
+        dense = [
+            keras.layers.Dense(
+                bias.shape[0],
+                activation=activation if i < len(layers) - 1 else None,
+                # For clones of the model. With a seed it draws from no state.
+                kernel_initializer=keras.initializers.VarianceScaling(
+                    1 / 3, "fan_in", "uniform", seed=i
+                ),
+                name=f"dense_{i}",
+            )
+            for i, (_, bias) in enumerate(layers)
+        ]
+        first = layers[0][0]
+        with tf.device(self._devices.native(self._tensors.device_of(first))):
+            net = keras.Sequential([keras.Input((first.shape[0],)), *dense], name="mlp")
+            for layer, (kernel, bias) in zip(dense, layers, strict=True):
+                layer.kernel.assign(kernel)
+                layer.bias.assign(bias)
+        return net
+
+    # -- placing ----------------------------------------------------------------------------------
+
+    def parts(self, obj: Any) -> Iterator[Part]:
+        if not isinstance(obj, KerasObject):
+            return _attributes(obj, _OF_MODULES, (), setattr)
+        keras = sys.modules["keras"]
+        if isinstance(obj, keras.Variable):
+            return _variables([obj])
+        if isinstance(obj, keras.random.SeedGenerator):
+            return _variables([obj.state])
+        if isinstance(obj, keras.Optimizer):
+            return _optimizer_parts(obj)
+        return _layer_parts(obj)
+
+    def is_refilled(self, x: Tensor) -> bool:
+        return isinstance(x, tf.Variable)
+
+    def refill(self, x: Tensor, new: Tensor) -> None:
+        # TensorFlow has no call for that. A variable is a handle of memory, with a name and a
+        # shape: it gets another handle, made where ``new`` is, as ``tf.Variable`` makes its own.
+        old = x._handle
+        with tf.device(new.backing_device):
+            handle = tf.raw_ops.VarHandleOp(
+                dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
+            )
+            tf.raw_ops.AssignVariableOp(resource=handle, value=new)
+        handle._handle_data = old._handle_data  # shape and dtype, for functions that are traced
+        vars(handle).update(vars(old))  # its name, and whose it is
+        x._handle = handle
+        # A function that was traced before holds the old handle for ever. Without its memory it
+        # fails, instead of computing with forgotten values; and the memory is free at once.
+        tf.raw_ops.AssignVariableOp(resource=old, value=_nothing(x.dtype))
+
+    def write(self, x: Tensor, new: Tensor) -> None:
+        # Into the memory that is there: a function that was traced computes with it.
+        with tf.device(x.device):
+            x.assign(new)
+
+    def finish(self, obj: Any) -> None:
+        # What was traced with the old memory is traced again.
+        attributes = vars(obj)
+        for name in _TRACED:
+            if attributes.get(name) is not None:
+                attributes[name] = None
+        for function in _functions_of(type(obj)):
+            # Private; TensorFlow keeps there what it traced for each object.
+            function._descriptor_cache.pop(obj, None)
+
+    def placing(self, device: Device) -> AbstractContextManager[Any]:
+        scope: AbstractContextManager[Any] = tf.init_scope()
+        return scope  # variables are moved now, also while a function is being traced
+
+    def settle(self, obj: Any, device: Device) -> None:
+        if isinstance(obj, KerasObject) and self._devices.count():
+            keras = sys.modules["keras"]
+            if isinstance(obj, (keras.Layer, keras.Optimizer)):
+                compute = "call" if isinstance(obj, keras.Layer) else "apply"
+                loops = _LOOPS if isinstance(obj, keras.Model) else ()
+                _compute_at(obj, compute, loops, self._devices.native(device))
+
+
+# -- what objects keep ----------------------------------------------------------------------------
+
+
+def _layer_parts(layer: Any) -> Iterator[Part]:
+    yield from _variables(
+        layer._variables
+        if hasattr(layer, "_variables")  # a metric's
+        else [*layer._trainable_variables, *layer._non_trainable_variables]
+    )
+    keras = sys.modules["keras"]
+    # Past ``__setattr__``, which refuses a layer that is built some of what it has.
+    yield from _attributes(layer, _own_attributes(), (keras.Variable,), _put_past_setattr)
+    for kind in ("layers", "metrics", "seed_generators"):
+        for index, value in enumerate(getattr(layer, f"_{kind}", ())):
+            yield Part(f"{kind}.{index}", value, _stays)
+
+
+def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
+    listed = {id(variable) for variable in optimizer._variables}
+    keras = sys.modules["keras"]
+    # Nadam's product, a plain attribute (``Nadam.build`` in Keras' ``src/optimizers/nadam.py``).
+    # Where another optimizer builds it, nothing tracks attributes: ``LossScaleOptimizer.build`` is
+    # under ``no_automatic_dependency_tracking``.
+    others = [
+        value
+        for value in vars(optimizer).values()
+        if isinstance(value, keras.Variable) and id(value) not in listed
+    ]
+    yield from _variables([*optimizer._variables, *others])
+    for name, inner in inner_optimizers(optimizer):
+        yield Part(name, inner, _stays)
+
+
+def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the optimizers that an optimizer wraps, with their names."""
+    # That of one that scales the loss.
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if inner is not None:
+        yield "inner_optimizer", inner
+    # Those of a ``MultiOptimizer``, each for some of the variables.
+    for index, inner in enumerate(getattr(optimizer, "_inner_optimizers", ())):
+        yield f"optimizers.{index}", inner
+
+
+def _variables(variables: list[Any]) -> Iterator[Part]:
+    names: set[str] = set()
+    for index, variable in enumerate(variables):
+        # Keras makes some of them later, when they are first needed.
+        if variable._value is not None and not _stays_on_the_host(variable._value):
+            name = variable.name
+            name = f"{name}_{index}" if name in names else name
+            names.add(name)
+            yield Part(name, variable._value, _stays)
+
+
+def _attributes(
+    obj: Any, own: frozenset[str], listed: tuple[type, ...], put: Callable[..., object]
+) -> Iterator[Part]:
+    """Yield the tensors, variables and modules in an object's attributes, and in their lists."""
+    skipped = (*_WITHOUT_TENSORS, *listed)
+    for name, value in list(vars(obj).items()):
+        if name in own or name.startswith("_self_") or isinstance(value, skipped):
+            continue
+        if not _stays_on_the_host(value):
+            yield Part(name, value, partial(put, obj, name))
+
+
+def _put_past_setattr(obj: Any, name: str, value: Any) -> None:
+    vars(obj)[name] = value
+
+
+def _stays(_: Any) -> None:
+    """Do nothing: variables and objects are never exchanged for others."""
+
+
+def _stays_on_the_host(value: Any) -> bool:
+    return isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype in _OF_THE_HOST
+
+
+@lru_cache(1)
+def _own_attributes() -> frozenset[str]:
+    """Return what every layer and every model has in its ``__dict__``."""
+    keras = sys.modules["keras"]
+    own = {*vars(keras.Layer(name="any")), *vars(keras.Sequential(name="any"))}
+    return frozenset(own | _OF_FUNCTIONAL_MODELS | {"build", "call", *_LOOPS})
+
+
+@lru_cache
+def _nothing(dtype: tf.DType) -> tf.Tensor:
+    return tf.constant(np.zeros(0, dtype.as_numpy_dtype))
+
+
+@lru_cache(1024)
+def _functions_of(cls: type) -> tuple[Any, ...]:
+    """Return the methods of a class that are ``tf.function``s."""
+    return tuple(
+        value
+        for base in cls.__mro__
+        for value in vars(base).values()
+        if isinstance(value, tf.types.experimental.PolymorphicFunction)
+    )
+
+
+# -- where objects compute ------------------------------------------------------------------------
+
+
+def _compute_at(obj: Any, compute: str, loops: tuple[str, ...], native: str) -> None:
+    """Let a layer or an optimizer build and compute on a device from now on."""
+    if isinstance(obj.build, _InScope):
+        obj.build.native = getattr(obj, compute).native = native
+    else:
+        # Past ``__setattr__``, which looks for state to track.
+        vars(obj)["build"] = _BuildInScope(obj, native)
+        vars(obj)[compute] = _InScope(getattr(obj, compute), native)
+        for name in loops:
+            vars(obj)[name] = _Unchecked(getattr(obj, name))
+
+
+class _InScope:
+    """A method that runs in the scope of a device.
+
+    Args:
+        method: bound to its object.
+        native: what ``tf.device`` takes.
+    """
+
+    def __init__(self, method: Callable[..., Any], native: str) -> None:
+        # Keras looks at a method's signature and at its marks.
+        update_wrapper(self, method)
+        self._method = method
+        self.native = native
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the method."""
+        with DefaultDevice(self.native):
+            return self._method(*arguments, **named)
+
+
+class _Unchecked:
+    """A method that brings arrays to the device by itself, which ``strict()`` leaves alone.
+
+    Args:
+        method: bound to its object.
+    """
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        update_wrapper(self, method)
+        self._method = method
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Run the method."""
+        with unchecked():
+            return self._method(*arguments, **named)
+
+
+class _BuildInScope(_InScope):
+    """A ``build`` that makes its variables on a device, also those that Keras makes later.
+
+    Where Keras only traces a model to find the shapes, it puts off making the variables until it has
+    left all scopes but its own.
+    """
+
+    def __init__(self, owner: Any, native: str) -> None:
+        super().__init__(owner.build, native)
+        self._owner = owner
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        """Build, and see to the variables that are put off."""
+        built = super().__call__(*arguments, **named)
+        for variable in self._owner.variables:
+            later = variable._deferred_initialize
+            if variable._value is None and not isinstance(later, _InScope):
+                vars(variable)["_deferred_initialize"] = _InScope(later, self.native)
+        return built

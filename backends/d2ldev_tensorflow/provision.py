@@ -1,0 +1,87 @@
+"""Set-up for the conformance suite: objects of every kind that ``place`` looks after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.backend import Backend
+from d2ldev.device import Device
+from d2ldev.framework import Tensor
+
+_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "SGD with momentum": ("SGD", {"momentum": 0.9}),
+    "Adam": ("Adam", {}),
+    "Adagrad": ("Adagrad", {}),
+}
+
+
+class Everything(tf.Module):
+    """A module that keeps tensors in every place where a module can.
+
+    Args:
+        make: ``shape -> tensor``, on the device where the module is to be.
+    """
+
+    def __init__(self, make: Callable[[tuple[int, ...]], Tensor]) -> None:
+        super().__init__()
+        self.weight = tf.Variable(make((3, 3)))
+        self.tied = self.weight
+        self.frozen = tf.Variable(make((3,)), trainable=False)
+        self.plain = make((2,))
+        self.kept = {"masks": [make((2,)), (make((1,)), None, "a string")]}
+        self.same = self.kept["masks"][0]
+        self.pair = (tf.Variable(make((1,))), {"scale": make((1,))})
+        self.inner = [tf.Module()]
+        self.inner[0].bias = tf.Variable(make((3,)))
+        self.generator = tf.random.Generator.from_seed(1)
+
+
+def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of small objects, by name; each makes its object on the device given."""
+
+    def everything(device: Device) -> Everything:
+        with backend.on(device):
+            return Everything(lambda shape: backend.rand(shape, seed=len(shape)))
+
+    def layers(device: Device) -> Any:
+        """Make a Keras model with statistics, a seed generator, a tie and tensors of its own."""
+        import keras
+
+        with backend.on(device):
+            tied = keras.layers.Dense(3)
+            noise = keras.layers.Dropout(0.5, seed=1)
+            net = keras.Sequential(
+                [keras.Input((3,)), tied, keras.layers.BatchNormalization(), noise, tied]
+            )
+            net.mask = backend.ones(3)
+            net.kept = [backend.zeros(1), {"scale": backend.ones(1)}]
+            return net
+
+    def trained(optimizer: str, settings: dict[str, Any], device: Device) -> Any:
+        """Make a model and the optimizer that has made two steps with it."""
+        import keras
+
+        net = backend.mlp([3, 4, 1], device=device)
+        with backend.on(device):
+            steps = getattr(keras.optimizers, optimizer)(0.1, **settings)
+            for seed in (1, 2):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_sum(net(backend.rand((5, 3), seed=seed)))
+                parameters = net.trainable_variables
+                steps.apply(tape.gradient(loss, parameters), parameters)
+        return {"model": net, "optimizer": steps}
+
+    def scratch(device: Device) -> list[tf.Variable]:
+        with backend.on(device):
+            return [tf.Variable(backend.rand((3, 1), seed=0)), tf.Variable(backend.zeros(1))]
+
+    return {
+        "module": everything,
+        "layers": layers,
+        "scratch parameters": scratch,
+        **{name: partial(trained, *made) for name, made in _OPTIMIZERS.items()},
+    }

@@ -1,0 +1,349 @@
+"""Tensors: TensorFlow's tensors and variables.
+
+Its own operations know fewer dtypes than its tensors have: nothing fills with float8, only floats
+are cast to it, and ``tf.range`` counts in six dtypes, adding up the rounding errors of the shorter
+ones. ``tf.identity`` copies between the CPU and a GPU; on one device it shares the memory, and so
+it does between the logical CPUs that virtual GPUs are. bfloat16 and float8 are ``ml_dtypes``' in
+NumPy, as TensorFlow itself has them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import record
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Tensor, Tensors
+from d2ldev.nesting.containers import Container
+from d2ldev.operations.dlpack import ON_CPU, description_of
+from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
+
+# TensorFlow's operations end the process when memory of the CPU does not begin at a multiple of
+# this, and its ``from_dlpack`` does not look: https://github.com/dmlc/dgl/issues/995. Most of
+# NumPy's arrays do not begin so.
+_ALIGNMENT = 64
+# The dtypes that ``Snapshot`` knows.
+_WITH_SNAPSHOT = frozenset(
+    {
+        *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
+        *(tf.uint64, tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
+    }
+)
+
+
+_OF_THE_HOST = frozenset({tf.resource, tf.variant, tf.string})
+
+
+class TensorFlowTensors(Tensors):
+    """TensorFlow's tensors and variables.
+
+    Args:
+        devices: the room of devices.
+    """
+
+    types = (tf.Tensor, tf.Variable)
+    plain_types = (tf.DType, tf.TensorShape, tf.config.LogicalDevice)
+    dtype_names = (
+        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
+        *("float8_e4m3fn", "float8_e5m2"),
+    )
+
+    def __init__(self, devices: TensorFlowDevices) -> None:
+        self._devices = devices
+        self._places = devices.places
+        # The dicts and tuples in which a ``tf.Module`` keeps what is assigned to it.
+        module = tf.Module()
+        module.mapping, module.pair = {}, ({},)
+        self._containers = {
+            **dict.fromkeys((tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
+            type(module.mapping): Container(Mapping.values, _numbered, _mapping_like),
+            type(module.pair): Container(list, _numbered, _pair_like),
+        }
+
+    # -- asking -----------------------------------------------------------------------------------
+
+    def device_of(self, x: Any) -> Device:
+        try:
+            return self._places[x.backing_device]
+        except (AttributeError, KeyError, TypeError):
+            return self._device_of_array(x)
+
+    def _device_of_array(self, x: Any) -> Device:
+        """Return the device of a variable, or of a tensor on a device that was not seen before."""
+        spread = isinstance(x, tf.Variable) and hasattr(x, "values")  # it has several then
+        # A variable's ``device`` is that of its memory, unlike a tensor's.
+        whole = isinstance(x, tf.Variable) and not spread
+        name = x.device if whole else getattr(x, "backing_device", None)
+        device = self._devices.from_native(name)
+        if device is not None:
+            self._places[name] = device
+            return device
+        problem = f"{describe(x)} is no TensorFlow tensor"
+        if spread:
+            problem = "the variable is spread over several devices"
+        elif isinstance(x, self.types) or type(x).__name__ == "KerasTensor":
+            problem = f"the tensor is on {name}, which is no place with bytes for d2ldev"
+            if not name:
+                problem = f"{describe(x)} is only traced, and has no bytes until it is computed"
+        raise UnsupportedValueError(
+            "tell the device of a tensor",
+            problem,
+            "x = backend.asarray(x) makes a tensor; in a tf.function, ask for its result's device",
+        )
+
+    def dtype_of(self, x: Tensor) -> str:
+        return str(x.dtype.name)
+
+    def dtype(self, name: str) -> tf.DType:
+        return tf.as_dtype(name)
+
+    def address(self, x: Tensor) -> int:
+        x = tf.convert_to_tensor(x)  # of a variable: its memory, and no copy
+        if x.dtype.name.startswith("float8"):
+            # DLPack has no such dtype in TensorFlow; private, but NumPy's view of the CPU's memory.
+            return int(x._numpy_internal().ctypes.data)
+        capsule = tf.experimental.dlpack.to_dlpack(x)  # which keeps the memory meanwhile
+        return description_of(capsule).address
+
+    def container_of(self, cls: type) -> Container | None:
+        return self._containers.get(cls)
+
+    # -- making -----------------------------------------------------------------------------------
+
+    def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
+        with tf.device(native):
+            return self._settled(_constant(obj, dtype), native)
+
+    def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        is_float8 = dtype is not None and dtype.name.startswith("float8")
+        with tf.device(native):
+            filled = tf.fill(shape, _constant(value, tf.float32 if is_float8 else dtype))
+            return self._settled(tf.cast(filled, dtype) if is_float8 else filled, native)
+
+    def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if dtype is not None:
+            return self.full(shape, 0, dtype, native)
+        with tf.device(native):
+            return tf.zeros(shape)
+
+    def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        if dtype is not None:
+            return self.full(shape, 1, dtype, native)
+        with tf.device(native):
+            return tf.ones(shape)
+
+    def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        numbers = (start, stop, step)
+        is_real = any(isinstance(number, (float, np.floating)) for number in numbers)
+        if dtype is None:
+            is_narrow = all(abs(number) < 2**31 for number in numbers)
+            dtype = tf.float32 if is_real else tf.int32 if is_narrow else tf.int64
+        with tf.device(native):
+            counted = tf.range(*numbers, dtype=tf.float64 if is_real else tf.int64)
+            return self._settled(_cast(counted, dtype), native)
+
+    def random(
+        self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
+    ) -> Tensor:
+        dtype = dtype or tf.float32
+        if not dtype.is_floating:
+            raise TypeError(f"random numbers are real, and no {dtype.name}")
+        is_uniform = distribution == "uniform"
+        with tf.device(native):
+            if seed is None:
+                return (tf.random.uniform if is_uniform else tf.random.normal)(shape, dtype=dtype)
+            # Stateless: TensorFlow's seed and generators are neither read nor changed.
+            draw = tf.random.stateless_uniform if is_uniform else tf.random.stateless_normal
+            return draw(shape, seed=(seed, 0), dtype=dtype)
+
+    def astype(self, x: Tensor, dtype: Any) -> Tensor:
+        native = self._devices.native(self.device_of(x))
+        with tf.device(native):
+            return self._settled(_cast(x, dtype), native)
+
+    # -- copying ----------------------------------------------------------------------------------
+
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        return self.copy_all([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        there = self._places[native]
+        # One block for all of them: to enter it takes a third of the time of a copy.
+        with tf.device(native):
+            return [self._copied(x, there, native) for x in xs]
+
+    def _copied(self, x: Tensor, there: Device, native: Any) -> Tensor:
+        if x.dtype in _OF_THE_HOST and (x.dtype != tf.string or there is not CPU):
+            raise UnsupportedValueError(
+                f"copy a tensor of {x.dtype.name} to {there}",
+                "TensorFlow keeps strings, and handles of its own objects, in the CPU's memory",
+                "take it out of the batch, and leave it on the CPU",
+                [self.device_of(x), there],
+            )
+        # On its way to a GPU and back ``tf.identity`` copies, but not int32.
+        is_real = not self._devices.virtual_gpus
+        crosses = is_real and x.dtype != tf.int32 and self.device_of(x) is not there
+        return self._settled(_recorded(tf.identity if crosses else _in_new_memory, x), native)
+
+    def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
+        self.device_of(x)  # a tensor without bytes is refused, by name
+        # TensorFlow copies arrays, and gives a scalar for what has no dimensions.
+        return np.asarray(x.numpy())
+
+    def from_dlpack(self, x: Any) -> Tensor:
+        if isinstance(x, self.types):
+            with tf.device(self._devices.native(self.device_of(x))):
+                return tf.identity(x)  # the same memory
+        # Of no version, which has no flag for read-only memory, so that its owner refuses to give
+        # it.
+        capsule = x.__dlpack__()
+        described = description_of(capsule)
+        if described.device_type == ON_CPU and described.address % _ALIGNMENT:
+            raise BufferError(f"TensorFlow needs memory that begins at a multiple of {_ALIGNMENT}")
+        return tf.experimental.dlpack.from_dlpack(capsule)
+
+    def dlpack_of(self, x: Tensor) -> Any:
+        return _Exported(x)
+
+    # -- for logs ---------------------------------------------------------------------------------
+
+    def stack(self, xs: Sequence[Tensor]) -> Tensor:
+        with DefaultDevice(self._devices.native(self.device_of(xs[0]))):
+            return tf.stack(xs)
+
+    def detached(self, x: Tensor) -> Tensor:
+        if not isinstance(x, tf.Variable):
+            return x
+        with tf.device(x.device):
+            return x.read_value()
+
+    def _settled(self, x: Tensor, native: Any) -> Tensor:
+        """Return a new tensor where it was wanted, also of the dtypes that TensorFlow likes elsewhere."""
+        there = self._places[native]
+        if not hasattr(x, "backing_device") or self.device_of(x) is there:
+            return x  # or it is only traced, and settled when it is computed
+        x = _recorded(_in_new_memory, x)
+        if self.device_of(x) is not there:
+            raise UnsupportedValueError(
+                f"make a tensor of {x.dtype.name} on {there}",
+                "TensorFlow has no operation for this dtype there, and used the CPU",
+                "use float32, or leave it on the CPU",
+                [there],
+            )
+        return x
+
+
+# -- making ---------------------------------------------------------------------------------------
+
+
+def _constant(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
+    """Return a new tensor with the values of a number, nested lists, or a NumPy array."""
+    if dtype is not None:
+        # By NumPy's rules, which convert where TensorFlow refuses: of [1, 2] it makes no float8.
+        obj = np.asarray(obj).astype(dtype.as_numpy_dtype)
+    elif isinstance(obj, (list, tuple)) and _holds_arrays(obj):
+        obj = np.array(obj)
+    return tf.constant(obj)  # which copies, also memory that is aligned
+
+
+def _holds_arrays(obj: Any) -> bool:
+    if isinstance(obj, (list, tuple)):
+        return any(_holds_arrays(item) for item in obj)
+    return hasattr(obj, "__array__")
+
+
+def _cast(x: Any, dtype: tf.DType) -> tf.Tensor:
+    if dtype.name.startswith("float8") and not x.dtype.is_floating:
+        x = tf.cast(x, tf.float32)
+    return tf.cast(x, dtype)
+
+
+# -- copying --------------------------------------------------------------------------------------
+
+
+def _in_new_memory(x: tf.Tensor) -> tf.Tensor:
+    """Return a copy on the device of the scope; no one operation makes it for every dtype."""
+    if x.dtype in _WITH_SNAPSHOT:
+        return tf.raw_ops.Snapshot(input=x)
+    if x.dtype == tf.string:
+        return tf.raw_ops.DeepCopy(x=x)
+    flat = tf.reshape(x, [-1])  # float8
+    return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
+
+
+def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
+    """Return a copy through which gradients flow back to where the tensor is."""
+    if isinstance(x, tf.Variable):
+        x = x.value()
+    # Half of the time of a copy, and only a tape wants it. Private, but what
+    # ``tf.custom_gradient`` asks itself.
+    if not record.could_possibly_record():
+        return copy(x)
+    here = getattr(x, "backing_device", None)  # a tensor that is only traced has none
+
+    def back(gradient: Any) -> Any:
+        """Return the gradient where the tensor is, as an operation gives it."""
+        parts = tf.nest.flatten(gradient, expand_composites=True)  # that of ``tf.gather`` has three
+        if here is None or all(getattr(part, "backing_device", here) == here for part in parts):
+            return gradient
+        with tf.device(here):
+            # Itself recorded, for second gradients.
+            return tf.nest.map_structure(
+                lambda part: _recorded(copy, part), gradient, expand_composites=True
+            )
+
+    return tf.custom_gradient(lambda x: (copy(x), back))(x)
+
+
+class _Exported:
+    """A tensor with the methods of DLPack, which TensorFlow's tensors lack.
+
+    Args:
+        x: a tensor or a variable.
+    """
+
+    def __init__(self, x: Any) -> None:
+        self._x = tf.convert_to_tensor(x)
+
+    def __dlpack__(self, **_: Any) -> Any:
+        return tf.experimental.dlpack.to_dlpack(self._x)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        described = description_of(self.__dlpack__())
+        return described.device_type, described.device_id
+
+
+# -- containers -----------------------------------------------------------------------------------
+
+
+def _parts_of_composite(x: Any) -> list[Any]:
+    parts: list[Any] = tf.nest.flatten(x, expand_composites=True)
+    return parts
+
+
+def _composite_like(old: Any, new: list[Any]) -> Any:
+    return tf.nest.pack_sequence_as(old, new, expand_composites=True)
+
+
+# Tensors of several parts.
+_COMPOSITE = Container(
+    _parts_of_composite, lambda x: range(len(_parts_of_composite(x))), _composite_like
+)
+
+
+def _numbered(x: Any) -> range:
+    return range(len(x))
+
+
+def _mapping_like(old: Any, new: list[Any]) -> Any:
+    return type(old)(dict(zip(old, new, strict=True)))
+
+
+def _pair_like(old: Any, new: list[Any]) -> Any:
+    return type(old)(tuple(new))

@@ -1,0 +1,205 @@
+"""Batches that really move, and copies of them: nestings of 3, 30 and 300 leaves of 4 floats.
+
+Ours is all or nothing, keeps ties, and takes any container; theirs is the way that one would go
+without d2ldev, each of them where there are several.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from measure import Comparison, Row
+
+_SIZES = (3, 30, 300)
+_FLOATS = 4
+
+
+def torch_rows(backend: Any) -> Iterator[Row]:
+    """Between two virtual GPUs, from the CPU to one, and copies on the CPU."""
+    import torch
+    from torch.utils._pytree import tree_map
+
+    native = backend.native("gpu:1")
+    names = {
+        "torch": torch,
+        "tree_map": tree_map,
+        "native": native,
+        "move": lambda x: x.to(native),
+        "move_data_to_device": _move_data_to_device,
+    }
+    moves = {"torch's pytree": "tree_map(move, batch)"}
+    moves["Fabric's algorithm"] = "move_data_to_device(batch, native)"
+    copies = {"torch's pytree": "tree_map(torch.clone, batch)"}
+    if importlib.util.find_spec("accelerate") is not None:
+        from accelerate.utils import recursively_apply, send_to_device
+
+        names |= {"send_to_device": send_to_device, "recursively_apply": recursively_apply}
+        moves["accelerate"] = "send_to_device(batch, native)"
+        copies["accelerate"] = "recursively_apply(torch.clone, batch)"
+    one = ("x.to(native)", "x.clone()")
+    yield from _rows(backend, names, moves, copies, one, 1.0)
+
+
+def jax_rows(backend: Any) -> Iterator[Row]:
+    """One ``device_put`` of the tree."""
+    import jax
+
+    names = {"jax": jax, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
+    move, copy = "jax.device_put({}, native)", "jax.device_put({}, cpu, may_alias=False)"
+    moves, copies = {"device_put": move.format("batch")}, {"device_put": copy.format("batch")}
+    yield from _rows(backend, names, moves, copies, (move.format("x"), copy.format("x")), 1.05)
+
+
+def tensorflow_rows(backend: Any) -> Iterator[Row]:
+    """A walk by hand in a device's scope; between virtual GPUs ``tf.identity`` does not even copy.
+
+    On one device, ``tf.raw_ops.Snapshot`` is what makes new memory.
+    """
+    import tensorflow as tf
+
+    def move(value: Any, target: str) -> Any:
+        with tf.device(target):
+            return _walked(value, tf.identity)
+
+    def copy(value: Any, target: str) -> Any:
+        with tf.device(target):
+            return _walked(value, lambda x: tf.raw_ops.Snapshot(input=x))
+
+    names = {
+        "move": move,
+        "copy": copy,
+        "native": backend.native("gpu:1"),
+        "cpu": backend.native("cpu"),
+    }
+    moves, copies = {"by hand": "move(batch, native)"}, {"by hand": "copy(batch, cpu)"}
+    yield from _rows(backend, names, moves, copies, ("move(x, native)", "copy(x, cpu)"), 1.05)
+
+
+def mxnet_rows(backend: Any) -> Iterator[Row]:
+    """A walk by hand."""
+    native = backend.native("gpu:1")
+    names = {
+        "walked": _walked,
+        "native": native,
+        "move": lambda x: x.as_in_ctx(native),
+        "copy": lambda x: x.copy(),
+    }
+    moves, copies = {"by hand": "walked(batch, move)"}, {"by hand": "walked(batch, copy)"}
+    yield from _rows(backend, names, moves, copies, ("x.as_in_ctx(native)", "x.copy()"), 1.05)
+
+
+def placement_rows(backend: Any) -> Iterator[Row]:
+    """Where the parameters of a torch model are."""
+    import torch
+
+    for count in (1, 10, 50):
+        model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(count)))
+        names = {"backend": backend, "model": model}
+        theirs = "{k: v.device for k, v in model.named_parameters()}"
+        yield Comparison(
+            f"placement, {count} layers", "backend.placement(model)", theirs, 2.0, names
+        )
+
+
+def _rows(
+    backend: Any,
+    names: dict[str, Any],
+    moves: dict[str, str],
+    copies: dict[str, str],
+    one: tuple[str, str],
+    aim: float,
+) -> Iterator[Row]:
+    """Every size and form of batch, moved and copied, and one tensor.
+
+    Args:
+        backend: ours.
+        names: what their statements use.
+        moves, copies: whose they are -> a statement about ``batch``.
+        one: the native calls that move and copy ``x``.
+        aim: for the batches.
+    """
+    names = {**names, "backend": backend}
+    for source, target in (("gpu:0", "gpu:1"), ("cpu", "gpu:1"), ("cpu", "cpu")):
+        ours = "backend.copy({})" if source == target else f"backend.to({{}}, {target!r})"
+        what = "copy on the CPU" if source == target else f"to, {source} to {target}"
+        theirs = copies if source == target else moves
+        for size in _SIZES:
+            for form, make in _FORMS.items():
+                tensors = [backend.full((_FLOATS,), float(i), device=source) for i in range(size)]
+                used = {**names, "batch": make(tensors)}
+                for whose, statement in theirs.items():
+                    name = f"{what}: {form} of {size}, against {whose}"
+                    yield Comparison(
+                        name, ours.format("batch"), statement, aim, used, finish=_finish(backend)
+                    )
+        x = backend.full((_FLOATS,), 1.0, device=source)
+        yield Comparison(
+            f"{what}: one tensor",
+            ours.format("x"),
+            one[source == target],
+            1.05,
+            {**names, "x": x},
+            finish=_finish(backend),
+        )
+
+
+def _finish(backend: Any) -> Callable[[], object]:
+    """What waits until everything was copied; on torch's virtual GPUs it was when it returned."""
+    if backend.name == "torch":
+        return lambda: None
+    return backend.synchronize  # type: ignore[no-any-return]
+
+
+def _nested(tensors: list[Any]) -> dict[str, dict[str, Any]]:
+    return {
+        f"part {i}": {f"x{j}": x for j, x in enumerate(tensors[i : i + 3])}
+        for i in range(0, len(tensors), 3)
+    }
+
+
+_FORMS: dict[str, Callable[[list[Any]], Any]] = {
+    "dict": lambda tensors: {f"x{i}": x for i, x in enumerate(tensors)},
+    "list of tuples": lambda tensors: [
+        tuple(tensors[i : i + 3]) for i in range(0, len(tensors), 3)
+    ],
+    "dict of dicts": _nested,
+}
+
+
+def _walked(value: Any, change: Callable[[Any], Any]) -> Any:
+    """What one writes by hand for the containers that one has."""
+    if isinstance(value, dict):
+        return {key: _walked(inner, change) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_walked(inner, change) for inner in value])
+    return change(value)
+
+
+def _move_data_to_device(batch: Any, device: Any) -> Any:
+    """The algorithm of Lightning Fabric's function of this name, whose package is not needed so.
+
+    ``apply_to_collection`` of lightning_utilities has a fast path for one level of tensors.
+    """
+    import torch
+
+    def move(x: Any) -> Any:
+        kwargs = {}
+        if isinstance(x, torch.Tensor) and device.type not in ("cpu", "mps"):
+            kwargs["non_blocking"] = True
+        moved = x.to(device, **kwargs)
+        return x if moved is None else moved
+
+    def applied(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return move(value)
+        if value.__class__ in (list, tuple) and all(isinstance(x, torch.Tensor) for x in value):
+            return value.__class__([move(x) for x in value])
+        if value.__class__ is dict:
+            if all(isinstance(x, torch.Tensor) for x in value.values()):
+                return {key: move(x) for key, x in value.items()}
+            return {key: applied(x) for key, x in value.items()}
+        return value.__class__([applied(x) for x in value])
+
+    return applied(batch)

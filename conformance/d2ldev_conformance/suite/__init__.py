@@ -1,0 +1,1 @@
+"""The requirements, one folder for each room of the contract."""

@@ -1,0 +1,115 @@
+"""What the suite's tests are given: a backend, its places, its dtypes."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+import d2ldev
+from d2ldev import Backend, Device
+from d2ldev_conformance.leaks import detect_leaks
+from d2ldev_conformance.plugin import backend_under_test
+from d2ldev_conformance.provision import samples
+
+PLACES = (
+    pytest.param("cpu", id="cpu"),
+    pytest.param("gpu:0", id="gpu0", marks=pytest.mark.needs_gpus(1)),
+    pytest.param("gpu:1", id="gpu1", marks=pytest.mark.needs_gpus(2)),
+)
+# From where to where: every direction there is.
+ROUTES = (
+    pytest.param(("cpu", "gpu:0"), id="cpu-gpu0", marks=pytest.mark.needs_gpus(1)),
+    pytest.param(("gpu:0", "cpu"), id="gpu0-cpu", marks=pytest.mark.needs_gpus(1)),
+    pytest.param(("gpu:0", "gpu:1"), id="gpu0-gpu1", marks=pytest.mark.needs_gpus(2)),
+    pytest.param(("gpu:1", "gpu:0"), id="gpu1-gpu0", marks=pytest.mark.needs_gpus(2)),
+)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Give each test the places, routes, dtypes and samples of the backend."""
+    if "dtype" in metafunc.fixturenames:
+        metafunc.parametrize("dtype", backend_under_test(metafunc.config).dtype_names)
+    if "place" in metafunc.fixturenames:
+        metafunc.parametrize("place", PLACES, indirect=True)
+    if "route" in metafunc.fixturenames:
+        metafunc.parametrize("route", ROUTES, indirect=True)
+    if "sample" in metafunc.fixturenames:
+        metafunc.parametrize("sample", sorted(samples(backend_under_test(metafunc.config))))
+
+
+@pytest.fixture(scope="session")
+def backend(pytestconfig: pytest.Config) -> Backend:
+    """The backend under test, every kind of object of which was made once.
+
+    The first use of a part of a framework leaves its own traces (torch's first optimizer step
+    sets an environment variable and replaces ``torch.manual_seed``, TensorFlow's AutoGraph keeps
+    the source that it generated in a file), which are no test's leaks.
+    """
+    backend = backend_under_test(pytestconfig)
+    for make in samples(backend).values():
+        make(backend.cpu())
+    if {"train", "mlp"} & backend.framework.cannot.keys():
+        return backend
+    for loss, y in (
+        ("mse", backend.ones((1, 1))),
+        ("cross_entropy", backend.zeros(1, dtype="int32")),
+    ):
+        learner = backend.learner(backend.mlp([1, 1]), loss=loss, gradient_clip_val=1)
+        for teach in (learner.step, learner.evaluate):
+            teach((backend.ones((1, 1)),), y)
+    return backend
+
+
+@pytest.fixture
+def place(request: pytest.FixtureRequest) -> Device:
+    """Each device in turn."""
+    return Device.parse(request.param)
+
+
+@pytest.fixture
+def route(request: pytest.FixtureRequest) -> tuple[Device, Device]:
+    """Each pair of different devices in turn: from, to."""
+    source, target = request.param
+    return Device.parse(source), Device.parse(target)
+
+
+@pytest.fixture
+def missing(backend: Backend) -> Device:
+    """A GPU that does not exist."""
+    return d2ldev.gpu(backend.num_gpus())
+
+
+@pytest.fixture
+def other_float(backend: Backend) -> str:
+    """A floating dtype that is not the default one."""
+    return next(name for name in ("float64", "float16") if name in backend.dtype_names)
+
+
+@pytest.fixture
+def mutable(backend: Backend) -> None:
+    """Skips where a framework's tensors cannot be written to."""
+    x = backend.zeros(1)
+    try:
+        x[0] = 1.0
+    except TypeError:
+        pytest.skip(f"tensors of {backend.name} are immutable")
+
+
+@pytest.fixture
+def virtual(backend: Backend) -> None:
+    """Skips where the GPUs are real: their kernels add in other orders than the CPU's."""
+    if backend.platform(d2ldev.gpu(0)) != "virtual":
+        pytest.skip(f"the GPUs of {backend.name} are real here")
+
+
+@pytest.fixture(autouse=True)
+def _leaves_no_trace(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A test that leaks anything, the framework's default device included, has failed."""
+    tmp_path_factory.getbasetemp()  # inside it would be made in a folder that goes away
+    framework = sys.modules[backend.tensor_types[0].__module__.partition(".")[0]]
+    before = backend.default_device()
+    with detect_leaks([framework]):
+        yield
+    assert backend.default_device() is before, "the framework's default device was changed"

@@ -1,0 +1,191 @@
+"""D2L 6.7.2.3, "Side Notes": work is queued, transfers are slow, threads are many."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import DeviceUnavailableError, InvalidDeviceError, Memory
+from d2ldev.registry import selection
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
+
+SECTION = "6.7.2.3"
+
+
+@requirement("sync.every-device", section=SECTION)
+def test_synchronize_takes_no_device_for_all(backend):
+    assert backend.synchronize() is None
+    assert backend.is_idle()
+
+
+@requirement("sync.one-device", section=SECTION)
+def test_synchronize_takes_a_device(backend, place):
+    x = backend.ones((8, 8), device=place)
+    y = x @ x
+    assert backend.synchronize(place) is None
+    assert backend.is_idle(place)
+    np.testing.assert_array_equal(backend.to_numpy(y), np.full((8, 8), 8.0, "float32"))
+
+
+@requirement("sync.missing-device", section=SECTION)
+@pytest.mark.parametrize("method", ["synchronize", "is_idle"])
+def test_waiting_for_a_missing_device_is_an_error(backend, missing, method):
+    with pytest.raises(DeviceUnavailableError, match=str(missing)):
+        getattr(backend, method)(missing)
+
+
+@requirement("sync.bad-device", section=SECTION)
+@pytest.mark.parametrize("method", ["synchronize", "is_idle"])
+def test_waiting_for_what_is_no_device_is_an_error(backend, method):
+    with pytest.raises(InvalidDeviceError):
+        getattr(backend, method)("gpu:x")
+
+
+@pytest.fixture
+def busy(backend, place):
+    """A device with work in its queue; skips where a framework computes before it returns."""
+    x = backend.rand((1024, 1024), seed=0, device=place)
+    for _ in range(8):
+        x @ x  # queued all the same if nobody takes the result
+        if not backend.is_idle(place):
+            break
+    else:
+        pytest.skip(f"{backend.name} computes on {place} before it returns: nothing is queued")
+    for _ in range(32):
+        x @ x
+    return place
+
+
+@requirement("sync.waits-for-queued-work", section=SECTION)
+def test_synchronize_waits_for_the_work_of_a_device(backend, busy):
+    assert not backend.is_idle(busy)
+    backend.synchronize(busy)
+    assert backend.is_idle(busy)
+
+
+@requirement("sync.waits-for-all-queued-work", section=SECTION)
+def test_synchronize_without_a_device_waits_for_all(backend, busy):
+    assert not backend.is_idle()
+    backend.synchronize()
+    assert backend.is_idle(busy)
+    assert backend.is_idle()
+
+
+@requirement("memory.is-a-memory", section=SECTION)
+def test_memory_is_bytes_or_none(backend, place):
+    memory = backend.memory(place)
+    assert type(memory) is Memory
+    assert all(value is None or (type(value) is int and value >= 0) for value in memory)
+
+
+@requirement("memory.missing-device", section=SECTION)
+def test_a_missing_device_has_no_memory(backend, missing):
+    with pytest.raises(DeviceUnavailableError):
+        backend.memory(missing)
+
+
+@requirement("threads.scopes-are-their-own", section=SECTION)
+def test_a_scope_holds_in_its_own_thread_only(backend, route):
+    here, there = route
+    with backend.on(there), ThreadPoolExecutor(1) as pool:
+        outside = pool.submit(lambda: backend.device_of(backend.ones(1))).result()
+        pool.submit(_in_a_scope, backend, here).result()
+        inside = backend.device_of(backend.ones(1))
+    assert (inside, outside) == (there, backend.cpu())
+
+
+def _in_a_scope(backend, device):
+    with backend.on(device):
+        return backend.device_of(backend.ones(1))
+
+
+@requirement("threads.scopes-of-tasks", section=SECTION)
+def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
+    first, second = route
+    # The framework's own scope is a thread's, and no task's: d2ldev's is what is looked at.
+    monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
+
+    async def task(device, entered, others):
+        with backend.on(device):
+            entered.set()
+            await others.wait()
+            return backend.device_of(backend.ones(1))
+
+    async def both():
+        a, b = asyncio.Event(), asyncio.Event()
+        return await asyncio.gather(task(first, a, b), task(second, b, a))
+
+    assert asyncio.run(both()) == [first, second]
+
+
+@requirement("threads.scopes-of-generators", section=SECTION)
+def test_a_scope_in_a_generator_ends_without_the_others(backend, route, monkeypatch):
+    first, second = route
+    monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
+
+    def generator():
+        with backend.on(first):
+            yield
+
+    running = generator()
+    next(running)
+    with backend.on(second):
+        running.close()
+        inside = backend.device_of(backend.ones(1))
+    assert (inside, backend.device_of(backend.ones(1))) == (second, backend.cpu())
+
+
+@requirement("threads.copies-at-once", section=SECTION)
+def test_many_threads_move_at_once(backend, place):
+    def there_and_back(value):
+        batch = {"x": backend.full((64,), float(value), device="cpu"), "y": [value]}
+        moved = backend.copy(backend.to(batch, place))
+        return backend.to_numpy(backend.to(moved, "cpu")["x"])
+
+    with ThreadPoolExecutor(8) as pool:
+        results = list(pool.map(there_and_back, range(64)))
+    for value, result in enumerate(results):
+        assert_same(result, np.full(64, value, "float32"))
+
+
+@requirement("threads.models-at-once", section=SECTION)
+def test_many_threads_place_models_at_once(backend, place):
+    def placed(seed):
+        net = backend.place(backend.mlp([3, 4, 1], seed=seed), place)
+        return set(backend.placement(net).values())
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(placed, range(16))) == [{place}] * 16
+
+
+@requirement("threads.backend-is-their-own", section=SECTION)
+def test_the_active_backend_is_a_threads_own(backend):
+    entered, left = threading.Event(), threading.Event()
+
+    def other():
+        with d2ldev.use_backend(backend):
+            entered.set()
+            left.wait(30)
+            return d2ldev.backend.name
+
+    with ThreadPoolExecutor(1) as pool:
+        future = pool.submit(other)
+        assert entered.wait(30)
+        scoped = selection.scoped.value.get()
+        left.set()
+        assert future.result() == backend.name
+    assert scoped is None
+
+
+@requirement("threads.first-use", section=SECTION)
+def test_many_threads_get_the_same_backend(backend):
+    with ThreadPoolExecutor(8) as pool:
+        found = set(pool.map(lambda _: d2ldev.get_backend(backend.name), range(64)))
+    assert found == {backend}

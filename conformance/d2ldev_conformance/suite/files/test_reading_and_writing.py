@@ -1,0 +1,237 @@
+"""D2L 6.6, "File I/O": what is saved comes back, wherever it was and wherever it is wanted."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
+from d2ldev.files.layouts import layouts_of_model
+from d2ldev.files.objects import tensors_of
+from d2ldev_conformance.provision import samples
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, numbers
+
+SECTION = "6.6"
+
+
+@pytest.fixture
+def path(tmp_path):
+    """Where nothing is yet, in a folder of its own."""
+    return tmp_path / "saved.safetensors"
+
+
+def _saved_values(backend, obj):
+    """The values of all that is saved of an object, by name."""
+    return {
+        name: backend.to_numpy(x)
+        for name, x in tensors_of(backend.framework, obj, "compare").items()
+    }
+
+
+def _flipped(array):
+    """Other numbers of the same dtype and shape: the lowest bit of every byte is another."""
+    array = np.ascontiguousarray(array).reshape(array.shape)
+    return (array.reshape(-1).view(np.uint8) ^ 1).view(array.dtype).reshape(array.shape)
+
+
+@requirement("io.keeps-every-dtype", section=SECTION)
+@pytest.mark.parametrize("shape", [(), (0, 3), (3, 4)], ids=str)
+def test_a_tensor_comes_back_bit_for_bit(backend, path, dtype, shape):
+    data = numbers(dtype, shape)
+    backend.save(backend.asarray(data, dtype=dtype), path)
+    loaded = backend.load(path)
+    assert backend.dtype_of(loaded) == dtype
+    assert_same(backend.to_numpy(loaded), data)
+
+
+@requirement("io.keeps-nestings", section=SECTION)
+def test_a_nesting_comes_back_as_it_was(backend, path):
+    weight = backend.rand((3, 3), seed=0)
+    backend.save({"layers": [(weight, None), {7: weight}], "lr": 0.1, "done": True}, path)
+    loaded = backend.load(path)
+    ((tied, nothing), by_number), lr, done = loaded.values()
+    assert list(loaded) == ["layers", "lr", "done"]
+    assert (nothing, list(by_number), lr, done) == (None, [7], 0.1, True)
+    assert_same(backend.to_numpy(tied), backend.to_numpy(weight))
+
+
+@requirement("io.keeps-ties", section=SECTION)
+def test_what_was_one_tensor_in_two_places_is_one_again(backend, path):
+    weight = backend.rand((3, 3), seed=0)
+    backend.save({"encoder": weight, "decoder": [weight]}, path)
+    loaded = backend.load(path)
+    assert loaded["encoder"] is loaded["decoder"][0]
+
+
+@requirement("io.loads-to-the-device", section=SECTION)
+def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place):
+    data = numbers("float32")
+    backend.save([backend.asarray(data), None], path)
+    loaded = backend.load(path, device=place)[0]
+    assert backend.device_of(loaded) is place
+    assert_same(backend.to_numpy(loaded), data)
+
+
+@requirement("io.loads-by-no-detour", section=SECTION)
+def test_loading_makes_each_tensor_once_where_it_is_wanted(backend, path, place, monkeypatch):
+    backend.save([backend.ones(3), backend.zeros(2, dtype="int32")], path)
+    made, copied, adopt, copy_all = (
+        [],
+        [],
+        backend.framework.files.adopt,
+        backend.framework.tensors.copy_all,
+    )
+
+    def recorded(array, dtype, native):
+        made.append(backend.device(native))
+        return adopt(array, dtype, native)
+
+    def recorded_copies(xs, native):
+        copied.extend(xs)
+        return copy_all(xs, native)
+
+    monkeypatch.setattr(backend.framework.files, "adopt", recorded)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", recorded_copies)
+    backend.load(path, device=place)
+    assert (made, copied) == ([place, place], [])
+
+
+@requirement("io.device-must-exist", section=SECTION)
+def test_a_device_that_does_not_exist_is_refused_before_the_file_is_looked_for(
+    backend, path, missing
+):
+    with pytest.raises(DeviceUnavailableError):
+        backend.load(path, device=missing)
+
+
+@requirement("io.from-any-device-to-the-cpu", section=SECTION)
+def test_what_was_saved_anywhere_is_loaded_to_the_cpu(backend, path, place):
+    x = backend.arange(6, device=place)
+    backend.save({"x": x}, path)
+    loaded = backend.load(path)["x"]
+    assert backend.device_of(loaded) is backend.cpu()
+    assert_same(backend.to_numpy(loaded), backend.to_numpy(x))
+
+
+@requirement("io.a-failing-save-keeps-the-file", section=SECTION)
+@pytest.mark.parametrize("problem", [OSError, MemoryError])
+def test_a_save_that_fails_in_the_middle_leaves_the_file_that_was_there_and_no_other(
+    backend, path, problem, monkeypatch
+):
+    backend.save(backend.ones(3), path)
+    before, borrow, borrowed = path.read_bytes(), backend.framework.files.borrow, []
+
+    def fail_at_the_second(x):
+        borrowed.append(x)
+        if len(borrowed) > 1:
+            raise problem("nothing left")
+        return borrow(x)
+
+    monkeypatch.setattr(backend.framework.files, "borrow", fail_at_the_second)
+    with pytest.raises((CheckpointError, MemoryError)):
+        backend.save([backend.zeros(2), backend.zeros(4)], path)
+    assert path.read_bytes() == before
+    assert list(path.parent.iterdir()) == [path]
+
+
+@requirement("io.refuses-what-no-file-can-hold", section=SECTION)
+def test_what_no_file_can_hold_is_refused_by_its_place_and_nothing_is_written(backend, path):
+    with pytest.raises(UnsupportedValueError, match=r"layers\.1"):
+        backend.save({"layers": [backend.ones(3), object()]}, path)
+    assert list(path.parent.iterdir()) == []
+
+
+_BROKEN = {
+    "empty": lambda data: data[:0],
+    "truncated": lambda data: data[:-1],
+    "in its header": lambda data: data[:40],
+    "damaged": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    "foreign": lambda data: b"PK\3\4" + data,
+    "a header without end": lambda data: b"\xff" * 7 + b"\x7f" + data[8:],
+}
+
+
+@requirement("io.refuses-broken-files", section=SECTION)
+@pytest.mark.parametrize("broken", _BROKEN)
+def test_a_broken_file_is_a_checkpoint_error(backend, path, broken):
+    backend.save(backend.ones(3), path)
+    data = _BROKEN[broken](path.read_bytes())
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError):
+        backend.load(path)
+
+
+@requirement("io.refuses-a-missing-file", section=SECTION)
+def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
+    with pytest.raises(CheckpointError):
+        backend.load(path)
+
+
+@requirement("io.load-into-brings-every-value", section=SECTION)
+def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
+    obj = samples(backend)[sample](backend.cpu())
+    saved = {name: _flipped(value) for name, value in _saved_values(backend, obj).items()}
+    borrow = backend.framework.files.borrow
+    # Other numbers than the builder gives to the next object.
+    with monkeypatch.context() as patch:
+        patch.setattr(backend.framework.files, "borrow", lambda x: _flipped(borrow(x)))
+        backend.save(obj, path)
+    loaded = backend.load_into(samples(backend)[sample](place), path)
+    values = _saved_values(backend, loaded)
+    assert list(values) == list(saved)
+    for name, value in saved.items():
+        assert_same(values[name], value)
+
+
+@requirement("io.load-into-stays-in-place", section=SECTION)
+def test_load_into_leaves_everything_on_its_device(backend, path, place, sample):
+    make = samples(backend)[sample]
+    backend.save(make(backend.cpu()), path)
+    loaded = backend.load_into(make(place), path)
+    assert set(backend.placement(loaded).values()) == {place}
+
+
+@requirement("io.load-into-refuses-what-does-not-fit", section=SECTION)
+@pytest.mark.parametrize("sizes", [[3, 5, 1], [3, 4, 4, 1], [4, 3, 1]], ids=str)
+def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes):
+    backend.save(backend.mlp([3, 4, 1], seed=1), path)
+    net = backend.mlp(sizes, seed=2)
+    before = _saved_values(backend, net)
+    with pytest.raises(CheckpointError):
+        backend.load_into(net, path)
+    after = _saved_values(backend, net)
+    assert list(after) == list(before)
+    for name, value in before.items():
+        assert_same(after[name], value)
+
+
+@requirement("io.load-into-refuses-other-names", section=SECTION)
+@pytest.mark.parametrize("name", ["weights", "bias"])
+def test_load_into_refuses_other_names(backend, path, name):
+    backend.save({"weight": backend.ones(3)}, path)
+    with pytest.raises(CheckpointError):
+        backend.load_into({name: backend.zeros(3)}, path)
+
+
+@requirement("io.load-into-refuses-other-dtypes", section=SECTION)
+def test_load_into_refuses_another_dtype(backend, path):
+    backend.save([backend.ones(3, dtype="float32")], path)
+    with pytest.raises(CheckpointError):
+        backend.load_into([backend.zeros(3, dtype="int32")], path)
+
+
+@requirement("io.layouts-are-known", section=SECTION)
+def test_the_layers_of_an_mlp_are_known_to_every_framework(backend, path, place):
+    net = backend.mlp([4, 4, 4], activation="tanh", device=place, seed=3)
+    backend.save(net, path)
+    stored = {name: backend.to_numpy(x) for name, x in backend.load(path).items()}
+    by_role = {
+        layout.role: layout.canonical(stored[name])
+        for name, layout in layouts_of_model(backend.framework, net).items()
+    }
+    x = numbers("float32", (5, 4)) / 7
+    hidden = np.tanh(x @ by_role["0.weight"].T + by_role["0.bias"])
+    wanted = hidden @ by_role["1.weight"].T + by_role["1.bias"]
+    found = backend.to_numpy(net(backend.asarray(x, device=place)))
+    np.testing.assert_allclose(found, wanted, rtol=1e-5, atol=1e-6)

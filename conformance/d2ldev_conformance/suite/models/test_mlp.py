@@ -1,0 +1,120 @@
+"""D2L 6.7.3, "Neural Networks and GPUs": the small model that every framework has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
+
+SECTION = "6.7.3"
+
+
+@requirement("mlp.shape", section=SECTION)
+@pytest.mark.parametrize("sizes", [[3, 1], [3, 4, 2], [5, 8, 8, 1]])
+def test_an_mlp_maps_features_to_outputs(backend, place, sizes):
+    net = backend.mlp(sizes, device=place)
+    y = net(backend.ones((7, sizes[0]), device=place))
+    assert backend.to_numpy(y).shape == (7, sizes[-1])
+    assert backend.dtype_of(y) == "float32"
+    assert backend.device_of(y) is place
+
+
+@requirement("mlp.parameters", section=SECTION)
+def test_an_mlp_has_a_weight_and_a_bias_for_each_layer(backend):
+    # Each shape once: a framework that makes gradients with the parameters has them twice.
+    shapes = {x.shape for x in values_of(backend, backend.mlp([3, 4, 2])).values()}
+    weights = sorted(shape for shape in shapes if len(shape) == 2)
+    assert sorted(shape for shape in shapes if len(shape) == 1) == [(2,), (4,)]
+    assert [sorted(shape) for shape in weights] in ([[2, 4], [3, 4]], [[3, 4], [2, 4]])
+
+
+@requirement("mlp.on-the-device", section=SECTION)
+def test_an_mlp_is_made_where_it_is_wanted(backend, place, monkeypatch):
+    monkeypatch.setattr(backend.framework.tensors, "copy", None)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
+    net = backend.mlp([3, 4, 1], device=place)
+    assert set(backend.placement(net).values()) == {place}
+
+
+@requirement("mlp.default-is-the-cpu", section=SECTION)
+def test_an_mlp_is_made_on_the_cpu_or_in_the_scope(backend, place):
+    assert set(backend.placement(backend.mlp([3, 1])).values()) == {backend.cpu()}
+    with backend.on(place):
+        net = backend.mlp([3, 1])
+    assert set(backend.placement(net).values()) == {place}
+
+
+@requirement("mlp.seeds", section=SECTION)
+def test_the_seed_decides_the_parameters(backend, place):
+    one, same, other = (backend.mlp([3, 4, 1], seed=seed, device=place) for seed in (1, 1, 2))
+    values = values_of(backend, one)
+    assert_same_values(backend, same, values)
+    others = values_of(backend, other)
+    assert any(others[name].tobytes() != value.tobytes() for name, value in values.items())
+
+
+@requirement("mlp.not-constant", section=SECTION)
+def test_an_mlp_depends_on_its_input(backend, place):
+    net = backend.mlp([3, 16, 1], device=place)
+    y = backend.to_numpy(net(backend.rand((8, 3), seed=0, device=place)))
+    assert len(set(y.ravel().tolist())) > 1
+
+
+@requirement("mlp.activations", section=SECTION)
+def test_the_activation_is_between_the_layers(backend, place):
+    x = backend.rand((8, 3), seed=0, device=place) * 4.0 - 2.0
+    results = {
+        backend.to_numpy(backend.mlp([3, 16, 1], activation=name, device=place)(x)).tobytes()
+        for name in ("relu", "tanh", "sigmoid")
+    }
+    assert len(results) == 3
+
+
+@requirement("mlp.last-layer-is-affine", section=SECTION)
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
+def test_the_last_layer_has_no_activation(backend, place, activation):
+    net = backend.mlp([3, 4], activation=activation, device=place)
+    x, y = (4.0 * backend.randn((8, 3), seed=seed, device=place) for seed in (1, 2))
+    of_the_sum = backend.to_numpy(net(x + y) + net(x - x))
+    np.testing.assert_allclose(of_the_sum, backend.to_numpy(net(x) + net(y)), rtol=1e-3, atol=1e-4)
+
+
+@requirement("mlp.layers-differ", section=SECTION)
+def test_no_two_layers_start_with_the_same_weights(backend, place):
+    values = values_of(backend, backend.mlp([4, 4, 4, 4], device=place)).values()
+    # Gradients that are made with the parameters are zero.
+    assert len({value.tobytes() for value in values if value.ndim == 2 and value.any()}) == 3
+
+
+@requirement("mlp.seed-leaves-the-random-state", section=SECTION)
+def test_a_model_leaves_the_frameworks_random_state_alone(backend, place):
+    def without_a_seed_after_a_model():
+        backend.mlp([3, 4, 1], seed=5, device=place)
+        return backend.to_numpy(backend.rand((4, 4), device=place)).tobytes()
+
+    assert without_a_seed_after_a_model() != without_a_seed_after_a_model()
+
+
+@requirement("mlp.refuses-nonsense", section=SECTION)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        *([[3], "relu", 0], [[], "relu", 0], [[3, 0], "relu", 0], [[-3, 1], "relu", 0]),
+        *([[3.5, 1], "relu", 0], ["31", "relu", 0], [None, "relu", 0]),
+        *([[3, 1], "softish", 0], [[3, 1], None, 0], [[3, 1], "relu", "x"]),
+    ],
+    ids=repr,
+)
+def test_an_mlp_that_is_none_is_refused(backend, arguments):
+    sizes, activation, seed = arguments
+    with pytest.raises(UnsupportedValueError):
+        backend.mlp(sizes, activation=activation, seed=seed)
+
+
+@requirement("mlp.missing-device", section=SECTION)
+def test_an_mlp_on_a_missing_device_is_an_error(backend, missing):
+    with pytest.raises(DeviceUnavailableError):
+        backend.mlp([3, 1], device=missing)

@@ -1,0 +1,187 @@
+"""D2L 6.7.3, "Neural Networks and GPUs": models and optimizers are moved once, and whole."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev_conformance.provision import samples
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, room_for, values_of
+
+SECTION = "6.7.3"
+
+
+def _ties(backend, obj):
+    """Which names are one tensor: a set of groups of names."""
+    groups = {}
+    for name, x in backend.named_tensors(obj).items():
+        groups.setdefault(id(x), []).append(name)
+    return sorted(map(tuple, groups.values()))
+
+
+@requirement("place.has-samples", section=SECTION)
+def test_there_are_tensors_to_place_in_every_object(backend, sample):
+    assert backend.named_tensors(samples(backend)[sample](backend.cpu()))
+
+
+@requirement("place.moves-everything", section=SECTION)
+def test_place_moves_everything(backend, route, sample):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    assert set(backend.placement(obj).values()) == {source}
+    placed = backend.place(obj, target)
+    assert set(backend.placement(placed).values()) == {target}
+
+
+@requirement("place.keeps-names", section=SECTION)
+def test_place_keeps_the_names(backend, route, sample):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    names = list(backend.placement(obj))
+    assert len(names) == len(set(names)) > 0
+    assert list(backend.placement(backend.place(obj, target))) == names
+
+
+@requirement("place.keeps-values", section=SECTION)
+def test_place_keeps_every_value(backend, route, sample):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    values = values_of(backend, obj)
+    assert_same_values(backend, backend.place(obj, target), values)
+
+
+@requirement("place.keeps-ties", section=SECTION)
+def test_place_keeps_what_is_tied(backend, route, sample):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    ties = _ties(backend, obj)
+    assert _ties(backend, backend.place(obj, target)) == ties
+
+
+@requirement("place.there-and-back", section=SECTION)
+def test_place_there_and_back_changes_nothing(backend, route, sample):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    values = values_of(backend, obj)
+    back = backend.place(backend.place(obj, target), source)
+    assert set(backend.placement(back).values()) == {source}
+    assert_same_values(backend, back, values)
+
+
+@requirement("place.noop-returns-same-object", section=SECTION)
+def test_place_of_what_is_there_does_nothing(backend, place, sample):
+    obj = samples(backend)[sample](place)
+    before = backend.named_tensors(obj)
+    assert backend.place(obj, place) is obj
+    after = backend.named_tensors(obj)
+    assert all(after[name] is x for name, x in before.items())
+
+
+@requirement("place.copies-nothing-twice", section=SECTION)
+def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    original, copied = backend.framework.tensors.copy_all, []
+
+    def counting(xs, native):
+        copied.extend(xs)
+        return original(xs, native)
+
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
+    distinct = {id(x) for x in backend.named_tensors(obj).values()}
+    backend.place(obj, target)
+    assert len(copied) == len({id(x) for x in copied}) == len(distinct)
+
+
+@requirement("place.all-or-nothing", section=SECTION)
+def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample, monkeypatch):
+    source, target = route
+    obj = samples(backend)[sample](source)
+    tensors, values = backend.named_tensors(obj), values_of(backend, obj)
+    last = len({id(x) for x in tensors.values()}) - 1
+    monkeypatch.setattr(
+        backend.framework.tensors, "copy_all", room_for(last, backend.framework.tensors.copy_all)
+    )
+    with pytest.raises(MemoryError):
+        backend.place(obj, target)
+    assert set(backend.placement(obj).values()) == {source}
+    assert all(backend.named_tensors(obj)[name] is x for name, x in tensors.items())
+    assert_same_values(backend, obj, values)
+
+
+@requirement("place.missing-device", section=SECTION)
+def test_place_on_a_missing_device_moves_nothing(backend, place, missing, sample):
+    obj = samples(backend)[sample](place)
+    with pytest.raises(DeviceUnavailableError, match=str(missing)):
+        backend.place(obj, missing)
+    assert set(backend.placement(obj).values()) == {place}
+
+
+@requirement("place.result-is-where-the-model-is", section=SECTION)
+def test_a_placed_model_computes_where_it_is(backend, route):
+    source, target = route
+    net = backend.place(backend.mlp([3, 4, 1], device=source), target)
+    y = net(backend.ones((2, 3), device=target))
+    assert backend.device_of(y) is target
+
+
+@requirement("place.same-function", section=SECTION)
+@pytest.mark.parametrize("activation", ["relu", "tanh", "sigmoid"])
+def test_a_placed_model_is_the_same_function(backend, route, activation):
+    source, target = route
+    net = backend.mlp([3, 16, 2], activation=activation, device=source)
+    x = backend.rand((5, 3), seed=0, device=source)
+    before = backend.to_numpy(net(x))
+    net = backend.place(net, target)
+    after = backend.to_numpy(net(backend.to(x, target)))
+    # Devices add in other orders: a few units in the last place of sums of 16 terms.
+    np.testing.assert_allclose(after, before, rtol=1e-5, atol=1e-6)
+
+
+@requirement("place.leaves-the-default-device", section=SECTION)
+def test_place_leaves_the_default_device_alone(backend, route):
+    source, target = route
+    before = backend.default_device()
+    backend.place(backend.mlp([3, 1], device=source), target)
+    assert backend.default_device() is before
+    assert backend.device_of(backend.ones(1)) is backend.cpu()
+
+
+@requirement("place.pytrees", section=SECTION)
+def test_a_pytree_of_parameters_is_placed(backend, route):
+    source, target = route
+    weight = backend.ones((2, 2), device=source)
+    tree = {"layers": [{"weight": weight}, {"weight": weight}], "step": 3, "name": "net"}
+    placed = backend.place(tree, target)
+    assert backend.placement(placed) == {
+        "layers.0.weight": target,
+        "layers.1.weight": target,
+    }
+    assert placed["layers"][0]["weight"] is placed["layers"][1]["weight"]
+    assert (placed["step"], placed["name"]) == (3, "net")
+
+
+@requirement("place.several-at-once", section=SECTION)
+def test_several_objects_are_placed_at_once(backend, route, sample):
+    source, target = route
+    pair = (samples(backend)[sample](source), [backend.ones(1, device=source)])
+    placed = backend.place(pair, target)
+    assert type(placed) is tuple
+    assert set(backend.placement(placed).values()) == {target}
+
+
+@requirement("place.refuses-others", section=SECTION)
+@pytest.mark.parametrize("value", [object(), {"net": len}, np.zeros(2)], ids=str)
+def test_what_is_no_model_is_refused(backend, place, value):
+    with pytest.raises(UnsupportedValueError, match="place"):
+        backend.place(value, place)
+
+
+@requirement("place.named-tensors", section=SECTION)
+def test_named_tensors_are_those_of_the_placement(backend, place, sample):
+    obj = samples(backend)[sample](place)
+    named = backend.named_tensors(obj)
+    assert {name: backend.device_of(x) for name, x in named.items()} == backend.placement(obj)
+    assert all(isinstance(x, backend.tensor_types) for x in named.values())

@@ -1,0 +1,183 @@
+"""D2L 6.7.2.2: "do not simply add X and Y, since this will result in an exception". It does."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceMismatchError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, outcome_of
+
+SECTION = "6.7.2.2"
+
+OPERATIONS = {
+    "add": lambda x, y: x + y,
+    "subtract": lambda x, y: x - y,
+    "multiply": lambda x, y: x * y,
+    "divide": lambda x, y: x / y,
+    "power": lambda x, y: x**y,
+    "less": lambda x, y: x < y,
+    "matmul": lambda x, y: x @ y,
+}
+
+
+@pytest.fixture(params=sorted(OPERATIONS))
+def operation(request):
+    """Each operation of two tensors that every framework spells alike."""
+    return OPERATIONS[request.param]
+
+
+@pytest.fixture
+def elsewhere(backend, route):
+    """Two tensors that are not on one device."""
+    source, target = route
+    return backend.full((2, 2), 3.0, device=source), backend.full((2, 2), 2.0, device=target)
+
+
+@requirement("strict.mixing-raises", section=SECTION)
+def test_an_operation_that_mixes_devices_raises(backend, elsewhere, operation):
+    x, y = elsewhere
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        operation(x, y)
+
+
+@requirement("strict.raises-at-the-operation", section=SECTION)
+def test_the_error_can_be_caught_inside_the_block(backend, elsewhere, operation):
+    x, y = elsewhere
+    with backend.strict():
+        with pytest.raises(DeviceMismatchError):
+            operation(x, y)
+        assert backend.device_of(operation(x, x)) is backend.device_of(x)
+
+
+@requirement("strict.names-the-operation", section=SECTION)
+@pytest.mark.parametrize("name", ["add", "matmul"])
+def test_the_error_names_the_operation(backend, elsewhere, name):
+    x, y = elsewhere
+    with pytest.raises(DeviceMismatchError) as caught, backend.strict():
+        OPERATIONS[name](x, y)
+    # Each framework has a name for it: add, AddV2, jnp.add; matmul, mm, dot, dot_general.
+    spellings = {"add": ("add",), "matmul": ("mm", "matmul", "dot")}[name]
+    assert any(spelling in caught.value.attempted.lower() for spelling in spellings)
+
+
+@requirement("strict.names-the-devices", section=SECTION)
+def test_the_error_names_each_operands_device_and_the_fix(backend, route, elsewhere):
+    x, y = elsewhere
+    with pytest.raises(DeviceMismatchError) as caught, backend.strict():
+        x + y
+    error = caught.value
+    assert set(error.devices) == {str(device) for device in route}
+    assert all(str(device) in error.problem for device in route)
+    assert "backend.to(" in error.fix
+    assert any(repr(str(device)) in error.fix for device in route)
+
+
+@requirement("strict.scalars-on-other-devices", section=SECTION)
+def test_numbers_are_no_operands(backend, place):
+    x = backend.full((2, 2), 3.0, device=place)
+    with backend.strict():
+        results = [x + 1, 2.0 * x, x**2, x > 1]
+    assert [backend.device_of(y) for y in results] == [place] * len(results)
+    assert_same(backend.to_numpy(results[0]), np.full((2, 2), 4.0, "float32"))
+
+
+@requirement("strict.agreeing-operands", section=SECTION)
+def test_operands_that_agree_are_computed_with_where_they_are(backend, place, operation):
+    x = backend.full((2, 2), 3.0, device=place)
+    y = backend.full((2, 2), 2.0, device=place)
+    with backend.strict():
+        z = operation(x, y)
+        assert backend.device_of(z) is place
+    expected = operation(np.full((2, 2), 3, "float32"), np.full((2, 2), 2, "float32"))
+    np.testing.assert_allclose(backend.to_numpy(z), expected, rtol=1e-6)
+
+
+@requirement("strict.moving-is-no-mixing", section=SECTION)
+def test_what_d2ldev_moves_may_be_moved(backend, route):
+    source, target = route
+    with backend.strict():
+        x = backend.rand((2, 2), seed=0, device=source)
+        moved, copied = backend.to(x, target), backend.copy(x, target)
+        made = backend.asarray(x, device=target)
+        batch = backend.to({"x": [x], "y": (moved, 1)}, target)
+        net = backend.place(backend.mlp([2, 1], device=source), target)
+        y = net(moved)
+        values = [backend.to_numpy(tensor) for tensor in (x, moved, copied, made)]
+    there = [moved, copied, made, batch["x"][0], y]
+    assert [backend.device_of(tensor) for tensor in there] == [target] * len(there)
+    assert all(np.array_equal(value, values[0]) for value in values)
+
+
+@requirement("strict.creation", section=SECTION)
+def test_tensors_are_made_in_a_block(backend, place):
+    with backend.strict():
+        made = [
+            backend.zeros(2, device=place),
+            backend.full((2,), 1.5, device=place),
+            backend.arange(3, device=place),
+            backend.randn((2,), seed=1, device=place),
+            backend.asarray([1.0, 2.0], device=place),
+            backend.asarray(np.arange(3), device=place),
+        ]
+        with backend.on(place):
+            made.append(backend.ones(2))
+    assert [backend.device_of(x) for x in made] == [place] * len(made)
+
+
+@requirement("strict.models", section=SECTION)
+def test_a_model_called_with_data_from_elsewhere_raises(backend, route):
+    source, target = route
+    net = backend.mlp([3, 4, 1], device=source)
+    x = backend.ones((2, 3), device=target)
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        net(x)
+
+
+@requirement("strict.ends", section=SECTION)
+def test_after_the_block_everything_is_as_it_was(backend, elsewhere, operation):
+    x, y = elsewhere
+    before = outcome_of(backend, operation, x, y)
+    with backend.strict(), backend.strict():
+        operation(x, x)
+    assert outcome_of(backend, operation, x, y) == before
+
+
+@requirement("strict.ends-under-exceptions", section=SECTION)
+def test_a_block_that_was_left_by_an_error_has_ended(backend, elsewhere):
+    x, y = elsewhere
+    before = outcome_of(backend, OPERATIONS["add"], x, y)
+    with pytest.raises(ZeroDivisionError), backend.strict():
+        1 / 0  # noqa: B018
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        x + y
+    assert outcome_of(backend, OPERATIONS["add"], x, y) == before
+
+
+@requirement("strict.nests", section=SECTION)
+def test_after_an_inner_block_the_outer_one_is_in_force(backend, elsewhere):
+    x, y = elsewhere
+    with pytest.raises(DeviceMismatchError), backend.strict():  # noqa: PT012  # a block in it
+        with backend.strict():
+            x + x
+        x + y
+
+
+@requirement("strict.other-errors-stay", section=SECTION)
+@pytest.mark.parametrize("error", [RuntimeError("two devices"), ValueError("device"), KeyError(0)])
+def test_an_error_about_something_else_is_left_alone(backend, error):
+    with pytest.raises(type(error)) as caught, backend.strict():
+        raise error
+    assert caught.value is error
+
+
+@requirement("strict.other-errors-of-operations-stay", section=SECTION)
+def test_what_an_operation_raises_for_another_reason_is_the_same(backend, place):
+    x, y = backend.ones((2, 3), device=place), backend.ones((4, 5), device=place)
+    with pytest.raises(Exception) as plain:  # noqa: PT011  # each framework has its own
+        backend.to_numpy(x + y)
+    with pytest.raises(Exception) as strict, backend.strict():  # noqa: PT011
+        backend.to_numpy(x + y)
+    assert type(strict.value) is type(plain.value)
+    assert not isinstance(strict.value, DeviceMismatchError)

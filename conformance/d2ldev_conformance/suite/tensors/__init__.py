@@ -1,0 +1,1 @@
+"""What every backend must do in the room ``tensors``."""

@@ -1,0 +1,377 @@
+"""D2L 6.7.2.2, "Copying", for whole batches: nestings of tensors move as one.
+
+Every test that takes ``transfer`` runs with ``copy`` on each device, and with ``to`` wherever there
+is another device. Every test that takes ``take`` runs with all that take a batch of data: ``to``,
+``prefetch`` and ``Trainer``.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import types
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import DeviceUnavailableError, Trainer, UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, room_for
+
+SECTION = "6.7.2.2"
+
+
+class Pair(NamedTuple):
+    x: Any
+    y: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    x: Any
+    label: str
+
+
+@dataclasses.dataclass
+class Counted:
+    x: Any
+    made: int = 0
+
+    def __post_init__(self) -> None:
+        self.made += 1
+
+
+class Tagged(dict):
+    tag = "none"
+
+
+class Batch:
+    """A container that d2ldev has not heard of."""
+
+    def __init__(self, x: Any, path: str) -> None:
+        self.x, self.path = x, path
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(("copy", "cpu", "cpu"), id="copy-cpu"),
+        pytest.param(("copy", "gpu:0", "gpu:0"), id="copy-gpu0", marks=pytest.mark.needs_gpus(1)),
+        pytest.param(("to", "cpu", "gpu:0"), id="cpu-gpu0", marks=pytest.mark.needs_gpus(1)),
+        pytest.param(("to", "gpu:0", "cpu"), id="gpu0-cpu", marks=pytest.mark.needs_gpus(1)),
+        pytest.param(("to", "gpu:0", "gpu:1"), id="gpu0-gpu1", marks=pytest.mark.needs_gpus(2)),
+    ]
+)
+def transfer(request, backend):
+    """Make a tensor at the source, and take something to the target."""
+    method, source, target = request.param
+
+    class Transfer:
+        @staticmethod
+        def tensor(value=1.0):
+            return backend.full((2,), value, device=source)
+
+        @staticmethod
+        def of(x):
+            return getattr(backend, method)(x, target)
+
+        @staticmethod
+        def check(x, value=1.0):
+            assert backend.device_of(x) is backend.device(target)
+            assert_same(backend.to_numpy(x), np.full(2, value, "float32"))
+
+    return Transfer()
+
+
+@requirement("containers.dict", section=SECTION)
+def test_a_dict_stays_a_dict_in_its_order(transfer):
+    moved = transfer.of({"b": transfer.tensor(1.0), "a": transfer.tensor(2.0), 3: None})
+    assert type(moved) is dict
+    assert list(moved) == ["b", "a", 3]
+    transfer.check(moved["b"], 1.0)
+    transfer.check(moved["a"], 2.0)
+
+
+@requirement("containers.list-and-tuple", section=SECTION)
+@pytest.mark.parametrize("cls", [list, tuple])
+def test_a_list_stays_a_list_and_a_tuple_a_tuple(transfer, cls):
+    moved = transfer.of(cls([transfer.tensor(1.0), transfer.tensor(2.0)]))
+    assert type(moved) is cls
+    transfer.check(moved[0], 1.0)
+    transfer.check(moved[1], 2.0)
+
+
+@requirement("containers.namedtuple", section=SECTION)
+def test_a_namedtuple_stays_one(transfer):
+    moved = transfer.of(Pair(transfer.tensor(), 5))
+    assert type(moved) is Pair
+    transfer.check(moved.x)
+    assert moved.y == 5
+
+
+@requirement("containers.frozen-dataclass", section=SECTION)
+def test_a_frozen_dataclass_stays_one(transfer):
+    moved = transfer.of(Frozen(transfer.tensor(), "cat"))
+    assert type(moved) is Frozen
+    transfer.check(moved.x)
+    assert moved.label == "cat"
+
+
+@requirement("containers.no-constructor-runs", section=SECTION)
+def test_a_dataclass_is_not_initialised_again(transfer):
+    moved = transfer.of(Counted(transfer.tensor()))
+    transfer.check(moved.x)
+    assert moved.made == 1
+
+
+@requirement("containers.defaultdict", section=SECTION)
+def test_a_defaultdict_keeps_its_factory(transfer):
+    batch = collections.defaultdict(list, x=transfer.tensor())
+    moved = transfer.of(batch)
+    assert type(moved) is collections.defaultdict
+    assert moved["new"] == []
+    transfer.check(moved["x"])
+    assert "new" not in batch
+
+
+@requirement("containers.ordereddict", section=SECTION)
+def test_an_ordereddict_keeps_its_order(transfer):
+    batch = collections.OrderedDict(z=transfer.tensor(), a=transfer.tensor())
+    batch.move_to_end("z")
+    moved = transfer.of(batch)
+    assert type(moved) is collections.OrderedDict
+    assert list(moved) == ["a", "z"]
+    transfer.check(moved["z"])
+
+
+@requirement("containers.deque", section=SECTION)
+def test_a_deque_keeps_its_maximal_length(transfer):
+    moved = transfer.of(collections.deque([transfer.tensor(), 1], maxlen=3))
+    assert type(moved) is collections.deque
+    assert moved.maxlen == 3
+    transfer.check(moved[0])
+
+
+@requirement("containers.subclass-attributes", section=SECTION)
+def test_a_subclass_keeps_its_attributes(transfer):
+    batch = Tagged(x=transfer.tensor())
+    batch.tag = "train"
+    moved = transfer.of(batch)
+    assert type(moved) is Tagged
+    assert moved.tag == "train"
+    transfer.check(moved["x"])
+
+
+@requirement("containers.mapping-proxy", section=SECTION)
+def test_a_read_only_mapping_stays_one(transfer):
+    moved = transfer.of(types.MappingProxyType({"x": transfer.tensor()}))
+    assert type(moved) is types.MappingProxyType
+    transfer.check(moved["x"])
+
+
+@requirement("containers.nested", section=SECTION)
+def test_nestings_move_at_every_depth(transfer):
+    moved = transfer.of({"a": [Pair((transfer.tensor(),), {"b": transfer.tensor(2.0)})]})
+    transfer.check(moved["a"][0].x[0])
+    transfer.check(moved["a"][0].y["b"], 2.0)
+
+
+@requirement("containers.empty", section=SECTION)
+@pytest.mark.parametrize("empty", [{}, [], (), None, {"a": []}, [()]], ids=repr)
+def test_what_holds_no_tensor_comes_back_itself(transfer, empty):
+    assert transfer.of(empty) is empty
+
+
+@requirement("containers.plain-values", section=SECTION)
+@pytest.mark.parametrize("value", [None, 1, 1.5, 1j, True, "x", b"x", np.float32(1), np.bool_(1)])
+def test_plain_values_pass_through(transfer, value):
+    moved = transfer.of([transfer.tensor(), value])
+    assert moved[1] is value
+    transfer.check(moved[0])
+
+
+@requirement("containers.tied-tensors", section=SECTION)
+def test_tied_tensors_stay_tied(transfer):
+    x = transfer.tensor()
+    moved = transfer.of({"a": x, "b": [x], "c": transfer.tensor()})
+    assert moved["a"] is moved["b"][0]
+    assert moved["a"] is not moved["c"]
+    transfer.check(moved["a"])
+
+
+@requirement("containers.tied-containers", section=SECTION)
+def test_a_list_in_two_places_stays_one_list(transfer):
+    shared = [transfer.tensor()]
+    moved = transfer.of((shared, {"again": shared}))
+    assert moved[0] is moved[1]["again"]
+    transfer.check(moved[0][0])
+
+
+@requirement("containers.input-unchanged", section=SECTION)
+def test_the_callers_containers_are_not_changed(transfer):
+    x = transfer.tensor()
+    inner = [x]
+    batch = {"x": x, "inner": inner}
+    moved = transfer.of(batch)
+    assert moved is not batch
+    assert batch["x"] is x
+    assert batch["inner"] is inner
+    assert inner[0] is x
+
+
+@requirement("containers.noop-returns-same-object", section=SECTION)
+def test_a_container_that_is_there_comes_back_itself(backend, place):
+    x = backend.ones(1, device=place)
+    for batch in ({"x": x, "y": [x, x]}, [x], (x, (x, None)), Pair(x, 1), Frozen(x, "a")):
+        assert backend.to(batch, place) is batch
+
+
+@requirement("containers.noop-inside", section=SECTION)
+def test_only_what_has_to_move_is_made_again(backend, route):
+    source, target = route
+    there = [backend.ones(1, device=target)]
+    moved = backend.to({"there": there, "here": backend.ones(1, device=source)}, target)
+    assert moved["there"] is there
+    assert backend.device_of(moved["here"]) is target
+
+
+@requirement("containers.registered", section=SECTION)
+def test_a_registered_container_moves(transfer):
+    d2ldev.register_container(Batch, lambda b: [b.x], lambda old, new: Batch(new[0], old.path))
+    moved = transfer.of({"batch": Batch(transfer.tensor(), "a.png")})
+    transfer.check(moved["batch"].x)
+    assert moved["batch"].path == "a.png"
+
+
+@requirement("containers.unknown-object-is-named", section=SECTION)
+def test_an_unknown_object_is_refused_by_name(transfer):
+    with pytest.raises(UnsupportedValueError) as caught:
+        transfer.of({"x": transfer.tensor(), "meta": [1, open]})
+    assert "meta.1" in str(caught.value)
+    assert "open" in str(caught.value)
+
+
+@requirement("containers.cycles-are-refused", section=SECTION)
+def test_a_container_that_contains_itself_is_refused(transfer):
+    batch = {"x": transfer.tensor(), "more": []}
+    batch["more"].append(batch)
+    with pytest.raises(UnsupportedValueError, match="contains itself"):
+        transfer.of(batch)
+
+
+@requirement("containers.too-deep-is-refused", section=SECTION)
+def test_a_nesting_that_is_too_deep_is_refused(transfer):
+    batch = [transfer.tensor()]
+    for _ in range(100_000):
+        batch = [batch]
+    with pytest.raises(UnsupportedValueError, match="deep"):
+        transfer.of(batch)
+
+
+@requirement("containers.missing-device", section=SECTION)
+def test_a_missing_device_leaves_a_batch_alone(backend, place, missing):
+    x = backend.ones(1, device=place)
+    batch = {"x": x, "y": [x]}
+    with pytest.raises(DeviceUnavailableError):
+        backend.to(batch, missing)
+    assert batch["x"] is batch["y"][0] is x
+    assert backend.device_of(x) is place
+
+
+@requirement("containers.all-or-nothing", section=SECTION)
+def test_a_failure_halfway_leaves_a_batch_alone(backend, transfer, monkeypatch):
+    batch = {"x": transfer.tensor(1.0), "y": [transfer.tensor(2.0), transfer.tensor(3.0)]}
+    before = [batch["x"], *batch["y"]]
+    monkeypatch.setattr(
+        backend.framework.tensors, "copy_all", room_for(1, backend.framework.tensors.copy_all)
+    )
+    with pytest.raises(MemoryError):
+        transfer.of(batch)
+    after = [batch["x"], *batch["y"]]
+    assert all(now is then for now, then in zip(after, before, strict=True))
+
+
+# -- data: what is no tensor yet ---------------------------------------------------------------
+
+
+@pytest.fixture(params=["to", "prefetch", "Trainer"])
+def take(request, backend, place):
+    """Take a batch of data to the place, in one of three ways."""
+    if request.param == "to":
+        return lambda batch: backend.to(batch, place)
+    if request.param == "prefetch":
+        return lambda batch: next(backend.prefetch([batch], place))
+    trainer = Trainer(1, backend=backend)
+    trainer.device = place
+    return trainer.prepare_batch
+
+
+def _check(backend, place, x, array):
+    assert isinstance(x, backend.tensor_types)
+    assert backend.device_of(x) is place
+    assert_same(backend.to_numpy(x), array)
+
+
+@requirement("containers.arrays-become-tensors", section=SECTION)
+def test_arrays_become_tensors_beside_tensors(backend, place, take):
+    array, integers = np.full((2, 3), 1.5, "float32"), np.arange(4, dtype="int32")
+    there = backend.ones(2, device=place)
+    taken = take({"a": [array, (integers, None)], "there": there, "n": 3})
+    _check(backend, place, taken["a"][0], array)
+    _check(backend, place, taken["a"][1][0], integers)
+    assert taken["there"] is there
+    assert (taken["a"][1][1], taken["n"]) == (None, 3)
+
+
+@requirement("containers.arrays-become-tensors", section=SECTION)
+def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
+    array = np.arange(3, dtype="float32")
+    taken = take(array)
+    _check(backend, place, taken, array)
+    array[0] = 9.0
+    assert_same(backend.to_numpy(taken), np.arange(3, dtype="float32"))
+
+
+@requirement("containers.arrays-keep-containers", section=SECTION)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda x: collections.OrderedDict(z=x, a=x),
+        lambda x: collections.defaultdict(list, x=x),
+        lambda x: collections.deque([x, 1], maxlen=3),
+        lambda x: Frozen(x, "cat"),
+        lambda x: Counted(x),
+        lambda x: Pair(x, (x,)),
+        lambda x: types.MappingProxyType({"x": x}),
+    ],
+    ids=["ordereddict", "defaultdict", "deque", "frozen", "dataclass", "namedtuple", "proxy"],
+)
+def test_containers_of_arrays_stay_what_they_are(backend, place, take, make):
+    array = np.full((2,), 2.0, "float32")
+    batch = make(array)
+    taken = take([batch, None])[0]
+    expected = backend.to(make(backend.asarray(array)), place)
+    assert type(taken) is type(batch)
+    for name in ("default_factory", "maxlen", "made", "label"):
+        assert getattr(taken, name, None) == getattr(batch, name, None)
+    kind = backend.framework.kinds[type(batch)]
+    assert list(kind.labels(taken)) == list(kind.labels(expected))
+    _check(backend, place, next(iter(kind.children(taken))), array)
+
+
+@requirement("containers.arrays-stay-tied", section=SECTION)
+def test_an_array_in_two_places_becomes_one_tensor(backend, place, take):
+    array, shared = np.ones(2, "float32"), [np.zeros(2, "float32")]
+    taken = take({"a": array, "again": [array], "shared": shared, "too": (shared,)})
+    assert taken["a"] is taken["again"][0]
+    assert taken["shared"] is taken["too"][0]
+    _check(backend, place, taken["a"], array)
+
+
+@requirement("containers.arrays-are-named", section=SECTION)
+def test_an_array_without_numbers_is_refused_by_name(take):
+    batch = {"x": np.ones(2, "float32"), "meta": [1, np.array(["cat", "dog"])]}
+    with pytest.raises(UnsupportedValueError, match=r"meta\.1"):
+        take(batch)
+    assert isinstance(batch["x"], np.ndarray)

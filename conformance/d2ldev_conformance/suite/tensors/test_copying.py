@@ -1,0 +1,233 @@
+"""D2L 6.7.2.2, "Copying": moving is explicit, complete, and free where nothing has to move."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, numbers
+
+SECTION = "6.7.2.2"
+
+
+@requirement("copy.to-moves", section=SECTION)
+def test_to_moves_a_tensor(backend, route):
+    source, target = route
+    moved = backend.to(backend.ones((2, 3), device=source), target)
+    assert backend.device_of(moved) is target
+
+
+@requirement("copy.to-keeps-values", section=SECTION)
+def test_every_value_survives_a_move(backend, route, dtype):
+    source, target = route
+    data = numbers(dtype)
+    moved = backend.to(backend.asarray(data, device=source), target)
+    assert_same(backend.to_numpy(moved), data)
+
+
+@requirement("copy.to-keeps-the-dtype", section=SECTION)
+def test_the_dtype_survives_a_move(backend, route, dtype):
+    source, target = route
+    x = backend.ones(3, dtype=dtype, device=source)
+    assert backend.dtype_of(backend.to(x, target)) == dtype
+
+
+@requirement("copy.to-keeps-the-shape", section=SECTION)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1, 1), (5, 1, 2)])
+def test_the_shape_survives_a_move(backend, route, shape):
+    source, target = route
+    data = numbers("float32", shape)
+    moved = backend.to(backend.asarray(data, device=source), target)
+    assert_same(backend.to_numpy(moved), data)
+
+
+@requirement("copy.to-keeps-special-values", section=SECTION)
+def test_nan_infinity_and_the_sign_of_zero_survive_a_move(backend, route):
+    source, target = route
+    data = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38], "float32")
+    moved = backend.to(backend.asarray(data, device=source), target)
+    assert_same(backend.to_numpy(moved), data)
+
+
+@requirement("copy.to-takes-large-tensors", section=SECTION)
+def test_every_value_of_a_large_tensor_survives_a_move(backend, route):
+    source, target = route
+    data = np.arange(1_000_003, dtype=np.int32)
+    moved = backend.to(backend.asarray(data, device=source), target)
+    assert_same(backend.to_numpy(moved), data)
+
+
+@requirement("copy.there-and-back", section=SECTION)
+def test_there_and_back_is_the_same_data(backend, route):
+    source, target = route
+    x = backend.rand((5, 7), seed=0, device=source)
+    back = backend.to(backend.to(x, target), source)
+    assert backend.device_of(back) is source
+    assert_same(backend.to_numpy(back), backend.to_numpy(x))
+
+
+@requirement("copy.noop-returns-same-object", section=SECTION)
+def test_a_tensor_that_is_there_comes_back_itself(backend, place):
+    x = backend.ones((2, 3), device=place)
+    assert backend.to(x, place) is x
+
+
+@requirement("copy.noop-in-every-spelling", section=SECTION)
+def test_a_tensor_is_there_however_the_device_is_spelt(backend, place):
+    x = backend.ones(1, device=place)
+    for spelling in (place, str(place), str(place).upper(), backend.native(place)):
+        assert backend.to(x, spelling) is x
+
+
+@requirement("copy.noop-after-a-move", section=SECTION)
+def test_a_tensor_that_was_moved_is_there(backend, route):
+    source, target = route
+    moved = backend.to(backend.ones(2, device=source), target)
+    assert backend.to(moved, target) is moved
+
+
+@requirement("copy.to-leaves-the-source", section=SECTION)
+def test_the_source_stays_where_and_as_it_was(backend, route):
+    source, target = route
+    x = backend.arange(6, dtype="float32", device=source)
+    backend.to(x, target)
+    assert backend.device_of(x) is source
+    assert_same(backend.to_numpy(x), np.arange(6, dtype="float32"))
+
+
+@requirement("copy.to-shares-no-memory", section=SECTION)
+@pytest.mark.usefixtures("mutable")
+def test_a_moved_tensor_is_independent_of_its_source(backend, route):
+    source, target = route
+    x = backend.ones(3, device=source)
+    moved = backend.to(x, target)
+    moved[0] = 9.0
+    assert_same(backend.to_numpy(x), np.ones(3, "float32"))
+    x[1] = 7.0
+    assert_same(backend.to_numpy(moved), np.array([9, 1, 1], "float32"))
+
+
+@requirement("copy.copy-is-new-memory", section=SECTION)
+def test_copy_is_new_memory_also_where_it_was(backend, place):
+    x = backend.ones(64, device=place)
+    copies = [backend.copy(x), backend.copy(x, place)]
+    addresses = {backend.address(tensor) for tensor in (x, *copies)}
+    assert len(addresses) == 3
+    assert [backend.device_of(c) for c in copies] == [place, place]
+
+
+@requirement("copy.copy-never-aliases", section=SECTION)
+@pytest.mark.usefixtures("mutable")
+def test_writing_to_one_does_not_show_in_the_other(backend, place):
+    x = backend.ones(3, device=place)
+    same_place, said_place = backend.copy(x), backend.copy(x, place)
+    x[0] = 9.0
+    same_place[1] = 7.0
+    assert_same(backend.to_numpy(said_place), np.ones(3, "float32"))
+    assert_same(backend.to_numpy(same_place), np.array([1, 7, 1], "float32"))
+    assert_same(backend.to_numpy(x), np.array([9, 1, 1], "float32"))
+
+
+@requirement("copy.copy-keeps-values", section=SECTION)
+def test_every_value_survives_a_copy(backend, place, dtype):
+    data = numbers(dtype)
+    assert_same(backend.to_numpy(backend.copy(backend.asarray(data, device=place))), data)
+
+
+@requirement("copy.copy-goes-where-it-is-told", section=SECTION)
+def test_copy_goes_to_a_device(backend, route):
+    source, target = route
+    x = backend.rand(5, seed=0, device=source)
+    copied = backend.copy(x, target)
+    assert backend.device_of(copied) is target
+    assert_same(backend.to_numpy(copied), backend.to_numpy(x))
+
+
+@requirement("copy.copy-stays-unless-told", section=SECTION)
+def test_copy_stays_where_the_tensor_is_also_in_a_scope(backend, route):
+    scope, there = route
+    x = backend.ones(1, device=there)
+    with backend.on(scope):
+        copied = backend.copy(x)
+    assert backend.device_of(copied) is there
+
+
+@requirement("copy.to-a-missing-device", section=SECTION)
+@pytest.mark.parametrize("method", ["to", "copy"])
+def test_a_missing_device_is_an_error_and_never_the_cpu(backend, place, missing, method):
+    x = backend.ones(2, device=place)
+    with pytest.raises(DeviceUnavailableError, match=str(missing)):
+        getattr(backend, method)(x, missing)
+    assert backend.device_of(x) is place
+
+
+@requirement("copy.to-leaves-the-default-device", section=SECTION)
+def test_a_move_leaves_the_default_device_alone(backend, route):
+    source, target = route
+    before = backend.default_device()
+    backend.copy(backend.to(backend.ones(1, device=source), target))
+    assert backend.default_device() is before
+    assert backend.device_of(backend.ones(1)) is backend.cpu()
+
+
+@requirement("copy.sum-stays", section=SECTION)
+def test_the_sum_of_two_tensors_of_a_gpu_is_there(backend, route):
+    source, target = route
+    x, y = backend.ones((2, 3), device=source), backend.full((2, 3), 2.0, device=target)
+    z = y + backend.to(x, target)
+    assert backend.device_of(z) is target
+    assert_same(backend.to_numpy(z), np.full((2, 3), 3.0, "float32"))
+
+
+@requirement("copy.views-move-whole", section=SECTION)
+def test_a_part_of_a_tensor_moves_as_what_it_is(backend, route):
+    source, target = route
+    data = numbers("float32", (4, 6))
+    part = backend.asarray(data, device=source)[1, :]
+    assert_same(backend.to_numpy(backend.to(part, target)), np.ascontiguousarray(data[1]))
+
+
+@requirement("copy.ties-are-copied-once", section=SECTION)
+def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, monkeypatch):
+    x, original, copied = backend.ones(2, device=place), backend.framework.tensors.copy_all, []
+
+    def counting(xs, native):
+        copied.extend(xs)
+        return original(xs, native)
+
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
+    backend.copy({"x": x, "again": [x, (x,)]}, place)
+    assert len(copied) == 1
+
+
+@requirement("copy.refuses-what-is-no-tensor", section=SECTION)
+@pytest.mark.parametrize(
+    ("method", "value"),
+    [
+        *itertools.product(("to", "copy"), (object(), {"a": object()}, len)),
+        ("copy", np.zeros(2)),  # ``to`` makes a tensor of it
+    ],
+    ids=str,
+)
+def test_what_is_no_tensor_is_refused_with_the_fix(backend, place, method, value):
+    with pytest.raises(UnsupportedValueError) as caught:
+        getattr(backend, method)(value, place)
+    assert caught.value.fix
+
+
+@requirement("copy.out-of-memory-leaves-the-source", section=SECTION)
+def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, monkeypatch):
+    x = backend.ones(2, device=place)
+
+    def full(*_):
+        raise MemoryError("none left")
+
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", full)
+    with pytest.raises(MemoryError, match="none left") as caught:
+        backend.copy(x, place)
+    assert isinstance(caught.value.__cause__, MemoryError)
+    assert backend.device_of(x) is place

@@ -1,0 +1,73 @@
+"""D2L 6.7.2.1, "Storage on the GPU", for random numbers: with a seed and without."""
+
+from __future__ import annotations
+
+import pytest
+
+from d2ldev import UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
+
+SECTION = "6.7.2.1"
+
+
+@requirement("create.rand-is-uniform", section=SECTION)
+def test_rand_is_uniform_from_zero_to_one(backend, place):
+    x = backend.to_numpy(backend.rand((100, 100), seed=0, device=place))
+    assert x.min() >= 0
+    assert x.max() < 1
+    assert abs(x.mean() - 1 / 2) < 0.02
+    assert abs(x.var() - 1 / 12) < 0.01
+
+
+@requirement("create.randn-is-normal", section=SECTION)
+def test_randn_is_normal(backend, place):
+    x = backend.to_numpy(backend.randn((100, 100), seed=0, device=place))
+    assert abs(x.mean()) < 0.05
+    assert abs(x.std() - 1) < 0.05
+    assert x.min() < -2
+    assert x.max() > 2
+
+
+@requirement("create.seeds-repeat", section=SECTION)
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_the_same_seed_gives_the_same_numbers(backend, place, name):
+    draw = getattr(backend, name)
+    first, second = (backend.to_numpy(draw((4, 4), seed=3, device=place)) for _ in range(2))
+    assert_same(first, second)
+
+
+@requirement("create.seeds-differ", section=SECTION)
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_other_seeds_and_no_seed_give_other_numbers(backend, place, name):
+    draw = getattr(backend, name)
+    drawn = [draw((4, 4), seed=seed, device=place) for seed in (3, 4, None, None)]
+    assert len({backend.to_numpy(x).tobytes() for x in drawn}) == 4
+
+
+@requirement("create.bad-seeds", section=SECTION)
+def test_a_seed_is_an_integer(backend):
+    with pytest.raises(UnsupportedValueError, match="seed 'x'"):
+        backend.rand(2, seed="x")
+
+
+@requirement("create.random-integers", section=SECTION)
+def test_random_numbers_are_of_a_floating_dtype(backend):
+    with pytest.raises(UnsupportedValueError):
+        backend.randn(2, dtype="bool")
+
+
+@requirement("create.seeds-are-taken-whole", section=SECTION)
+def test_seeds_that_are_alike_in_their_last_bits_give_other_numbers(backend, place):
+    drawn = [backend.rand((4, 4), seed=3 + more, device=place) for more in (0, 2**8, 2**16, 2**24)]
+    assert len({backend.to_numpy(x).tobytes() for x in drawn}) == 4
+
+
+@requirement("create.seeds-leave-the-random-state", section=SECTION)
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_a_seed_leaves_the_frameworks_random_state_alone(backend, place, name):
+    def without_a_seed_after_one():
+        getattr(backend, name)((4, 4), seed=3, device=place)
+        return backend.to_numpy(backend.rand((4, 4), device=place)).tobytes()
+
+    assert without_a_seed_after_one() != without_a_seed_after_one()

@@ -1,0 +1,276 @@
+"""D2L 6.7.2.1, "Storage on the GPU": tensors made on a device, with no detour."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.creators import creators
+from d2ldev_conformance.suite.data import aligned, assert_same, numbers
+
+SECTION = "6.7.2.1"
+
+
+@requirement("create.on-the-device", section=SECTION)
+@creators
+def test_a_tensor_is_made_where_it_is_wanted(backend, place, make):
+    assert backend.device_of(make(backend, device=place)) is place
+
+
+@requirement("create.without-a-copy", section=SECTION)
+@creators
+def test_no_tensor_is_made_elsewhere_and_copied(backend, place, make, monkeypatch):
+    monkeypatch.setattr(backend.framework.tensors, "copy", None)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
+    assert backend.device_of(make(backend, device=place)) is place
+
+
+@requirement("create.on-a-missing-device", section=SECTION)
+@creators
+def test_a_missing_device_is_an_error_and_never_the_cpu(backend, make, missing):
+    with pytest.raises(DeviceUnavailableError, match=str(missing)):
+        make(backend, device=missing)
+
+
+@requirement("create.like-gives-device-and-dtype", section=SECTION)
+def test_like_gives_device_and_dtype(backend, place, other_float):
+    like = backend.zeros(1, dtype=other_float, device=place)
+    made = [backend.ones(2, like=like), backend.asarray([1, 2], like=like)]
+    made += [
+        backend.rand(2, like=like),
+        backend.full(2, 3, like=like),
+        backend.arange(3, like=like),
+    ]
+    assert [backend.device_of(x) for x in made] == [place] * len(made)
+    assert {backend.dtype_of(x) for x in made} == {other_float}
+
+
+@requirement("create.like-is-only-a-default", section=SECTION)
+def test_what_is_said_beats_like(backend, place):
+    like = backend.zeros(1, dtype="int8", device="cpu")
+    x = backend.ones(2, like=like, device=place, dtype="int32")
+    assert (backend.device_of(x), backend.dtype_of(x)) == (place, "int32")
+
+
+@requirement("create.zeros-and-ones", section=SECTION)
+def test_zeros_and_ones_have_their_values(backend, place):
+    assert_same(backend.to_numpy(backend.zeros((2, 3), device=place)), np.zeros((2, 3), "float32"))
+    assert_same(backend.to_numpy(backend.ones((2, 3), device=place)), np.ones((2, 3), "float32"))
+
+
+@requirement("create.full", section=SECTION)
+def test_full_has_its_value(backend, place):
+    x = backend.full((2, 2), -1.5, device=place)
+    assert_same(backend.to_numpy(x), np.full((2, 2), -1.5, "float32"))
+
+
+@requirement("create.arange", section=SECTION)
+@pytest.mark.parametrize("arguments", [(5,), (2, 7), (1, 10, 3), (5, 0, -2), (0,), (3, 1)])
+def test_arange_counts_as_numpy_does(backend, place, arguments):
+    x = backend.arange(*arguments, device=place, dtype="int32")
+    assert_same(backend.to_numpy(x), np.arange(*arguments, dtype="int32"))
+
+
+@requirement("create.arange-of-fractions", section=SECTION)
+@pytest.mark.parametrize("arguments", [(0.5, 3.0, 0.5), (0, 1, 0.25), (2.5,), (1.5, 0.0, -0.5)])
+def test_arange_counts_in_fractions(backend, place, arguments):
+    x = backend.arange(*arguments, device=place)
+    assert_same(backend.to_numpy(x), np.arange(*arguments, dtype="float32"))
+
+
+@requirement("create.integers-are-exact", section=SECTION)
+def test_no_integer_passes_through_a_float(backend, place):
+    odd = 2**24 + 1  # float32 has no such number
+    made = [backend.full(1, odd, dtype="int32", device=place)]
+    made += [backend.asarray([odd], device=place), backend.asarray(odd, device=place)]
+    made += [backend.arange(odd, odd + 1, device=place)]
+    assert [int(backend.to_numpy(x).ravel()[0]) for x in made] == [odd] * len(made)
+
+
+@requirement("create.has-dtypes", section=SECTION)
+def test_the_usual_dtypes_are_there(backend):
+    assert {"bool", "int32", "float32"} <= set(backend.dtype_names)
+
+
+@requirement("create.every-dtype", section=SECTION)
+def test_a_dtype_is_given_by_name(backend, dtype, place):
+    x = backend.ones((2, 3), dtype=dtype, device=place)
+    assert backend.dtype_of(x) == dtype
+    assert_same(backend.to_numpy(x), np.ones((2, 3), numbers(dtype).dtype))
+
+
+@requirement("create.native-dtype", section=SECTION)
+def test_a_native_dtype_is_taken(backend, dtype):
+    native = backend.dtype(dtype)
+    assert backend.dtype(native) is native
+    assert backend.dtype_of(backend.zeros(1, dtype=native)) == dtype
+
+
+@requirement("create.numpy-dtype", section=SECTION)
+def test_a_dtype_of_numpy_is_taken(backend):
+    assert backend.dtype_of(backend.zeros(1, dtype=np.dtype("int32"))) == "int32"
+    assert backend.dtype_of(backend.zeros(1, dtype=np.float32)) == "float32"
+    assert backend.dtype_of(backend.zeros(1, dtype=np.bool_)) == "bool"
+
+
+@requirement("create.unknown-dtype", section=SECTION)
+@pytest.mark.parametrize("value", ["float31", "", 7, object(), np.dtype("datetime64[s]")])
+def test_an_unknown_dtype_is_refused(backend, value):
+    with pytest.raises(UnsupportedValueError, match="dtype"):
+        backend.zeros(1, dtype=value)
+
+
+@requirement("create.default-dtype", section=SECTION)
+def test_the_default_dtype_of_floats_is_float32(backend, place):
+    made = [backend.zeros(1, device=place), backend.rand(1, device=place)]
+    made += [backend.randn(1, device=place), backend.asarray([1.5], device=place)]
+    made += [backend.full(1, 2.5, device=place), backend.arange(0.0, 1.0, 0.5, device=place)]
+    assert [backend.dtype_of(x) for x in made] == ["float32"] * len(made)
+
+
+@requirement("create.integers-stay-integers", section=SECTION)
+def test_integers_are_not_made_floats(backend, place):
+    made = [backend.asarray([1, 2], device=place), backend.arange(3, device=place)]
+    made += [backend.asarray(1, device=place), backend.full(2, 1, device=place)]
+    assert all(backend.dtype_of(x) in ("int32", "int64") for x in made)
+
+
+@requirement("create.shapes", section=SECTION)
+@pytest.mark.parametrize("shape", [3, (3,), [3, 2], (), (0,), (2, 0, 3), np.int64(3)])
+def test_a_shape_is_an_integer_or_a_sequence(backend, place, shape):
+    expected = np.zeros(shape, "float32")
+    assert_same(backend.to_numpy(backend.zeros(shape, device=place)), expected)
+    assert backend.to_numpy(backend.rand(shape, device=place)).shape == expected.shape
+
+
+@requirement("create.bad-shapes", section=SECTION)
+@pytest.mark.parametrize("shape", [2.5, "x", (1.5,), (2, -1), None, {}], ids=repr)
+def test_a_shape_that_is_none_is_refused(backend, shape):
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.zeros(shape)
+    assert repr(shape) in str(caught.value)
+
+
+@requirement("create.from-numpy", section=SECTION)
+def test_a_numpy_array_is_taken_as_it_is(backend, dtype, place):
+    data = numbers(dtype)
+    x = backend.asarray(data, device=place)
+    assert backend.device_of(x) is place
+    assert_same(backend.to_numpy(x), data)
+
+
+@requirement("create.never-aliases-numpy", section=SECTION)
+@pytest.mark.parametrize("alignment", [64, 4096])
+def test_an_aligned_numpy_array_is_never_aliased(backend, place, alignment):
+    data = aligned(1024, alignment)
+    data[:] = 1.0
+    x = backend.asarray(data, device=place)
+    data[:] = 9.0
+    np.testing.assert_array_equal(backend.to_numpy(x), np.ones(1024, np.float32))
+
+
+@requirement("create.numpy-layouts", section=SECTION)
+def test_numpy_arrays_of_any_layout_are_taken(backend, place):
+    data = numbers("float32", (4, 6))
+    read_only = data.copy()
+    read_only.flags.writeable = False
+    layouts = [data[::-1], data[:, ::2], data.T, data.astype(">f4"), read_only]
+    for layout in layouts:
+        x = backend.to_numpy(backend.asarray(layout, device=place))
+        assert_same(x, np.ascontiguousarray(layout, "=f4"))
+
+
+@requirement("create.from-lists-and-numbers", section=SECTION)
+def test_lists_and_numbers_are_taken(backend, place):
+    x = backend.asarray([[1.5, 2.0], [3.0, 4.0]], device=place)
+    assert_same(backend.to_numpy(x), np.array([[1.5, 2.0], [3.0, 4.0]], "float32"))
+    assert_same(backend.to_numpy(backend.asarray(2.5, device=place)), np.array(2.5, "float32"))
+    assert backend.to_numpy(backend.asarray([True, False], device=place)).dtype == np.bool_
+    assert backend.to_numpy(backend.asarray([], device=place)).shape == (0,)
+
+
+@requirement("create.from-numpy-scalars", section=SECTION)
+def test_numpy_scalars_keep_their_dtype(backend, place):
+    x = backend.asarray(np.int8(25), device=place)
+    assert_same(backend.to_numpy(x), np.array(25, "int8"))
+
+
+@requirement("create.wide-numpy-data", section=SECTION)
+@pytest.mark.parametrize("name", ["float64", "int64"])
+def test_wide_numpy_data_becomes_what_the_framework_makes_of_it(backend, place, name):
+    x = backend.asarray(np.arange(3).astype(name), device=place)
+    assert backend.dtype_of(x) == backend.framework.tensors.data_dtype(name)
+    np.testing.assert_array_equal(backend.to_numpy(x), np.arange(3))
+
+
+@requirement("create.conversion", section=SECTION)
+def test_data_is_converted_to_the_dtype_that_is_asked_for(backend, place):
+    x = backend.asarray(np.arange(3), dtype="float32", device=place)
+    assert_same(backend.to_numpy(x), np.arange(3, dtype="float32"))
+    y = backend.asarray(x, dtype="int32")
+    assert_same(backend.to_numpy(y), np.arange(3, dtype="int32"))
+    assert backend.device_of(y) is place
+
+
+@requirement("create.a-tensor-comes-back", section=SECTION)
+def test_a_tensor_that_is_as_asked_for_comes_back_itself(backend, place):
+    x = backend.ones(2, device=place)
+    assert backend.asarray(x) is x
+    assert backend.asarray(x, dtype="float32", device=place) is x
+
+
+@requirement("create.a-tensor-moves-if-asked", section=SECTION)
+def test_a_tensor_moves_to_the_device_that_is_asked_for(backend, route):
+    source, target = route
+    x = backend.ones(2, device=source)
+    assert backend.device_of(backend.asarray(x, device=target)) is target
+    assert backend.device_of(backend.asarray(x)) is source
+
+
+@requirement("create.special-values", section=SECTION)
+def test_nan_infinity_and_the_sign_of_zero_survive(backend, place):
+    data = np.array([np.nan, np.inf, -np.inf, -0.0, 1e-45, 3.4e38], "float32")
+    assert_same(backend.to_numpy(backend.asarray(data, device=place)), data)
+
+
+@requirement("create.refuses-objects", section=SECTION)
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.array([object()]),
+        np.array([1, "x"], dtype=object),
+        "text",
+        ["a", "b"],
+        None,
+        {},
+        object(),
+    ],
+    ids=repr,
+)
+def test_what_holds_no_numbers_is_refused(backend, value):
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.asarray(value)
+    assert caught.value.fix
+
+
+@requirement("create.refuses-ragged-lists", section=SECTION)
+def test_a_ragged_list_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match=r"\[\[1\], \[2, 3\]\]"):
+        backend.asarray([[1], [2, 3]])
+
+
+@requirement("create.refuses-other-dtypes", section=SECTION)
+@pytest.mark.parametrize("name", ["datetime64[s]", "S3", "longdouble", "V4"])
+def test_an_array_of_a_dtype_that_no_framework_has_is_refused(backend, name):
+    with pytest.raises(UnsupportedValueError):
+        backend.asarray(np.zeros(2, np.dtype(name)))
+
+
+@requirement("create.out-of-memory", section=SECTION)
+def test_running_out_of_memory_is_a_d2ldev_error(backend, place):
+    with pytest.raises(OutOfDeviceMemoryError, match=str(place)) as caught:
+        backend.zeros((2**50,), device=place)
+    assert caught.value.__cause__ is not None
+    assert backend.device_of(backend.zeros(2, device=place)) is place

@@ -1,0 +1,195 @@
+"""D2L 6.7.2, "Tensors and GPUs": asking a tensor where it is, and for its values."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import CheckpointError, Device, UnsupportedValueError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import aligned, assert_same, numbers
+
+SECTION = "6.7.2"
+
+
+@requirement("query.device-is-a-device", section=SECTION)
+def test_the_device_of_a_tensor_is_the_interned_one(backend, place):
+    assert backend.device_of(backend.ones((2, 3), device=place)) is place
+
+
+@requirement("query.device-of-no-tensor", section=SECTION)
+@pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), Device("cpu")])
+def test_what_is_no_tensor_has_no_device(backend, value):
+    with pytest.raises(UnsupportedValueError):
+        backend.device_of(value)
+
+
+@requirement("query.dtype-and-address-of-no-tensor", section=SECTION)
+@pytest.mark.parametrize("value", [1.0, "x", None, [1.0], np.zeros(2), np.float32])
+def test_what_is_no_tensor_has_no_dtype_and_no_address(backend, value):
+    for method in (backend.dtype_of, backend.address):
+        with pytest.raises(UnsupportedValueError):
+            method(value)
+
+
+@requirement("query.result-is-where-the-operands-are", section=SECTION)
+def test_an_operation_runs_where_its_operands_are(backend, place):
+    x = backend.ones((3, 3), device=place)
+    results = [x + x, x * 2.0, x @ x, -x, x[0, :]]
+    assert [backend.device_of(result) for result in results] == [place] * len(results)
+
+
+@requirement("query.result-is-right", section=SECTION)
+def test_an_operation_computes_on_every_device(backend, place):
+    x = backend.full((4, 4), 0.5, device=place)
+    np.testing.assert_array_equal(backend.to_numpy(x @ x + x), np.full((4, 4), 1.5, np.float32))
+
+
+@requirement("query.dtype-name", section=SECTION)
+def test_the_dtype_of_a_tensor_has_a_name(backend, dtype):
+    assert backend.dtype_of(backend.asarray(numbers(dtype))) == dtype
+
+
+@requirement("query.native-type", section=SECTION)
+def test_a_tensor_is_the_frameworks_own(backend, place):
+    x = backend.ones(2, device=place)
+    assert isinstance(x, backend.tensor_types)
+    assert not type(x).__module__.startswith("d2ldev.")
+
+
+@requirement("query.backend-of-a-tensor", section=SECTION)
+def test_the_backend_is_told_from_the_tensor(backend, place):
+    assert d2ldev.backend_of(backend.ones(1, device=place)) is backend
+
+
+@requirement("query.to-numpy-values", section=SECTION)
+def test_to_numpy_gives_the_values(backend, dtype, place):
+    data = numbers(dtype)
+    assert_same(backend.to_numpy(backend.asarray(data, device=place)), data)
+
+
+@requirement("query.to-numpy-shapes", section=SECTION)
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3), (1, 1, 1, 1), (7,)])
+def test_to_numpy_keeps_the_shape(backend, place, shape):
+    data = numbers("float32", shape)
+    assert_same(backend.to_numpy(backend.asarray(data, device=place)), data)
+
+
+@requirement("query.to-numpy-of-parts", section=SECTION)
+def test_a_part_of_a_tensor_has_its_own_values(backend, place):
+    data = numbers("float32", (4, 6))
+    x = backend.asarray(data, device=place)
+    for part in (np.s_[1:3, 2:5], np.s_[:, ::2], np.s_[:, 1]):
+        expected = np.ascontiguousarray(data[part])
+        assert_same(np.ascontiguousarray(backend.to_numpy(x[part])), expected)
+        assert_same(np.ascontiguousarray(backend.to_numpy(backend.copy(x[part]))), expected)
+
+
+@requirement("query.to-numpy-is-owned", section=SECTION)
+def test_the_array_is_the_callers_own(backend, place):
+    x = backend.ones(3, device=place)
+    array = backend.to_numpy(x)
+    assert type(array) is np.ndarray
+    assert array.flags.writeable
+    array[:] = 7.0
+    np.testing.assert_array_equal(backend.to_numpy(x), np.ones(3, np.float32))
+
+
+@requirement("query.to-numpy-of-no-tensor", section=SECTION)
+@pytest.mark.parametrize("value", [1.0, None, [1.0], np.zeros(2)])
+def test_what_is_no_tensor_is_not_brought_to_numpy(backend, value):
+    with pytest.raises(UnsupportedValueError):
+        backend.to_numpy(value)
+
+
+@requirement("query.address", section=SECTION)
+def test_the_address_of_a_tensor_is_its_own(backend, place):
+    x, y = backend.ones(16, device=place), backend.ones(16, device=place)
+    assert backend.address(x) == backend.address(x)
+    assert backend.address(x) != backend.address(y)
+
+
+@requirement("query.dlpack-shares-numpy-memory", section=SECTION)
+def test_from_dlpack_takes_over_numpy_memory(backend):
+    data = aligned(4, 64)
+    x = backend.from_dlpack(data)
+    assert backend.device_of(x) is backend.cpu()
+    assert backend.address(x) == data.ctypes.data
+
+
+@requirement("query.dlpack-of-its-own", section=SECTION)
+def test_from_dlpack_takes_the_backends_own_tensors(backend):
+    x = backend.arange(4, dtype="float32")
+    y = backend.from_dlpack(x)
+    np.testing.assert_array_equal(backend.to_numpy(y), np.arange(4, dtype=np.float32))
+    assert backend.address(y) == backend.address(x)
+
+
+@requirement("query.dlpack-stays-on-the-device", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_from_dlpack_leaves_a_tensor_where_it_is(backend, place):
+    y = backend.from_dlpack(backend.ones(4, device=place))
+    assert backend.device_of(y) is place
+    np.testing.assert_array_equal(backend.to_numpy(y), np.ones(4, np.float32))
+
+
+@requirement("query.dlpack-refuses-others", section=SECTION)
+@pytest.mark.parametrize("value", [1.0, [1.0], "x", None])
+def test_from_dlpack_refuses_what_has_no_dlpack(backend, value):
+    with pytest.raises(UnsupportedValueError):
+        backend.from_dlpack(value)
+
+
+@requirement("errors.one-family", section=SECTION)
+def test_every_error_is_a_d2ldev_error_and_a_builtin_one():
+    family = {
+        d2ldev.InvalidDeviceError: ValueError,
+        d2ldev.UnknownBackendError: ValueError,
+        d2ldev.BackendNotInstalledError: ImportError,
+        d2ldev.DeviceUnavailableError: RuntimeError,
+        d2ldev.DeviceMismatchError: RuntimeError,
+        d2ldev.OutOfDeviceMemoryError: MemoryError,
+        d2ldev.UnsupportedValueError: TypeError,
+        CheckpointError: ValueError,
+    }
+    assert all(issubclass(error, (d2ldev.D2LDevError)) for error in family)
+    assert all(issubclass(error, builtin) for error, builtin in family.items())
+
+
+@requirement("errors.say-what-where-and-how", section=SECTION)
+def test_an_error_names_the_attempt_the_devices_and_the_fix(backend, missing):
+    with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
+        backend.to(backend.ones(1), missing)
+    error = caught.value
+    assert str(missing) in error.attempted
+    assert error.devices == tuple(map(str, backend.devices()))
+    assert f"try_gpu({missing.index})" in error.fix
+    assert all(text in str(error) for text in (error.attempted, error.problem, error.fix))
+
+
+@requirement("errors.keep-the-cause", section=SECTION)
+def test_the_frameworks_own_error_stays_chained(backend):
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.from_dlpack(1.0)
+    assert isinstance(caught.value.__cause__, Exception)
+    assert not isinstance(caught.value.__cause__, d2ldev.D2LDevError)
+
+
+@requirement("errors.survive-pickling", section=SECTION)
+def test_an_error_reaches_another_process_whole(backend, missing):
+    with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
+        backend.zeros(1, device=missing)
+    again = pickle.loads(pickle.dumps(caught.value))  # noqa: S301
+    assert type(again) is type(caught.value)
+    assert str(again) == str(caught.value)
+
+
+@requirement("query.backend-is-one-object", section=SECTION)
+def test_a_backend_is_one_object(backend):
+    assert d2ldev.get_backend(backend.name) is backend
+    assert d2ldev.get_backend(f" {backend.name.upper()} ") is backend
+    assert copy.copy(d2ldev.backend) is d2ldev.backend

@@ -1,0 +1,109 @@
+"""D2L 6.7.2 and 6.7.3 as they stand, from line to line, on two GPUs: real ones, or virtual ones."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import DeviceMismatchError
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same
+
+pytestmark = pytest.mark.needs_gpus(2)
+FIRST, SECOND = d2ldev.gpu(0), d2ldev.gpu(1)
+
+
+@pytest.fixture
+def X(backend):  # noqa: N802  # the chapter's name
+    """``X = torch.ones(2, 3, device=try_gpu())``."""
+    return backend.ones((2, 3), device=backend.try_gpu())
+
+
+@pytest.fixture
+def Y(backend):  # noqa: N802
+    """``Y = torch.rand(2, 3, device=try_gpu(1))``."""
+    return backend.rand((2, 3), device=backend.try_gpu(1))
+
+
+@pytest.fixture
+def Z(backend, X):  # noqa: N802, N803
+    """``Z = X.cuda(1)``."""
+    return backend.to(X, backend.gpu(1))
+
+
+@requirement("chapter.two-gpus", section="6.7.1")
+def test_there_are_two_gpus(backend):
+    assert backend.try_all_gpus()[:2] == [FIRST, SECOND]
+    assert [backend.try_gpu(), backend.try_gpu(1)] == [FIRST, SECOND]
+
+
+@requirement("chapter.x-on-the-first-gpu", section="6.7.2.1")
+def test_x_is_on_the_first_gpu(backend, X):  # noqa: N803
+    assert backend.device_of(X) is FIRST
+
+
+@requirement("chapter.y-on-the-second-gpu", section="6.7.2.1")
+def test_y_is_on_the_second_gpu(backend, Y):  # noqa: N803
+    assert backend.device_of(Y) is SECOND
+
+
+@requirement("chapter.z-is-x-on-the-second-gpu", section="6.7.2.2")
+def test_z_is_a_copy_of_x_on_the_second_gpu(backend, X, Z):  # noqa: N803
+    assert [backend.device_of(X), backend.device_of(Z)] == [FIRST, SECOND]
+    assert_same(backend.to_numpy(Z), backend.to_numpy(X))
+
+
+@requirement("chapter.y-plus-z-stays", section="6.7.2.2")
+def test_y_plus_z_is_on_the_second_gpu(backend, Y, Z):  # noqa: N803
+    with backend.strict():
+        total = Y + Z
+    assert backend.device_of(total) is SECOND
+    assert_same(backend.to_numpy(total), backend.to_numpy(Y) + backend.to_numpy(Z))
+
+
+@requirement("chapter.x-plus-y-raises", section="6.7.2.2")
+def test_x_plus_y_raises(backend, X, Y):  # noqa: N803
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        X + Y
+
+
+@requirement("chapter.z-to-where-it-is", section="6.7.2.2")
+def test_z_moved_to_where_it_is_is_z(backend, Z):  # noqa: N803
+    assert backend.to(Z, backend.gpu(1)) is Z
+
+
+@requirement("chapter.copy-of-z", section="6.7.2.2")
+def test_a_copy_of_z_is_not_z(backend, Z):  # noqa: N803
+    copied = backend.copy(Z)
+    assert copied is not Z
+    assert backend.device_of(copied) is SECOND
+    assert backend.address(copied) != backend.address(Z)
+
+
+@requirement("chapter.net-on-each-gpu", section="6.7.3")
+@pytest.mark.parametrize("device", [FIRST, SECOND], ids=str)
+def test_a_nets_result_is_where_its_input_and_parameters_are(backend, device):
+    net = backend.place(backend.mlp([3, 1]), device)
+    x = backend.ones((2, 3), device=device)
+    with backend.strict():
+        y = net(x)
+    assert set(backend.placement(net).values()) == {device}
+    assert backend.device_of(y) is device
+
+
+@requirement("chapter.net-with-data-from-the-other-gpu", section="6.7.3")
+def test_a_net_on_the_first_gpu_refuses_data_of_the_second(backend, Z):  # noqa: N803
+    net = backend.place(backend.mlp([3, 1]), backend.gpu(0))
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        net(Z)
+
+
+@requirement("chapter.net-moves-to-the-other-gpu", section="6.7.3")
+def test_a_net_that_moved_takes_data_of_the_second_gpu(backend, X, Z):  # noqa: N803
+    net = backend.place(backend.mlp([3, 1]), backend.gpu(0))
+    before = backend.to_numpy(net(X))
+    net = backend.place(net, backend.gpu(1))
+    with backend.strict():
+        after = net(Z)
+    np.testing.assert_allclose(backend.to_numpy(after), before, rtol=1e-6)

@@ -1,0 +1,69 @@
+"""D2L 6.7.3 with 6.6: a run that was kept on one device goes on on another."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import ArrayLoader
+from d2ldev.training.trainer import Trainer
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
+
+SECTION = "6.7.3"
+EPOCHS = 4
+BETWEEN_THE_CPU_AND_A_GPU = pytest.mark.parametrize(
+    ("num_gpus_before", "num_gpus"), [(0, 1), (1, 0)], ids=["cpu-gpu0", "gpu0-cpu"]
+)
+
+
+def _trained(backend, epochs, num_gpus, seed=0, **options):
+    """A trainer after its run, and the history; both begin with a seed of their own."""
+    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
+    targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
+    loader = ArrayLoader(inputs, targets, batch_size=4, shuffle=True, seed=seed)
+    trainer = Trainer(epochs, num_gpus, backend=backend)
+    net = backend.mlp([2, 4, 1], seed=seed)
+    return trainer, trainer.fit(net, loader, optimizer="adam", lr=0.1, **options)
+
+
+@pytest.fixture
+def runs(backend, tmp_path):
+    """The unbroken run on one device, and the one that was broken off on another and resumed."""
+
+    def made(num_gpus_before, num_gpus):
+        path = tmp_path / "run.safetensors"
+        _trained(backend, EPOCHS // 2, num_gpus_before, checkpoint=path)
+        resumed = _trained(backend, EPOCHS, num_gpus, 9, checkpoint=path, resume=True)
+        return _trained(backend, EPOCHS, num_gpus), resumed
+
+    return made
+
+
+@requirement("fit.resumes-elsewhere", section=SECTION)
+@pytest.mark.needs_gpus(1)
+@pytest.mark.usefixtures("virtual")
+@BETWEEN_THE_CPU_AND_A_GPU
+def test_a_run_that_goes_on_elsewhere_ends_where_an_unbroken_one_does(
+    backend, runs, num_gpus_before, num_gpus
+):
+    (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
+    assert history == expected
+    assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
+
+
+@requirement("fit.resumes-elsewhere", section=SECTION)
+@pytest.mark.needs_gpus(1)
+@BETWEEN_THE_CPU_AND_A_GPU
+def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
+    backend, runs, num_gpus_before, num_gpus
+):
+    (unbroken, expected), (resumed, history) = runs(num_gpus_before, num_gpus)
+    there = backend.gpu(0) if num_gpus else backend.cpu()
+    assert set(backend.placement(resumed.model).values()) == {there}
+    # Devices add in other orders: a gradient is rounded by 1e-6 of itself, and Adam divides it by
+    # its size, so that each of the 16 steps is off by about as much of the learning rate, 0.1.
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-4)
+    values = values_of(backend, resumed.model)
+    for name, value in values_of(backend, unbroken.model).items():
+        np.testing.assert_allclose(values[name], value, rtol=1e-3, atol=1e-4, err_msg=name)

@@ -1,0 +1,223 @@
+"""D2L 6.7.3: the model moves once, each batch at the boundary, and nothing inside the loop."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import DeviceUnavailableError
+from d2ldev.training.trainer import Trainer
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
+
+SECTION = "6.7.3"
+EPOCHS = 3
+TRANSFERS = ("copy", "copy_all", "from_data", "to_numpy")
+
+
+@pytest.fixture
+def batches():
+    """A line, in four batches of which the last one is smaller."""
+    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
+    targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
+    return [(inputs[i : i + 4], targets[i : i + 4]) for i in range(0, 14, 4)]
+
+
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"])
+def num_gpus(request):
+    """For the trainer: the CPU, or the first GPU."""
+    return request.param
+
+
+def _fit(backend, batches, num_gpus, **options):
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+    return trainer, trainer.fit(backend.mlp([2, 1]), batches, lr=0.1, **options)
+
+
+@requirement("fit.learns", section=SECTION)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimizer):
+    _, history = _fit(backend, batches, num_gpus, optimizer=optimizer)
+    assert len(history["loss"]) == EPOCHS
+    assert all(type(loss) is float for loss in history["loss"])
+    assert history["loss"][-1] < history["loss"][0]
+
+
+@requirement("fit.classifies", section=SECTION)
+def test_classes_are_learnt(backend, num_gpus):
+    inputs = np.array([[1, 0], [0, 1], [1, 0.1], [0.1, 1]], "float32")
+    labels = np.array([0, 1, 0, 1], "int32")
+    trainer = Trainer(20, num_gpus, backend=backend)
+    history = trainer.fit(
+        backend.mlp([2, 2]), [(inputs, labels)], loss="cross_entropy", lr=1.0, metrics=["accuracy"]
+    )
+    assert history["accuracy"][-1] == 1.0
+    assert history["loss"][-1] < history["loss"][0]
+
+
+@requirement("fit.takes-numbers-of-numpy", section=SECTION)
+@pytest.mark.parametrize("lr", [np.float32(0.125), np.float64(0.125)], ids=["float32", "float64"])
+def test_a_learning_rate_may_be_a_number_of_numpy(backend, batches, num_gpus, lr, tmp_path):
+    def fit(lr):
+        trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+        path = tmp_path / type(lr).__name__
+        return trainer.fit(backend.mlp([2, 1]), batches, lr=lr, checkpoint=path)
+
+    assert fit(lr) == fit(0.125)
+
+
+@requirement("fit.on-the-device", section=SECTION)
+def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
+    where, place = [], backend.gpu(0) if num_gpus else backend.cpu()
+
+    class Watching(Trainer):
+        def prepare_batch(self, batch):
+            batch = super().prepare_batch(batch)
+            where.extend(backend.device_of(x) for x in batch)
+            return batch
+
+    trainer = Watching(EPOCHS, num_gpus, backend=backend)
+    with backend.strict():
+        trainer.fit(backend.mlp([2, 1]), batches)
+    assert trainer.gpus == ([place] if num_gpus else [])
+    assert set(where) == {place}
+    assert set(backend.placement(trainer.model).values()) == {place}
+
+
+@requirement("fit.same-curve", section=SECTION)
+def test_the_curve_is_that_of_the_cpu(backend, batches, num_gpus):
+    _, on_the_cpu = _fit(backend, batches, 0)
+    _, history = _fit(backend, batches, num_gpus)
+    # Devices add in other orders, and a few steps multiply what is left of it.
+    np.testing.assert_allclose(history["loss"], on_the_cpu["loss"], rtol=1e-4)
+
+
+@requirement("fit.means-over-examples", section=SECTION)
+def test_a_smaller_last_batch_counts_for_as_many_examples(backend, batches, num_gpus):
+    trainer = Trainer(1, num_gpus, backend=backend)
+    net = backend.mlp([2, 1])
+    predictions = [backend.to_numpy(net(backend.asarray(X))) for X, _ in batches]
+    errors = np.concatenate([p - y for p, (_, y) in zip(predictions, batches, strict=True)])
+    # Without learning, so that every batch is compared with the same model.
+    history = trainer.fit(net, batches, batches, lr=0.0)
+    np.testing.assert_allclose(history["loss"], [np.mean(errors**2)], rtol=1e-5)
+    np.testing.assert_allclose(history["val_loss"], [np.mean(errors**2)], rtol=1e-5)
+
+
+@requirement("fit.moves-batches-only", section=SECTION)
+def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus, monkeypatch):
+    native_batches = [tuple(backend.asarray(array) for array in batch) for batch in batches]
+    moved, depth = [], []
+    framework = backend.framework
+    for room, names in ((framework.tensors, TRANSFERS), (framework.models, ("refill",))):
+        for name in names:
+            monkeypatch.setattr(room, name, _counting(moved, depth, getattr(room, name)))
+    counts = {}
+
+    class Counting(Trainer):
+        def on_epoch_end(self, epoch, history):
+            counts[epoch] = len(moved)
+
+    with backend.strict():
+        trainer = Counting(EPOCHS, num_gpus, backend=backend)
+        trainer.fit(backend.mlp([2, 1]), native_batches)
+    # What a batch is moved by, in as many calls as the framework needs, and one for the log.
+    first = moved[counts[0] : counts[1]]
+    assert first.count("to_numpy") == 1
+    assert len(first) - 1 <= 2 * len(batches) * num_gpus
+    assert counts[2] - counts[1] == counts[1] - counts[0]
+
+
+def _counting(moved, depth, method):
+    """A method that notes its name when it is called, but not inside of another that does."""
+
+    def counted(*args):
+        if not depth:
+            moved.append(method.__name__)
+        depth.append(method)
+        try:
+            return method(*args)
+        finally:
+            depth.pop()
+
+    return counted
+
+
+@requirement("fit.places-the-model-once", section=SECTION)
+def test_the_model_is_moved_once(backend, batches, num_gpus, monkeypatch):
+    placed = []
+    place_it = backend.place
+    net = backend.mlp([2, 1])
+
+    def placing(obj, device):
+        placed.append(obj is net)
+        return place_it(obj, device)
+
+    monkeypatch.setattr(backend, "place", placing)
+    Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches)
+    assert placed.count(True) == 1
+
+
+@requirement("fit.clips-gradients", section=SECTION)
+def test_the_norm_of_a_step_is_no_larger_than_the_clip(backend, batches, num_gpus):
+    net = backend.mlp([2, 1])
+    before = _parameters(backend, net, "cpu")
+    trainer = Trainer(1, num_gpus, gradient_clip_val=0.5, backend=backend)
+    trainer.fit(net, [(X, 1000 * y) for X, y in batches[:1]], lr=1.0)
+    after = _parameters(backend, trainer.model, trainer.device)
+    np.testing.assert_allclose(np.linalg.norm(after - before), 0.5, rtol=1e-4)
+
+
+def _parameters(backend, line, device):
+    """The bias and the weights of a line, read off its values: a model may keep gradients too."""
+    points = backend.asarray(np.array([[0, 0], [1, 0], [0, 1]], "float32"), device=device)
+    values = backend.to_numpy(line(points))[:, 0]
+    return np.array([values[0], *(values[1:] - values[0])])
+
+
+@requirement("fit.evaluation-changes-nothing", section=SECTION)
+def test_evaluation_changes_no_parameter(backend, batches, num_gpus):
+    plain, _ = _fit(backend, batches, num_gpus)
+    evaluated, history = _fit(backend, batches, num_gpus, val_data=batches)
+    assert len(history["val_loss"]) == EPOCHS
+    assert_same_values(backend, evaluated.model, values_of(backend, plain.model))
+
+
+@requirement("fit.takes-its-own-and-foreign-arrays", section=SECTION)
+def test_tensors_lists_and_dicts_give_the_same_as_numpy(backend, batches, num_gpus):
+    _, expected = _fit(backend, batches, num_gpus)
+    native = [[backend.asarray(array) for array in batch] for batch in batches]
+    named = [{"X": X, "y": y} for X, y in batches]
+    assert _fit(backend, native, num_gpus)[1] == expected
+    assert _fit(backend, named, num_gpus)[1] == expected
+
+
+@requirement("fit.resumes", section=SECTION)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(backend, batches, num_gpus, tmp_path):
+    options = {"optimizer": "adam", "lr": 0.1}
+    unbroken = Trainer(4, num_gpus, backend=backend)
+    expected = unbroken.fit(backend.mlp([2, 4, 1]), batches, **options)
+    path = tmp_path / "run.safetensors"
+    Trainer(2, num_gpus, backend=backend).fit(
+        backend.mlp([2, 4, 1]), batches, checkpoint=path, **options
+    )
+    resumed = Trainer(4, num_gpus, backend=backend)
+    history = resumed.fit(
+        backend.mlp([2, 4, 1], seed=9), batches, checkpoint=path, resume=True, **options
+    )
+    assert history == expected
+    assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
+
+
+@requirement("fit.too-many-gpus", section=SECTION)
+def test_more_gpus_than_there_are_is_an_error_that_says_how_many(backend):
+    count = backend.num_gpus()
+    with pytest.raises(DeviceUnavailableError, match=f"has {count} GPU"):
+        Trainer(1, count + 1, backend=backend)
+
+
+@requirement("fit.refuses-two-gpus", section=SECTION)
+@pytest.mark.needs_gpus(2)
+def test_two_gpus_are_refused_and_not_cut_to_one(backend):
+    with pytest.raises(DeviceUnavailableError, match="one device"):
+        Trainer(1, 2, backend=backend)

@@ -1,0 +1,369 @@
+"""Learners on MXNet: the hand-written loop's numbers, without waiting; what cannot be trained."""
+
+import numpy as np
+import pytest
+from d2ldev_mxnet.framework import mx
+from sequences import assert_the_loss_is_the_mean_over_all_labels
+
+from d2ldev import UnsupportedValueError
+
+nn = mx.gluon.nn
+# Gluon's recurrent layers themselves ask arrays by a name that MXNet has given up.
+pytestmark = pytest.mark.filterwarnings("ignore:ndarray.context has been renamed")
+OPTIMIZERS = {
+    "sgd": ("sgd", {}),
+    "momentum": ("sgd", {"momentum": 0.9}),
+    "adam": ("adam", {}),
+    "adagrad": ("adagrad", {"eps": 1e-20}),
+}
+
+
+@pytest.fixture(autouse=True)
+def _numpy_arrays(set_np):
+    """As a user of Gluon with NumPy arrays begins."""
+
+
+def images():
+    net = nn.HybridSequential()
+    # No bias before the batch normalisation: its gradient is rounding, which Adam makes large.
+    net.add(nn.Conv2D(4, 3, use_bias=False), nn.BatchNorm(), nn.Activation("relu"))
+    net.add(nn.Dropout(0.3), nn.Dense(3))
+    return net
+
+
+class Tokens(mx.gluon.Block):
+    """Embedding, LSTM, and two inputs."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed, self.rnn = nn.Embedding(7, 5), mx.gluon.rnn.LSTM(4, layout="NTC", input_size=5)
+        self.head = nn.Dense(3)
+
+    def forward(self, x, scale):
+        return self.head(mx.np.concatenate([self.rnn(self.embed(x))[:, -1], scale], 1))
+
+
+def batches(backend, model, device, number=4):
+    draw = np.random.RandomState(1)
+    for _ in range(number):
+        if model is Tokens:
+            inputs = draw.randint(0, 7, (8, 5)), draw.randn(8, 1).astype("float32")
+        else:
+            inputs = (draw.randn(8, 1, 6, 6).astype("float32"),)
+        y = backend.asarray(draw.randint(0, 3, 8), device=device)
+        yield tuple(backend.asarray(x, device=device) for x in inputs), y
+
+
+def initialized(backend, model, device, hybridized=False):
+    net = model()
+    mx.random.seed(3)
+    net.initialize(mx.init.Xavier(), ctx=backend.native(device))
+    net.hybridize(hybridized)
+    return net
+
+
+def values(net):
+    return [p.data().asnumpy() for p in net.collect_params().values()]
+
+
+def by_hand(backend, net, optimizer, largest, some):
+    name, options = OPTIMIZERS[optimizer]
+    parameters = list(net.collect_params().values())
+    trainer = mx.gluon.Trainer(parameters, name, {"learning_rate": 0.05, **options})
+    loss_of, losses = mx.gluon.loss.SoftmaxCrossEntropyLoss(), []
+    mx.random.seed(4)
+    for inputs, y in some:
+        with mx.autograd.record():
+            loss = loss_of(net(*inputs), y).mean()
+        loss.backward()
+        if largest:
+            gradients = [p.grad() for p in parameters if p.grad_req != "null"]
+            mx.gluon.utils.clip_global_norm([g.as_nd_ndarray() for g in gradients], largest)
+        trainer.step(1)
+        losses.append(loss.item())
+    return losses, values(net)
+
+
+def by_learner(backend, net, optimizer, largest, some):
+    learner = backend.learner(
+        net, loss="cross_entropy", optimizer=optimizer, lr=0.05, gradient_clip_val=largest
+    )
+    mx.random.seed(4)
+    losses = [learner.step(*batch)[0].item() for batch in some]
+    return losses, values(learner.parts["model"])
+
+
+@pytest.mark.parametrize("where", ["cpu", "gpu:1"])
+@pytest.mark.parametrize("largest", [0, 0.5])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("model", "hybridized"), [(images, False), (images, True), (Tokens, False)]
+)
+def test_steps_give_the_hand_written_loop(backend, model, hybridized, optimizer, largest, where):
+    some = list(batches(backend, model, where))
+    net = initialized(backend, model, where, hybridized)
+    expected, parameters = by_hand(backend, net, optimizer, largest, some)
+    net = initialized(backend, model, where, hybridized)
+    losses, found = by_learner(backend, net, optimizer, largest, some)
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    for x, y in zip(found, parameters, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-4, atol=1e-5)
+
+
+def test_the_clipped_gradients_are_those_of_torch(backend):
+    """The norm plus 1e-6, as ``torch.nn.utils.clip_grad_norm_`` has it, and nothing below it."""
+    net = initialized(backend, lambda: nn.Dense(2, in_units=3), "cpu")
+    learner = backend.learner(net, gradient_clip_val=0.25, lr=0.0)
+    x, y = backend.randn((4, 3), seed=1), backend.full((4, 2), 7.0)
+    with mx.autograd.record():
+        loss = ((net(x) - y) ** 2).mean()
+    loss.backward()
+    gradients = [p.grad().asnumpy() for p in net.collect_params().values()]
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    learner.step((x,), y)
+    for parameter, g in zip(net.collect_params().values(), gradients, strict=True):
+        expected = g * np.float32(0.25) / (norm + np.float32(1e-6))
+        np.testing.assert_allclose(parameter.grad().asnumpy(), expected, rtol=1e-6)
+
+
+WAITING = ("SyncCopyToCPU", "SyncCopyFromCPU", "WaitToRead", "WaitToWrite", "WaitAll")
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """What waited for the engine, or copied an array, since the test began."""
+    found = []
+
+    def counted(name, function):
+        def call(*args, **options):
+            found.append(name)
+            return function(*args, **options)
+
+        return call
+
+    library = mx.base._LIB
+    for name in WAITING:
+        function = getattr(library, f"MXNDArray{name}")
+        monkeypatch.setattr(library, f"MXNDArray{name}", counted(name, function))
+    for kind in (mx.nd.NDArray, mx.np.ndarray):
+        for name in ("copyto", "as_in_context"):
+            monkeypatch.setattr(kind, name, counted(name, getattr(kind, name)))
+    return found
+
+
+def test_the_counter_of_waits_counts(backend, calls):
+    x = backend.ones((2, 3), device="gpu:1")
+    del calls[:]
+    x.copyto(mx.cpu())
+    x.asnumpy()
+    assert calls == ["copyto", "SyncCopyToCPU"]
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_waits_for_nothing_and_moves_nothing(backend, calls, optimizer, hybridized):
+    net = initialized(backend, images, "gpu:1", hybridized)
+    learner = backend.learner(net, loss="cross_entropy", optimizer=optimizer, gradient_clip_val=0.1)
+    first, second, third = batches(backend, images, "gpu:1", 3)
+    learner.step(*first)  # which initialises what was deferred
+    del calls[:]
+    with backend.strict():
+        learner.step(*second)
+        learner.evaluate(*third)
+    assert calls == []
+
+
+def test_evaluation_uses_the_running_statistics_and_no_dropout(backend):
+    net = initialized(backend, images, "cpu")
+    learner = backend.learner(net, loss="cross_entropy")
+    (inputs, y), other = batches(backend, images, "cpu", 2)
+    learner.step(inputs, y)
+    before = values(net)
+    _, prediction = learner.evaluate(*other)
+    assert all(np.array_equal(a, b) for a, b in zip(values(net), before, strict=True))
+    np.testing.assert_array_equal(prediction.asnumpy(), net(*other[0]).asnumpy())
+
+
+def test_evaluation_inside_a_recording_records_nothing(backend):
+    net = initialized(backend, images, "cpu")
+    learner = backend.learner(net, loss="cross_entropy")
+    ((inputs, y),) = batches(backend, images, "cpu", 1)
+    learner.step(inputs, y)
+    with mx.autograd.record():
+        _, prediction = learner.evaluate(inputs, y)
+    np.testing.assert_array_equal(prediction.asnumpy(), net(*inputs).asnumpy())
+
+
+class Either(mx.gluon.Block):
+    """Of its two layers one is used."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Dense(1, in_units=2), nn.Dense(1, in_units=2)
+
+    def forward(self, x, uses_a):
+        return (self.a if uses_a else self.b)(x)
+
+
+def test_a_parameter_without_a_gradient_in_this_step_stays_as_it_is(backend):
+    net = initialized(backend, Either, "cpu")
+    learner = backend.learner(net, optimizer="momentum")
+    x, y = backend.ones((3, 2)), backend.zeros((3, 1))
+    learner.step((x, True), y)
+    before = net.a.weight.data().asnumpy()
+    learner.step((x, False), y)
+    np.testing.assert_array_equal(net.a.weight.data().asnumpy(), before)
+
+
+def test_a_gradient_of_an_earlier_step_is_not_clipped_with(backend):
+    net = initialized(backend, Either, "cpu")
+    learner = backend.learner(net, lr=0.0, gradient_clip_val=0.5)
+    learner.step((backend.ones((3, 2)), True), backend.full((3, 1), 1e6))
+    learner.step((backend.ones((3, 2)), False), backend.full((3, 1), 1e6))
+    gradients = [p.grad().asnumpy() for p in (net.b.weight, net.b.bias)]
+    norm = np.sqrt(sum((g**2).sum() for g in gradients))
+    np.testing.assert_allclose(norm, 0.5, rtol=1e-4)
+
+
+def test_frozen_parameters_stay(backend):
+    net = initialized(backend, Either, "cpu")
+    net.a.collect_params().setattr("grad_req", "null")
+    learner = backend.learner(net, gradient_clip_val=1.0)
+    before = net.a.weight.data().asnumpy()
+    learner.step((backend.ones((3, 2)), False), backend.zeros((3, 1)))
+    np.testing.assert_array_equal(net.a.weight.data().asnumpy(), before)
+
+
+def test_gradients_that_add_up_begin_anew_in_each_step(backend):
+    def losses(request):
+        net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+        net.collect_params().setattr("grad_req", request)
+        learner = backend.learner(net, lr=0.1)
+        x, y = backend.ones((3, 2)), backend.full((3, 1), 2.0)
+        return [learner.step((x,), y)[0].item() for _ in range(4)]
+
+    assert losses("add") == losses("write")
+
+
+@pytest.mark.parametrize("clip", [0, 1.0])
+def test_what_is_not_a_number_passes_through(backend, clip):
+    net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+    learner = backend.learner(net, gradient_clip_val=clip)
+    loss, _ = learner.step((backend.full((3, 2), float("nan")),), backend.zeros((3, 1)))
+    assert np.isnan(loss.item())
+    assert np.isnan(net.weight.data().asnumpy()).all()
+
+
+def test_a_loss_of_gluons_is_refused_without_its_mean(backend):
+    ((inputs, y),) = batches(backend, images, "cpu", 1)
+    net = initialized(backend, images, "cpu")
+    own = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    with pytest.raises(UnsupportedValueError, match=r"of shape \(8,\), and no scalar"):
+        backend.learner(net, loss=own).step(inputs, y)
+    mean = backend.learner(net, loss=lambda prediction, y: own(prediction, y).mean())
+    named = backend.learner(net, loss="cross_entropy")
+    losses = [learner.evaluate(inputs, y)[0].item() for learner in (mean, named)]
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_an_error_in_a_step_leaves_no_recording(backend):
+    net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+
+    def broken(prediction, y):
+        raise ZeroDivisionError
+
+    learner = backend.learner(net, loss=broken)
+    semantics = mx.util.is_np_shape(), mx.util.is_np_array()
+    with pytest.raises(ZeroDivisionError):
+        learner.step((backend.ones((3, 2)),), backend.zeros((3, 1)))
+    assert not mx.autograd.is_recording()
+    assert not mx.autograd.is_training()
+    assert (mx.util.is_np_shape(), mx.util.is_np_array()) == semantics
+
+
+def test_arrays_of_the_old_kind_are_taken(backend):
+    net = initialized(backend, lambda: nn.Dense(1, in_units=2), "cpu")
+    x, y = backend.ones((3, 2)), backend.zeros((3, 1))
+    learner = backend.learner(net, lr=0.0)
+    expected = learner.step((x,), y)[0].item()
+    assert learner.step((x.as_nd_ndarray(),), y.as_nd_ndarray())[0].item() == expected
+
+
+def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend):
+    assert_the_loss_is_the_mean_over_all_labels(backend, backend.mlp([2, 3]))
+
+
+# -- what can be trained, and with what ---------------------------------------------------------
+
+
+def uninitialized():
+    return nn.Dense(1)
+
+
+def without_gradients():
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    net.collect_params().setattr("grad_req", "null")
+    return net
+
+
+def of_another():
+    net = nn.Dense(1, in_units=1)
+    net.initialize()
+    return mx.gluon.Trainer(net.collect_params(), "sgd")
+
+
+def in_a_store(net):
+    return mx.gluon.Trainer(net.collect_params(), "sgd", kvstore=mx.kv.create("local"))
+
+
+REFUSED = {
+    "a function": (lambda: len, None, "no gluon.Block"),
+    "not initialised": (uninitialized, None, "net.initialize"),
+    "without gradients": (without_gradients, None, "no parameter with a gradient"),
+    "a class": (Either, lambda net: mx.optimizer.SGD, "gluon.Trainer"),
+    "another's trainer": (Either, lambda net: of_another(), "none of its parameters"),
+    "a store": (Either, in_a_store, "KVStore"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_be_trained_is_refused(backend, case):
+    make, optimizer, words = REFUSED[case]
+    net = initialized(backend, make, "cpu") if make is Either else make()
+    with pytest.raises(UnsupportedValueError, match=words):
+        backend.learner(net, optimizer="sgd" if optimizer is None else optimizer(net))
+
+
+def test_a_model_of_arrays_of_the_old_kind_is_refused(backend):
+    mx.npx.reset_np()
+    net = initialized(backend, Either, "cpu")
+    with pytest.raises(UnsupportedValueError, match="set_np"):
+        backend.learner(net)
+
+
+def test_a_loss_that_is_no_array_is_refused(backend):
+    learner = backend.learner(initialized(backend, Either, "cpu"), loss=lambda p, y: 1.0)
+    with pytest.raises(UnsupportedValueError, match=r"1\.0, a float, and no scalar"):
+        learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
+
+
+@pytest.mark.parametrize("options", [{"learning_rate": 0.5}, {"learning_rate": 0.5, "wd": 0.1}])
+def test_the_learning_rate_of_a_trainer_is_its_own(backend, options):
+    net = initialized(backend, Either, "cpu")
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
+    learner = backend.learner(net, optimizer=trainer, lr=0.01)
+    learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
+    assert learner.parts["optimizer"] is trainer
+    assert trainer.learning_rate == 0.5
+
+
+def test_a_trainer_that_was_built_before_the_model_was_placed_trains_it(backend):
+    def losses(device):
+        net = initialized(backend, Either, "cpu")
+        trainer = mx.gluon.Trainer(net.collect_params(), "adam", {"learning_rate": 0.1})
+        learner = backend.learner(backend.place(net, device), optimizer=trainer)
+        x, y = backend.ones((3, 2), device=device), backend.zeros((3, 1), device=device)
+        return [learner.step((x, True), y)[0].item() for _ in range(4)]
+
+    assert losses("gpu:1") == losses("cpu")

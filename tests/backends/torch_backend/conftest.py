@@ -1,0 +1,174 @@
+"""The torch backend as it is, and with places other than the CPU that need no GPU.
+
+- ``ledger``: two GPUs that are a list of storages. What was copied there computes on, so that
+  values, gradients and training can be followed; where a tensor is, is looked up by the memory it
+  has now. A parameter that was given other memory is therefore where that memory is.
+- ``meta``: torch's own ``meta`` device as the one GPU: another ``torch.device`` to torch as well,
+  with its own errors and creation calls, but without values.
+- ``virtual``: two virtual GPUs.
+"""
+
+import pytest
+import torch
+from d2ldev_torch import TorchFramework
+from d2ldev_torch.devices import Accelerator, TorchDevices
+from d2ldev_torch.files import TorchFiles
+from d2ldev_torch.models import TorchModels
+from d2ldev_torch.tensors import TorchTensors
+from d2ldev_torch.training import TorchTraining
+
+import d2ldev
+from d2ldev.backend import Backend
+from d2ldev.device import CPU, gpu
+
+
+class CountedAccelerator(Accelerator):
+    """An accelerator that is there without a driver: it has a type and a number."""
+
+    def __init__(self, name, number):
+        super().__init__(name, name, torch.cpu)
+        self.number = number
+        self.synchronized = []
+        self.driver = None
+
+    def count(self):
+        return self.number
+
+    def current(self):
+        return 0
+
+    def synchronize(self, index):
+        self.synchronized.append(index)
+
+    def is_idle(self, index):
+        return index in self.synchronized
+
+    def streams(self):
+        return self.driver
+
+
+class LedgerTensors(TorchTensors):
+    """Two GPUs whose memory is a list of the CPU's storages."""
+
+    def __init__(self, devices):
+        super().__init__(devices)
+        # The storages are kept, so that no address is given to another one.
+        self.ledger = {}
+        self.copied = []
+        self.before_copy = lambda number: None
+
+    def device_of(self, x):
+        super().device_of(x)
+        return self.ledger.get(storage_of(x)._cdata, (None, CPU))[1]
+
+    def copy(self, x, native):
+        self.before_copy(len(self.copied))
+        self.copied.append(x)
+        new = super().copy(x, torch.device("cpu"))
+        if native.type != "cpu":
+            storage = storage_of(new)
+            self.ledger[storage._cdata] = storage, gpu(native.index)
+        return new
+
+
+class MetaTensors(TorchTensors):
+    """One GPU, which is torch's ``meta`` device."""
+
+    def random(self, distribution, shape, seed, dtype, native):
+        # The meta device has no generator, as it has no numbers.
+        seed = None if native.type == "meta" else seed
+        return super().random(distribution, shape, seed, dtype, native)
+
+
+class MetaModels(TorchModels):
+    """Models that move to torch's ``meta`` device."""
+
+    def refill(self, x, new):
+        # torch gives a CPU parameter a GPU's memory, but not the meta device's: here the two
+        # tensors change places instead, and whoever holds the parameter holds it still.
+        if torch.nn.parameter.is_lazy(x):
+            moved = torch.nn.UninitializedParameter(x.requires_grad, new.device)
+        else:
+            moved = torch.nn.Parameter(new.detach(), x.requires_grad)
+        with torch._C.DisableTorchFunctionSubclass():
+            torch.utils.swap_tensors(x, moved)
+
+
+def storage_of(x):
+    # A parameter that is not initialised refuses the question, but has a storage.
+    with torch._C.DisableTorchFunctionSubclass():
+        return x.untyped_storage()
+
+
+def backend_with(accelerator, tensors, models=TorchModels):
+    """A backend whose rooms are on another accelerator."""
+    framework = TorchFramework()
+    framework.devices = TorchDevices(accelerator)
+    framework.tensors = tensors(framework.devices)
+    framework.models = models()
+    framework.files = TorchFiles(framework.tensors)
+    framework.training = TorchTraining(framework, accelerator)
+    return Backend(framework)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _compiler_s_folder(tmp_path_factory):
+    """torch's compiler, which some optimizers import, makes a folder named in the environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path_factory.mktemp("compiler")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_virtual_gpus_by_name():
+    """The handle's backend is the hardware's; ``virtual`` is made past the registry."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("D2LDEV_VIRTUAL_GPUS", raising=False)
+        yield
+
+
+@pytest.fixture(scope="session")
+def torch_backend():
+    return d2ldev.get_backend("torch")
+
+
+@pytest.fixture(scope="session")
+def virtual():
+    """A torch backend with two virtual GPUs."""
+    return Backend(TorchFramework(virtual_gpus=2))
+
+
+@pytest.fixture(params=["vgpu:0", "vgpu:1"])
+def place(virtual, request):
+    """Each virtual GPU, by torch's name."""
+    return torch.device(request.param)
+
+
+@pytest.fixture
+def vgpu(virtual):
+    """The second virtual GPU, which torch's hooks for backends in Python know nothing of."""
+    return torch.device("vgpu:1")
+
+
+@pytest.fixture
+def accelerator():
+    """The accelerator of ``ledger``: two GPUs, and no driver."""
+    return CountedAccelerator("cuda", 2)
+
+
+@pytest.fixture
+def ledger(accelerator):
+    """A torch backend with two GPUs that keep values."""
+    return backend_with(accelerator, LedgerTensors)
+
+
+@pytest.fixture
+def copies(ledger):
+    """The tensors of ``ledger``, which note each copy in ``copied``."""
+    return ledger.framework.tensors
+
+
+@pytest.fixture
+def meta():
+    """A torch backend whose GPU is torch's own ``meta`` device, without values."""
+    return backend_with(CountedAccelerator("meta", 1), MetaTensors, MetaModels)

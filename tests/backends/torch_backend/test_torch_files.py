@@ -1,0 +1,227 @@
+"""torch's tensors, models and optimizers in files: training goes on to the same last bit."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+# -- tensors and models ----------------------------------------------------------------------------
+
+
+def bits(x):
+    """The bytes of a tensor, which are the same for NaNs, too."""
+    return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+@pytest.mark.parametrize(
+    "view",
+    [
+        lambda x: x.T,
+        lambda x: x[::2, 1:],
+        lambda x: x[0].expand(4, 4),
+        lambda x: x.to(torch.complex64).conj(),
+        lambda x: (x * 1j).conj().imag,  # negated when it is read
+        lambda x: x.to_sparse(),
+    ],
+    ids=["transposed", "strided", "expanded", "conjugated", "negated", "sparse"],
+)
+def test_a_tensor_that_is_not_contiguous_is_saved_in_the_order_of_its_indices(
+    torch_backend, path, view
+):
+    x = view(torch.arange(16, dtype=torch.float32).reshape(4, 4))
+    torch_backend.save(x, path)
+    loaded = torch_backend.load(path)
+    assert loaded.is_contiguous()
+    torch.testing.assert_close(loaded, x.to_dense(), rtol=0, atol=0)
+
+
+def test_a_tensor_of_the_cpu_is_written_from_its_own_memory(torch_backend):
+    x = torch.zeros(4)
+    assert torch_backend.framework.files.borrow(x).ctypes.data == x.data_ptr()
+
+
+def test_a_tensor_of_the_cpu_is_loaded_without_another_copy(torch_backend):
+    data = np.arange(4.0)
+    assert torch_backend.framework.files.adopt(
+        data, torch.float64, torch.device("cpu")
+    ).data_ptr() == (data.ctypes.data)
+
+
+def test_what_is_loaded_can_be_written_to_and_trained(torch_backend, path):
+    torch_backend.save(torch.ones(3), path)
+    x = torch_backend.load(path).requires_grad_()
+    (x * x).sum().backward()
+    with torch.no_grad():
+        x -= x.grad
+    assert x.tolist() == [-1, -1, -1]
+
+
+def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.BatchNorm1d(3))
+    net.append(net[0])
+    net(torch.rand(4, 3))
+    torch_backend.save(net, path)
+    loaded = torch_backend.load(path)
+    assert {"1.running_mean", "1.num_batches_tracked"} <= loaded.keys()
+    assert bits(loaded["1.running_mean"]) == bits(net[1].running_mean)
+
+
+def test_gradients_are_not_saved(torch_backend, path):
+    net = torch_backend.mlp([2, 1])
+    net(torch.ones(1, 2)).sum().backward()
+    torch_backend.save(net, path)
+    assert list(torch_backend.load(path)) == ["0.weight", "0.bias"]
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_file_from_a_virtual_gpu_is_read_where_there_is_none(virtual, torch_backend, path, index):
+    x = virtual.arange(4, dtype="bfloat16", device=f"gpu:{index}")
+    virtual.save({"x": x}, path)
+    loaded = torch_backend.load(path)["x"]
+    assert loaded.device.type == "cpu"
+    assert bits(loaded) == bits(x)
+
+
+# -- layers ----------------------------------------------------------------------------------------
+
+
+OTHERS = {
+    "a subclass": lambda: type("Net", (torch.nn.Sequential,), {})(torch.nn.Linear(3, 3)),
+    "a layer of one's own": lambda: torch.nn.Sequential(
+        torch.nn.Linear(3, 3), type("Flip", (torch.nn.Module,), {})()
+    ),
+    "a parametrized layer": lambda: torch.nn.Sequential(
+        torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(3, 3))
+    ),
+    "no sequence": lambda: torch.nn.Linear(3, 3),
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS.keys())
+def test_no_layers_are_claimed_for_other_models(torch_backend, make):
+    assert torch_backend.framework.files.layers(make()) is None
+
+
+def test_the_layers_of_a_convolutional_network_are_those_with_kernels(torch_backend):
+    convolution, dense = torch.nn.Conv2d(1, 2, 3), torch.nn.Linear(8, 2, bias=False)
+    net = torch.nn.Sequential(convolution, torch.nn.ReLU(), torch.nn.Flatten(), dense)
+    found = torch_backend.framework.files.layers(net)
+    kernels = [(convolution.weight, convolution.bias), (dense.weight, None)]
+    assert [(layer.weight, layer.bias) for layer in found] == kernels
+
+
+# -- optimizers ------------------------------------------------------------------------------------
+
+
+OPTIMIZERS = {
+    "SGD": partial(torch.optim.SGD, lr=0.1),
+    "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
+    "SGD, two groups": lambda parameters: (
+        lambda every: torch.optim.SGD(
+            [{"params": every[::2], "lr": 0.1}, {"params": every[1::2]}],
+            lr=0.2,
+            momentum=0.9,
+            nesterov=True,
+        )
+    )(list(parameters)),
+    "Adam": partial(torch.optim.Adam, lr=0.1),
+    "AMSGrad": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
+    "Adam with a tensor as its rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
+    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
+    "NAdam": torch.optim.NAdam,
+    "ASGD": torch.optim.ASGD,
+    "Rprop": torch.optim.Rprop,
+    "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
+    "RMSprop": partial(torch.optim.RMSprop, lr=0.1, momentum=0.9, centered=True),
+    "LBFGS": partial(torch.optim.LBFGS, lr=0.1, max_iter=3),
+}
+
+
+@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
+def make_optimizer(request):
+    return request.param
+
+
+def made(backend, make_optimizer, seed, device="cpu"):
+    net = backend.mlp([3, 4, 1], activation="tanh", seed=seed, device=device)
+    return {"net": net, "optimizer": make_optimizer(net.parameters())}
+
+
+def train(backend, net, optimizer, steps=3):
+    x = backend.rand((8, 3), seed=9, device=backend.device_of(net[0].weight))
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (net(x) ** 2).mean()
+        loss.backward()
+        return loss
+
+    for _ in range(steps):
+        optimizer.step(closure)
+
+
+def values(net):
+    return [x.cpu().numpy().tobytes() for x in net.state_dict().values()]
+
+
+def test_training_goes_on_as_if_it_had_not_been_interrupted(torch_backend, path, make_optimizer):
+    whole = made(torch_backend, make_optimizer, 1)
+    train(torch_backend, **whole)
+    torch_backend.save(whole, path)
+    train(torch_backend, **whole)
+    resumed = torch_backend.load_into(made(torch_backend, make_optimizer, 2), path)
+    train(torch_backend, **resumed)
+    assert values(resumed["net"]) == values(whole["net"])
+
+
+def test_settings_are_those_of_the_file(torch_backend, path):
+    whole = made(torch_backend, OPTIMIZERS["Adam"], 1)
+    whole["optimizer"].param_groups[0]["lr"] = 0.025
+    torch_backend.save(whole, path)
+    resumed = torch_backend.load_into(made(torch_backend, OPTIMIZERS["Adam"], 2), path)
+    assert resumed["optimizer"].param_groups[0]["lr"] == 0.025
+
+
+def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
+    weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
+    optimizer.state[weight]["momentum_buffer"] = torch.full((3,), 1 / 3)
+    files = torch_backend.framework.files
+    files.checked_state(optimizer, files.state(optimizer))()
+    assert optimizer.state[weight]["momentum_buffer"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("spoil", "problem"),
+    [
+        (lambda state: {**state, "class": "SGD"}, "its class"),
+        (lambda state: {**state, "shapes": [[[1]]]}, "its shapes"),
+        (lambda state: {**state, "param_groups": [{"params": [0]}]}, "other settings"),
+        (lambda state: {**state, "param_groups": None}, "other settings"),
+        (lambda state: {**state, "state": {9: {}}}, "not what it keeps"),
+        (lambda state: {**state, "state": [1]}, "not what it keeps"),
+        (lambda state: {}, "no state"),
+        (lambda state: 3, "no state"),
+    ],
+)
+def test_what_is_no_state_of_the_optimizer_is_refused(torch_backend, spoil, problem):
+    optimizer = made(torch_backend, OPTIMIZERS["Adam"], 1)["optimizer"]
+    with pytest.raises(ValueError, match=problem):
+        torch_backend.framework.files.checked_state(
+            optimizer, spoil(torch_backend.framework.files.state(optimizer))
+        )
+
+
+def test_the_number_of_steps_stays_on_the_host(virtual, path):
+    """Where torch's optimizers read it in every step; on a GPU they would wait for it."""
+    whole = made(virtual, OPTIMIZERS["Adam"], 1, "gpu:0")
+    train(virtual, **whole)
+    virtual.save(whole, path)
+    train(virtual, **whole)
+    resumed = virtual.load_into(made(virtual, OPTIMIZERS["Adam"], 2, "gpu:1"), path)
+    assert set(map(str, virtual.placement(resumed).values())) == {"gpu:1"}
+    states = resumed["optimizer"].state.values()
+    assert {state["step"].device.type for state in states} == {"cpu"}
+    train(virtual, **resumed)
+    assert values(resumed["net"]) == values(whole["net"])

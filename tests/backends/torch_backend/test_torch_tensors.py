@@ -1,0 +1,442 @@
+"""torch's tensors: its defaults left alone, autograd, layouts, and the dtypes that NumPy lacks."""
+
+import sys
+import weakref
+
+import array_api_strict
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from d2ldev_torch.tensors import TorchTensors
+from torch import nn
+from torch.nn.utils.rnn import PackedSequence, pack_sequence
+
+from d2ldev import OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+
+FLOATS = ("float16", "bfloat16", "float32", "float64")
+TOO_MUCH = 1 << 50
+
+MAKE = {
+    "zeros": lambda backend, **arguments: backend.zeros((2, 3), **arguments),
+    "ones": lambda backend, **arguments: backend.ones((2, 3), **arguments),
+    "full": lambda backend, **arguments: backend.full((2, 3), 4.0, **arguments),
+    "arange": lambda backend, **arguments: backend.arange(3, **arguments),
+    "rand": lambda backend, **arguments: backend.rand((2, 3), **arguments),
+    "randn": lambda backend, **arguments: backend.randn((2, 3), **arguments),
+    "asarray": lambda backend, **arguments: backend.asarray([1.0, 2.0], **arguments),
+}
+
+# -- making ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=MAKE)
+def make(request):
+    return MAKE[request.param]
+
+
+@pytest.fixture
+def other_default_dtype():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def default_on_meta():
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+def test_torch_s_default_device_is_not_followed(torch_backend, make, default_on_meta):
+    assert make(torch_backend).is_cpu
+
+
+def test_torch_s_default_device_is_left_as_it_was(torch_backend, make, default_on_meta):
+    make(torch_backend, device="cpu")
+    assert torch.get_default_device() == torch.device("meta")
+
+
+def test_on_the_cpu_torch_itself_makes_tensors_there(torch_backend, default_on_meta):
+    with torch_backend.on(cpu()):
+        assert torch.ones(1).is_cpu
+    assert torch.ones(1).is_meta
+
+
+def test_a_scope_is_torch_s_own_default_too(meta):
+    with meta.on("gpu"):
+        assert torch.ones(1).is_meta
+    assert torch.ones(1).is_cpu
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones", "rand", "randn", "asarray"])
+def test_torch_s_default_dtype_is_followed(torch_backend, name, other_default_dtype):
+    assert MAKE[name](torch_backend).dtype is torch.float64
+
+
+def test_torch_s_default_dtype_is_left_as_it_was(torch_backend, make, other_default_dtype):
+    make(torch_backend, dtype="float32")
+    assert torch.get_default_dtype() is torch.float64
+
+
+@pytest.mark.parametrize("name", FLOATS)
+@pytest.mark.parametrize("draw", ["rand", "randn"])
+def test_random_numbers_have_every_floating_dtype(torch_backend, draw, name):
+    assert MAKE[draw](torch_backend, dtype=name).dtype is getattr(torch, name)
+
+
+def test_an_alias_of_torch_s_dtype_is_the_same(torch_backend):
+    assert torch_backend.zeros(2, dtype=torch.half).dtype is torch.float16
+
+
+def test_a_list_of_tensors_becomes_one(torch_backend):
+    assert torch_backend.asarray([torch.tensor(1.0), torch.tensor(2.0)]).tolist() == [1, 2]
+
+
+def test_tensors_are_made_without_gradients(torch_backend, make):
+    assert not make(torch_backend).requires_grad
+
+
+@pytest.mark.parametrize("name", ["rand", "randn", "zeros", "ones", "full"])
+def test_too_large_a_tensor_is_out_of_memory(torch_backend, name):
+    arguments = (4.0,) if name == "full" else ()
+    with pytest.raises(OutOfDeviceMemoryError, match="cpu has too little free memory") as caught:
+        getattr(torch_backend, name)(TOO_MUCH, *arguments, device="cpu")
+    assert isinstance(caught.value.__cause__, RuntimeError)
+
+
+def test_too_large_a_range_is_out_of_memory(torch_backend):
+    with pytest.raises(OutOfDeviceMemoryError):
+        torch_backend.arange(TOO_MUCH)
+
+
+def test_a_size_that_no_address_reaches_is_out_of_memory(torch_backend):
+    with pytest.raises(OutOfDeviceMemoryError):
+        torch_backend.zeros((1 << 40, 1 << 40))
+
+
+def test_too_large_a_copy_is_out_of_memory(torch_backend):
+    with pytest.raises(OutOfDeviceMemoryError):
+        torch_backend.copy(torch.ones(1).expand(TOO_MUCH))
+
+
+def test_without_a_seed_numbers_come_from_torch_s_random_state(torch_backend):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(3)
+        ours = torch_backend.rand(3)
+        torch.manual_seed(3)
+        assert torch.equal(ours, torch.rand(3))
+
+
+# -- moving and copying ----------------------------------------------------------------------------
+
+
+def test_gradients_flow_through_a_move(ledger):
+    x = torch.ones(2, requires_grad=True)
+    (ledger.to(x, gpu()) * 3).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_gradients_flow_through_a_copy(torch_backend):
+    x = torch.ones(2, requires_grad=True)
+    (torch_backend.copy(x) * 3).sum().backward()
+    assert x.grad.tolist() == [3, 3]
+
+
+def test_without_gradients_a_move_records_nothing(ledger):
+    x = torch.ones(2, requires_grad=True)
+    with torch.no_grad():
+        y = ledger.to(x, gpu())
+        assert not torch.is_grad_enabled()
+    assert not y.requires_grad
+
+
+def test_in_inference_mode_a_copy_is_made(torch_backend):
+    with torch.inference_mode():
+        x = torch.ones(2)
+        y = torch_backend.copy(x)
+    assert y.data_ptr() != x.data_ptr()
+
+
+def test_an_expanded_tensor_s_copy_has_memory_for_each_number(torch_backend):
+    y = torch_backend.copy(torch.ones(1).expand(3))
+    y[0] = 5
+    assert y.tolist() == [5, 1, 1]
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        torch.tensor([1 + 2j]).conj(),
+        torch.tensor([1 + 2j]).conj().imag,
+        torch.ones(2, 3).T,
+        torch.arange(6)[::2],
+        torch.zeros(0, 3),
+        torch.tensor(3),
+        torch.ones(2, dtype=torch.float8_e5m2),
+    ],
+    ids=["conjugated", "pending minus", "transposed", "strided", "empty", "0-dim", "float8"],
+)
+def test_a_copy_has_the_values_and_the_dtype_in_new_memory(torch_backend, x):
+    y = torch_backend.copy(x)
+    assert (y.dtype, y.shape, y.tolist()) == (x.dtype, x.shape, x.tolist())
+    assert y.untyped_storage()._cdata != x.untyped_storage()._cdata
+
+
+def test_a_sparse_tensor_is_copied_as_one(torch_backend):
+    x = torch.eye(2).to_sparse()
+    y = torch_backend.copy(x)
+    assert y.is_sparse
+    assert y.values().data_ptr() != x.values().data_ptr()
+
+
+def test_the_memory_format_survives_a_move(ledger):
+    x = torch.ones(1, 2, 3, 3).to(memory_format=torch.channels_last)
+    y = ledger.to(x, gpu())
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_parameter_in_a_batch_moves_with_the_path_back(ledger):
+    w = nn.Parameter(torch.ones(2))
+    moved = ledger.to({"w": [w]}, gpu())
+    moved["w"][0].sum().backward()
+    assert ledger.device_of(moved["w"][0]) is gpu()
+    assert w.grad.tolist() == [1, 1]
+
+
+def test_a_packed_sequence_moves_but_for_the_sizes_that_torch_wants_on_the_host(ledger):
+    packed = pack_sequence([torch.ones(2), torch.ones(3)], enforce_sorted=False)
+    moved = ledger.to([packed], gpu())[0]
+    assert type(moved) is PackedSequence
+    assert ledger.device_of(moved.data) is gpu()
+    assert ledger.device_of(moved.sorted_indices) is gpu()
+    assert ledger.device_of(moved.batch_sizes) is cpu()
+
+
+def test_a_packed_sequence_that_is_there_is_itself(torch_backend):
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    assert torch_backend.to(packed, "cpu") is packed
+
+
+def test_a_packed_sequence_runs_through_a_recurrent_layer_after_the_move(ledger):
+    packed = ledger.to(pack_sequence([torch.ones(2, 1)]), gpu())
+    assert nn.GRU(1, 4)(packed)[0].data.shape == (2, 4)
+
+
+def test_a_copied_packed_sequence_shares_no_memory(torch_backend):
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    copied = torch_backend.copy(packed)
+    assert copied.data.data_ptr() != packed.data.data_ptr()
+    assert copied.batch_sizes.data_ptr() != packed.batch_sizes.data_ptr()
+
+
+def test_a_structure_that_torch_returns_stays_one(ledger):
+    result = torch.ones(2, 2).max(dim=0)
+    moved = ledger.to(result, gpu())
+    assert type(moved) is torch.return_types.max
+    assert ledger.device_of(moved.indices) is gpu()
+
+
+def test_a_size_in_a_batch_stays_itself(ledger):
+    batch = {"shape": torch.Size([2, 3]), "x": torch.ones(2, 3)}
+    assert ledger.to(batch, gpu())["shape"] is batch["shape"]
+
+
+def test_a_tensor_without_memory_has_no_device(torch_backend):
+    with pytest.raises(UnsupportedValueError, match="the tensor is on meta"):
+        torch_backend.device_of(torch.ones(1, device="meta"))
+
+
+def test_a_tensor_subclass_is_a_tensor(torch_backend):
+    class Labelled(torch.Tensor):
+        pass
+
+    x = torch.ones(2).as_subclass(Labelled)
+    assert torch_backend.to(x, "cpu") is x
+    assert type(torch_backend.copy(x)) is Labelled
+
+
+# -- NumPy -----------------------------------------------------------------------------------------
+
+
+def numpy_dtype(name):
+    return np.dtype(getattr(ml_dtypes, name, name))
+
+
+@pytest.mark.parametrize("name", TorchTensors.dtype_names)
+def test_a_list_takes_every_dtype(torch_backend, name):
+    x = torch_backend.asarray([0, 1, 1], dtype=name)
+    assert x.dtype is getattr(torch, name)
+    assert x.to(torch.float64 if not x.is_complex() else x.dtype).tolist() == [0, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["bfloat16", "float8_e5m2"])
+def test_data_of_a_dtype_that_numpy_lacks_converts(torch_backend, name):
+    x = torch_backend.asarray(np.array([1.5, -2], numpy_dtype(name)), dtype="float32")
+    assert x.dtype is torch.float32
+    assert x.tolist() == [1.5, -2]
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "number"),
+    [
+        ("float32", "uint32", 0x7FC0_1234),
+        ("float64", "uint64", 0x7FF8_0000_0000_1234),
+        ("float16", "uint16", 0x7E12),
+        ("bfloat16", "uint16", 0x7FC3),
+    ],
+)
+def test_the_payload_of_nan_survives(torch_backend, name, bits, number):
+    array = np.array([number], bits).view(numpy_dtype(name))
+    assert torch_backend.to_numpy(torch_backend.asarray(array)).view(bits)[0] == number
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.arange(6.0).reshape(2, 3).T,
+        np.arange(6.0)[::-1],
+        np.arange(6.0)[::2],
+        np.broadcast_to(np.float32(2), (2, 2)),
+        np.arange(6, dtype=">i4"),
+        np.array(3.5),
+        np.zeros((0, 3), np.float32),
+        np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+        np.arange(4).astype(ml_dtypes.bfloat16)[::-1],
+        np.array(2, ml_dtypes.bfloat16),
+    ],
+    ids=[
+        *("transposed", "negative stride", "every second", "broadcast", "big-endian"),
+        *("0-dim", "no elements", "column-major", "bfloat16 reversed", "bfloat16 0-dim"),
+    ],
+)
+def test_any_layout_of_numpy_is_taken(torch_backend, array):
+    x = torch_backend.asarray(array)
+    assert tuple(x.shape) == array.shape
+    assert torch_backend.to_numpy(x).tolist() == array.tolist()
+
+
+def test_a_read_only_array_is_copied_without_a_warning(torch_backend):
+    array = np.arange(3)
+    array.flags.writeable = False
+    x = torch_backend.asarray(array)
+    x[0] = 7
+    assert array.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float8_e4m3fn"])
+def test_what_to_numpy_gives_is_the_caller_s(torch_backend, name):
+    x = torch_backend.zeros(2, dtype=name)
+    array = torch_backend.to_numpy(x)
+    array[0] = 1
+    assert array.flags.writeable
+    assert torch_backend.to_numpy(x).tolist() == [0, 0]
+
+
+def test_a_conjugated_tensor_gives_its_values(torch_backend):
+    x = torch.tensor([1 + 2j]).conj()
+    assert x.is_conj()
+    assert torch_backend.to_numpy(x).tolist() == [1 - 2j]
+
+
+def test_a_tensor_with_a_pending_minus_gives_its_values(torch_backend):
+    x = torch.tensor([1 + 2j]).conj().imag
+    assert x.is_neg()
+    assert torch_backend.to_numpy(x).tolist() == [-2]
+
+
+def test_a_sparse_tensor_gives_a_dense_array(torch_backend):
+    x = torch.tensor([[0.0, 2.0], [0.0, 0.0]]).to_sparse()
+    assert torch_backend.to_numpy(x).tolist() == [[0, 2], [0, 0]]
+
+
+def test_a_tensor_that_needs_gradients_gives_its_values(torch_backend):
+    x = torch.ones(2, requires_grad=True)
+    assert torch_backend.to_numpy(x * 2).tolist() == [2, 2]
+    assert x.requires_grad
+
+
+def test_a_tensor_without_memory_gives_no_values(torch_backend):
+    with pytest.raises(TypeError, match="the tensor is on meta"):
+        torch_backend.to_numpy(torch.ones(1, device="meta"))
+
+
+def test_an_expanded_tensor_gives_memory_of_its_own_for_each_number(torch_backend):
+    array = torch_backend.to_numpy(torch.ones(1).expand(3))
+    array[0] = 5
+    assert array.tolist() == [5, 1, 1]
+
+
+def test_a_list_of_arrays_is_taken_without_torch_s_warning_that_it_is_slow(torch_backend):
+    x = torch_backend.asarray([np.ones(2, np.float32), np.zeros(2, np.float32)])
+    assert x.tolist() == [[1, 1], [0, 0]]
+
+
+# -- DLPack ----------------------------------------------------------------------------------------
+
+
+def test_from_dlpack_refuses_read_only_memory(torch_backend):
+    array = np.zeros(3)
+    array.flags.writeable = False
+    with pytest.raises(TypeError, match=r"(?i)read-?only"):
+        torch_backend.from_dlpack(array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(3.0)[::-1], array_api_strict.flip(array_api_strict.arange(3))],
+    ids=["numpy", "array-api-strict"],
+)
+def test_from_dlpack_refuses_negative_strides_for_which_torch_would_abort(torch_backend, array):
+    with pytest.raises(TypeError, match="negative strides"):
+        torch_backend.from_dlpack(array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [np.arange(6.0).reshape(2, 3).T, np.zeros((0, 2)), np.array(3), np.array([True, False])],
+    ids=["transposed", "no elements", "0-dim", "bool"],
+)
+def test_from_dlpack_takes_any_other_layout(torch_backend, array):
+    x = torch_backend.from_dlpack(array)
+    assert (tuple(x.shape), x.tolist()) == (array.shape, array.tolist())
+
+
+def test_memory_that_was_taken_over_outlives_its_owner(torch_backend):
+    array = np.arange(1000)
+    x = torch_backend.from_dlpack(array)
+    released = weakref.ref(array)
+    del array
+    assert released() is not None
+    assert x[999] == 999
+
+
+def test_memory_that_was_refused_is_given_back(torch_backend):
+    array = np.arange(3.0)
+    references = sys.getrefcount(array)
+    with pytest.raises(TypeError):
+        torch_backend.from_dlpack(array[::-1])
+    assert sys.getrefcount(array) == references
+
+
+def test_from_dlpack_refuses_a_tensor_that_needs_gradients(torch_backend):
+    with pytest.raises(TypeError, match="cannot take over the memory of") as caught:
+        torch_backend.from_dlpack(torch.ones(2, requires_grad=True))
+    assert isinstance(caught.value.__cause__, BufferError)
+
+
+# -- logs ------------------------------------------------------------------------------------------
+
+
+def test_a_kept_loss_has_no_graph_and_leaves_the_users_its_own(torch_backend):
+    loss = (torch.ones(4, requires_grad=True) * 2).sum()
+    kept = torch_backend.framework.tensors.detached(loss)
+    assert kept.grad_fn is None
+    assert kept.data_ptr() == loss.data_ptr()
+    loss.backward()
+
+
+def test_a_kept_number_of_a_large_tensor_does_not_keep_the_rest(torch_backend):
+    kept = torch_backend.framework.tensors.detached(torch.ones(1000)[0])
+    assert kept.untyped_storage().nbytes() == 4

@@ -1,0 +1,337 @@
+"""Virtual GPUs as devices of torch: which there are, what is refused, and ``torch.accelerator``."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from d2ldev_torch import TorchFramework
+
+from d2ldev.device import CPU, gpu
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+
+# -- devices of a process --------------------------------------------------------------------------
+
+
+def in_a_new_process(code, **environment):
+    """What a program printed, in a process in which torch is not set up yet."""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return done.stdout.split()
+
+
+def test_there_are_as_many_as_were_asked_for(virtual):
+    assert virtual.num_gpus() == torch.vgpu.device_count() == 2
+    assert virtual.devices() == [CPU, gpu(0), gpu(1)]
+
+
+def test_their_platform_is_virtual(virtual):
+    assert [virtual.platform(device) for device in virtual.devices()] == [
+        "cpu",
+        "virtual",
+        "virtual",
+    ]
+
+
+def test_torch_has_its_own_devices_for_them(virtual):
+    assert virtual.native("gpu:1") == torch.device("vgpu", 1)
+    assert virtual.device(torch.device("vgpu:1")) is gpu(1)
+    assert virtual.device(torch.device("vgpu")) is gpu(0)
+
+
+def test_nothing_else_pretends_to_be_there(virtual):
+    hardware = in_a_new_process(
+        "import torch; print(torch.cuda.is_available(), torch.cuda.device_count())"
+    )
+    assert [str(torch.cuda.is_available()), str(torch.cuda.device_count())] == hardware
+
+
+def test_they_stand_in_the_hardwares_stead(virtual, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 7)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    devices = TorchFramework(virtual_gpus=2).devices
+    assert (devices.count(), devices.platform(gpu(0))) == (2, "virtual")
+
+
+def test_setting_them_up_twice_changes_nothing(virtual):
+    x = torch.ones(2, device="vgpu:1")
+    assert TorchFramework(virtual_gpus=2).tensors.device_of(x + x) is gpu(1)
+
+
+def test_their_number_is_fixed_for_the_process(virtual):
+    with pytest.raises(DeviceUnavailableError, match="2 already"):
+        TorchFramework(virtual_gpus=3)
+
+
+def test_more_than_eight_are_refused():
+    with pytest.raises(DeviceUnavailableError, match="can make 8"):
+        TorchFramework(virtual_gpus=9)
+
+
+def test_there_may_be_eight():
+    code = (
+        "from d2ldev import torch as d2l; x = d2l.ones(2, device='gpu:7').requires_grad_();"
+        "(x * x).sum().backward(); print(d2l.num_gpus(), d2l.device_of(x.grad))"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="8") == ["8", "gpu:7"]
+
+
+def test_without_them_nothing_of_them_is_imported_or_changed():
+    code = (
+        "import sys, torch; new = torch.UntypedStorage.__new__; from d2ldev import torch as d2l;"
+        "d2l.ones(2); print(any('virtual' in name and 'torch' in name for name in sys.modules),"
+        "torch._C._get_privateuse1_backend_name(), torch.UntypedStorage.__new__ is new)"
+    )
+    expected = ["False", "privateuseone", "True"]
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="0") == expected
+
+
+def test_another_package_with_a_device_type_of_its_own_is_named():
+    code = (
+        "import torch, d2ldev; torch.utils.rename_privateuse1_backend('npu')\n"
+        "try: d2ldev.get_backend('torch')\n"
+        "except d2ldev.DeviceUnavailableError as error: print('npu' in error.problem)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True"]
+
+
+def test_a_process_ends_well_with_tensors_alive():
+    code = (
+        "from d2ldev import torch as d2l; x = d2l.ones((3, 3), device='gpu:1');"
+        "kept = [x, x[1:], x.requires_grad_() @ x]; import torch; torch.kept = kept; print(1)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["1"]
+
+
+@pytest.mark.parametrize("before", ["", "(x * x).sum().backward(); x.grad = None"])
+@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
+def test_a_forked_process_computes_and_goes_backward(before, device):
+    code = (
+        "import os, torch; from d2ldev import torch as d2l; d2l.num_gpus()\n"
+        f"x = d2l.ones(2, device={device!r}).requires_grad_()\n"
+        f"{before}\n"
+        "child = os.fork()\n"
+        "if not child:\n"
+        "    (x * x).sum().backward(); os._exit(int(x.grad.sum().item()))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["4"]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda: torch.ones(2, device="vgpu:5"),
+        lambda: torch.empty(2, device="vgpu:5"),
+        lambda: torch.tensor([1.0], device="vgpu:5"),
+        lambda: torch.ones(2).to("vgpu:5"),
+        lambda: torch.ones(2, device="vgpu:0").to("vgpu:5"),
+        lambda: torch.zeros_like(torch.ones(2), device="vgpu:5"),
+        lambda: torch.nn.Linear(2, 2, device="vgpu:5"),
+        lambda: torch.nn.Linear(2, 2).vgpu(5),
+        lambda: torch.vgpu.synchronize(5),
+        lambda: torch.vgpu.set_device(5),
+    ],
+)
+def test_a_device_that_does_not_exist_is_refused(virtual, use):
+    with pytest.raises(DeviceUnavailableError):
+        use()
+
+
+def test_a_device_without_an_index_is_the_first(virtual):
+    made = [torch.ones(2, device="vgpu"), torch.ones(2).to("vgpu"), torch.ones(2).vgpu()]
+    assert {x.device for x in made} == {torch.device("vgpu:0")}
+
+
+def test_the_current_device_is_always_the_first(virtual):
+    torch.vgpu.set_device(0)
+    with pytest.raises(DeviceUnavailableError, match="current"):
+        torch.vgpu.set_device("vgpu:1")
+    assert torch.vgpu.current_device() == 0
+
+
+def test_the_default_device_may_be_virtual(vgpu):
+    with torch.device("vgpu:1"):
+        made = [torch.ones(2), torch.tensor(1), torch.randn(2), torch.nn.Linear(2, 2).weight]
+    assert {x.device for x in made} == {vgpu}
+    assert torch.ones(2).is_cpu
+
+
+def test_the_backends_scope_is_torchs_default(virtual, vgpu):
+    with virtual.on("gpu:1"):
+        assert torch.ones(2).device == virtual.ones(2).device == vgpu
+        assert virtual.default_device() is gpu(1)
+
+
+@pytest.mark.parametrize("spec", [None, 0, "vgpu:1"])
+def test_everything_is_computed_when_a_call_returns(virtual, spec):
+    torch.vgpu.synchronize(spec)
+    virtual.synchronize()
+    assert virtual.is_idle("gpu:1")
+
+
+def test_what_torch_asks_the_module_of_a_device_is_answered(virtual):
+    assert torch.vgpu.is_available()
+    assert torch.vgpu.is_initialized()
+    assert torch.get_device_module("vgpu") is torch.vgpu
+    assert torch.equal(torch.vgpu.get_rng_state(), torch.get_rng_state())
+    assert torch.vgpu.memory_allocated(1) == virtual.memory("gpu:1").used
+
+
+def test_the_random_state_is_forked(virtual):
+    before = torch.get_rng_state()
+    with torch.random.fork_rng(devices=[1], device_type="vgpu"):
+        torch.randn(3, device="vgpu:1")
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_seeded_numbers_are_the_same_on_every_device(virtual):
+    drawn = [virtual.randn((3,), seed=1, device=device).tolist() for device in virtual.devices()]
+    assert drawn == drawn[:1] * 3
+
+
+def test_dlpack_within_torch_keeps_a_tensor_where_it_is(virtual, vgpu):
+    x = torch.ones(2, device=vgpu)
+    y = virtual.from_dlpack(x)
+    assert (y.device, y.data_ptr()) == (vgpu, x.data_ptr())
+
+
+def test_dlpack_does_not_take_a_tensor_that_needs_a_gradient(virtual, vgpu):
+    with pytest.raises(UnsupportedValueError, match="gradient"):
+        virtual.from_dlpack(torch.ones(2, device=vgpu, requires_grad=True))
+
+
+def test_values_are_copied_to_numpy(virtual, vgpu):
+    x = torch.ones(2, device=vgpu)
+    array = virtual.to_numpy(x)
+    array[0] = 5
+    assert x.tolist() == [1, 1]
+
+
+def test_the_default_compiler_raises_and_the_eager_one_runs():
+    code = (
+        "import torch; from d2ldev import torch as d2l; x = d2l.ones(2, device='gpu:1')\n"
+        "try: torch.compile(lambda x: x * 2)(x)\n"
+        "except Exception as error: print('vgpu' in str(error))\n"
+        "print(torch.compile(lambda x: x * 2, backend='eager')(x).device)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True", "vgpu:1"]
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        "nn.GroupNorm(2, 4), (2, 4, 4)",
+        "nn.TransformerEncoderLayer(4, 2, 8), (2, 4, 4)",
+    ],
+)
+def test_a_compiler_that_writes_no_code_looks_at_every_layer(layer):
+    code = (
+        "import torch; from torch import nn; from d2ldev import torch as d2l; d2l.num_gpus()\n"
+        f"net, shape = {layer}; net.to('vgpu:1')\n"
+        "y = torch.compile(net, backend='eager')(torch.ones(shape, device='vgpu:1'))\n"
+        "print((y[0] if isinstance(y, tuple) else y).device)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["vgpu:1"]
+
+
+def test_a_torch_that_is_too_old_for_them_is_named():
+    code = (
+        "import d2ldev, torch; from torch.utils import backend_registration as registration\n"
+        "del registration._setup_privateuseone_for_python_backend\n"
+        "try: d2ldev.get_backend('torch')\n"
+        "except d2ldev.DeviceUnavailableError as error: print(torch.__version__ in error.problem)"
+    )
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True"]
+
+
+# -- torch.accelerator -----------------------------------------------------------------------------
+
+
+def test_it_names_and_counts_them(virtual):
+    assert torch.accelerator.current_accelerator() == torch.device("vgpu")
+    assert (torch.accelerator.is_available(), torch.accelerator.device_count()) == (True, 2)
+
+
+def test_its_current_device_is_always_the_first(virtual):
+    torch.accelerator.set_device_index(0)
+    torch.accelerator.set_device_index(-1)
+    with pytest.raises(DeviceUnavailableError, match="current"):
+        torch.accelerator.set_device_index(1)
+    assert torch.accelerator.current_device_index() == 0
+
+
+CONTEXTS = pytest.mark.parametrize(
+    "context",
+    [lambda i: torch.accelerator.device_index(i), lambda i: torch.vgpu.device(i)],
+    ids=["accelerator", "module"],
+)
+
+
+@CONTEXTS
+@pytest.mark.parametrize("index", [0, None])
+def test_a_context_of_the_first_one_is_entered_and_left(virtual, context, index):
+    with context(index):
+        assert torch.empty(1, device="vgpu").device.index == 0
+
+
+@CONTEXTS
+def test_a_context_of_another_one_is_refused(virtual, context):
+    with pytest.raises(DeviceUnavailableError, match="device='vgpu:1'"), context(1):
+        torch.empty(1, device="vgpu")
+
+
+@CONTEXTS
+def test_a_context_of_one_that_is_not_there_is_refused(virtual, context):
+    with pytest.raises(DeviceUnavailableError, match="2 virtual GPUs"), context(5):
+        torch.empty(1, device="vgpu")
+
+
+def test_a_context_that_torch_s_own_code_enters_is_no_error(virtual):
+    storage = torch.ones(2).untyped_storage().to(device="vgpu:1")
+    assert storage.device == torch.device("vgpu:1")
+
+
+def test_everything_is_computed_when_it_is_asked_to_wait(virtual):
+    torch.accelerator.synchronize()
+    torch.accelerator.synchronize("vgpu:1")
+    with pytest.raises(DeviceUnavailableError):
+        torch.accelerator.synchronize(5)
+
+
+def test_a_cache_is_emptied_as_there_is_none(virtual):
+    x = torch.ones(1000, device="vgpu:1")
+    torch.accelerator.empty_cache()
+    torch.accelerator.empty_host_cache()
+    assert x.sum().item() == 1000
+
+
+def test_their_module_tells_the_memory_that_tensors_hold(virtual):
+    before = torch.vgpu.memory_allocated(1)
+    torch.vgpu.reset_peak_memory_stats(1)
+    x = torch.ones(1000, device="vgpu:1")
+    assert torch.vgpu.memory_allocated(1) == before + 4000
+    del x
+    assert torch.vgpu.memory_allocated("vgpu:1") == before
+    assert torch.vgpu.max_memory_allocated(1) == before + 4000
+    torch.vgpu.reset_peak_memory_stats("vgpu:1")
+    assert torch.vgpu.max_memory_allocated(1) == before
+
+
+@pytest.mark.parametrize("name", ["memory_stats", "get_memory_info", "reset_peak_memory_stats"])
+def test_what_is_about_an_allocator_is_an_error_of_torch(virtual, name):
+    with pytest.raises(RuntimeError, match="not a DeviceAllocator"):
+        getattr(torch.accelerator, name)(1)
+
+
+def test_data_parallel_ends_in_an_error_as_on_every_accelerator_but_cuda(virtual):
+    net = torch.nn.DataParallel(torch.nn.Linear(3, 2).to("vgpu:0"), device_ids=[0, 1])
+    with pytest.raises((AttributeError, RuntimeError)):
+        net(torch.ones(4, 3, device="vgpu:0"))

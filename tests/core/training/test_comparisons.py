@@ -1,0 +1,177 @@
+"""Losses and metrics: in which order they are called, and which cannot be averaged."""
+
+import collections
+
+import numpy as np
+import pytest
+
+from d2ldev import UnsupportedValueError, gpu
+from d2ldev.training.learner import Settings
+from d2ldev.training.metrics import named_metrics
+from d2ldev.training.trainer import Trainer
+
+
+def contract_order(prediction, y):
+    return f"{prediction} against {y}"
+
+
+def keras_order(y_true, y_pred, sample_weight=None):
+    return f"{y_pred} against {y_true}"
+
+
+def keras_order_and_more(y_true, *others):
+    return f"{others[0]} against {y_true}"
+
+
+def optax_order(predictions, targets=None):
+    return f"{predictions} against {targets}"
+
+
+class KerasLoss:
+    def __call__(self, y_true, y_pred):
+        return f"{y_pred} against {y_true}"
+
+
+class Module:
+    """As a ``torch.nn.Module`` is called, or a Gluon block."""
+
+    def __call__(self, *arguments, **options):
+        return self.forward(*arguments, **options)
+
+    def forward(self, prediction, label):
+        return f"{prediction} against {label}"
+
+
+class ModuleInKerasOrder(Module):
+    def forward(self, y_true, y_pred):
+        return f"{y_pred} against {y_true}"
+
+
+class BlockInKerasOrder(Module):
+    """As a Gluon block is that is written for both of its modes."""
+
+    def forward(self, *arguments):
+        return self.hybrid_forward("F", *arguments)
+
+    def hybrid_forward(self, F, y_true, y_pred):  # noqa: N803  # as Gluon has it
+        return f"{y_pred} against {y_true}"
+
+
+class ComputedAtOnce(Module):
+    """As a torchmetrics' object: called, it gives the batch's value."""
+
+    def update(self, prediction, label):
+        raise AssertionError("the value of a batch was asked for")
+
+    def reset(self):
+        raise AssertionError("the value of a batch was asked for")
+
+
+class Running:
+    """As a ``keras.metrics.Metric``."""
+
+    def __call__(self, *arguments, **options):
+        raise AssertionError("this is a running value")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        raise AssertionError("this is a running value")
+
+    reset_state = __call__
+
+
+class Evaluating:
+    """As Gluon's ``EvalMetric``."""
+
+    def update(self, labels, predictions):
+        raise AssertionError("this is a running value")
+
+    def reset(self):
+        raise AssertionError("this is a running value")
+
+
+FUNCTIONS = [
+    contract_order,
+    keras_order,
+    keras_order_and_more,
+    optax_order,
+    KerasLoss(),
+    Module(),
+    ModuleInKerasOrder(),
+    BlockInKerasOrder(),
+    ComputedAtOnce(),
+    # What is written in C does not say what its parameters are called.
+    "{} against {}".format,
+]
+IDS = [getattr(each, "__name__", type(each).__name__) for each in FUNCTIONS]
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
+def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
+    loss = Settings(loss=function).loss_among({})
+    assert loss("prediction", "y") == "prediction against y"
+
+
+@pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
+def test_a_metric_is_called_in_the_order_that_its_first_parameter_says(reference, function):
+    (measure,) = named_metrics(reference, [function]).values()
+    assert measure("prediction", "y") == "prediction against y"
+
+
+def test_two_numbers_of_one_name_are_refused(reference):
+    """Also that of a metric and that of another one on the data to evaluate on."""
+
+    def one(prediction, y):
+        return prediction.sum()
+
+    def val_one(prediction, y):
+        return y.sum()
+
+    x, y = np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
+    trainer = Trainer(1, backend=reference)
+    with pytest.raises(UnsupportedValueError, match="cannot measure 'val_one'"):
+        trainer.fit(reference.mlp([2, 1]), [(x, y)], [(x, y)], metrics=[one, val_one])
+
+
+def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):
+    assert list(named_metrics(reference, [keras_order, KerasLoss()])) == [
+        "keras_order",
+        "KerasLoss",
+    ]
+
+
+def test_a_function_in_the_order_of_the_contract_is_called_itself():
+    assert Settings(loss=contract_order).loss_among({}) is contract_order
+
+
+@pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])
+def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
+    with pytest.raises(UnsupportedValueError, match="running value") as error:
+        named_metrics(reference, [metric])
+    assert "a function: def " in error.value.fix
+
+
+def test_a_loss_that_keeps_a_running_value_is_refused():
+    with pytest.raises(UnsupportedValueError, match="running value"):
+        Settings(loss=Running()).loss_among({})
+
+
+def test_a_metric_is_refused_before_anything_is_trained(reference):
+    net = reference.mlp([2, 1])
+    trainer = Trainer(1, backend=reference)
+    with pytest.raises(UnsupportedValueError, match="running value"):
+        trainer.fit(net, [], metrics=[Running()])
+    assert trainer.model is None
+
+
+@pytest.mark.parametrize(
+    "nested",
+    [lambda x: x, lambda x: [None, {"logits": x}], lambda x: collections.deque([1, x])],
+    ids=["tensor", "nesting", "deque"],
+)
+def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested):
+    def made(prediction, y):
+        return reference.ones(1)
+
+    (measure,) = named_metrics(reference, [made]).values()
+    prediction = nested(reference.zeros(1, device="gpu:1"))
+    assert reference.device_of(measure(prediction, None)) == gpu(1)

@@ -1,0 +1,300 @@
+"""``Trainer`` on the reference backend: its arguments, its hooks, its data, its history."""
+
+import dataclasses
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import d2ldev
+from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.device import CPU, gpu
+from d2ldev.operations.batches import bring, count_of, inputs_and_target
+from d2ldev.training.trainer import Trainer
+
+BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+@pytest.fixture
+def trainer(reference):
+    return Trainer(2, backend=reference)
+
+
+@pytest.fixture
+def net(reference):
+    return reference.mlp([2, 1])
+
+
+# -- the devices ------------------------------------------------------------------------------
+
+
+def test_no_gpus_is_the_cpu(reference):
+    trainer = Trainer(1, num_gpus=0, backend=reference)
+    assert (trainer.gpus, trainer.device) == ([], CPU)
+
+
+def test_one_gpu_is_the_first(reference):
+    trainer = Trainer(1, num_gpus=1, backend=reference)
+    assert (trainer.gpus, trainer.device) == ([gpu(0)], gpu(0))
+
+
+def test_all_gpus_are_the_one_that_there_is(reference, monkeypatch):
+    monkeypatch.setattr(reference, "virtual_gpus", 1)
+    assert Trainer(1, num_gpus=-1, backend=reference).gpus == [gpu(0)]
+
+
+def test_all_gpus_of_a_machine_without_any_are_the_cpu(reference, monkeypatch):
+    monkeypatch.setattr(reference, "virtual_gpus", 0)
+    assert Trainer(1, num_gpus=-1, backend=reference).device is CPU
+
+
+@pytest.mark.parametrize("num_gpus", [2, -1])
+def test_two_gpus_are_refused(reference, num_gpus):
+    with pytest.raises(DeviceUnavailableError, match="trained on one device"):
+        Trainer(1, num_gpus=num_gpus, backend=reference)
+
+
+def test_more_gpus_than_there_are_is_an_error_that_says_how_many(reference):
+    with pytest.raises(DeviceUnavailableError, match="reference has 2 GPUs here"):
+        Trainer(1, num_gpus=3, backend=reference)
+
+
+@pytest.mark.parametrize(
+    "arguments", [(-1,), (1.5,), (True,), ("2",), (None,), (1, -2), (1, 0.5), (1, True), (1, "1")]
+)
+def test_what_is_no_number_of_epochs_or_gpus_is_refused(reference, arguments):
+    with pytest.raises(UnsupportedValueError):
+        Trainer(*arguments, backend=reference)
+
+
+def test_the_active_backend_is_used(reference):
+    with d2ldev.use_backend(reference):
+        assert Trainer(1).backend is reference
+
+
+# -- the hooks --------------------------------------------------------------------------------
+
+
+def test_an_overridden_prepare_batch_is_what_the_model_gets(reference, net):
+    class Doubling(Trainer):
+        def prepare_batch(self, batch):
+            inputs, y = super().prepare_batch(batch)
+            return inputs * 0.0, y
+
+    history = Doubling(1, backend=reference).fit(net, [BATCH], lr=0.0)
+    assert history["loss"] == [1.0]
+
+
+def test_an_overridden_prepare_model_is_what_is_trained(reference, net):
+    other = reference.mlp([2, 1], seed=5)
+
+    class Swapping(Trainer):
+        def prepare_model(self, model):
+            return super().prepare_model(other)
+
+    trainer = Swapping(1, backend=reference)
+    trainer.fit(net, [BATCH], lr=0.0)
+    values = [reference.to_numpy(m.layers[0]["weight"]) for m in (trainer.model, other)]
+    np.testing.assert_array_equal(*values)
+
+
+def test_the_callback_is_called_after_each_epoch(reference, net):
+    seen = []
+
+    def note(epoch, history):
+        seen.append((epoch, len(history["loss"])))
+
+    trainer = Trainer(3, backend=reference, callback=note)
+    trainer.fit(net, [BATCH])
+    assert seen == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_the_model_so_far_is_there_in_the_callback(reference, net):
+    seen = []
+    trainer = Trainer(2, backend=reference, callback=lambda *_: seen.append(trainer.model))
+    trainer.fit(net, [BATCH])
+    weights = [reference.to_numpy(model.layers[0]["weight"]) for model in seen]
+    assert not np.array_equal(*weights)
+
+
+def test_an_error_in_a_callback_ends_the_run_and_leaves_the_model(reference, net):
+    def stop(epoch, history):
+        raise KeyboardInterrupt
+
+    trainer = Trainer(3, backend=reference, callback=stop)
+    with pytest.raises(KeyboardInterrupt):
+        trainer.fit(net, [BATCH])
+    weights = [reference.to_numpy(m.layers[0]["weight"]) for m in (trainer.model, net)]
+    assert not np.array_equal(*weights)
+
+
+def test_hooks_may_choose_another_device(reference, net):
+    class OnTheSecond(Trainer):
+        def prepare_model(self, model):
+            return self.backend.place(model, "gpu:1")
+
+        def prepare_batch(self, batch):
+            return bring(self.backend, batch, "gpu:1")
+
+    trainer = OnTheSecond(1, backend=reference)
+    trainer.fit(net, [BATCH])
+    assert set(reference.placement(trainer.model).values()) == {gpu(1)}
+
+
+# -- the data ---------------------------------------------------------------------------------
+
+
+def test_a_generator_is_refused_where_it_would_be_used_up(trainer, net):
+    with pytest.raises(UnsupportedValueError, match="used up after one epoch"):
+        trainer.fit(net, (batch for batch in [BATCH]))
+
+
+def test_a_generator_is_enough_for_one_epoch(reference, net):
+    history = Trainer(1, backend=reference).fit(net, (batch for batch in [BATCH]))
+    assert len(history["loss"]) == 1
+
+
+@pytest.mark.parametrize("data", [[], iter([]), d2ldev.ArrayLoader(np.ones((0, 2)), batch_size=2)])
+def test_data_without_a_batch_is_refused(reference, net, data):
+    with pytest.raises(UnsupportedValueError, match="no batch"):
+        Trainer(1, backend=reference).fit(net, data)
+
+
+def test_data_to_evaluate_on_without_a_batch_is_refused_before_the_first_epoch(trainer, net):
+    trainer.callback = lambda *_: pytest.fail("an epoch was run")
+    with pytest.raises(UnsupportedValueError, match="cannot go through val_data"):
+        trainer.fit(net, [BATCH], [])
+
+
+@pytest.mark.parametrize("data", [None, 5])
+def test_what_cannot_be_gone_through_is_refused(trainer, net, data):
+    with pytest.raises(UnsupportedValueError, match="no iterable of batches"):
+        trainer.fit(net, data)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_generator_is_closed_when_a_step_fails(reference, net, num_gpus):
+    closed = []
+
+    def batches():
+        try:
+            yield (np.ones((4, 3), "float32"), BATCH[1])
+        finally:
+            closed.append(True)
+
+    source = batches()
+    with pytest.raises(Exception, match=r"matmul|shape|core dimension"):
+        Trainer(1, num_gpus, backend=reference).fit(net, source)
+    assert closed == [True]
+
+
+def test_a_backend_may_be_given_by_name(reference):
+    assert Trainer(1, backend="reference").backend is reference
+
+
+@pytest.mark.parametrize("batch", [np.ones(3), [np.ones(3)], {"X": np.ones(3)}, {}, ()])
+def test_a_batch_without_a_target_is_refused(batch):
+    with pytest.raises(UnsupportedValueError, match="inputs and a target"):
+        inputs_and_target(batch)
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        ((1, 2), ((1,), 2)),
+        ([1, 2, 3], ((1, 2), 3)),
+        ({"X": 1, "y": 2}, ((1,), 2)),
+        ({"y": 2, "X": 1}, ((1,), 2)),
+        ({"images": 1, "labels": 2}, ((1,), 2)),
+    ],
+)
+def test_the_target_is_y_or_the_last(batch, expected):
+    assert inputs_and_target(batch) == expected
+
+
+@pytest.mark.parametrize(("shape", "count"), [((5, 2), 5), ((), 1), ((0,), 0)])
+def test_the_examples_of_a_batch_are_counted(reference, shape, count):
+    @dataclasses.dataclass
+    class Target:
+        weight: float
+        y: object
+
+    for y in (np.zeros(shape), reference.zeros(shape)):
+        assert count_of(reference, y) == count
+        assert count_of(reference, [None, {"y": y}, 1]) == count
+        assert count_of(reference, Target(0.5, y)) == count
+
+
+def test_what_is_there_is_not_copied(reference):
+    batch = (reference.ones(2), [reference.ones(1)])
+    assert bring(reference, batch, "cpu") is batch
+
+
+# -- the history ------------------------------------------------------------------------------
+
+
+def test_no_epochs_give_an_empty_history_and_the_model(reference, net):
+    trainer = Trainer(0, backend=reference)
+    assert trainer.fit(net, [BATCH]) == {"loss": []}
+    assert trainer.model is net
+
+
+def test_metrics_are_in_the_history_by_name(reference, net):
+    def largest(prediction, y):
+        return abs(prediction - y)[0, 0]
+
+    history = Trainer(1, backend=reference).fit(net, [BATCH], [BATCH], metrics=[largest])
+    assert list(history) == ["loss", "largest", "val_loss", "val_largest"]
+
+
+@pytest.mark.parametrize("metrics", [["speed"], [3], ["accuracy", "accuracy"]])
+def test_what_is_no_metric_is_refused(trainer, net, metrics):
+    with pytest.raises(UnsupportedValueError):
+        trainer.fit(net, [BATCH], metrics=metrics)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss": "hinge"},
+        {"loss": None},
+        {"optimizer": "sdg"},
+        {"optimizer": object()},
+        {"lr": -1.0},
+        {"lr": float("nan")},
+        {"lr": "0.1"},
+    ],
+)
+def test_what_cannot_be_trained_with_is_refused(trainer, net, options):
+    with pytest.raises(UnsupportedValueError):
+        trainer.fit(net, [BATCH], **options)
+
+
+@pytest.mark.parametrize("value", [-1, float("inf"), "1", True])
+def test_what_is_no_norm_is_refused(reference, net, value):
+    with pytest.raises(UnsupportedValueError, match="gradient_clip_val"):
+        Trainer(1, 0, value, backend=reference).fit(net, [BATCH])
+
+
+# -- the bar ----------------------------------------------------------------------------------
+
+
+def test_a_bar_is_shown_if_it_is_wanted(reference, net, capsys):
+    Trainer(2, backend=reference, progress=True).fit(net, [BATCH])
+    out = capsys.readouterr().out
+    assert "2/2" in out
+    assert "loss" in out
+
+
+def test_without_a_bar_nothing_is_shown_and_rich_is_not_imported():
+    program = (
+        "import sys, numpy as np, d2ldev\n"
+        "from d2ldev.training.trainer import Trainer\n"
+        "backend = d2ldev.get_backend('reference')\n"
+        "batch = (np.ones((4, 2), 'float32'), np.ones((4, 1), 'float32'))\n"
+        "Trainer(1, backend=backend).fit(backend.mlp([2, 1]), [batch])\n"
+        "assert 'rich' not in sys.modules\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")

@@ -1,0 +1,130 @@
+"""Backends that are each broken in one way, and one that is sound but works asynchronously.
+
+They are what the conformance suite is tried on: ``tests/suite/test_mutants.py`` gives each of them
+to the suite, and the requirement in its ``caught_by`` has to fail.
+
+A fault of a room is a nested class of the room's name; a fault in what a user calls is a nested
+``Backend``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from functools import cached_property
+from typing import ClassVar
+
+import d2ldev_reference.training
+from d2ldev_reference import ReferenceFramework
+from d2ldev_reference.devices import ReferenceDevices
+from d2ldev_reference.files import ReferenceFiles
+from d2ldev_reference.models import ReferenceModels
+from d2ldev_reference.strict import ReferenceStrict
+from d2ldev_reference.tensors import ReferenceTensors
+
+from d2ldev import Device
+from d2ldev.backend import Backend
+from d2ldev.framework import Strictness
+
+MUTANTS: list[type[Mutant]] = []
+
+
+class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
+    """The reference backend's training, with the learner of the mutant."""
+
+    def learner(self, model, settings):
+        learner = self.framework.Learner(self.framework.tensors, model, settings)
+        learner.framework = self.framework
+        return learner
+
+
+class Mutant(ReferenceFramework):
+    """The reference backend with one thing broken.
+
+    Every room, and the learner, knows the whole of it as ``framework``.
+    """
+
+    caught_by: ClassVar[str]
+    """The requirement that has to fail."""
+    asked_virtual_gpus: ClassVar[int] = 2
+
+    Backend = Backend
+    Devices = ReferenceDevices
+    Tensors = ReferenceTensors
+    Models = ReferenceModels
+    Files = ReferenceFiles
+    Training = ReferenceTraining
+    Learner = d2ldev_reference.training.ReferenceLearner
+    Strict = ReferenceStrict
+    Strictness = Strictness
+
+    def __init_subclass__(cls, caught_by: str = "") -> None:
+        cls.name = cls.__name__.lower()
+        if caught_by:
+            cls.caught_by = caught_by
+            MUTANTS.append(cls)
+
+    def __init__(self, virtual_gpus: int | None = None) -> None:
+        super().__init__(virtual_gpus)
+        self.devices = self.Devices(virtual_gpus)
+        self.tensors = self.Tensors()
+        self.models = self.Models()
+        self.files = self.Files(self.tensors)
+        self.training = self.Training(self.tensors)
+        self.strict = self.Strict(self)
+        for room in (
+            *(self.devices, self.tensors, self.models),
+            *(self.files, self.training, self.strict),
+        ):
+            room.framework = self
+        # The first ``Backend`` of a framework is the one that everybody gets.
+        self.backend = self.Backend(self)
+
+    @cached_property
+    def strictness(self) -> Strictness:
+        return self.Strictness(self.name, self.strict)
+
+    @property
+    def here(self) -> Device | None:
+        """The device of the innermost block; None outside of any."""
+        placed = self.scope.value.get()
+        return None if placed is None else placed.device
+
+
+class Queued(Mutant):
+    """A sound backend in which a product is only queued until someone waits for it.
+
+    Every tensor of random numbers is asked about: once there was one, its device is busy until
+    ``synchronize``.
+    """
+
+    class Devices(ReferenceDevices):
+        def __init__(self, virtual_gpus):
+            super().__init__(virtual_gpus)
+            self.queued = set()
+
+        def synchronize(self, device):
+            self.queued.discard(device)
+
+        def is_idle(self, device):
+            return device not in self.queued
+
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            self.framework.devices.queued.add(self.framework.devices.from_native(native))
+            return super().random(distribution, shape, seed, dtype, native)
+
+
+class Crashing(Mutant):
+    """Ends the process."""
+
+    def __init__(self, virtual_gpus=None):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Hanging(Mutant):
+    """Never answers."""
+
+    def __init__(self, virtual_gpus=None):
+        threading.Event().wait()

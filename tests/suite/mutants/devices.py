@@ -1,0 +1,209 @@
+"""Mutants that are wrong about which devices there are."""
+
+from __future__ import annotations
+
+import contextlib
+
+from d2ldev_reference.devices import ReferenceDevices
+from d2ldev_reference.tensors import ReferenceTensors
+
+from d2ldev import Backend, Memory, gpu
+from d2ldev.device import CPU
+from d2ldev.errors import DeviceUnavailableError
+from d2ldev.scopes import Scopes
+from mutants import Mutant, Queued
+
+
+class TakesNegativeIndices(Mutant, caught_by="devices.index-is-not-negative"):
+    class Backend(Backend):
+        def gpu(self, i=0):
+            return gpu(abs(i))
+
+
+class TruncatesIndices(Mutant, caught_by="devices.index-is-an-integer"):
+    class Backend(Backend):
+        def gpu(self, i=0):
+            return gpu(int(i) if isinstance(i, float) else i)
+
+
+class TakesTrueForOne(Mutant, caught_by="devices.index-is-no-bool"):
+    class Backend(Backend):
+        def gpu(self, i=0):
+            return gpu(i + 0)
+
+
+class TryGpuChecksNothing(Mutant, caught_by="devices.try-gpu-checks-index"):
+    class Backend(Backend):
+        def try_gpu(self, i=0):
+            try:
+                return super().try_gpu(i)
+            except ValueError:
+                return CPU
+
+
+class EveryGpuIsTheFirst(Mutant, caught_by="devices.gpus-are-distinct"):
+    class Devices(ReferenceDevices):
+        def native(self, device):
+            return super().native(device if device is CPU else gpu(0))
+
+
+class CountsOneTooMany(Mutant, caught_by="devices.counted-gpus-exist"):
+    class Backend(Backend):
+        def num_gpus(self):
+            return super().num_gpus() + 1
+
+
+class OffByOne(Mutant, caught_by="devices.try-gpu-that-is-missing"):
+    class Backend(Backend):
+        def try_gpu(self, i=0):
+            return gpu(i) if i <= self.num_gpus() else CPU
+
+
+class NeverFindsAGpu(Mutant, caught_by="devices.try-gpu-that-exists"):
+    class Backend(Backend):
+        def try_gpu(self, i=0):
+            gpu(i)
+            return CPU
+
+
+class HasAnEmptyList(Mutant, caught_by="devices.all-gpus-is-never-empty"):
+    asked_virtual_gpus = 0
+
+    class Backend(Backend):
+        def try_all_gpus(self):
+            return [gpu(i) for i in range(self.num_gpus())]
+
+
+class ListsBackwards(Mutant, caught_by="devices.list-starts-with-the-cpu"):
+    class Backend(Backend):
+        def devices(self):
+            return super().devices()[::-1]
+
+
+class ReadsAnySpelling(Mutant, caught_by="devices.bad-spellings"):
+    class Devices(ReferenceDevices):
+        def from_native(self, native):
+            return CPU if isinstance(native, str) else super().from_native(native)
+
+
+class TakesNumbersForDevices(Mutant, caught_by="devices.foreign-objects"):
+    class Devices(ReferenceDevices):
+        def from_native(self, native):
+            return gpu(native) if isinstance(native, int) else super().from_native(native)
+
+
+class ForgetsItsOwnObjects(Mutant, caught_by="devices.native-comes-back"):
+    class Devices(ReferenceDevices):
+        def from_native(self, native):
+            return None if super().from_native(native) is None else CPU
+
+
+class MakesUpNativeObjects(Mutant, caught_by="devices.native-must-exist"):
+    class Backend(Backend):
+        def native(self, device):
+            try:
+                return super().native(device)
+            except DeviceUnavailableError:
+                return super().native(CPU)
+
+
+class KnowsNoPlatform(Mutant, caught_by="devices.platform-of-a-gpu"):
+    class Devices(ReferenceDevices):
+        def platform(self, device):
+            return "cpu"
+
+
+class GuessesTheDevice(Mutant, caught_by="query.device-of-no-tensor"):
+    class Tensors(ReferenceTensors):
+        def device_of(self, x):
+            return super().device_of(x) if isinstance(x, self.types) else CPU
+
+
+class SaysEverythingIsOnTheCpu(Mutant, caught_by="query.device-is-a-device"):
+    class Tensors(ReferenceTensors):
+        def device_of(self, x):
+            super().device_of(x)
+            return CPU
+
+
+class NamesNoFix(Mutant, caught_by="errors.say-what-where-and-how"):
+    class Backend(Backend):
+        def to(self, x, device):
+            try:
+                return super().to(x, device)
+            except DeviceUnavailableError as error:
+                raise DeviceUnavailableError(
+                    error.attempted, error.problem, "", error.devices
+                ) from None
+
+
+class SynchronizesNothing(Queued, caught_by="sync.waits-for-queued-work"):
+    class Devices(Queued.Devices):
+        def synchronize(self, device):
+            """Return at once."""
+
+
+class SynchronizesTheFirstOnly(Queued, caught_by="sync.waits-for-all-queued-work"):
+    class Backend(Backend):
+        def synchronize(self, device=None):
+            super().synchronize(CPU if device is None else device)
+
+
+class SynchronizesWhatIsMissing(Mutant, caught_by="sync.missing-device"):
+    class Backend(Backend):
+        def synchronize(self, device=None):
+            with contextlib.suppress(DeviceUnavailableError):
+                super().synchronize(device)
+
+
+class CallsWhatIsMissingIdle(Mutant, caught_by="sync.missing-device"):
+    class Backend(Backend):
+        def is_idle(self, device=None):
+            return True
+
+
+class CallsWhatIsNoDeviceIdle(Mutant, caught_by="sync.bad-device"):
+    class Backend(Backend):
+        def is_idle(self, device=None):
+            with contextlib.suppress(ValueError):
+                return super().is_idle(device)
+            return True
+
+
+class MeasuresWhatIsMissing(Mutant, caught_by="memory.missing-device"):
+    class Backend(Backend):
+        def memory(self, device):
+            return Memory(0, 0, 0)
+
+
+class MeasuresInMebibytes(Mutant, caught_by="memory.is-a-memory"):
+    class Devices(ReferenceDevices):
+        def memory(self, device):
+            return Memory(1.5, 2.5, 80.0)
+
+
+class SharesItsScope(Mutant, caught_by="threads.scopes-are-their-own"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        self.scope = Everyones(f"{self.name}_scope")
+
+
+class Everyones(Scopes):
+    """Blocks that are in force in every thread."""
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.value, self._entries = Variable(None), Variable(())
+
+
+class Variable:
+    """What is set like a context variable, and is the same in every thread."""
+
+    def __init__(self, value):
+        self.value = value
+
+    def get(self):
+        return self.value
+
+    def set(self, value):
+        self.value = value

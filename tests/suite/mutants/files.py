@@ -1,0 +1,136 @@
+"""Mutants that lose something on the way into a file or out of it."""
+
+from __future__ import annotations
+
+import copy
+import os
+
+from d2ldev_reference.files import ReferenceFiles
+
+from d2ldev import Backend, CheckpointError
+from d2ldev.device import CPU
+from d2ldev.framework.files import turned
+from mutants import Mutant
+
+
+class LoadsNarrow(Mutant, caught_by="io.keeps-every-dtype"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            loaded = super().load(path, device=device)
+            is_wide = isinstance(loaded, self.tensor_types) and self.dtype_of(loaded) == "float64"
+            return self.asarray(loaded, dtype="float32") if is_wide else loaded
+
+
+class LoadsKeysAsText(Mutant, caught_by="io.keeps-nestings"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            loaded = super().load(path, device=device)
+            by_number = loaded["layers"][1]
+            loaded["layers"][1] = {str(number): x for number, x in by_number.items()}
+            return loaded
+
+
+class UntiesInFiles(Mutant, caught_by="io.keeps-ties"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            loaded = super().load(path, device=device)
+            return {"encoder": loaded["encoder"], "decoder": [self.copy(loaded["encoder"])]}
+
+
+class LoadsToTheCpu(Mutant, caught_by="io.loads-to-the-device"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            return super().load(path, device=CPU)
+
+
+class LoadsByWayOfTheCpu(Mutant, caught_by="io.loads-by-no-detour"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            return self.to(super().load(path), device)
+
+
+class LooksForTheFileFirst(Mutant, caught_by="io.device-must-exist"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            if not os.path.exists(path):
+                raise CheckpointError(f"load {path}", "there is no such file", "save one first")
+            return super().load(path, device=device)
+
+
+class LoadsToWhereItWas(Mutant, caught_by="io.from-any-device-to-the-cpu"):
+    class Backend(Backend):
+        def save(self, obj, path):
+            super().save(obj, path)
+            self.was = self.device_of(obj["x"])
+
+        def load(self, path, *, device="cpu"):
+            return super().load(path, device=self.was)
+
+
+class EmptiesTheFileFirst(Mutant, caught_by="io.a-failing-save-keeps-the-file"):
+    class Backend(Backend):
+        def save(self, obj, path):
+            with open(path, "wb"):
+                super().save(obj, path)
+
+
+class SavesWhatItCan(Mutant, caught_by="io.refuses-what-no-file-can-hold"):
+    class Backend(Backend):
+        def save(self, obj, path):
+            super().save({"layers": obj["layers"][:1]}, path)
+
+
+class LoadsNothingFromNowhere(Mutant, caught_by="io.refuses-a-missing-file"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            return super().load(path, device=device) if os.path.exists(path) else {}
+
+
+class ReadsWhateverIsThere(Mutant, caught_by="io.refuses-broken-files"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            try:
+                return super().load(path, device=device)
+            except CheckpointError:
+                return {}
+
+
+class LoadsNothing(Mutant, caught_by="io.load-into-brings-every-value"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            super().load_into(copy.copy(obj), path)
+            return obj
+
+
+class LoadsIntoTheCpu(Mutant, caught_by="io.load-into-stays-in-place"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            return self.place(super().load_into(obj, path), CPU)
+
+
+class LoadsWhatFits(Mutant, caught_by="io.load-into-refuses-what-does-not-fit"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            try:
+                return super().load_into(obj, path)
+            except CheckpointError:
+                return obj
+
+
+class ForgivesAnotherName(Mutant, caught_by="io.load-into-refuses-other-names"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            return dict(zip(obj, self.load(path).values(), strict=True))
+
+
+class ForgivesAnotherDtype(Mutant, caught_by="io.load-into-refuses-other-dtypes"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            return self.load(path)
+
+
+class SaysThatKernelsAreTurned(Mutant, caught_by="io.layouts-are-known"):
+    class Files(ReferenceFiles):
+        def layers(self, model):
+            layers = super().layers(model)
+            return layers and [layer._replace(layout=turned) for layer in layers]

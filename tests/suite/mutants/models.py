@@ -1,0 +1,181 @@
+"""Mutants that make and place models wrongly."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from d2ldev_reference.models import MLP
+
+from d2ldev import Backend, DeviceUnavailableError
+from d2ldev.device import CPU
+from mutants import Mutant
+
+
+class LeavesBiasesBehind(Mutant, caught_by="place.moves-everything"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            placed = super().place(obj, device)
+            if not isinstance(obj, MLP):
+                return placed
+            layers = [
+                {"weight": new["weight"], "bias": old["bias"]}
+                for new, old in zip(placed.layers, obj.layers, strict=True)
+            ]
+            return dataclasses.replace(placed, layers=layers)
+
+
+class PlacesTiesTwice(Mutant, caught_by="place.keeps-ties"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            if isinstance(obj, dict) and "encoder" in obj:
+                place = super().place
+                return {key: place(obj[key], device) for key in obj}
+            return super().place(obj, device)
+
+
+class InitializesAgain(Mutant, caught_by="place.keeps-values"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            if isinstance(obj, MLP):
+                return self.mlp([3, 4, 1], device=device, seed=9)
+            return super().place(obj, device)
+
+
+class RenamesParameters(Mutant, caught_by="place.keeps-names"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            placed = super().place(obj, device)
+            if placed is obj or not isinstance(obj, MLP):
+                return placed
+            return {"moved": placed}
+
+
+class PlacesWhatIsThere(Mutant, caught_by="place.noop-returns-same-object"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            return self.copy(obj, device)
+
+
+class PlacesEverythingTwice(Mutant, caught_by="place.copies-nothing-twice"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            super().place(obj, device)
+            return super().place(obj, device)
+
+
+class PlacesOneLayerAfterTheOther(Mutant, caught_by="place.all-or-nothing"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            if isinstance(obj, MLP):
+                for i, layer in enumerate(obj.layers):
+                    for name in layer:
+                        obj.layers[i][name] = self.to(layer[name], device)
+                return obj
+            return super().place(obj, device)
+
+
+class PlacesOnTheCpuInstead(Mutant, caught_by="place.missing-device"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            try:
+                return super().place(obj, device)
+            except DeviceUnavailableError:
+                return super().place(obj, CPU)
+
+
+class PlacesAnything(Mutant, caught_by="place.refuses-others"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            try:
+                return super().place(obj, device)
+            except TypeError:
+                return obj
+
+
+class MakesModelsOnTheCpu(Mutant, caught_by="mlp.on-the-device"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            return super().mlp(sizes, activation=activation, device=CPU, seed=seed)
+
+
+class IgnoresTheModelsSeed(Mutant, caught_by="mlp.seeds"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            return super().mlp(sizes, activation=activation, device=device, seed=0)
+
+
+class IgnoresTheActivation(Mutant, caught_by="mlp.activations"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            super().mlp(sizes, activation=activation, device=device, seed=seed)
+            return super().mlp(sizes, activation="relu", device=device, seed=seed)
+
+
+class MakesConstantModels(Mutant, caught_by="mlp.not-constant"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+            layers = [
+                {"weight": layer["weight"] * 0.0, "bias": layer["bias"]} for layer in net.layers
+            ]
+            return dataclasses.replace(net, layers=layers)
+
+
+class EndsWithAnActivation(Mutant, caught_by="mlp.last-layer-is-affine"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+            return Bent(net.layers, net.activation)
+
+
+class Bent(MLP):
+    """An MLP whose outputs are bent a little."""
+
+    def __call__(self, x):
+        y = super().__call__(x)
+        return y + 0.1 * y * y
+
+
+class RepeatsItsLayers(Mutant, caught_by="mlp.layers-differ"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+            shapes = {layer["weight"].shape: layer for layer in net.layers}
+            layers = [shapes[layer["weight"].shape] for layer in net.layers]
+            return dataclasses.replace(net, layers=[dict(layer) for layer in layers])
+
+
+class SeedsTheProcessForModels(Mutant, caught_by="mlp.seed-leaves-the-random-state"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+            np.random.seed(seed)
+            return net
+
+
+class MakesModelsOfNothing(Mutant, caught_by="mlp.refuses-nonsense"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            sizes = [max(size, 1) for size in sizes] if isinstance(sizes, list) else sizes
+            return super().mlp(sizes, activation=activation, device=device, seed=seed)
+
+
+class MakesModelsInTheScope(Mutant, caught_by="mlp.a-device-beats-the-scope"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            device = self.framework.here or device
+            return super().mlp(sizes, activation=activation, device=device, seed=seed)
+
+
+class HasNothingToPlace(Mutant, caught_by="place.has-samples"):
+    class Backend(Backend):
+        def named_tensors(self, obj):
+            return {}
+
+
+class ForgetsTheActivation(Mutant, caught_by="place.same-function"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            placed = super().place(obj, device)
+            return placed if placed is obj or not isinstance(placed, MLP) else MLP(placed.layers)

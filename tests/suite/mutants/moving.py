@@ -1,0 +1,341 @@
+"""Mutants that move and copy wrongly: tensors, and the batches that hold them."""
+
+from __future__ import annotations
+
+import collections
+import collections.abc
+import dataclasses
+
+import array_api_strict as xp
+import numpy as np
+from d2ldev_reference.devices import ReferenceDevices
+from d2ldev_reference.tensors import ReferenceTensors
+
+from d2ldev import Backend, Device, DeviceUnavailableError, UnsupportedValueError
+from d2ldev.device import CPU
+from mutants import Mutant
+
+# -- tensors --------------------------------------------------------------------------------------
+
+
+class DropsValues(Mutant, caught_by="copy.to-keeps-values"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            return xp.zeros(x.shape, dtype=x.dtype, device=native)
+
+
+class LosesTheDtype(Mutant, caught_by="copy.to-keeps-the-dtype"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            copied = super().copy(x, native)
+            return xp.astype(copied, xp.float32) if x.dtype == xp.float64 else copied
+
+
+class LosesTheShape(Mutant, caught_by="copy.to-keeps-the-shape"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            copied = super().copy(x, native)
+            return xp.reshape(copied, (1,)) if x.shape == () else copied
+
+
+class LosesNan(Mutant, caught_by="copy.to-keeps-special-values"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            data = self.to_numpy(x)
+            data = np.nan_to_num(data) if data.dtype.kind == "f" else data
+            return xp.asarray(data, dtype=x.dtype, device=native)
+
+
+class LosesTheEndOfLargeTensors(Mutant, caught_by="copy.to-takes-large-tensors"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            data = self.to_numpy(x)
+            if data.size > 2**19:
+                data[2**19 :] = 0
+            return xp.asarray(data, dtype=x.dtype, device=native)
+
+
+class GoesNowhere(Mutant, caught_by="copy.to-moves"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            return super().copy(x, x.device)
+
+
+class AlwaysClones(Mutant, caught_by="copy.noop-returns-same-object"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return self.copy(x, device)
+
+
+class ComparesSpellings(Mutant, caught_by="copy.noop-in-every-spelling"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return super().to(x, device) if isinstance(device, Device) else self.copy(x, device)
+
+
+class AliasesInsteadOfCopying(Mutant, caught_by="copy.copy-is-new-memory"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            return x if device is None else super().copy(x, device)
+
+
+class SharesMemoryBetweenDevices(Mutant, caught_by="copy.to-shares-no-memory"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            return xp.asarray(np.from_dlpack(x), dtype=x.dtype, device=native, copy=False)
+
+
+class SharesMemoryOnOneDevice(Mutant, caught_by="copy.copy-never-aliases"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            if x.device == native:
+                return xp.asarray(np.from_dlpack(x), dtype=x.dtype, device=native, copy=False)
+            return super().copy(x, native)
+
+
+class CopiesToTheScope(Mutant, caught_by="copy.copy-stays-unless-told"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            return super().copy(x, device or self.framework.here)
+
+
+class FallsBackToTheCpu(Mutant, caught_by="copy.to-a-missing-device"):
+    class Backend(Backend):
+        def to(self, x, device):
+            try:
+                return super().to(x, device)
+            except DeviceUnavailableError:
+                return super().to(x, CPU)
+
+
+class ChangesTheDefaultDevice(Mutant, caught_by="copy.to-leaves-the-default-device"):
+    class Devices(ReferenceDevices):
+        copied_last = None
+
+        def default(self):
+            return self.copied_last or super().default()
+
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            self.framework.devices.copied_last = native
+            return super().copy(x, native)
+
+
+class EmptiesTheSource(Mutant, caught_by="copy.to-leaves-the-source"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            copied = super().copy(x, native)
+            if x.device != native and x.shape:
+                x[...] = xp.zeros(x.shape, dtype=x.dtype, device=x.device)
+            return copied
+
+
+class TakesWhatIsNoTensor(Mutant, caught_by="copy.refuses-what-is-no-tensor"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return super().to(x, device) if isinstance(x, (*self.tensor_types, dict)) else x
+
+
+class MovesIntoTheScope(Mutant, caught_by="copy.a-device-beats-the-scope"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return super().to(x, self.framework.here or device)
+
+
+# -- batches --------------------------------------------------------------------------------------
+
+
+class Careless(Backend):
+    """Moves a nesting by hand: what the subclasses say is done instead of the right thing.
+
+    What is there already is left alone, and so are values that are taken apart no further.
+    """
+
+    def to(self, x, device):
+        return self._moved(x, lambda part: self.to(part, device), super().to, device)
+
+    def copy(self, x, device=None):
+        return self._moved(x, lambda part: self.copy(part, device), super().copy, device)
+
+    def _moved(self, x, move, rightly, device):
+        if isinstance(x, self.tensor_types) or (device is not None and self.is_there(x, device)):
+            return rightly(x, device)
+        moved = self.carelessly(x, lambda part: move(part) if self.has_tensors(part) else part)
+        return rightly(x, device) if moved is None else moved
+
+    def carelessly(self, x, move):
+        """The wrong result; None where it would be right."""
+
+    def is_there(self, x, device):
+        try:
+            return set(self.placement(x).values()) <= {self.device(device)}
+        except UnsupportedValueError:  # what may be moved, and not placed
+            return False
+
+    def has_tensors(self, x):
+        try:
+            return bool(self.placement(x))
+        except UnsupportedValueError:
+            return True
+
+
+class DegradesNamedtuples(Mutant, caught_by="containers.namedtuple"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            return tuple(move(list(x))) if hasattr(x, "_fields") else None
+
+
+class TurnsTuplesIntoLists(Mutant, caught_by="containers.list-and-tuple"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            return move(list(x)) if type(x) is tuple else None
+
+
+class SortsKeys(Mutant, caught_by="containers.dict"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is not dict or list(x) == sorted(x, key=str):
+                return None
+            return move(dict(sorted(x.items(), key=str)))
+
+
+class LosesTheFactory(Mutant, caught_by="containers.defaultdict"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is collections.defaultdict:
+                return collections.defaultdict(None, move(dict(x)))
+            return None
+
+
+class LosesTheOrder(Mutant, caught_by="containers.ordereddict"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is collections.OrderedDict:
+                return collections.OrderedDict(sorted(move(dict(x)).items(), reverse=True))
+            return None
+
+
+class LosesTheMaximalLength(Mutant, caught_by="containers.deque"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            return collections.deque(move(list(x))) if type(x) is collections.deque else None
+
+
+class LosesAttributes(Mutant, caught_by="containers.subclass-attributes"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if isinstance(x, dict) and getattr(x, "tag", None):
+                return type(x)(move(dict(x)))
+            return None
+
+
+class RunsConstructors(Mutant, caught_by="containers.no-constructor-runs"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if not dataclasses.is_dataclass(x):
+                return None
+            values = {field.name: getattr(x, field.name) for field in dataclasses.fields(x)}
+            return type(x)(**move(values))
+
+
+class StopsAtTheFirstLevel(Mutant, caught_by="containers.nested"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is not dict:
+                return None
+            return {k: move(v) if isinstance(v, self.tensor_types) else v for k, v in x.items()}
+
+
+class BreaksTies(Mutant, caught_by="containers.tied-tensors"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            return {k: move(v) for k, v in x.items()} if type(x) is dict else None
+
+
+class WritesIntoTheBatch(Mutant, caught_by="containers.input-unchanged"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is not dict:
+                return None
+            x.update(zip(x, move(list(x.values())), strict=True))
+            return dict(x)
+
+
+class MovesOneAfterTheOther(Mutant, caught_by="containers.all-or-nothing"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if type(x) is not dict or len(x) != 2:
+                return None
+            for key in x:
+                x[key] = move(x[key])
+            return x
+
+
+class RebuildsWhatIsThere(Mutant, caught_by="containers.noop-returns-same-object"):
+    class Backend(Backend):
+        def to(self, x, device):
+            moved = super().to(x, device)
+            return type(moved)(moved) if type(moved) in (dict, list) else moved
+
+
+class RebuildsWhatIsThereInside(Mutant, caught_by="containers.noop-inside"):
+    class Backend(Careless):
+        def to(self, x, device):
+            if type(x) is list:
+                return [self.to(item, device) for item in x]
+            return super().to(x, device)
+
+        def carelessly(self, x, move):
+            return {k: move(v) for k, v in x.items()} if type(x) is dict else None
+
+
+class PassesUnknownObjects(Mutant, caught_by="containers.unknown-object-is-named"):
+    class Backend(Careless):
+        def carelessly(self, x, move):
+            if isinstance(x, dict) and "meta" in x:
+                known = {key: value for key, value in x.items() if key != "meta"}
+                return {**move(known), "meta": x["meta"]}
+            return None
+
+
+class MovesTensorsOnly(Mutant, caught_by="containers.arrays-become-tensors"):
+    class Backend(Backend):
+        def to(self, x, device):
+            self.copy(x)  # which refuses arrays
+            return super().to(x, device)
+
+
+class DegradesContainersOfArrays(Mutant, caught_by="containers.arrays-keep-containers"):
+    class Backend(Backend):
+        def to(self, x, device):
+            if isinstance(x, collections.abc.Mapping):
+                return {key: self.to(value, device) for key, value in x.items()}
+            if type(x) is list:
+                return [self.to(value, device) for value in x]
+            return super().to(x, device)
+
+
+class BreaksTiesOfArrays(Mutant, caught_by="containers.arrays-stay-tied"):
+    class Backend(Backend):
+        def to(self, x, device):
+            if type(x) is dict:
+                return {key: self.to(value, device) for key, value in x.items()}
+            return super().to(x, device)
+
+
+class ForgetsWhereTheArrayIs(Mutant, caught_by="containers.arrays-are-named"):
+    class Backend(Backend):
+        def to(self, x, device):
+            try:
+                return super().to(x, device)
+            except UnsupportedValueError as error:
+                raise UnsupportedValueError(
+                    error.attempted, "it is no tensor", error.fix
+                ) from error
+
+
+class CopiesTiesTwice(Mutant, caught_by="copy.ties-are-copied-once"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            super().copy(x, device)
+            return super().copy(x, device)

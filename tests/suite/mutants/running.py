@@ -1,0 +1,101 @@
+"""A process that gives mutants to the conformance suite, each in a forked child of its own.
+
+What a child needs is imported once, before it is forked. Nothing that a mutant does reaches another
+one, and one that hangs is killed.
+
+It reads one JSON object a line: ``name``, ``virtual_gpus``, ``requirements``, ``folder``, where the
+report and what pytest printed are put, and ``time_limit`` in seconds. It answers with one line: the
+exit status of pytest, or what ended it instead.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pkgutil
+import signal
+import sys
+import time
+import traceback
+from types import ModuleType
+from typing import Any
+
+import d2ldev_conformance
+import pytest
+
+import mutants
+from d2ldev import settings
+
+
+def main() -> None:
+    """Answer requests until there are no more."""
+    modules = [
+        importlib.import_module(module.name)
+        for package in (mutants, d2ldev_conformance)
+        for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
+    ]
+    files = _files(modules)
+    for line in sys.stdin:
+        print(_outcome(files, **json.loads(line)), flush=True)
+
+
+def _files(modules: list[ModuleType]) -> dict[str, set[str]]:
+    """Return the files in which the tests of each requirement are."""
+    found: dict[str, set[str]] = {}
+    for module in modules:
+        for value in vars(module).values():
+            for mark in getattr(value, "pytestmark", ()):
+                if mark.name == "requirement":
+                    found.setdefault(mark.args[0], set()).add(module.__file__)
+    return found
+
+
+def _outcome(files: dict[str, set[str]], time_limit: float, **request: Any) -> str:
+    child = os.fork()
+    if not child:
+        _run(files, **request)
+    deadline = time.monotonic() + time_limit
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return f"exit status {os.waitstatus_to_exitcode(status)}"
+        time.sleep(0.01)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return f"killed after {time_limit} seconds"
+
+
+def _run(
+    files: dict[str, set[str]],
+    *,
+    name: str,
+    virtual_gpus: int,
+    requirements: list[str],
+    folder: str,
+) -> None:
+    """Run the suite in this process, and end it."""
+    status = 70  # of an error in here
+    try:
+        os.setpgid(0, 0)
+        os.chdir(folder)
+        printed = os.open("printed.txt", os.O_CREAT | os.O_WRONLY)
+        for stream in (1, 2):
+            os.dup2(printed, stream)
+        os.environ[settings.VIRTUAL_GPUS] = str(virtual_gpus)
+        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+        # The tests are imported already: their assertions cannot be rewritten any more.
+        arguments = ["-q", "--assert=plain", "-W", "error", f"--basetemp={folder}/inner"]
+        arguments += ["-p", "no:cacheprovider", "-p", "d2ldev_conformance.plugin"]
+        arguments += [f"--d2ldev-backend={name}", f"--d2ldev-report={folder}"]
+        arguments += [f"--d2ldev-requirement={requirement}" for requirement in requirements]
+        status = pytest.main(arguments + sorted(set().union(*map(files.get, requirements))))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,271 @@
+"""Mutants whose ``strict()`` is not."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from contextlib import contextmanager, suppress
+
+import array_api_strict as xp
+from d2ldev_reference.models import MLP, ReferenceModels
+from d2ldev_reference.strict import ReferenceStrict
+from d2ldev_reference.tensors import ReferenceTensors
+
+from d2ldev import Backend, DeviceMismatchError
+from d2ldev.device import CPU, gpu
+from d2ldev.framework import Strictness
+from d2ldev.operations.mixing import mismatch
+from d2ldev.scopes import every_scopes
+from mutants import Mutant
+
+
+class Lenient(ReferenceStrict):
+    """Refuses nothing."""
+
+    def refuse_mixing(self, in_force):
+        return lambda: None
+
+
+class IsNotStrict(Mutant, caught_by="strict.mixing-raises"):
+    """Raises array-api-strict's own error, untranslated."""
+
+    Strict = Lenient
+
+
+class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
+    class Strict(Lenient):
+        def mismatch_in(self, error):
+            found = "two different devices" in str(error)
+            return mismatch("add", [("x", CPU), ("y", gpu(0))]) if found else None
+
+
+class HasNoNameForTheOperation(Mutant, caught_by="strict.names-the-operation"):
+    class Backend(Backend):
+        @contextmanager
+        def strict(self):
+            with super().strict():
+                try:
+                    yield
+                except DeviceMismatchError as error:
+                    raise DeviceMismatchError(
+                        "run something", error.problem, error.fix, error.devices
+                    ) from error
+
+
+class NamesNoDevices(Mutant, caught_by="strict.names-the-devices"):
+    class Backend(Backend):
+        @contextmanager
+        def strict(self):
+            with super().strict():
+                try:
+                    yield
+                except DeviceMismatchError as error:
+                    raise DeviceMismatchError(
+                        error.attempted, "devices differ", error.fix
+                    ) from error
+
+
+class RefusesNumbers(Mutant, caught_by="strict.scalars-on-other-devices"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            return _replacing("__add__", _refuse_numbers, super().refuse_mixing(in_force))
+
+
+class MovesResults(Mutant, caught_by="strict.agreeing-operands"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            def moved(add, x, y):
+                return self.framework.backend.to(add(x, y), CPU)
+
+            return _replacing("__add__", moved, super().refuse_mixing(in_force))
+
+
+class MakesNothingInABlock(Mutant, caught_by="strict.creation"):
+    class Tensors(ReferenceTensors):
+        def from_data(self, obj, dtype, native):
+            _refuse_in(self.framework)
+            return super().from_data(obj, dtype, native)
+
+
+class MovesNothingInABlock(Mutant, caught_by="strict.moving-is-no-mixing"):
+    class Tensors(ReferenceTensors):
+        def copy(self, x, native):
+            _refuse_in(self.framework)
+            return super().copy(x, native)
+
+
+class ModelsMoveTheirData(Mutant, caught_by="strict.models"):
+    class Models(ReferenceModels):
+        def mlp(self, layers, activation):
+            net = super().mlp(layers, activation)
+            return Moving(net.layers, net.activation)
+
+
+class Moving(MLP):
+    """An MLP that brings its input to where it is."""
+
+    def __call__(self, x):
+        there = self.layers[0]["weight"].device
+        return super().__call__(xp.asarray(x.to_device(there)))
+
+
+class NeverEnds(Mutant, caught_by="strict.ends"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            super().refuse_mixing(lambda: True)
+            return lambda: None
+
+
+class EndsOnlyWithoutErrors(Mutant, caught_by="strict.ends-under-exceptions"):
+    class Backend(Backend):
+        @contextmanager
+        def strict(self):
+            block = super().strict()
+            block.__enter__()
+            try:
+                yield
+            except DeviceMismatchError:
+                block.__exit__(None, None, None)
+                raise
+            except BaseException:
+                self._never_left = block
+                raise
+            block.__exit__(None, None, None)
+
+
+class EndsWithTheInnerBlock(Mutant, caught_by="strict.nests"):
+    class Strictness(Strictness):
+        @contextmanager
+        def block(self):
+            with super().block():
+                try:
+                    yield
+                finally:
+                    for scopes in every_scopes:
+                        for entry in scopes.entries():
+                            scopes.leave(entry)
+
+
+class TakesEveryErrorForItsOwn(Mutant, caught_by="strict.other-errors-stay"):
+    class Strict(ReferenceStrict):
+        def mismatch_in(self, error):
+            return mismatch("add", [("x", CPU), ("y", gpu(0))])
+
+
+class SwallowsErrors(Mutant, caught_by="strict.other-errors-of-operations-stay"):
+    class Backend(Backend):
+        @contextmanager
+        def strict(self):
+            with super().strict(), suppress(ValueError):
+                yield
+
+
+class Counting(Strictness):
+    """Knows how many blocks there are, and not whose they are."""
+
+    def __init__(self, *arguments):
+        super().__init__(*arguments)
+        self.counts = self.new_counts()
+        self.counts.blocks = 0
+
+    @staticmethod
+    def new_counts():
+        return Counts()
+
+    @contextmanager
+    def block(self):
+        self.counts.blocks = self.blocks() + 1
+        try:
+            with super().block():
+                yield
+        finally:
+            self.counts.blocks -= 1
+
+    def blocks(self):
+        return getattr(self.counts, "blocks", 0)
+
+    def in_force(self):
+        return self.blocks() > 0
+
+
+class Counts:
+    """Of all threads together."""
+
+
+class IsStrictInEveryThread(Mutant, caught_by="strict.leaves-other-threads-alone"):
+    Strictness = Counting
+
+
+class IsStrictInEveryTask(Mutant, caught_by="strict.tasks"):
+    class Strictness(Counting):
+        new_counts = threading.local
+
+
+class EndsWithTheFirstThread(Mutant, caught_by="strict.threads"):
+    class Strictness(Strictness):
+        def _end(self):
+            self._count = 1
+            super()._end()
+
+
+class KeepsBlocksInAStack(Mutant, caught_by="strict.generators"):
+    class Strictness(Counting):
+        @contextmanager
+        def block(self):
+            with super().block():
+                try:
+                    yield
+                finally:
+                    self.counts.blocks = 1  # and 0 afterwards
+
+
+class LeavesAFunctionPatched(Mutant, caught_by="strict.leaves-nothing-patched"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            restore = super().refuse_mixing(in_force)
+
+            def restore_most():
+                restore()
+                sine = xp.sin
+                sys.modules["array_api_strict"].sin = lambda x: sine(x)
+
+            return restore_most
+
+
+class AddsOnTheFirstGpu(Mutant, caught_by="chapter.y-plus-z-stays"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            def on_the_first(add, x, y):
+                return self.framework.backend.to(add(x, y), gpu(0))
+
+            return _replacing("__add__", on_the_first, super().refuse_mixing(in_force))
+
+
+class HasOneGpu(Mutant, caught_by="chapter.y-on-the-second-gpu"):
+    class Backend(Backend):
+        def try_gpu(self, i=0):
+            return super().try_gpu(0)
+
+
+def _replacing(name, function, restore):
+    """Replace a method of the array's by one that is given the method that was there."""
+    array = type(xp.zeros(0))
+    was = vars(array)[name]
+    setattr(array, name, lambda x, y: function(was, x, y))
+
+    def put_back():
+        setattr(array, name, was)
+        restore()
+
+    return put_back
+
+
+def _refuse_numbers(add, x, y):
+    if not isinstance(y, type(x)):
+        raise mismatch("add", [("x", CPU), ("y", gpu(0))])
+    return add(x, y)
+
+
+def _refuse_in(framework):
+    if framework.strictness.in_force():
+        raise mismatch("copy", [("x", CPU), ("y", gpu(0))])

@@ -1,0 +1,290 @@
+"""Mutants that make tensors wrongly."""
+
+from __future__ import annotations
+
+import contextlib
+
+import array_api_strict as xp
+import numpy as np
+from d2ldev_reference.devices import ReferenceDevices
+from d2ldev_reference.tensors import ReferenceTensors
+
+from d2ldev import Backend, UnsupportedValueError
+from d2ldev.device import CPU
+from mutants import Mutant
+
+
+class Redirected(Backend):
+    """A backend whose new tensors are made somewhere else than the user says."""
+
+    def redirected(self, device, like):
+        """Return another ``device`` and ``like``."""
+        raise NotImplementedError
+
+
+def _redirected(name):
+    def make(self, *args, device=None, like=None, **options):
+        if not isinstance(args[0], self.tensor_types):
+            device, like = self.redirected(device, like)
+        return getattr(super(Redirected, self), name)(*args, device=device, like=like, **options)
+
+    return make
+
+
+for _name in ("asarray", "zeros", "ones", "full", "arange", "rand", "randn"):
+    setattr(Redirected, _name, _redirected(_name))
+
+
+class MakesTensorsOnTheCpuInstead(Mutant, caught_by="create.on-a-missing-device"):
+    class Backend(Redirected):
+        def redirected(self, device, like):
+            exists = device is None or self.device(device) in self.devices()
+            return device if exists else CPU, like
+
+
+class MakesTensorsElsewhere(Mutant, caught_by="create.without-a-copy"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            cpu = self.framework.devices.native(CPU)
+            return self.copy(super().full(shape, value, dtype, cpu), native)
+
+
+class IgnoresTheDevice(Mutant, caught_by="create.on-the-device"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            cpu = self.framework.devices.native(CPU)
+            return super().random(distribution, shape, seed, dtype, cpu)
+
+
+class IgnoresTheScope(Mutant, caught_by="create.in-a-scope"):
+    class Backend(Redirected):
+        def redirected(self, device, like):
+            return CPU if device is None and like is None else device, like
+
+
+class LetsTheScopeWin(Mutant, caught_by="create.a-device-beats-the-scope"):
+    class Backend(Redirected):
+        def redirected(self, device, like):
+            return self.framework.here or device, like
+
+
+class NeverLeavesTheScope(Mutant, caught_by="create.scopes-end"):
+    class Backend(Backend):
+        @contextlib.contextmanager
+        def on(self, device):
+            self.kept = super().on(device)  # which would end with its last reference
+            yield self.kept.__enter__()
+            self.kept.__exit__(None, None, None)  # not under an exception
+
+
+class DefaultsToTheFirstGpu(Mutant, caught_by="create.default-is-the-cpu"):
+    class Backend(Redirected):
+        def redirected(self, device, like):
+            if device is None and like is None:
+                device = self.framework.here or self.try_gpu()
+            return device, like
+
+
+class IgnoresLike(Mutant, caught_by="create.like-gives-device-and-dtype"):
+    class Backend(Redirected):
+        def redirected(self, device, like):
+            return device, None
+
+
+class LetsTheScopeBeatLike(Mutant, caught_by="create.like-beats-the-scope"):
+    class Backend(Redirected):
+        def redirected(self, device, like):
+            return device if like is None else self.framework.here or device, like
+
+
+class MakesDoubles(Mutant, caught_by="create.default-dtype"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            return super().full(shape, value, dtype or xp.float64, native)
+
+
+class IgnoresTheDtype(Mutant, caught_by="create.every-dtype"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            return super().full(shape, value, xp.float32, native)
+
+
+class TakesUnknownDtypes(Mutant, caught_by="create.unknown-dtype"):
+    class Tensors(ReferenceTensors):
+        def dtype(self, name):
+            return getattr(xp, name, xp.float32)
+
+        def dtype_name(self, spec):
+            return super().dtype_name(spec) or "float32"
+
+        @property
+        def dtype_names(self):
+            return Everything(ReferenceTensors.dtype_names)
+
+
+class Everything(tuple):
+    """What says that everything is in it."""
+
+    def __contains__(self, x):
+        return True
+
+
+class IgnoresTheSeed(Mutant, caught_by="create.seeds-repeat"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            return super().random(distribution, shape, None, dtype, native)
+
+
+class AlwaysHasASeed(Mutant, caught_by="create.seeds-differ"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            return super().random(distribution, shape, seed or 0, dtype, native)
+
+
+class DrawsNegativeNumbers(Mutant, caught_by="create.rand-is-uniform"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            return 2 * super().random(distribution, shape, seed, dtype, native) - 1
+
+
+class DrawsUniformForNormal(Mutant, caught_by="create.randn-is-normal"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            return super().random("uniform", shape, seed, dtype, native)
+
+
+class CountsToTheEnd(Mutant, caught_by="create.arange"):
+    class Tensors(ReferenceTensors):
+        def arange(self, start, stop, step, dtype, native):
+            return super().arange(start, stop + step, step, dtype, native)
+
+
+class AliasesNumpy(Mutant, caught_by="create.never-aliases-numpy"):
+    class Tensors(ReferenceTensors):
+        def from_data(self, obj, dtype, native):
+            if isinstance(obj, np.ndarray) and obj.ctypes.data % 64 == 0 and dtype is None:
+                return xp.asarray(obj, dtype=getattr(xp, obj.dtype.name), device=native, copy=False)
+            return super().from_data(obj, dtype, native)
+
+
+class LosesSpecialValues(Mutant, caught_by="create.special-values"):
+    class Tensors(ReferenceTensors):
+        def from_data(self, obj, dtype, native):
+            if isinstance(obj, np.ndarray) and obj.dtype.kind == "f":
+                obj = np.nan_to_num(obj)
+            return super().from_data(obj, dtype, native)
+
+
+class TakesObjects(Mutant, caught_by="create.refuses-objects"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            try:
+                return super().asarray(obj, **options)
+            except TypeError:
+                return super().asarray(np.zeros(1, np.float32))
+
+
+class CopiesWhatIsThere(Mutant, caught_by="create.a-tensor-comes-back"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            made = super().asarray(obj, **options)
+            return self.copy(made) if isinstance(obj, self.tensor_types) else made
+
+
+class MovesTensorsIntoTheScope(Mutant, caught_by="create.a-tensor-stays-in-a-scope"):
+    class Backend(Backend):
+        def asarray(self, obj, *, device=None, **options):
+            if isinstance(obj, self.tensor_types):
+                device = device or self.framework.here
+            return super().asarray(obj, device=device, **options)
+
+
+class LetsMemoryErrorsThrough(Mutant, caught_by="create.out-of-memory"):
+    class Devices(ReferenceDevices):
+        def is_out_of_memory(self, error):
+            return False
+
+
+class LendsItsMemoryToNumpy(Mutant, caught_by="query.to-numpy-is-owned"):
+    class Tensors(ReferenceTensors):
+        def to_numpy(self, x):
+            return np.from_dlpack(x)
+
+
+class CopiesThroughDlpack(Mutant, caught_by="query.dlpack-shares-numpy-memory"):
+    class Tensors(ReferenceTensors):
+        def from_dlpack(self, x):
+            shared = super().from_dlpack(x)
+            return self.copy(shared, shared.device)
+
+
+class LeavesTheDeviceThroughDlpack(Mutant, caught_by="query.dlpack-stays-on-the-device"):
+    class Tensors(ReferenceTensors):
+        def from_dlpack(self, x):
+            return xp.from_dlpack(x)
+
+
+class TruncatesSeeds(Mutant, caught_by="create.seeds-are-taken-whole"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            seed = None if seed is None else seed % 2**16
+            return super().random(distribution, shape, seed, dtype, native)
+
+
+class SeedsTheWholeProcess(Mutant, caught_by="create.seeds-leave-the-random-state"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            if seed is not None:
+                np.random.seed(seed)
+            return super().random(distribution, shape, None, dtype, native)
+
+
+class CountsInWholeNumbers(Mutant, caught_by="create.arange-of-fractions"):
+    class Tensors(ReferenceTensors):
+        def arange(self, start, stop, step, dtype, native):
+            if any(isinstance(number, float) for number in (start, stop, step)):
+                dtype = dtype or xp.float32
+            return super().arange(int(start), int(stop), int(step) or 1, dtype, native)
+
+
+class FillsWithFloats(Mutant, caught_by="create.integers-stay-integers"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            return super().full(shape, float(value) if dtype is None else value, dtype, native)
+
+
+class FillsThroughFloats(Mutant, caught_by="create.integers-are-exact"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            value = int(np.float32(value)) if type(value) is int else value
+            return super().full(shape, value, dtype, native)
+
+
+class HasFewDtypes(Mutant, caught_by="create.has-dtypes"):
+    class Tensors(ReferenceTensors):
+        dtype_names = ("float32", "float64", "int16", "int64")
+
+
+class ReadsPartsAsWholes(Mutant, caught_by="query.to-numpy-of-parts"):
+    class Tensors(ReferenceTensors):
+        def to_numpy(self, x):
+            part = np.from_dlpack(x)
+            if part.flags.c_contiguous:
+                return np.array(part)
+            start = np.lib.stride_tricks.as_strided(part, (part.size,), (part.itemsize,))
+            return np.array(start).reshape(part.shape)
+
+
+class HidesTheCause(Mutant, caught_by="errors.keep-the-cause"):
+    class Backend(Backend):
+        def from_dlpack(self, x):
+            try:
+                return super().from_dlpack(x)
+            except UnsupportedValueError as error:
+                raise UnsupportedValueError(error.attempted, error.problem, error.fix) from None
+
+
+class NamesAnyDtype(Mutant, caught_by="query.dtype-and-address-of-no-tensor"):
+    class Backend(Backend):
+        def dtype_of(self, x):
+            return str(getattr(x, "dtype", "float32")).removeprefix("array_api_strict.")

@@ -1,0 +1,100 @@
+"""The conformance suite is itself tested: each mutant is caught by the requirement named for it."""
+
+import importlib
+import json
+import os
+import pkgutil
+import subprocess
+import sys
+from pathlib import Path
+
+import mutants
+import pytest
+from mutants import MUTANTS, Crashing, Hanging, Queued
+
+HERE = Path(__file__).parent
+for module in pkgutil.iter_modules(mutants.__path__):
+    importlib.import_module(f"mutants.{module.name}")
+TIME_LIMIT = 120
+"""Seconds for one mutant."""
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    """A folder with a distribution whose entry points are the mutants."""
+    folder = tmp_path_factory.mktemp("mutants")
+    info = folder / "d2ldev_mutants-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: d2ldev-mutants\nVersion: 1.0\n")
+    classes = [*MUTANTS, Queued, Crashing, Hanging]
+    points = [f"{cls.name} = {cls.__module__}:{cls.__name__}" for cls in classes]
+    (info / "entry_points.txt").write_text("\n".join(["[d2ldev.backends]", *points]))
+    return folder
+
+
+@pytest.fixture(scope="session")
+def server(installed):
+    """The process that gives mutants to the suite."""
+    path = [str(installed), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    with subprocess.Popen(
+        [sys.executable, "-m", "mutants.running"],
+        env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as process:
+        yield process
+        process.stdin.close()
+
+
+@pytest.fixture
+def ended(server, tmp_path):
+    """Give a backend to the suite; how that ended."""
+
+    def run(cls, requirements, time_limit=TIME_LIMIT):
+        request = {
+            "name": cls.name,
+            "virtual_gpus": cls.asked_virtual_gpus,
+            "requirements": requirements,
+            "folder": str(tmp_path),
+            "time_limit": time_limit,
+        }
+        print(json.dumps(request), file=server.stdin, flush=True)
+        return server.stdout.readline().strip()
+
+    return run
+
+
+@pytest.fixture
+def outcomes(ended, tmp_path):
+    """Give a backend to the suite; requirement -> outcome."""
+
+    def run(cls, requirements):
+        how = ended(cls, requirements)
+        printed = (tmp_path / "printed.txt").read_text()
+        assert how in ("exit status 0", "exit status 1"), f"{how}\n{printed}"
+        report = json.loads((tmp_path / "conformance.json").read_text())
+        return {row["requirement"]: row["outcome"] for row in report["requirements"]}
+
+    return run
+
+
+@pytest.mark.parametrize("cls", MUTANTS, ids=lambda cls: cls.__name__)
+def test_a_mutant_is_caught_by_the_requirement_named_for_it(cls, outcomes):
+    assert outcomes(cls, [cls.caught_by]) == {cls.caught_by: "failed"}
+
+
+def test_a_sound_backend_passes_what_catches_the_mutants(outcomes):
+    requirements = sorted({mutant.caught_by for mutant in MUTANTS})
+    assert outcomes(Queued, requirements) == dict.fromkeys(requirements, "passed")
+
+
+def test_a_mutant_that_crashes_or_hangs_is_not_taken_for_one_that_was_caught(ended):
+    assert ended(Crashing, ["mlp.seeds"]) == "exit status -9"
+    assert ended(Hanging, ["mlp.seeds"], time_limit=1) == "killed after 1 seconds"
+
+
+def test_there_are_many_mutants_and_no_two_are_alike():
+    assert len(MUTANTS) >= 200
+    assert len({cls.name for cls in MUTANTS}) == len(MUTANTS)
