@@ -1,8 +1,8 @@
 """Devices: GPUs that are counted without JAX, what is queued and held on a device, virtual GPUs.
 
 What happens once in a process is in the second half, each time in a process of its own. There a
-plugin of JAX and a driver stand in for the machine's; to JAX the GPUs are there: it initialises them,
-makes them its default, and can fail to.
+plugin of JAX and a driver stand in for the machine's. To JAX the GPUs are there: it initialises
+them, makes them its default, and can fail to.
 """
 
 import os
