@@ -61,7 +61,9 @@ def ended(server, tmp_path):
             "time_limit": time_limit,
         }
         print(json.dumps(request), file=server.stdin, flush=True)
-        return server.stdout.readline().strip()
+        answer = server.stdout.readline()
+        assert answer, "the process that runs the mutants has ended"
+        return answer.strip()
 
     return run
 
