@@ -27,7 +27,13 @@ from d2ldev.interface import Backend, DeviceLike, Memory, Tensor
 from d2ldev.operations.placing import Inventory, Part
 from d2ldev.training.learner import Learner, Settings
 from d2ldev_tensorflow import labels, numpy_exchange
-from d2ldev_tensorflow.copying import address_of, copied, copied_across
+from d2ldev_tensorflow.copying import (
+    WITH_SNAPSHOT,
+    address_of,
+    copied,
+    copied_across,
+    snapshot,
+)
 from d2ldev_tensorflow.dlpack import Exported, from_dlpack
 from d2ldev_tensorflow.filling import cast, counted, filled
 from d2ldev_tensorflow.layouts import layers_of
@@ -207,16 +213,22 @@ class TensorFlowBackend(Backend):
             return [self._copied_to(there, x, native) for x in xs]
 
     def _copied_to(self, there: Device, x: Tensor, native: Any) -> Tensor:
-        if x.dtype in _OF_THE_HOST and (x.dtype != tf.string or there is not CPU):
+        has_snapshot = x.dtype in WITH_SNAPSHOT
+        if not has_snapshot and x.dtype in _OF_THE_HOST:
+            self._check_host(x, there)
+        # On its way to a GPU and back ``tf.identity`` copies, but not int32.
+        if not self.virtual_gpus and self.device_of(x) is not there and x.dtype != tf.int32:
+            return self._settled(copied_across(x), native)
+        return self._settled(snapshot(x) if has_snapshot else copied(x), native)
+
+    def _check_host(self, x: Tensor, there: Device) -> None:
+        if x.dtype != tf.string or there is not CPU:
             raise UnsupportedValueError(
                 f"copy a tensor of {x.dtype.name} to {there}",
                 "TensorFlow keeps strings, and handles of its own objects, in the CPU's memory",
                 "take it out of the batch, and leave it on the CPU",
                 [self.device_of(x), there],
             )
-        # On its way to a GPU and back ``tf.identity`` copies, but not int32.
-        crosses = not self.virtual_gpus and self.device_of(x) is not there and x.dtype != tf.int32
-        return self._settled(copied_across(x) if crosses else copied(x), native)
 
     def _settled(self, x: Tensor, native: Any) -> Tensor:
         """A new tensor where it was wanted, also of the dtypes that TensorFlow likes elsewhere."""

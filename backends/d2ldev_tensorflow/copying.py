@@ -15,7 +15,7 @@ from tensorflow.python.eager import record
 
 from d2ldev.operations.dlpack import description_of
 
-_WITH_SNAPSHOT = frozenset(
+WITH_SNAPSHOT = frozenset(
     {
         *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
         *(tf.uint64, tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
@@ -26,6 +26,11 @@ _WITH_SNAPSHOT = frozenset(
 def copied(x: Any) -> tf.Tensor:
     """A tensor in new memory, on the device of the scope; gradients flow back through it."""
     return _recorded(_copied, x)
+
+
+def snapshot(x: Any) -> tf.Tensor:
+    """As ``copied``, of a dtype in ``WITH_SNAPSHOT``."""
+    return _recorded(_snapshot, x)
 
 
 def copied_across(x: Any) -> tf.Tensor:
@@ -56,9 +61,13 @@ def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
     return tf.custom_gradient(lambda x: (copy(x), back))(x)
 
 
+def _snapshot(x: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.Snapshot(input=x)
+
+
 def _copied(x: tf.Tensor) -> tf.Tensor:
-    if x.dtype in _WITH_SNAPSHOT:
-        return tf.raw_ops.Snapshot(input=x)
+    if x.dtype in WITH_SNAPSHOT:
+        return _snapshot(x)
     if x.dtype == tf.string:
         return tf.raw_ops.DeepCopy(x=x)
     flat = tf.reshape(x, [-1])  # float8
