@@ -8,7 +8,7 @@ Held by ``tests/test_active.py``, ``tests/test_selection.py`` and ``tests/test_s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from d2ldev import device
 from d2ldev.backend import Backend, backend_for
@@ -35,6 +35,10 @@ class ActiveBackend(FollowsSelection, Backend):  # type: ignore[override]  # it 
 
     def __repr__(self) -> str:
         return f"<the active backend: {self.name}>"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        # It would be that of every backend that is active later, too.
+        raise AttributeError(f"cannot set {name!r} of d2ldev.backend, which is another one in turn")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _the_handle, ()

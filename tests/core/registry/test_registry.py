@@ -3,6 +3,7 @@
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import processes
 import pytest
 from processes import MINE, make_backend, make_distribution, make_package, run_python
 
@@ -66,7 +67,13 @@ def test_a_third_party_s_backend_gets_the_virtual_gpus_that_were_asked_for(tmp_p
 
 def test_backend_of_finds_a_third_party_s_tensor_once_its_framework_is_imported(tmp_path):
     make_package(tmp_path, "my_framework", "class Tensor: pass")
-    source = MINE + "\n    from my_framework import Tensor\n    tensor_types = (Tensor,)\n"
+    source = MINE + """
+    def __init__(self, virtual_gpus=None):
+        from my_framework import Tensor
+
+        super().__init__(virtual_gpus)
+        self.tensors.types = (Tensor,)
+"""
     make_backend(tmp_path, requires=["my_framework"], source=source)
     code = """
         import my_framework, d2ldev
@@ -91,7 +98,7 @@ def test_a_backend_that_is_installed_after_the_start_is_found(tmp_path):
         show(d2ldev.get_backend("mine").name)
         show(d2ldev.available_backends())
     """
-    assert run_python(code, path=[tmp_path, Path(__file__).parent]) == [
+    assert run_python(code, path=[tmp_path, Path(processes.__file__).parent]) == [
         ["reference"],
         "mine",
         ["mine", "reference"],
@@ -132,7 +139,7 @@ def test_threads_that_use_the_handle_first_get_one_object():
         start, got = threading.Barrier(8), []
         def get():
             start.wait()
-            got.append(id(d2ldev.registry.active_backend()))
+            got.append(id(d2ldev.active.active_backend()))
         threads = [threading.Thread(target=get) for _ in range(8)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
@@ -144,13 +151,26 @@ def test_threads_that_use_the_handle_first_get_one_object():
 # -- one that is broken -----------------------------------------------------------------------
 
 MINE_FAILS = """
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
 
-class MyFramework(ReferenceBackend):
+class MyFramework(ReferenceFramework):
     name = "mine"
 
     def __init__(self, virtual_gpus=None):
         raise {error}
+"""
+
+LACKING = """
+from d2ldev.framework import Framework, Tensors
+from d2ldev_reference.devices import ReferenceDevices
+
+class MyFramework(Framework):
+    name = "mine"
+    distributions = ()
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        self.devices = ReferenceDevices(virtual_gpus)
 """
 
 BROKEN = {
@@ -186,18 +206,23 @@ BROKEN = {
     ),
     "a class that is no backend": (
         {"source": "class MyFramework: pass"},
-        "mine_backend.wiring:MyFramework is no subclass of d2ldev.interface.Backend",
+        "mine_backend.wiring:MyFramework is no subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
     "an object that is no class": (
         {"source": "MyFramework = 1"},
-        "mine_backend.wiring:MyFramework is no subclass of d2ldev.interface.Backend",
+        "mine_backend.wiring:MyFramework is no subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
-    "a backend that lacks methods": (
-        {"source": "from d2ldev import Backend\nclass MyFramework(Backend):\n name = 'mine'"},
-        "mine_backend.wiring:MyFramework lacks _accuracy, ",
+    "a framework that lacks rooms": (
+        {"source": LACKING},
+        "mine_backend.wiring:MyFramework lacks the rooms tensors, files",
         "NoneType",
+    ),
+    "a room that lacks methods": (
+        {"source": LACKING.replace("self.devices = ReferenceDevices(virtual_gpus)", "Tensors()")},
+        "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate abstract class",
+        "TypeError",
     ),
     "a backend without its framework": (
         {"requires": ["no_such_module", "nor_this_one"]},
