@@ -23,8 +23,8 @@ of it; they are what is replaced while a block is in force, and what makes tenso
 What it does not see:
 
 - ``tape.jacobian``, which computes all rows by one function that TensorFlow makes of the whole
-  tape, also where that leads from device to device: a ``tf.custom_gradient`` that mixes there. In
-  ``tape.gradient``, and with ``experimental_use_pfor=False``, it is refused.
+  tape, also where that leads from device to device.
+- ``fit``, ``evaluate`` and ``predict`` of a Keras model that was placed, which bring arrays to it.
 - ``tf.numpy_function`` that is called eagerly. It is no operation then: each of its operands is
   copied to the host, as by ``numpy()``, and the function is called with the arrays.
 - What the function of a ``tf.py_function`` does in a ``tf.function``: it runs in a thread of
@@ -101,7 +101,9 @@ class TensorFlowStrict(Strict):
             (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
             (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
             (constant_op, "convert_to_eager_tensor", _converting),
-            *((tf.GradientTape, name, _at_target) for name in ("gradient", "jacobian")),
+            (tf.GradientTape, "gradient", _at_target),
+            (tf.GradientTape, "jacobian", _unchecked_at_target),
+            (tf.GradientTape, "batch_jacobian", _unchecked_at_target),
         )
         return replace(
             (owner, name, make(checks, self._operands, vars(owner)[name]))
@@ -370,6 +372,16 @@ def _at_target(in_force: _Function, operands: Operands, function: _Function) -> 
             return function(tape, target, *arguments, **named)
 
     return differentiate
+
+
+def _unchecked_at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+    """Return it for what computes by one function that is made of the whole tape."""
+
+    def run(*arguments: Any, **named: Any) -> Any:
+        with unchecked():
+            return function(*arguments, **named)
+
+    return _at_target(in_force, operands, run)
 
 
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
