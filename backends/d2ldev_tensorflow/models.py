@@ -1,7 +1,7 @@
 """Models: what Keras' and TensorFlow's objects keep, and where they compute.
 
-Variables are moved in place: the same ``tf.Variable`` gets memory on another device (``refill``), so
-that whoever holds one, an optimizer above all, still holds it.
+Variables are moved in place: the same ``tf.Variable`` gets memory on another device, so that whoever
+holds one, an optimizer above all, still holds it.
 
 TensorFlow runs an operation on its default device, wherever the operands are, unless it is in a
 scope. Each object that was placed gets the scope of its device around its own ``call`` and
@@ -339,8 +339,8 @@ class _Unchecked:
 class _BuildInScope(_InScope):
     """A ``build`` that makes its variables on a device, also those that Keras makes later.
 
-    Where Keras only traces a model to find the shapes, it puts off making the variables until it has
-    left all scopes but its own.
+    Where Keras only traces a model to find the shapes, it puts off making the variables until it
+    has left all scopes but its own.
     """
 
     def __init__(self, owner: Any, native: str) -> None:

@@ -350,7 +350,7 @@ def _refusing_flat(in_force: _Function, operands: Operands, function: _Function)
     return run
 
 
-def _converting(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+def _converting(in_force: _Function, _: Operands, function: _Function) -> _Function:
     """Return it for the tensors that TensorFlow and Keras make of numbers and NumPy arrays."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
@@ -361,7 +361,7 @@ def _converting(in_force: _Function, operands: Operands, function: _Function) ->
     return convert
 
 
-def _at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+def _at_target(in_force: _Function, _: Operands, function: _Function) -> _Function:
     """Return it for gradients, which begin with ones, where what they are of was computed."""
 
     def differentiate(tape: Any, target: Any, *arguments: Any, **named: Any) -> Any:
