@@ -184,7 +184,8 @@ def test_what_tensorflow_put_elsewhere_is_an_error_and_not_passed_on(
         with tf.device("/CPU:0"):
             return tf.identity(x)
 
-    monkeypatch.setattr(module, "copied", on_the_cpu)
+    for name in ("copied", "snapshot"):
+        monkeypatch.setattr(module, name, on_the_cpu)
     with pytest.raises(UnsupportedValueError, match="used the CPU"):
         tensorflow_backend.to(tf.ones(2), "gpu:0")
 
