@@ -8,7 +8,7 @@ Held by ``tests/test_active.py``, ``tests/test_selection.py`` and ``tests/test_s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 from d2ldev import device
 from d2ldev.backend import Backend, backend_for
@@ -27,7 +27,7 @@ from d2ldev.registry.selection import (
 from d2ldev.scopes import Entry
 
 
-class ActiveBackend(FollowsSelection, Backend):  # type: ignore[misc]  # it has no framework of its own
+class ActiveBackend(FollowsSelection, Backend):  # type: ignore[override]  # it has no framework of its own
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
@@ -35,6 +35,10 @@ class ActiveBackend(FollowsSelection, Backend):  # type: ignore[misc]  # it has 
 
     def __repr__(self) -> str:
         return f"<the active backend: {self.name}>"
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        # It would be that of every backend that is active later, too.
+        raise AttributeError(f"cannot set {name!r} of d2ldev.backend, which is another one in turn")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _the_handle, ()

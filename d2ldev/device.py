@@ -29,7 +29,7 @@ _interned: dict[tuple[str, int], Device] = {}
 
 
 def _checked_index(kind: str, index: object) -> int:
-    if isinstance(index, bool):
+    if type(index).__name__ in ("bool", "bool_"):  # NumPy 1 takes its own for an integer
         problem = "an index is an integer, and True is no GPU's number"
     else:
         try:

@@ -9,6 +9,8 @@ Held by ``tests/test_errors.py`` and the requirements ``errors.*`` of the confor
 
 from __future__ import annotations
 
+import sys
+import warnings
 from collections.abc import Iterable
 
 
@@ -104,3 +106,15 @@ class MemoryPolicyWarning(UserWarning):
 
 class DeviceInitializationWarning(UserWarning):
     """The framework found hardware, but could not initialise it."""
+
+
+def warn(message: str, category: type[Warning]) -> None:
+    """Show a warning that points to the user's own line, however deep in d2ldev it is found out."""
+    level, frame = 1, sys._getframe()
+    while frame is not None and _is_passed_through(frame.f_globals.get("__name__", "")):
+        level, frame = level + 1, frame.f_back  # type: ignore[assignment]
+    warnings.warn(message, category, stacklevel=level)
+
+
+def _is_passed_through(module: str) -> bool:
+    return module.startswith("d2ldev") or module == "contextlib"

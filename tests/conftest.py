@@ -8,7 +8,7 @@ from hypothesis import HealthCheck, configuration, settings
 from processes import make_backend, make_package
 
 import d2ldev
-from d2ldev.registry import selection as registry
+from d2ldev.registry import selection
 
 pytest_plugins = ["pytester"]
 
@@ -53,8 +53,8 @@ def path(tmp_path):
 
 @pytest.fixture
 def other(reference):
-    """A second backend that is not the process's."""
-    return type(reference)(virtual_gpus=1)
+    """A second backend that is not the process's, with one GPU."""
+    return d2ldev.Backend(type(reference.framework)(virtual_gpus=1))
 
 
 @pytest.fixture
@@ -71,7 +71,8 @@ def install(tmp_path):
 
 
 @pytest.fixture
-def restored_backend(monkeypatch):
+def restored_backend():
     """What the test does with ``set_backend`` is undone afterwards."""
-    monkeypatch.setattr(registry, "_process", registry._process)
-    monkeypatch.setattr(registry, "_reason", registry._reason)
+    before = selection.process()
+    yield
+    selection.set_process(before)

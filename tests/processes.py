@@ -40,7 +40,7 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
     """
     variables = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     variables.pop("PYTHONSAFEPATH", None)
-    variables["PYTHONPATH"] = os.pathsep.join(str(entry) for entry in path)
+    variables["PYTHONPATH"] = searched(path)
     variables |= environment or {}
     source = [
         _HIDING.format(names=set(hide)),
@@ -63,6 +63,15 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
     return [json.loads(line.removeprefix("shown:")) for line in lines if line.startswith("shown:")]
 
 
+def searched(path):
+    """``PYTHONPATH`` with more folders before what is there.
+
+    They come first in a new process, but for the folder of what it runs.
+    """
+    given = os.environ.get("PYTHONPATH", "")
+    return os.pathsep.join([*map(str, path), *filter(None, [given])])
+
+
 def make_package(folder, name, source=""):
     """An importable package of one file."""
     package = folder / name
@@ -82,23 +91,20 @@ def make_distribution(folder, distribution, backends):
 
 
 MINE = """
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
 
-class MyBackend(ReferenceBackend):
+class MyFramework(ReferenceFramework):
     name = {name!r}
-
-    def greeting(self):
-        return "hello from " + self.name
 """
 
 
 def make_backend(folder, name="mine", *, requires=(), source=MINE):
-    """A third party's backend, installed into ``folder``: the reference backend's double.
+    """A third party's backend, installed into ``folder``: the reference framework's double.
 
-    It is a package ``<name>_backend`` and its class, in a module of its own, as the built-in ones.
+    It is a package ``<name>_backend``, whose class is in a module of its own.
     """
     make_package(folder, f"{name}_backend", f"requires = {tuple(requires)!r}\n")
-    module = folder / f"{name}_backend" / "backend.py"
+    module = folder / f"{name}_backend" / "wiring.py"
     module.write_text(textwrap.dedent(source).replace("{name!r}", repr(name)), encoding="utf-8")
-    make_distribution(folder, f"{name}-backend", {name: f"{name}_backend.backend:MyBackend"})
+    make_distribution(folder, f"{name}-backend", {name: f"{name}_backend.wiring:MyFramework"})
     return folder

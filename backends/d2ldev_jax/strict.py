@@ -2,24 +2,25 @@
 
 Every array that d2ldev makes, moves, places or loads is committed. What is not committed JAX takes
 to where the others are, in a block as elsewhere: an array that ``jnp.ones`` has made, numbers, and
-NumPy's arrays. So do a jitted function with an array that it closes over, ``in_shardings``, and a
-function that was compiled ahead of time.
+NumPy's arrays. It does the same with what a jitted function closes over, and with what
+``in_shardings`` names. The error of a function that was compiled ahead of time stays JAX's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
 import jax
 from jax._src import stages
 
+from d2ldev.device import Device
 from d2ldev.framework import Devices, Strict
 from d2ldev.operations.mixing import Operand, mismatch, replace
 
 
 class JaxStrict(Strict):
-    """The error that JAX is about to raise, in d2ldev's words; nothing is changed but that.
+    """JAX's own refusal, raised in d2ldev's words; nothing else is changed.
 
     Args:
         devices: the room of devices.
@@ -32,26 +33,36 @@ class JaxStrict(Strict):
         describe = stages._device_assignment_mismatch_error
 
         def describe_or_raise(
-            name: str, fails: Any, args: Iterable[Any], api: str, names: Sequence[str] | None
+            function: str, fails: Any, args: Iterable[Any], api: str, names: Sequence[str] | None
         ) -> str:
             args = list(args)
-            message = describe(name, fails, args, api, names)
-            operands = list(self._operands(args, names or ())) if in_force() else []
+            message = describe(function, fails, args, api, names)
+            operands = self._operands(args, names or (), fails) if in_force() else []
             if len({device for _, device in operands}) > 1:
+                name = function.rpartition(".")[2]
                 raise mismatch(name, operands) from ValueError(message)
             return message
 
         return replace([(stages, "_device_assignment_mismatch_error", describe_or_raise)])
 
-    def _operands(self, args: Sequence[Any], names: Sequence[str]) -> Iterator[Operand]:
-        """Yield the arguments that are committed to one device."""
+    def _operands(self, args: Sequence[Any], names: Sequence[str], fails: Any) -> list[Operand]:
+        """Return the arguments that are committed to the devices of which JAX complains.
+
+        Where JAX traces, as in ``jax.grad``, an argument does not say where it is, and has no name.
+        """
+        places = [device for fail in fails if (device := self._only(fail.da))]
         # JAX puts what a function closes over first, and has no names for it.
         every_name = [*[""] * (len(args) - len(names)), *names]
+        found = []
         for index, (x, name) in enumerate(zip(args, every_name, strict=False)):
             # Newer releases hand over what they know of the arguments, and not these.
             sharding = getattr(x, "sharding", None)
-            if not isinstance(sharding, jax.sharding.Sharding) or not getattr(x, "committed", True):
-                continue
-            natives = [self._devices.from_native(each) for each in sharding.device_set]
-            if len(natives) == 1 and natives[0] is not None:
-                yield name or f"operand_{index}", natives[0]
+            if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
+                device = self._only(sharding.device_set)
+                found += [(name or f"operand_{index}", device)] if device in places else []
+        unnamed = [device for device in places if device not in [known for _, known in found]]
+        return [*found, *((f"operand_{len(args) + i}", each) for i, each in enumerate(unnamed))]
+
+    def _only(self, natives: Collection[jax.Device]) -> Device | None:
+        """Return the device that some of JAX's stand for, if they are one."""
+        return self._devices.from_native(next(iter(natives))) if len(natives) == 1 else None

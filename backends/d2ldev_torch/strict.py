@@ -1,9 +1,9 @@
 """Strict: torch refuses operands of different devices by itself; here its error is recognised.
 
-On virtual GPUs the operator raises d2ldev's error (``virtual``). Elsewhere a sentence of torch is
-about mixed devices if it says that devices should agree. Its text stays in the message, for it
-often names the operands; the line of the program that failed is named too, for the text often names
-no operation.
+On virtual GPUs the operator itself raises d2ldev's error (``virtual``). Elsewhere an error of torch
+is about mixed devices if its text says that devices should agree. The text stays in the message,
+because it often names the operands. The line of the program that failed is named too, because the
+text often names no operation.
 
 Sources: ``c10/core`` and ``aten/src/ATen`` of https://github.com/pytorch/pytorch, in which there
 is one sentence for all generated kernels
@@ -25,7 +25,7 @@ from d2ldev.framework import Strict
 
 _SHOULD_AGREE = re.compile(
     r"same (?:type of )?device|different device|expected device \S+ but got|"
-    r"expected (?:it|them) to be on GPU",
+    r"expected (?:it|them) to be on GPU|gradient located on device",
     re.IGNORECASE,
 )
 _GPU = r"cuda|hip|xpu|mps|vgpu"
@@ -57,9 +57,10 @@ class TorchStrict(Strict):
         # What is on the CPU is to be moved, rather than what is on a GPU.
         target = next((device for device in devices if device is not CPU), CPU)
         named = list(dict.fromkeys(devices))
+        where = "".join(f", {device}" for device in named)
         return DeviceMismatchError(
             f"run {operation}",
-            f"its operands are on different devices, {', '.join(map(str, named))}: {text}",
+            f"its operands are on different devices{where}: {text}",
             f"x = backend.to(x, '{target}') for each operand that is elsewhere",
             named,
         )

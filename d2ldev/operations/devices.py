@@ -5,7 +5,6 @@ Source: D2L, section 6.7.1, "Computing Devices".
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -19,6 +18,7 @@ from d2ldev.errors import (
     InvalidDeviceError,
     OutOfDeviceMemoryError,
     describe,
+    warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Placed
 from d2ldev.scopes import Entry
@@ -31,10 +31,9 @@ def num_gpus(framework: Framework) -> int:
     try:
         return framework.devices.count()
     except Exception as error:
-        warnings.warn(
+        warn(
             f"{framework.name} found GPUs and cannot use them: {error}",
             DeviceInitializationWarning,
-            stacklevel=3,
         )
         return 0
 

@@ -9,11 +9,10 @@ own variables or with ``D2LDEV_GPU_MEMORY=framework``.
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterable
 
 from d2ldev import settings
-from d2ldev.errors import MemoryPolicyWarning
+from d2ldev.errors import MemoryPolicyWarning, warn
 
 
 def user_has_chosen(variables: Iterable[str]) -> bool:
@@ -35,10 +34,9 @@ def warn_too_late(framework: str, before: str) -> None:
         framework: its name.
         before: what has to be set before it is used, as ``VARIABLE=value``.
     """
-    warnings.warn(
+    warn(
         f"{framework} had initialised its GPU before d2ldev was first used, and may hold most of "
         f"its memory. fix: use d2ldev first, set {before}, or "
         f"{settings.GPU_MEMORY}=framework to agree",
         MemoryPolicyWarning,
-        stacklevel=4,
     )

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-import warnings
 from typing import Any, NamedTuple
 
 from d2ldev import settings
@@ -19,6 +18,7 @@ from d2ldev.errors import (
     DeviceUnavailableError,
     UnsupportedValueError,
     shown,
+    warn,
 )
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import (
@@ -162,11 +162,10 @@ def _resolve() -> Framework:
         _process = Process(framework, reason)
         if name != FALLBACK or source:
             return framework
-        warnings.warn(
+        warn(
             f"{reason}: the {FALLBACK} backend is used, which computes on the CPU only and cannot "
             f"train. fix: pip install 'd2ldev[torch]', or say {settings.BACKEND}={FALLBACK}",
             BackendFallbackWarning,
-            stacklevel=3,
         )
         return framework
 

@@ -11,6 +11,7 @@ from pathlib import Path
 import mutants
 import pytest
 from mutants import MUTANTS, Crashing, Hanging, Queued
+from processes import searched
 
 HERE = Path(__file__).parent
 for module in pkgutil.iter_modules(mutants.__path__):
@@ -35,11 +36,10 @@ def installed(tmp_path_factory):
 @pytest.fixture(scope="session")
 def server(installed):
     """The process that gives mutants to the suite."""
-    path = [str(installed), str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     with subprocess.Popen(
         [sys.executable, "-m", "mutants.running"],
-        env=environment | {"PYTHONPATH": os.pathsep.join(path)},
+        env=environment | {"PYTHONPATH": searched([installed, HERE])},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
@@ -61,7 +61,9 @@ def ended(server, tmp_path):
             "time_limit": time_limit,
         }
         print(json.dumps(request), file=server.stdin, flush=True)
-        return server.stdout.readline().strip()
+        answer = server.stdout.readline()
+        assert answer, "the process that runs the mutants has ended"
+        return answer.strip()
 
     return run
 

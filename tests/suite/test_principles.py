@@ -104,8 +104,8 @@ def test_principle_no_backend_is_special():
 
 def test_principle_no_backend_is_special_not_even_by_its_name(tmp_path):
     path = [make_backend(tmp_path, "reference")]
-    code = "import d2ldev; show(d2ldev.get_backend('reference').greeting())"
-    assert run_python(code, path=path) == ["hello from reference"]
+    code = "import d2ldev; show(d2ldev.get_backend('reference').name)"
+    assert run_python(code, path=path) == ["reference"]
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,8 @@ class JaxLearner(Learner):
                 f"it has no parameters: nothing of it is {self._optimizer.wrt}",
                 "self.weight = nnx.Param(...) in its __init__",
             )
-        first = next(placing.named_tensors(self._framework, self._model))
-        self._device = self._framework.tensors.device_of(first.tensor)
+        _, parameter = next(placing.named_tensors(self._framework, self._model))
+        self._device = self._framework.tensors.device_of(parameter)
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
         self._take()

@@ -38,8 +38,10 @@ class TorchTraining(Training):
 
     def copier(self, device: Device) -> Copier | None:
         streams = self._accelerator.streams()
-        native = self._framework.devices.native(device)
-        return None if streams is None else SideStream(streams, native)
+        if streams is None:
+            return None
+        framework = self._framework
+        return SideStream(framework.tensors, streams, framework.devices.native(device))
 
     # -- resuming ---------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from d2ldev.framework import Copier, Tensor
+from d2ldev.framework import Copier, Tensor, Tensors
 
 
 class Arrived(NamedTuple):
@@ -29,11 +29,13 @@ class SideStream(Copier):
     computes a copy waits for all that was queued before it.
 
     Args:
+        tensors: the room of tensors, which makes the other copies.
         module: ``torch.cuda`` or ``torch.xpu``.
         native: where to.
     """
 
-    def __init__(self, module: ModuleType, native: torch.device) -> None:
+    def __init__(self, tensors: Tensors, module: ModuleType, native: torch.device) -> None:
+        self._tensors = tensors
         self._module = module
         self._native = native
         self._stream: Any = None
@@ -42,10 +44,10 @@ class SideStream(Copier):
     def copy_all(self, xs: list[Tensor]) -> list[Tensor]:
         return [self._copied(x) for x in xs]
 
-    def _copied(self, x: torch.Tensor) -> torch.Tensor:
+    def _copied(self, x: Tensor) -> Tensor:
         if not (x.is_cpu and x.layout is torch.strided and not x.requires_grad):
             # What a GPU computes, or what gradients flow through, keeps its place in the queue.
-            return x.to(self._native, copy=True)
+            return self._tensors.copy(x, self._native)
         with self._module.stream(self._side()):
             new = pinned(x).to(self._native, non_blocking=True)
         self._copies.append(new)

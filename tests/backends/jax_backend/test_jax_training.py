@@ -1,4 +1,4 @@
-"""``JaxLearner``: steps of training of Flax's models, with optax's optimizers."""
+"""Training: steps of Flax's models with optax's optimizers, what they are fed, what is refused."""
 
 import jax
 import jax.numpy as jnp
@@ -6,9 +6,23 @@ import numpy as np
 import optax
 import pytest
 from flax import linen, nnx
+from flax.training.train_state import TrainState
 from nnx_models import INPUTS, Convolutional, TwoInputs, batches, made
+from sequences import assert_the_loss_is_the_mean_over_all_labels
 
-from d2ldev import gpu
+from d2ldev import UnsupportedValueError, gpu
+from d2ldev.training.trainer import Trainer
+
+RANDOM = np.random.default_rng(0)
+
+
+def synced(learner):
+    """The model and the optimizer as they are after the last step."""
+    learner.sync()
+    return learner.parts
+
+
+# -- steps -----------------------------------------------------------------------------------------
 
 models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
 
@@ -52,11 +66,11 @@ def test_nothing_is_moved_and_nothing_leaves_the_device(backend, model):
     data = batches(backend, model, "gpu:1")
     learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
     learner.step(*data[0])
-    with backend.strict(), jax.transfer_guard("disallow"):
+    with jax.transfer_guard("disallow"):
         loss, prediction = learner.step(*data[1])
         learner.evaluate(*data[2])
     places = {backend.device_of(x) for x in (loss, prediction)}
-    assert places | set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert places | set(backend.placement(synced(learner)).values()) == {gpu(1)}
     assert (loss.shape, loss.dtype) == ((), jnp.float32)
 
 
@@ -71,19 +85,19 @@ def test_a_step_is_traced_once_for_each_shape(backend):
     for _ in range(2):  # epochs
         for count in (4, 4, 4, 3):
             learner.step((backend.ones((count, 2)),), backend.ones((count, 1)))
-        assert learner.parts["model"]  # as at the end of an epoch
+        learner.sync()  # as at the end of an epoch
     assert traced == [(4, 1), (3, 1)]
 
 
 def test_batch_norm_learns_its_statistics_in_training_and_uses_them_in_evaluation(backend):
     ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
     learner = backend.learner(made(backend, Convolutional, "cpu"), loss="cross_entropy")
-    net = learner.parts["model"]
+    net = synced(learner)["model"]
     before = np.asarray(net.norm.mean[...])
     learner.evaluate(inputs, y)
-    assert np.array_equal(learner.parts["model"].norm.mean[...], before)
+    assert np.array_equal(synced(learner)["model"].norm.mean[...], before)
     learner.step(inputs, y)
-    assert not np.array_equal(learner.parts["model"].norm.mean[...], before)
+    assert not np.array_equal(synced(learner)["model"].norm.mean[...], before)
     net.eval()
     np.testing.assert_allclose(learner.evaluate(inputs, y)[1], net(*inputs), rtol=1e-5)
 
@@ -107,7 +121,7 @@ def test_only_parameters_are_trained(backend):
     learner = backend.learner(net, lr=0.1)
     x, y = backend.ones((4, 2), device="gpu:1"), backend.ones((4, 1), device="gpu:1")
     learner.step((x,), y)
-    after = dict(nnx.to_flat_state(nnx.state(learner.parts["model"])))
+    after = dict(nnx.to_flat_state(nnx.state(synced(learner)["model"])))
     changed = {name for name, x in before.items() if not np.array_equal(x, after[name])}
     assert changed == {name for name in before if name != ("layers", 0, "kernel")}
 
@@ -118,7 +132,7 @@ def test_a_filter_of_the_optimizer_says_what_is_trained(backend):
     before = np.asarray(net.layers[0].kernel[...])
     learner = backend.learner(net, optimizer=nnx.Optimizer(net, optax.sgd(0.1), wrt=last))
     loss = [float(learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))[0]) for _ in "ab"]
-    assert np.array_equal(learner.parts["model"].layers[0].kernel[...], before)
+    assert np.array_equal(synced(learner)["model"].layers[0].kernel[...], before)
     assert loss[1] < loss[0]
 
 
@@ -138,7 +152,7 @@ def test_users_optimizers_train_on_the_device(backend, line, make):
     with backend.strict():
         losses = [float(learner.step(*batch)[0]) for _ in range(5)]
     assert losses[-1] < losses[0]
-    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert set(backend.placement(synced(learner)).values()) == {gpu(1)}
 
 
 def test_an_optimizer_with_state_goes_on_from_there(backend, line):
@@ -146,8 +160,8 @@ def test_an_optimizer_with_state_goes_on_from_there(backend, line):
     learner = backend.learner(net, optimizer="momentum", lr=0.1)
     for _ in range(2):
         learner.step(*batch)
-    again = backend.learner(learner.parts["model"], optimizer=learner.parts["optimizer"])
-    assert again.parts["optimizer"] is learner.parts["optimizer"]
+    again = backend.learner(synced(learner)["model"], optimizer=synced(learner)["optimizer"])
+    assert again.parts["optimizer"] is synced(learner)["optimizer"]
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
     assert float(again.step(*batch)[0]) == float(learner.step(*batch)[0])
 
@@ -158,7 +172,7 @@ def test_the_users_model_and_optimizer_are_trained_themselves(backend, line):
     learner = backend.learner(net, optimizer=optimizer)
     before = np.asarray(net.layers[0].kernel[...])
     learner.step(*batch)
-    assert learner.parts == {"model": net, "optimizer": optimizer}
+    assert synced(learner) == {"model": net, "optimizer": optimizer}
     assert not np.array_equal(net.layers[0].kernel[...], before)
     assert int(optimizer.step[...]) == 1
 
@@ -167,21 +181,11 @@ def test_what_the_user_changes_between_two_steps_counts(backend, line):
     net, batch = line
     learner = backend.learner(net, lr=0.0)
     learner.step(*batch)
-    kernel = learner.parts["model"].layers[0].kernel
+    kernel = synced(learner)["model"].layers[0].kernel
     kernel[...] = kernel[...] * 0 + 5
     _, prediction = learner.step(*batch)
     assert float(prediction[0, 0]) == pytest.approx(5 * float(batch[0][0][0].sum()), rel=1e-5)
-    assert float(learner.parts["model"].layers[0].kernel[0, 0]) == 5
-
-
-def test_a_learner_moves_between_two_steps(backend, line):
-    net, (inputs, y) = line
-    learner = backend.learner(net, optimizer="adam")
-    learner.step(inputs, y)
-    learner.place("gpu:0")
-    loss, _ = learner.step(backend.to(inputs, "gpu:0"), backend.to(y, "gpu:0"))
-    assert backend.device_of(loss) is gpu(0)
-    assert set(backend.placement(learner.parts).values()) == {gpu(0)}
+    assert float(synced(learner)["model"].layers[0].kernel[0, 0]) == 5
 
 
 def test_a_model_that_was_never_committed_is_trained_where_it_is(backend):
@@ -206,7 +210,7 @@ def test_a_model_of_bfloat16_has_a_loss_of_float32(backend):
     x = backend.ones((4, 2), device="gpu:1", dtype="bfloat16")
     loss, _ = learner.step((x,), x[:, :1])
     assert loss.dtype == jnp.float32
-    assert learner.parts["model"].kernel[...].dtype == jnp.bfloat16
+    assert synced(learner)["model"].kernel[...].dtype == jnp.bfloat16
 
 
 @pytest.mark.parametrize("dtype", ["int8", "int32", "uint8"])
@@ -225,7 +229,7 @@ def test_gradients_are_clipped_by_the_formula_of_torch(backend):
     steps = []
     for learner in (plain, clipped):
         learner.step((x,), y)
-        after = jax.tree.leaves(nnx.state(learner.parts["model"]))
+        after = jax.tree.leaves(nnx.state(synced(learner)["model"]))
         steps.append([a - b for a, b in zip(after, before, strict=True)])
     norm = np.sqrt(sum(np.sum(step**2) for step in steps[0]))
     for step, shorter in zip(*steps, strict=True):
@@ -272,5 +276,177 @@ def test_linen_modules_are_trained_when_they_are_wrapped(backend):
     losses = []
     for _ in range(2):
         losses += [float(learner.step((x,), y)[0]) for _ in range(3)]
-        assert learner.parts["model"] is net
+        assert synced(learner)["model"] is net
     assert losses[-1] < losses[0]
+
+
+def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend):
+    net = backend.mlp([2, 3])
+    assert_the_loss_is_the_mean_over_all_labels(backend, net)
+
+
+def test_accuracy_is_traced_under_jit(backend):
+    logits = backend.asarray(np.eye(3, dtype="float32"))
+    labels = backend.asarray(np.array([0, 1, 0]))
+    np.testing.assert_allclose(jax.jit(backend.accuracy)(logits, labels), 2 / 3, rtol=1e-6)
+
+
+# -- what is fed -----------------------------------------------------------------------------------
+
+X, MASK, Y = (RANDOM.random((8, 3), dtype=np.float32) for _ in range(3))
+ORDERS = [{"mask": MASK, "x": X, "y": Y}, {"y": Y, "x": X, "mask": MASK}]
+
+
+class Masked(nnx.Module):
+    def __init__(self):
+        self.linear = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, mask=None, scale=1):
+        return self.linear(x) * mask * scale
+
+
+class Whatever(Masked):
+    def __call__(self, *inputs):
+        return super().__call__(*inputs)
+
+
+class Linen(linen.Module):
+    @linen.compact
+    def __call__(self, x, mask):
+        return linen.Dense(3)(x) * mask
+
+
+def wrapped():
+    return nnx.bridge.ToNNX(Linen(), rngs=nnx.Rngs(0)).lazy_init(X, MASK)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("batch", ORDERS, ids=lambda batch: "".join(batch))
+@pytest.mark.parametrize("model", [Masked, wrapped])
+def test_a_dict_gives_inputs_by_name(backend, model, batch, num_gpus):
+    net = model()
+    expected = np.mean((np.asarray(net(X, MASK)) - Y) ** 2)
+    history = Trainer(1, num_gpus, backend=backend).fit(net, [batch], [batch], lr=0.0)
+    assert history["loss"] == pytest.approx([expected], rel=1e-5)
+    assert history["val_loss"] == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_module_that_takes_anything_gets_inputs_in_their_order(backend, num_gpus):
+    net = Whatever()
+    expected = np.mean((np.asarray(net(X, MASK)) - Y) ** 2)
+    batch = {"z": X, "b": MASK, "a": Y}  # JAX sorts the keys of a dict
+    history = Trainer(1, num_gpus, backend=backend).fit(net, [batch])
+    assert history["loss"] == pytest.approx([expected], rel=1e-5)
+
+
+def numbered(backend, form, number=4):
+    """Batches of three tensors of the CPU, with their number in them."""
+    for each in range(number):
+        yield form(
+            backend.full((2, 3), float(each)),
+            backend.full(2, each, dtype="int32"),
+            backend.full((), float(each)),
+        )
+
+
+FORMS = {
+    "tuple": lambda *parts: parts,
+    "nesting": lambda x, y, z: {"inputs": [x, (z,)], "y": y, "name": "batch"},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_is_one_put_of_all_its_arrays(backend, puts, form, depth):
+    source = list(numbered(backend, FORMS[form]))
+    puts.clear()
+    moved = list(backend.prefetch(source, "gpu:1", depth))
+    assert puts == [(3, backend.native("gpu:1"))] * 4
+    for batch, expected in zip(moved, source, strict=True):
+        leaves = jax.tree.leaves(batch)
+        for x, y in zip(leaves, jax.tree.leaves(expected), strict=True):
+            assert np.array_equal(x, y)
+        devices = {backend.device_of(x) for x in leaves if not isinstance(x, str)}
+        assert devices == {gpu(1)}
+
+
+def test_arrays_of_numpy_go_to_a_real_gpu_together(backend, puts, monkeypatch):
+    """By way of the host's memory, into which they are copied one by one."""
+    monkeypatch.setattr(backend.framework.devices, "platform", lambda device: "cuda")
+    source = [(np.full((2, 3), each, "float32"), np.full(2, each, "int32")) for each in range(4)]
+    moved = list(backend.prefetch(source, "gpu:1"))
+    gpu_of_jax = backend.native("gpu:1")
+    assert [count for count, device in puts if device == gpu_of_jax] == [2] * 4
+    for batch, expected in zip(moved, source, strict=True):
+        for x, array in zip(batch, expected, strict=True):
+            np.testing.assert_array_equal(backend.to_numpy(x), array)
+
+
+def test_nothing_is_waited_for(backend, monkeypatch):
+    source = list(numbered(backend, FORMS["tuple"]))
+
+    def refused(*args):
+        raise AssertionError("it waits for the device")
+
+    array = type(source[0][0])
+    with monkeypatch.context() as patch:
+        patch.setattr(jax, "block_until_ready", refused)
+        patch.setattr(backend.framework.tensors, "to_numpy", refused)
+        for name in ("block_until_ready", "_value"):
+            patch.setattr(array, name, property(refused))
+        moved = list(backend.prefetch(source, "gpu:0"))
+        with pytest.raises(AssertionError, match="waits"):
+            float(moved[0][2])
+    assert [float(backend.to_numpy(z)) for *_, z in moved] == [0.0, 1.0, 2.0, 3.0]
+
+
+# -- what is refused -------------------------------------------------------------------------------
+
+
+def test_linens_train_state_is_refused_with_what_to_do(backend):
+    state = TrainState.create(apply_fn=len, params={"w": jnp.ones(2)}, tx=optax.sgd(0.1))
+    with pytest.raises(UnsupportedValueError, match="ToNNX"):
+        backend.learner(state)
+
+
+def test_a_model_without_parameters_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match="no parameters"):
+        backend.learner(nnx.Dropout(0.5, rngs=nnx.Rngs(0)))
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [object(), lambda net: nnx.ModelAndOptimizer(net, optax.sgd(0.1))],
+    ids=["another's", "one with a model of its own"],
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_another_optimizer_is_refused(backend, optimizer):
+    net = backend.mlp([2, 1])
+    optimizer = optimizer(net) if callable(optimizer) else optimizer
+    with pytest.raises(UnsupportedValueError, match="neither an optax"):
+        backend.learner(net, optimizer=optimizer)
+
+
+def test_a_model_that_makes_variables_in_a_step_is_refused(backend):
+    class Growing(nnx.Module):
+        def __init__(self, rngs):
+            self.dense = nnx.Linear(2, 1, rngs=rngs)
+
+        def __call__(self, x):
+            self.seen = nnx.Variable(x)
+            return self.dense(x)
+
+    learner = backend.learner(Growing(nnx.Rngs(0)))
+    with pytest.raises(UnsupportedValueError, match="seen"):
+        learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [(lambda p, y: (p - y) ** 2, r"of shape \(4, 1\)"), (lambda p, y: 1.0, "1.0")],
+)
+def test_a_loss_that_is_no_scalar_is_refused(backend, loss, found):
+    learner = backend.learner(backend.mlp([2, 1]), loss=loss)
+    with pytest.raises(UnsupportedValueError, match=f"the loss is {found}"):
+        learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))

@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from processes import FRAMEWORKS
+from processes import FRAMEWORKS, searched
 
 _HIDE = f"""
 import sys
@@ -31,7 +31,7 @@ def run_command(*arguments, columns=100, path=(), hide=True, **environment):
         "D2LDEV_BACKEND": "reference",
         "COLUMNS": str(columns),
         "PYTHONIOENCODING": "utf-8",
-        "PYTHONPATH": os.pathsep.join(str(folder) for folder in path),
+        "PYTHONPATH": searched(path),
         **environment,
     }
     return subprocess.run(

@@ -7,7 +7,7 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev.virtual import requested_virtual_gpus
+from d2ldev import settings
 
 COUNT = "import d2ldev; b = d2ldev.get_backend('reference'); show([str(d) for d in b.devices()])"
 TWO = ["cpu", "gpu:0", "gpu:1"]
@@ -38,13 +38,13 @@ def test_a_bad_variable_is_refused_by_name_and_value(monkeypatch, text):
     monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", text)
     message = rf"make {re.escape(repr(text))} virtual GPUs \(from D2LDEV_VIRTUAL_GPUS\): .*0 to 8"
     with pytest.raises(d2ldev.InvalidDeviceError, match=message):
-        requested_virtual_gpus()
+        settings.virtual_gpus()
 
 
 def test_a_bad_variable_is_refused_however_long_it_is(monkeypatch):
     monkeypatch.setenv("D2LDEV_VIRTUAL_GPUS", "1" * 5000)
     with pytest.raises(d2ldev.InvalidDeviceError, match="D2LDEV_VIRTUAL_GPUS"):
-        requested_virtual_gpus()
+        settings.virtual_gpus()
 
 
 def test_a_bad_variable_says_so_at_the_first_use_of_a_backend():
@@ -143,10 +143,9 @@ def test_a_virtual_gpu_says_that_it_is_one(reference):
     assert [reference.platform(device) for device in TWO] == ["cpu", "virtual", "virtual"]
 
 
-def test_a_virtual_gpu_that_is_not_there_is_unavailable(reference):
-    one = type(reference)(virtual_gpus=1)
+def test_a_virtual_gpu_that_is_not_there_is_unavailable(other):
     with pytest.raises(d2ldev.DeviceUnavailableError) as error:
-        one.zeros(3, device="gpu:1")
+        other.zeros(3, device="gpu:1")
     assert str(error.value) == (
         "cannot make a tensor on gpu:1: reference has 1 GPU here\n"
         "  devices: cpu, gpu:0\n"
@@ -155,7 +154,8 @@ def test_a_virtual_gpu_that_is_not_there_is_unavailable(reference):
 
 
 def test_without_virtual_gpus_all_gpus_are_the_cpu(reference):
-    assert type(reference)(virtual_gpus=0).try_all_gpus() == [d2ldev.cpu()]
+    none = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
+    assert none.try_all_gpus() == [d2ldev.cpu()]
 
 
 def test_a_variable_that_is_changed_after_the_first_use_is_named_where_a_gpu_is_missing():

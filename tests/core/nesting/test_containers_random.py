@@ -51,7 +51,7 @@ def unfolded(x):
     numbers = {}
 
     def of(value):
-        kind = reference.kinds[type(value)]
+        kind = reference.framework.kinds[type(value)]
         if kind is containers.PLAIN:
             return value
         known = id(value) in numbers
@@ -68,7 +68,7 @@ def unfolded(x):
 
 def tensors_in(x):
     return [
-        leaf for _, leaf, kind in containers.leaves(x, reference.kinds) if kind is containers.TENSOR
+        leaf for _, leaf, kind in containers.leaves(x, reference.framework.kinds) if kind is containers.TENSOR
     ]
 
 

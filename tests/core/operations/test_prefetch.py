@@ -9,7 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.operations.batches import bring
+from d2ldev.operations.moving import on_the_host
 
 
 class Loader:
@@ -80,12 +80,12 @@ def test_an_interrupt_of_the_source_comes_at_once(reference):
 
 
 def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch):
-    def stop(*given, **named):
+    def stop(*given):
         raise StopIteration
 
-    monkeypatch.setattr(reference, "asarray", stop)
+    monkeypatch.setattr(reference.framework.tensors, "copy_all", stop)
     with pytest.raises(RuntimeError, match="StopIteration"):
-        list(reference.prefetch([np.ones(1)], "cpu"))
+        list(reference.prefetch([reference.ones(1)], "gpu:0"))
 
 
 def test_the_handle_prefetches_to_the_active_backends_devices(reference):
@@ -97,7 +97,7 @@ def test_the_handle_prefetches_to_the_active_backends_devices(reference):
 def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
     there = reference.ones(1, device="gpu:1")
     with reference.on("gpu:0"):
-        brought = bring(reference, (there, {"y": np.ones(1)}), None)
+        brought = on_the_host(reference.framework, (there, {"y": np.ones(1)}))
     assert brought[0] is there
     assert reference.device_of(brought[1]["y"]) is reference.cpu()
 
@@ -106,14 +106,15 @@ def test_a_batch_without_a_device_is_made_of_tensors_where_they_are(reference):
 def test_arrays_go_by_way_of_the_hosts_tensors_where_that_saves_waiting(
     reference, monkeypatch, platform, made_on
 ):
-    made, from_data = [], reference._from_data
+    framework, made = reference.framework, []
+    from_data = framework.tensors.from_data
 
     def noting(obj, dtype, native):
         made.append(str(reference.device(native)))
         return from_data(obj, dtype, native)
 
-    monkeypatch.setattr(reference, "_from_data", noting)
-    monkeypatch.setattr(reference, "_platform", lambda device: platform)
+    monkeypatch.setattr(framework.tensors, "from_data", noting)
+    monkeypatch.setattr(framework.devices, "platform", lambda device: platform)
     (x,) = reference.prefetch([np.ones(1)], "gpu:1")
     assert (made, str(reference.device_of(x))) == ([made_on], "gpu:1")
 
@@ -162,7 +163,7 @@ def test_batches_that_the_user_prepares_are_not_prefetched(reference, prefetched
 
 def test_batches_that_a_function_on_the_trainer_prepares_are_not_prefetched(reference, prefetched):
     trainer = Trainer(1, num_gpus=1, backend=reference)
-    trainer.prepare_batch = lambda batch: reference.to(bring(reference, batch, None), "gpu:0")
+    trainer.prepare_batch = lambda batch: reference.to(batch, "gpu:0")
     fit(trainer)
     assert prefetched == []
 

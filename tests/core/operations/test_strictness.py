@@ -8,12 +8,14 @@ import threading
 
 import array_api_strict as xp
 import pytest
+from processes import run_python
 
 import d2ldev
 from d2ldev import DeviceMismatchError, UnsupportedValueError
 from d2ldev.device import CPU, gpu
-from d2ldev.operations import strictness
-from d2ldev.operations.strictness import Strictness, mismatch, operands_of, replace
+from d2ldev import settings
+from d2ldev.framework import Strict, Strictness
+from d2ldev.operations.mixing import mismatch, operands_of, replace
 
 MIX = "b.ones(2, device='gpu:0') + b.ones(2, device='gpu:1')"
 
@@ -24,13 +26,20 @@ def replaced():
     return []
 
 
+class Noting(Strict):
+    """Notes when functions are replaced, and when they are put back."""
+
+    def __init__(self, noted):
+        self.noted = noted
+
+    def refuse_mixing(self, in_force):
+        self.noted.append("replaced")
+        return lambda: self.noted.append("put back")
+
+
 @pytest.fixture
 def strict(replaced):
-    def replace():
-        replaced.append("replaced")
-        return lambda: replaced.append("put back")
-
-    return Strictness(replace)
+    return Strictness("made-up", Noting(replaced))
 
 
 def run(program, **environment):
@@ -118,29 +127,41 @@ def test_an_outer_block_is_in_force_in_a_copied_context_whose_inner_one_has_ende
         assert context.run(strict.in_force)
 
 
-def test_everywhere_is_in_force_in_every_thread_and_is_not_put_back(strict, replaced):
-    strict.everywhere()
-    found = []
-    with strict.block():
-        thread = threading.Thread(target=lambda: found.append(strict.in_force()))
-        thread.start()
-        thread.join()
-    assert found == [True]
-    assert replaced == ["replaced"]
+def test_everywhere_is_in_force_in_every_thread_and_is_not_put_back():
+    code = """
+        import threading
+        from d2ldev.framework import Strict, Strictness
+        noted, found = [], []
+        class Noting(Strict):
+            def refuse_mixing(self, in_force):
+                noted.append("replaced")
+                return lambda: noted.append("put back")
+        strict = Strictness("made-up", Noting())
+        strict.everywhere()
+        with strict.block():
+            thread = threading.Thread(target=lambda: found.append(strict.in_force()))
+            thread.start()
+            thread.join()
+        show([noted, found])
+    """
+    assert run_python(code) == [[["replaced"], [True]]]
 
 
 def test_a_replacement_that_fails_leaves_no_block(replaced):
-    def fails():
-        raise ZeroDivisionError
+    class FailsFirst(Noting):
+        def refuse_mixing(self, in_force):
+            if not self.noted:
+                self.noted.append("failed")
+                raise ZeroDivisionError
+            return super().refuse_mixing(in_force)
 
-    strict = Strictness(fails)
+    strict = Strictness("made-up", FailsFirst(replaced))
     with pytest.raises(ZeroDivisionError), strict.block():
         pass
     assert not strict.in_force()
-    strict._replace = lambda: lambda: replaced.append("put back")
     with strict.block():
         pass
-    assert replaced == ["put back"]
+    assert replaced == ["failed", "replaced", "put back"]
 
 
 class _Owner:
@@ -184,7 +205,7 @@ def test_every_operand_that_is_elsewhere_has_its_line():
 
 def test_operands_are_found_in_lists_and_among_keywords(reference):
     x, y = reference.ones(1, device="gpu:0"), reference.ones(1)
-    found = operands_of(reference, ([x, y], 1, "text"), {"out": y})
+    found = operands_of(reference.framework, ([x, y], 1, "text"), {"out": y})
     assert found == [("operand_0[0]", gpu(0)), ("operand_0[1]", CPU), ("out", CPU)]
 
 
@@ -218,12 +239,14 @@ def test_a_strict_function_is_one_whose_body_is_a_block(reference):
 
 def test_the_handle_has_it(reference):
     with d2ldev.use_backend(reference), d2ldev.backend.strict():
-        assert reference._strictness.in_force()
+        assert reference.framework.strictness.in_force()
 
 
 def test_the_frameworks_error_stays_chained_where_it_is_translated(reference, monkeypatch):
     monkeypatch.setattr(
-        reference, "_mismatch", lambda error: mismatch("add", [("x", CPU), ("y", gpu(0))])
+        reference.framework.strict,
+        "mismatch_in",
+        lambda error: mismatch("add", [("x", CPU), ("y", gpu(0))]),
     )
     original = ValueError("two devices")
     with pytest.raises(DeviceMismatchError) as caught, reference.strict():
@@ -258,13 +281,14 @@ def test_the_variable_is_in_force_in_threads():
 
 
 def test_a_value_that_is_neither_yes_nor_no_is_an_error(monkeypatch):
-    monkeypatch.setenv(strictness.VARIABLE, "maybe")
+    monkeypatch.setenv(settings.STRICT, "maybe")
     with pytest.raises(UnsupportedValueError, match="maybe"):
-        strictness.is_requested()
+        settings.is_strict()
 
 
 TRANSLATED = (
-    "from d2ldev.operations.strictness import mismatch, translate_uncaught\n"
+    "from d2ldev.framework.strict import translate_uncaught\n"
+    "from d2ldev.operations.mixing import mismatch\n"
     "from d2ldev.device import CPU, gpu\n"
     "def translation(error):\n"
     "    words = [('x', CPU), ('y', gpu(0))]\n"

@@ -3,6 +3,7 @@
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import processes
 import pytest
 from processes import MINE, make_backend, make_distribution, make_package, run_python
 
@@ -40,22 +41,22 @@ def test_the_built_in_backends_are_announced_by_the_same_entry_points():
 )
 def test_a_third_party_s_backend_is_had_by_name(tmp_path, code):
     path = [make_backend(tmp_path)]
-    assert run_python(f"import d2ldev; show({code}.greeting())", path=path) == ["hello from mine"]
+    assert run_python(f"import d2ldev; show({code}.name)", path=path) == ["mine"]
 
 
 def test_a_third_party_s_backend_may_be_the_active_one_with_its_own_methods(tmp_path):
-    code = "from d2ldev import backend; show(backend.greeting())"
+    code = "from d2ldev import backend; show(backend.name)"
     path = [make_backend(tmp_path)]
     assert run_python(code, path=path, environment={"D2LDEV_BACKEND": "mine"}) == [
-        "hello from mine"
+        "mine"
     ]
 
 
 def test_a_third_party_s_name_is_read_without_regard_to_case(tmp_path):
     make_package(tmp_path, "shouting", MINE.replace("{name!r}", "'shouting'"))
-    make_distribution(tmp_path, "shouting", {"SHOUTING": "shouting:MyBackend"})
-    code = "import d2ldev; show(d2ldev.get_backend('shouting').greeting())"
-    assert run_python(code, path=[tmp_path]) == ["hello from shouting"]
+    make_distribution(tmp_path, "shouting", {"SHOUTING": "shouting:MyFramework"})
+    code = "import d2ldev; show(d2ldev.get_backend('shouting').name)"
+    assert run_python(code, path=[tmp_path]) == ["shouting"]
 
 
 def test_a_third_party_s_backend_gets_the_virtual_gpus_that_were_asked_for(tmp_path):
@@ -66,13 +67,19 @@ def test_a_third_party_s_backend_gets_the_virtual_gpus_that_were_asked_for(tmp_p
 
 def test_backend_of_finds_a_third_party_s_tensor_once_its_framework_is_imported(tmp_path):
     make_package(tmp_path, "my_framework", "class Tensor: pass")
-    source = MINE + "\n    from my_framework import Tensor\n    tensor_types = (Tensor,)\n"
+    source = MINE + """
+    def __init__(self, virtual_gpus=None):
+        from my_framework import Tensor
+
+        super().__init__(virtual_gpus)
+        self.tensors.types = (Tensor,)
+"""
     make_backend(tmp_path, requires=["my_framework"], source=source)
     code = """
         import my_framework, d2ldev
-        show(d2ldev.backend_of(my_framework.Tensor()).greeting())
+        show(d2ldev.backend_of(my_framework.Tensor()).name)
     """
-    assert run_python(code, path=[tmp_path]) == ["hello from mine"]
+    assert run_python(code, path=[tmp_path]) == ["mine"]
 
 
 def test_a_backend_that_is_installed_after_the_start_is_found(tmp_path):
@@ -88,12 +95,12 @@ def test_a_backend_that_is_installed_after_the_start_is_found(tmp_path):
         # As if it was installed in the same moment as something else before: the import system
         # tells by this time whether it has to look again.
         os.utime(folder, ns=(before.st_atime_ns, before.st_mtime_ns))
-        show(d2ldev.get_backend("mine").greeting())
+        show(d2ldev.get_backend("mine").name)
         show(d2ldev.available_backends())
     """
-    assert run_python(code, path=[tmp_path, Path(__file__).parent]) == [
+    assert run_python(code, path=[tmp_path, Path(processes.__file__).parent]) == [
         ["reference"],
-        "hello from mine",
+        "mine",
         ["mine", "reference"],
     ]
 
@@ -105,9 +112,9 @@ def test_a_framework_that_is_installed_after_the_start_is_found(tmp_path):
         import d2ldev
         show(d2ldev.available_backends())
         Path({str(tmp_path)!r}, "my_framework.py").touch()
-        show(d2ldev.get_backend("mine").greeting())
+        show(d2ldev.get_backend("mine").name)
     """
-    assert run_python(code, path=[tmp_path]) == [["reference"], "hello from mine"]
+    assert run_python(code, path=[tmp_path]) == [["reference"], "mine"]
 
 
 def test_threads_that_use_a_backend_first_get_one_object(tmp_path):
@@ -132,7 +139,7 @@ def test_threads_that_use_the_handle_first_get_one_object():
         start, got = threading.Barrier(8), []
         def get():
             start.wait()
-            got.append(id(d2ldev.registry.active_backend()))
+            got.append(id(d2ldev.active.active_backend()))
         threads = [threading.Thread(target=get) for _ in range(8)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
@@ -144,34 +151,47 @@ def test_threads_that_use_the_handle_first_get_one_object():
 # -- one that is broken -----------------------------------------------------------------------
 
 MINE_FAILS = """
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
 
-class MyBackend(ReferenceBackend):
+class MyFramework(ReferenceFramework):
     name = "mine"
 
     def __init__(self, virtual_gpus=None):
         raise {error}
 """
 
+LACKING = """
+from d2ldev.framework import Framework, Tensors
+from d2ldev_reference.devices import ReferenceDevices
+
+class MyFramework(Framework):
+    name = "mine"
+    distributions = ()
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        self.devices = ReferenceDevices(virtual_gpus)
+"""
+
 BROKEN = {
     "a module that fails to import": (
         {"source": "raise OSError('libcudart.so.12 is missing')"},
-        "mine_backend.backend:MyBackend fails to import: OSError: libcudart.so.12 is missing",
+        "mine_backend.wiring:MyFramework fails to import: OSError: libcudart.so.12 is missing",
         "OSError",
     ),
     "a module that ends the process": (
         {"source": "raise SystemExit('no GPU, no fun')"},
-        "mine_backend.backend:MyBackend fails to import: SystemExit: no GPU, no fun",
+        "mine_backend.wiring:MyFramework fails to import: SystemExit: no GPU, no fun",
         "SystemExit",
     ),
     "a backend that cannot be made": (
         {"source": MINE_FAILS.format(error="OSError('no driver')")},
-        "mine_backend.backend:MyBackend cannot be made: OSError: no driver",
+        "mine_backend.wiring:MyFramework cannot be made: OSError: no driver",
         "OSError",
     ),
     "a backend whose making ends the process": (
         {"source": MINE_FAILS.format(error="SystemExit(1)")},
-        "mine_backend.backend:MyBackend cannot be made: SystemExit: 1",
+        "mine_backend.wiring:MyFramework cannot be made: SystemExit: 1",
         "SystemExit",
     ),
     "a module that is not there": (
@@ -185,19 +205,24 @@ BROKEN = {
         "AttributeError",
     ),
     "a class that is no backend": (
-        {"source": "class MyBackend: pass"},
-        "mine_backend.backend:MyBackend is no subclass of d2ldev.interface.Backend",
+        {"source": "class MyFramework: pass"},
+        "mine_backend.wiring:MyFramework is no subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
     "an object that is no class": (
-        {"source": "MyBackend = 1"},
-        "mine_backend.backend:MyBackend is no subclass of d2ldev.interface.Backend",
+        {"source": "MyFramework = 1"},
+        "mine_backend.wiring:MyFramework is no subclass of d2ldev.framework.Framework",
         "NoneType",
     ),
-    "a backend that lacks methods": (
-        {"source": "from d2ldev import Backend\nclass MyBackend(Backend):\n name = 'mine'"},
-        "mine_backend.backend:MyBackend lacks _accuracy, ",
+    "a framework that lacks rooms": (
+        {"source": LACKING},
+        "mine_backend.wiring:MyFramework lacks the rooms tensors, files",
         "NoneType",
+    ),
+    "a room that lacks methods": (
+        {"source": LACKING.replace("self.devices = ReferenceDevices(virtual_gpus)", "Tensors()")},
+        "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate abstract class",
+        "TypeError",
     ),
     "a backend without its framework": (
         {"requires": ["no_such_module", "nor_this_one"]},
@@ -218,14 +243,14 @@ def test_a_broken_backend_is_told_and_leaves_the_others_usable(tmp_path, how, pr
 
 
 def test_an_entry_point_that_names_a_missing_module_is_told(tmp_path):
-    make_distribution(tmp_path, "gone", {"gone": "gone_package.backend:MyBackend"})
+    make_distribution(tmp_path, "gone", {"gone": "gone_package.backend:MyFramework"})
     message, chained, usable = run_python(ERROR.format(name="gone"), path=[tmp_path])
     assert "fails to import: ModuleNotFoundError: No module named 'gone_package'" in message
     assert (chained, usable) == ("ModuleNotFoundError", "reference")
 
 
 def test_a_broken_backend_is_not_among_the_available(tmp_path):
-    make_distribution(tmp_path, "gone", {"gone": "gone_package.backend:MyBackend"})
+    make_distribution(tmp_path, "gone", {"gone": "gone_package.backend:MyFramework"})
     code = "import d2ldev; show(d2ldev.available_backends())"
     assert run_python(code, path=[tmp_path]) == [["reference"]]
 
@@ -235,7 +260,7 @@ def test_a_broken_backend_is_not_among_the_available(tmp_path):
 )
 def test_a_package_that_is_broken_hinders_no_other(tmp_path, source):
     make_package(tmp_path, "bad_package", source)
-    make_distribution(tmp_path, "bad", {"bad": "bad_package.backend:MyBackend"})
+    make_distribution(tmp_path, "bad", {"bad": "bad_package.backend:MyFramework"})
     code = """
         import d2ldev, array_api_strict
         x = array_api_strict.zeros(1)
@@ -246,7 +271,7 @@ def test_a_package_that_is_broken_hinders_no_other(tmp_path, source):
 
 def test_one_module_that_is_needed_may_be_given_without_a_tuple(tmp_path):
     make_package(tmp_path, "one_package", "requires = 'no_such_module'")
-    make_distribution(tmp_path, "one", {"one": "one_package.backend:MyBackend"})
+    make_distribution(tmp_path, "one", {"one": "one_package.backend:MyFramework"})
     message, *_ = run_python(ERROR.format(name="one"), path=[tmp_path])
     assert ": no_such_module is not installed" in message
 
@@ -260,9 +285,9 @@ def test_a_broken_backend_can_be_tried_again_when_it_was_mended(tmp_path):
             d2ldev.get_backend("mine")
         except d2ldev.BackendNotInstalledError:
             Path({str(tmp_path)!r}, "my_framework.py").touch()
-        show(d2ldev.get_backend("mine").greeting())
+        show(d2ldev.get_backend("mine").name)
     """
-    assert run_python(code, path=[tmp_path]) == ["hello from mine"]
+    assert run_python(code, path=[tmp_path]) == ["mine"]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +314,7 @@ def test_a_third_party_s_backend_is_not_said_to_be_an_extra_of_d2ldev(tmp_path):
     make_backend(tmp_path, requires=["no_such_module"])
     message, *_ = run_python(ERROR.format(name="mine"), path=[tmp_path])
     assert message.endswith(
-        "fix: install no_such_module, which mine_backend.backend:MyBackend needs"
+        "fix: install no_such_module, which mine_backend.wiring:MyFramework needs"
     )
 
 

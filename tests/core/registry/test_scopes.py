@@ -7,7 +7,7 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev.registry import selection as registry
+from d2ldev.active import active_backend
 
 # -- get_backend and set_backend --------------------------------------------------------------
 
@@ -41,7 +41,7 @@ def test_set_backend_returns_the_backend(restored_backend, reference):
 def test_set_backend_is_for_every_thread(restored_backend, other):
     d2ldev.set_backend(other)
     seen = []
-    thread = threading.Thread(target=lambda: seen.append(registry.active_backend()))
+    thread = threading.Thread(target=lambda: seen.append(active_backend()))
     thread.start()
     thread.join()
     assert seen == [other]
@@ -51,7 +51,7 @@ def test_set_backend_with_an_unknown_name_changes_nothing(restored_backend, othe
     d2ldev.set_backend(other)
     with pytest.raises(d2ldev.UnknownBackendError):
         d2ldev.set_backend("no such backend")
-    assert registry.active_backend() is other
+    assert active_backend() is other
 
 
 def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
@@ -59,8 +59,8 @@ def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
 ):
     with d2ldev.use_backend(reference):
         d2ldev.set_backend(other)
-        inside = registry.active_backend()
-    assert (inside, registry.active_backend()) == (reference, other)
+        inside = active_backend()
+    assert (inside, active_backend()) == (reference, other)
 
 
 @pytest.mark.parametrize(
@@ -73,12 +73,12 @@ def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
     ],
 )
 def test_the_reason_of_the_choice_can_be_asked_for(code, environment, reason):
-    code = f"import d2ldev; {code}\nshow(d2ldev.registry.selection_reason())"
+    code = f"import d2ldev; {code}\nshow(d2ldev.registry.selection.selection_reason())"
     assert run_python(code, environment=environment) == [reason]
 
 
 def test_the_reason_of_the_choice_names_the_order_of_preference(install):
-    code = "import d2ldev; show(d2ldev.registry.selection_reason())"
+    code = "import d2ldev; show(d2ldev.registry.selection.selection_reason())"
     assert run_python(code, path=[install("jax")]) == [
         "jax is the first that is installed of torch, jax, tensorflow, mxnet"
     ]
@@ -94,24 +94,24 @@ def test_use_backend_gives_the_backend(reference):
 
 def test_use_backend_is_for_the_length_of_the_block(reference, other):
     with d2ldev.use_backend(other):
-        inside = registry.active_backend()
-    assert (inside, registry.active_backend()) == (other, reference)
+        inside = active_backend()
+    assert (inside, active_backend()) == (other, reference)
 
 
 def test_blocks_are_nested(reference, other):
-    third = type(reference)(virtual_gpus=0)
+    third = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
     seen = []
     with d2ldev.use_backend(other):
         with d2ldev.use_backend(third):
-            seen.append(registry.active_backend())
-        seen.append(registry.active_backend())
+            seen.append(active_backend())
+        seen.append(active_backend())
     assert seen == [third, other]
 
 
 def test_an_exception_leaves_the_block(reference, other):
     with pytest.raises(ZeroDivisionError), d2ldev.use_backend(other):
         raise ZeroDivisionError
-    assert registry.active_backend() is reference
+    assert active_backend() is reference
 
 
 def test_one_object_can_be_entered_inside_its_own_block(reference, other):
@@ -119,10 +119,10 @@ def test_one_object_can_be_entered_inside_its_own_block(reference, other):
     with again:
         with d2ldev.use_backend(reference):
             with again:
-                seen.append(registry.active_backend())
-            seen.append(registry.active_backend())
-        seen.append(registry.active_backend())
-    assert [*seen, registry.active_backend()] == [other, reference, other, reference]
+                seen.append(active_backend())
+            seen.append(active_backend())
+        seen.append(active_backend())
+    assert [*seen, active_backend()] == [other, reference, other, reference]
 
 
 def test_one_object_can_be_entered_after_its_block(reference, other):
@@ -130,13 +130,13 @@ def test_one_object_can_be_entered_after_its_block(reference, other):
     with again:
         pass
     with again:
-        assert registry.active_backend() is other
+        assert active_backend() is other
 
 
 def test_an_unknown_name_is_refused_on_entering(reference):
     with pytest.raises(d2ldev.UnknownBackendError), d2ldev.use_backend("no such backend"):
         pass
-    assert registry.active_backend() is reference
+    assert active_backend() is reference
 
 
 def test_use_backend_needs_no_choice_for_the_process():
@@ -146,7 +146,7 @@ def test_use_backend_needs_no_choice_for_the_process():
         import d2ldev
         with d2ldev.use_backend("reference"):
             show(d2ldev.backend.name)
-        show(d2ldev.registry._process is None)
+        show(d2ldev.registry.selection.process().framework is None)
     """
     assert run_python(code) == ["reference", True]
 
@@ -154,7 +154,7 @@ def test_use_backend_needs_no_choice_for_the_process():
 def test_a_thread_does_not_see_the_block_of_another(reference, other):
     seen = []
     with d2ldev.use_backend(other):
-        thread = threading.Thread(target=lambda: seen.append(registry.active_backend()))
+        thread = threading.Thread(target=lambda: seen.append(active_backend()))
         thread.start()
         thread.join()
     assert seen == [reference]
@@ -165,7 +165,7 @@ def test_asyncio_tasks_have_blocks_of_their_own(reference, other):
         with d2ldev.use_backend(name):
             entered.set()
             await others.wait()
-            return registry.active_backend()
+            return active_backend()
 
     async def both():
         first, second = asyncio.Event(), asyncio.Event()
@@ -180,29 +180,29 @@ def test_asyncio_tasks_have_blocks_of_their_own(reference, other):
 def within(name):
     """A generator that stops inside its block."""
     with d2ldev.use_backend(name):
-        yield registry.active_backend()
+        yield active_backend()
 
 
 def test_a_generator_that_ends_leaves_its_block(reference, other):
     assert list(within(other)) == [other]
-    assert registry.active_backend() is reference
+    assert active_backend() is reference
 
 
 def test_a_generator_that_is_closed_leaves_its_block(reference, other):
     generator = within(other)
     next(generator)
     generator.close()
-    assert registry.active_backend() is reference
+    assert active_backend() is reference
 
 
 def test_a_generator_that_is_closed_in_another_block_leaves_its_own(reference, other):
-    third = type(reference)(virtual_gpus=0)
+    third = d2ldev.Backend(type(reference.framework)(virtual_gpus=0))
     generator = within(other)
     next(generator)
     with d2ldev.use_backend(third):
         generator.close()
-        inside = registry.active_backend()
-    assert (inside, registry.active_backend()) == (third, reference)
+        inside = active_backend()
+    assert (inside, active_backend()) == (third, reference)
 
 
 def test_a_generator_that_is_closed_in_another_thread_changes_nothing_there(reference, other):
@@ -211,8 +211,8 @@ def test_a_generator_that_is_closed_in_another_thread_changes_nothing_there(refe
     def close():
         with d2ldev.use_backend(other):
             generator.close()
-            seen.append(registry.active_backend())
-        seen.append(registry.active_backend())
+            seen.append(active_backend())
+        seen.append(active_backend())
 
     def enter_and_close():
         next(generator)

@@ -42,7 +42,7 @@ def test_importing_a_backend_by_its_name_does_not_make_it_the_active_one():
         warnings.simplefilter("error")
         from d2ldev import reference
         from d2ldev.registry import selection as registry
-        show(registry._process is None)
+        show(registry.process().framework is None)
     """
     assert run_python(code) == [True]
 

@@ -11,6 +11,7 @@ exit status of pytest, or what ended it instead.
 from __future__ import annotations
 
 import importlib
+import inspect
 import json
 import os
 import pkgutil
@@ -44,8 +45,8 @@ def _files(modules: list[ModuleType]) -> dict[str, set[str]]:
     """Return the files in which the tests of each requirement are."""
     found: dict[str, set[str]] = {}
     for module in modules:
-        for value in vars(module).values():
-            for mark in getattr(value, "pytestmark", ()):
+        for function in filter(inspect.isfunction, vars(module).values()):
+            for mark in getattr(function, "pytestmark", ()):
                 if mark.name == "requirement":
                     found.setdefault(mark.args[0], set()).add(module.__file__)
     return found

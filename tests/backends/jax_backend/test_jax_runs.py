@@ -1,0 +1,355 @@
+"""Runs of ``Trainer`` on JAX: the user's model, its modes, and training that is resumed."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from nnx_models import Attentive, Convolutional, Recurrent, batches, made
+
+import d2ldev
+from d2ldev import CheckpointError, UnsupportedValueError, gpu
+from d2ldev.training.trainer import Trainer
+
+RANDOM = np.random.default_rng(0)
+IMAGES = [
+    (RANDOM.random((4, 8, 8, 3), dtype=np.float32), RANDOM.integers(0, 2, 4)) for _ in range(3)
+]
+OPTIONS = {"loss": "cross_entropy", "optimizer": "adam"}
+
+
+@pytest.fixture
+def net():
+    return Convolutional(nnx.Rngs(0, dropout=1))
+
+
+def test_the_users_model_holds_what_was_learnt(backend, net):
+    before = np.asarray(net.dense.kernel[...])
+    trainer = Trainer(1, backend=backend)
+    trainer.fit(net, IMAGES, **OPTIONS)
+    assert trainer.model is net
+    assert not np.array_equal(net.dense.kernel[...], before)
+
+
+def test_the_users_model_holds_it_after_an_error_in_the_loop_too(backend, net):
+    def failing():
+        for count in range(3):
+            if count == 2:
+                raise OSError("the disk is gone")
+            yield IMAGES[count]
+
+    before = np.asarray(net.dense.kernel[...])
+    trainer = Trainer(1, num_gpus=1, backend=backend)
+    with pytest.raises(OSError, match="disk"):
+        trainer.fit(net, failing(), **OPTIONS)
+    assert trainer.model is net
+    assert not np.array_equal(net.dense.kernel[...], before)
+    assert set(backend.placement(net).values()) == {gpu(0)}
+
+
+def test_and_after_an_error_while_a_step_is_traced(backend, net):
+    trainer = Trainer(1, backend=backend)
+    with pytest.raises(UnsupportedValueError):
+        trainer.fit(net, [*IMAGES, (IMAGES[0][0], np.ones(4, np.float32))], loss="mse")
+    assert net.dense.kernel[...].shape == (64, 2)
+
+
+def test_a_callback_sees_what_was_learnt_and_may_change_it(backend, net):
+    seen = []
+
+    def watch(epoch, history):
+        seen.append(np.asarray(net.dense.bias[...]))
+        net.dense.bias[...] = net.dense.bias[...] * 0
+
+    # With a rate of 0 from the second epoch on, it stays as the first callback made it.
+    schedule = optax.piecewise_constant_schedule(0.1, {3: 0.0})
+    trainer = Trainer(2, backend=backend, callback=watch)
+    trainer.fit(net, IMAGES, loss="cross_entropy", optimizer=optax.sgd(schedule))
+    assert seen[0].any()
+    assert not seen[1].any()
+
+
+def test_a_killed_run_is_resumed_to_the_last_bit(backend, tmp_path):
+    def fit(epochs, **options):
+        trainer = Trainer(epochs, num_gpus=1, backend=backend)
+        net = Convolutional(nnx.Rngs(0, dropout=1))
+        history = trainer.fit(net, IMAGES, **OPTIONS, **options)
+        return history, [np.asarray(x) for x in _leaves(net)]
+
+    path = tmp_path / "run.safetensors"
+    expected, parameters = fit(4)
+    fit(2, checkpoint=path)
+    history, resumed = fit(4, checkpoint=path, resume=True)
+    assert history == expected
+    for x, y in zip(resumed, parameters, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def _leaves(net):
+    return [x[...] for _, x in nnx.to_flat_state(nnx.state(net, (nnx.Param, nnx.BatchStat)))]
+
+
+# -- modes -----------------------------------------------------------------------------------------
+
+
+class Normalised(nnx.Module):
+    """A model that has no flags but those of its batch normalisation."""
+
+    def __init__(self, rngs):
+        self.convolution = nnx.Conv(3, 4, (3, 3), rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dense = nnx.Linear(256, 2, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dense(self.norm(self.convolution(x)).reshape(len(x), -1))
+
+
+def with_a_flag(rngs):
+    net = Normalised(rngs)
+    net.deterministic = False
+    return net
+
+
+def statistics(net):
+    return np.asarray(net.norm.mean[...])
+
+
+def test_what_was_put_into_evaluation_mode_in_a_model_stays_in_it(backend):
+    ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
+    net = made(backend, Convolutional, "cpu")
+    net.norm.eval()
+    before = np.asarray(net.norm.mean[...])
+    learner = backend.learner(net, loss="cross_entropy", lr=0.0)
+    losses = {float(learner.step(inputs, y)[0]) for _ in range(2)}
+    assert np.array_equal(synced(learner)["model"].norm.mean[...], before)
+    assert len(losses) == 2  # there is still dropout
+
+
+def test_the_modes_of_the_users_model_are_left_alone(backend):
+    ((inputs, y),) = batches(backend, Convolutional, "cpu", 1)
+    net = made(backend, Convolutional, "cpu")
+    net.eval()
+    learner = backend.learner(net, loss="cross_entropy")
+    learner.step(inputs, y)
+    assert synced(learner)["model"].dropout.deterministic
+    # A model that is in evaluation mode as a whole is trained all the same.
+    assert net.norm.mean[...].any()
+
+
+def test_the_only_batch_norm_is_frozen_beside_a_flag_of_the_models_own(backend):
+    net = with_a_flag(nnx.Rngs(0))
+    net.norm.eval()
+    kernel = np.asarray(net.convolution.kernel[...])
+    Trainer(2, backend=backend).fit(net, IMAGES, loss="cross_entropy")
+    assert not statistics(net).any()
+    assert not np.array_equal(net.convolution.kernel[...], kernel)
+    assert (net.deterministic, net.norm.use_running_average) == (False, True)
+
+
+@pytest.mark.parametrize("make", [Normalised, with_a_flag])
+def test_a_model_that_was_left_in_evaluation_mode_is_trained(backend, make):
+    net = make(nnx.Rngs(0))
+    net.eval()
+    Trainer(2, backend=backend).fit(net, IMAGES, loss="cross_entropy")
+    assert statistics(net).any()
+    assert net.norm.use_running_average
+
+
+@pytest.mark.parametrize("make", [Convolutional, with_a_flag])
+def test_what_a_callback_has_put_into_evaluation_mode_stays_in_it_in_a_resumed_run(
+    backend, make, tmp_path
+):
+    """From the second epoch to the fourth, in a run that is killed in between."""
+
+    def run(epochs, path, **options):
+        net, seen = make(nnx.Rngs(0, dropout=1)), []
+
+        def freeze(epoch, history):
+            seen.append((net.norm.use_running_average, statistics(net)))
+            net.norm.set_attributes(use_running_average=1 <= epoch < 4)
+
+        trainer = Trainer(epochs, 1, backend=backend, callback=freeze)
+        trainer.fit(net, IMAGES, IMAGES, loss="cross_entropy", checkpoint=path, **options)
+        return seen, [np.asarray(x) for _, x in nnx.to_flat_state(nnx.state(net, nnx.Param))]
+
+    expected, parameters = run(6, tmp_path / "unbroken")
+    run(3, tmp_path / "run")
+    found, resumed = run(6, tmp_path / "run", resume=True)
+    assert [flag for flag, _ in expected] == [False, False, True, True, True, False]
+    assert [flag for flag, _ in found] == [True, True, False]
+    for (_, x), (_, y) in zip(found, expected[3:], strict=True):
+        np.testing.assert_array_equal(x, y)
+    for x, y in zip(resumed, parameters, strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+# -- what is resumed -------------------------------------------------------------------------------
+
+OPTIMIZERS = {
+    **{name: lambda name=name: name for name in ("sgd", "momentum", "adam", "adagrad")},
+    "chain": lambda: optax.chain(
+        optax.clip_by_global_norm(1.0), optax.adamw(optax.cosine_decay_schedule(0.1, 10))
+    ),
+    "hyperparameters": lambda: optax.inject_hyperparams(optax.rmsprop)(learning_rate=0.01),
+    "noise": lambda: optax.chain(optax.add_noise(0.1, 0.5, 1), optax.sgd(0.1)),
+}
+
+
+def learner_of(backend, model=Convolutional, optimizer="adam", device="gpu:1", **options):
+    return backend.learner(
+        made(backend, model, device), loss="cross_entropy", optimizer=optimizer, **options
+    )
+
+
+def synced(learner):
+    """The model and the optimizer as they are after the last step."""
+    learner.sync()
+    return learner.parts
+
+
+def keep(backend, learner, path):
+    """Write what a checkpoint has of a learner."""
+    backend.save([synced(learner), learner.modes()], path)
+
+
+def go_on(backend, learner, path):
+    """Let another learner go on from there."""
+    loaded, modes = backend.load_into([synced(learner), learner.modes()], path)
+    set_modes = learner.checked_modes(modes)
+    learner.replace(loaded)
+    set_modes()
+
+
+def values(backend, learner):
+    named = backend.named_tensors(synced(learner))
+    return {name: backend.to_numpy(x).tolist() for name, x in named.items()}
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_training_goes_on_to_the_last_bit(backend, path, device, make):
+    data = batches(backend, Convolutional, device)
+    unbroken, first, second = (
+        learner_of(backend, optimizer=make(), device=device, gradient_clip_val=1.0)
+        for _ in range(3)
+    )
+    expected = [float(unbroken.step(*batch)[0]) for batch in data]
+    losses = [float(first.step(*batch)[0]) for batch in data[:3]]
+    keep(backend, first, path)
+    go_on(backend, second, path)
+    losses += [float(second.step(*batch)[0]) for batch in data[3:]]
+    assert losses == expected
+    assert values(backend, second) == values(backend, unbroken)
+    assert set(backend.placement(second.parts).values()) == {backend.device(device)}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [lambda: jax.random.key(0, impl="rbg"), lambda: jax.random.PRNGKey(0)],
+    ids=["of another generator", "of the older kind"],
+)
+def test_keys_of_every_kind_go_on(backend, path, key):
+    data = batches(backend, Convolutional, "gpu:1", 3)
+
+    def learner():
+        net = Convolutional(nnx.Rngs(0, dropout=key()))
+        return backend.learner(backend.place(net, "gpu:1"), loss="cross_entropy")
+
+    first, second = learner(), learner()
+    for batch in data[:2]:
+        first.step(*batch)
+    keep(backend, first, path)
+    go_on(backend, second, path)
+    assert float(second.step(*data[2])[0]) == float(first.step(*data[2])[0])
+
+
+def other_keys(backend):
+    net = Convolutional(nnx.Rngs(0, dropout=jax.random.key(0, impl="rbg")))
+    return backend.learner(backend.place(net, "gpu:1"), loss="cross_entropy", optimizer="adam")
+
+
+OTHERS = {
+    "another model": lambda backend: learner_of(backend, Recurrent),
+    "another optimizer": lambda backend: learner_of(backend, optimizer="momentum"),
+    "keys of another generator": other_keys,
+}
+
+
+@pytest.mark.parametrize("make", OTHERS.values(), ids=OTHERS)
+def test_the_state_of_another_run_is_refused_and_nothing_has_changed(backend, path, make):
+    keep(backend, learner_of(backend), path)
+    learner = make(backend)
+    before = values(backend, learner)
+    with pytest.raises(CheckpointError):
+        go_on(backend, learner, path)
+    assert values(backend, learner) == before
+
+
+@pytest.mark.parametrize(
+    "modes", [None, {"norm/use_running_average": 1}, [["a"]], ["other/deterministic"]], ids=str
+)
+def test_modes_of_another_model_are_refused_and_nothing_has_changed(backend, modes):
+    net = made(backend, Convolutional, "cpu")
+    net.norm.eval()
+    learner = backend.learner(net, loss="cross_entropy")
+    with pytest.raises(CheckpointError, match="another model"):
+        learner.checked_modes(modes)
+    assert learner.modes() == ["norm/use_running_average"]
+
+
+def test_a_model_in_which_nothing_is_frozen_is_restored_into_one_in_which_something_is(
+    backend, path
+):
+    learner = backend.learner(made(backend, Convolutional, "gpu:1"), loss="cross_entropy")
+    net = made(backend, Convolutional, "gpu:1")
+    net.norm.eval()
+    other = backend.learner(net, loss="cross_entropy")
+    learner.sync()
+    other.checked_modes(learner.modes())()
+    ((inputs, y),) = batches(backend, Convolutional, "gpu:1", 1)
+    assert float(other.step(inputs, y)[0]) == float(learner.step(inputs, y)[0])
+    assert np.array_equal(statistics(synced(other)["model"]), statistics(synced(learner)["model"]))
+    assert statistics(net).any()
+
+
+def test_a_flag_that_is_neither_set_nor_unset_is_left_alone(backend):
+    learner = backend.learner(made(backend, Attentive, "cpu"), loss="cross_entropy")
+    learner.checked_modes(learner.modes())()
+    assert learner.parts["model"].attention.deterministic is None
+
+
+# Four batches an epoch, and four epochs: what happens in step 8 and after it tells the runs apart.
+SCHEDULES = {
+    "exponential": lambda: optax.sgd(optax.exponential_decay(0.1, 4, 0.5)),
+    "cosine": lambda: optax.adam(optax.cosine_decay_schedule(0.1, 16)),
+    "piecewise constant": lambda: optax.adagrad(
+        optax.piecewise_constant_schedule(0.1, {6: 0.5, 10: 0.1})
+    ),
+    "warm-up, injected": lambda: optax.inject_hyperparams(optax.rmsprop)(
+        learning_rate=optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 16)
+    ),
+}
+
+
+def trained(backend, epochs, num_gpus, optimizer, seed=0, **options):
+    """The history and the parameters; the model and the order begin with the seed."""
+    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
+    data = d2ldev.ArrayLoader(inputs, inputs[:, :1] ** 2, batch_size=4, shuffle=True, seed=seed)
+    trainer = Trainer(epochs, num_gpus, backend=backend)
+    net = backend.mlp([2, 4, 1], seed=seed)
+    history = trainer.fit(net, data, optimizer=optimizer, **options)
+    named = backend.named_tensors(trainer.model)
+    return history, {name: backend.to_numpy(x) for name, x in named.items()}
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("optimizer", SCHEDULES)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(backend, tmp_path, optimizer, num_gpus):
+    fresh = SCHEDULES[optimizer]
+    path = tmp_path / "run.safetensors"
+    expected, parameters = trained(backend, 4, num_gpus, fresh())
+    trained(backend, 2, num_gpus, fresh(), checkpoint=path)
+    history, resumed = trained(backend, 4, num_gpus, fresh(), 9, checkpoint=path, resume=True)
+    assert history == expected
+    assert len(parameters) == 4
+    np.testing.assert_equal(resumed, parameters)

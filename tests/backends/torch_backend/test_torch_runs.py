@@ -1,0 +1,482 @@
+"""Runs of ``Trainer`` on torch: loaders, what is resumed, and batches that are copied ahead."""
+
+from contextlib import contextmanager
+
+import numpy as np
+import pytest
+import torch
+from d2ldev_torch.training import prefetching
+from torch import nn
+from torch.utils import data
+from torch.utils.data import DataLoader, TensorDataset
+
+from d2ldev import CheckpointError, OutOfDeviceMemoryError, gpu
+from d2ldev.training.trainer import Trainer
+
+# Older versions of torch say so at every lazy layer.
+pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
+EPOCHS = 3
+
+# -- runs ------------------------------------------------------------------------------------------
+
+
+def classifier():
+    torch.manual_seed(0)
+    return nn.Sequential(
+        *(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Dropout(0.3), nn.Linear(8, 2))
+    )
+
+
+@pytest.fixture
+def dataset():
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(70, 4, generator=generator)
+    return TensorDataset(x, (x.sum(1) > 0).long())
+
+
+def fit(backend, num_gpus, data, model=None, epochs=EPOCHS, **options):
+    trainer = Trainer(epochs, num_gpus, gradient_clip_val=1.0, backend=backend)
+    model = classifier() if model is None else model
+    history = trainer.fit(model, data, loss="cross_entropy", lr=0.2, **options)
+    return history, trainer.model
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_data_loader_gives_the_hand_written_loop(virtual, dataset, num_gpus, workers):
+    def loader():
+        return DataLoader(dataset, 16, shuffle=True, num_workers=workers)
+
+    net = classifier()
+    optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.2), []
+    for _ in range(EPOCHS):
+        total = 0.0
+        for x, y in loader():
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+            total += len(y) * loss.item()
+        losses.append(total / len(dataset))
+    history, model = fit(virtual, num_gpus, loader())
+    assert history["loss"] == losses
+    expected = net.state_dict()
+    found = model.state_dict()
+    assert all(torch.equal(found[name].cpu(), x) for name, x in expected.items())
+    device = virtual.gpu(0) if num_gpus else virtual.cpu()
+    assert set(virtual.placement(model).values()) == {device}
+
+
+def test_evaluation_is_of_the_model_as_it_is_used(virtual, dataset):
+    loader = DataLoader(dataset, len(dataset))
+    history, model = fit(virtual, 1, loader, val_data=loader, metrics=["accuracy"])
+    x, y = (x.to("vgpu:0") for x in dataset.tensors)
+    with torch.no_grad():
+        prediction = model.eval()(x)
+    assert history["val_loss"][-1] == nn.functional.cross_entropy(prediction, y).item()
+    accuracy = (prediction.argmax(1) == y).float().mean().item()
+    np.testing.assert_allclose(history["val_accuracy"][-1], accuracy, rtol=1e-6)
+
+
+# -- resumed runs ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(virtual, dataset, num_gpus, optimizer, path):
+    """With the order of the batches and the dropout that it would have had."""
+    loader = DataLoader(dataset, 16, shuffle=True)
+    expected, unbroken = fit(virtual, num_gpus, loader, optimizer=optimizer)
+    fit(virtual, num_gpus, loader, epochs=1, optimizer=optimizer, checkpoint=path)
+    torch.manual_seed(99)
+    history, resumed = fit(
+        virtual, num_gpus, loader, optimizer=optimizer, checkpoint=path, resume=True
+    )
+    assert history == expected
+    values = unbroken.state_dict()
+    assert all(torch.equal(x, values[name]) for name, x in resumed.state_dict().items())
+
+
+def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(virtual, dataset, tmp_path):
+    """As from the first epoch on, and thawed after the third."""
+
+    def run(epochs, path, **options):
+        net = classifier()
+
+        def freeze(epoch, history):
+            net[0].requires_grad_(epoch == 2)
+
+        trainer = Trainer(epochs, 1, backend=virtual, callback=freeze)
+        trainer.fit(
+            net, batches, loss="cross_entropy", optimizer="adam", checkpoint=path, **options
+        )
+        return {name: x.cpu() for name, x in net.state_dict().items()}
+
+    batches = list(DataLoader(dataset, 16))
+    expected = run(4, tmp_path / "unbroken")
+    run(2, tmp_path / "run")
+    found = run(4, tmp_path / "run", resume=True)
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_callback_has_put_into_evaluation_mode_stays_in_it_in_a_resumed_run(
+    virtual, dataset, training, tmp_path
+):
+    """From the second epoch to the fourth, in a run that is killed in between."""
+
+    def run(epochs, path, **options):
+        net = classifier().train(training)
+
+        def freeze(epoch, history):
+            net.train()
+            net[1].train(not 1 <= epoch < 4)
+
+        trainer = Trainer(epochs, 1, backend=virtual, callback=freeze)
+        trainer.fit(net, batches, batches, loss="cross_entropy", checkpoint=path, **options)
+        return {name: x.cpu() for name, x in net.state_dict().items()}
+
+    batches = list(DataLoader(dataset, 16))
+    torch.manual_seed(0)
+    expected = run(6, tmp_path / "unbroken")
+    run(3, tmp_path / "run")
+    found = run(6, tmp_path / "run", resume=True)
+    assert all(torch.equal(x, expected[name]) for name, x in found.items())
+    assert found["1.num_batches_tracked"] == 3 * len(batches)
+
+
+OWN = {
+    "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1),
+}
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("name", OWN)
+def test_a_run_with_an_optimizer_of_the_users_own_is_resumed(
+    virtual, dataset, num_gpus, name, path
+):
+    loader = DataLoader(dataset, 16, shuffle=True)
+
+    def run(epochs, **options):
+        model = classifier()
+        optimizer = OWN[name](model.parameters())
+        return fit(virtual, num_gpus, loader, model, epochs, optimizer=optimizer, **options)[0]
+
+    expected = run(EPOCHS)
+    run(2, checkpoint=path)
+    assert run(EPOCHS, checkpoint=path, resume=True) == expected
+
+
+@pytest.mark.parametrize("done", [0, 2])
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_lazy_model_is_given_its_shapes_when_a_run_is_resumed(
+    virtual, dataset, done, optimizer, path
+):
+    loader = DataLoader(dataset, 16)
+
+    def run(epochs, seed, **options):
+        torch.manual_seed(seed)
+        net = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(2))
+        return fit(virtual, 1, loader, net, epochs, optimizer=optimizer, **options)[0]
+
+    expected = run(EPOCHS, 0)
+    run(done, 0, checkpoint=path)
+    assert run(EPOCHS, 9, checkpoint=path, resume=True) == expected
+
+
+def test_a_schedule_whose_state_the_user_has_kept_goes_on(virtual, dataset, path):
+    """The rate that it has set is in the optimizer's groups; its count is the user's."""
+    loader = DataLoader(dataset, 16)
+
+    def run(epochs, kept=None, **options):
+        model = classifier()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2, gamma=0.5)
+        if kept is not None:
+            schedule.load_state_dict(kept)
+        trainer = Trainer(epochs, 1, backend=virtual, callback=lambda *_: schedule.step())
+        history = trainer.fit(model, loader, loss="cross_entropy", optimizer=optimizer, **options)
+        return history, optimizer.param_groups[0]["lr"], schedule.state_dict()
+
+    expected = run(5)
+    *_, kept = run(3, checkpoint=path)
+    assert run(5, kept, checkpoint=path, resume=True) == expected
+    assert expected[1] == 0.025
+
+
+def learner_that_has_stepped(backend, device="cpu"):
+    learner = backend.learner(backend.place(classifier(), device), loss="cross_entropy")
+    learner.step((torch.ones(4, 4, device=device),), torch.zeros(4, device=device).long())
+    return learner
+
+
+@pytest.mark.parametrize(
+    "modes",
+    [
+        None,
+        3,
+        {},
+        {"frozen": None, "evaluation": []},
+        {"frozen": ["another"], "evaluation": []},
+        {"frozen": [], "evaluation": [""]},
+        {"frozen": [], "evaluation": [["1"]]},
+    ],
+)
+def test_modes_of_another_model_are_refused(torch_backend, modes):
+    with pytest.raises(CheckpointError, match="of another model"):
+        learner_that_has_stepped(torch_backend).checked_modes(modes)
+
+
+@pytest.mark.parametrize(
+    "state", [None, {}, {"cpu": None}, {"cpu": torch.zeros(3)}, {"cpu": torch.ones(5056).byte()}]
+)
+def test_what_is_no_random_state_is_refused(torch_backend, state):
+    before = torch.get_rng_state()
+    with pytest.raises(CheckpointError, match="of another generator"):
+        torch_backend.framework.training.checked_random_state(state, torch_backend.cpu())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+# -- the order of the batches ----------------------------------------------------------------------
+
+SIZE = 10
+DATASET = TensorDataset(torch.arange(SIZE).float()[:, None], torch.zeros(SIZE, 1))
+
+
+class Augmented(data.Dataset):
+    """It draws in the process that loads it."""
+
+    def __len__(self):
+        return SIZE
+
+    def __getitem__(self, i):
+        x, y = DATASET[i]
+        return x + torch.rand(()), y
+
+
+def seeded():
+    return torch.Generator().manual_seed(3)
+
+
+LOADERS = {
+    "torch's generator": lambda: DataLoader(DATASET, shuffle=True),
+    "its own generator": lambda: DataLoader(DATASET, shuffle=True, generator=seeded()),
+    "a sampler's": lambda: DataLoader(
+        DATASET, sampler=data.WeightedRandomSampler(torch.ones(SIZE), SIZE, generator=seeded())
+    ),
+    "loaded in bulk": lambda: DataLoader(
+        DATASET, batch_size=None, sampler=data.BatchSampler(data.RandomSampler(DATASET), 3, False)
+    ),
+    "augmented": lambda: DataLoader(Augmented(), 4, shuffle=True, generator=seeded()),
+    "workers": lambda: DataLoader(Augmented(), 4, shuffle=True, generator=seeded(), num_workers=1),
+    "numbered epochs": lambda: DataLoader(
+        DATASET, sampler=data.DistributedSampler(DATASET, num_replicas=1, rank=0, seed=1)
+    ),
+}
+
+
+class Recording(Trainer):
+    """A trainer that notes its batches."""
+
+    def prepare_batch(self, batch):
+        self.seen.append(batch[0].flatten().tolist())
+        return super().prepare_batch(batch)
+
+
+def batches_of(backend, loader, path, epochs, **options):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(5)
+        trainer = Recording(epochs, backend=backend)
+        trainer.seen = []
+        trainer.fit(backend.mlp([1, 1]), loader, lr=1e-3, checkpoint=path, **options)
+        return trainer.seen
+
+
+@pytest.mark.parametrize("make", LOADERS.values(), ids=LOADERS.keys())
+def test_the_order_of_a_data_loader_goes_on_in_another_process(torch_backend, path, make):
+    """With a loader that is made anew, and torch's random numbers that begin anew."""
+    unbroken = batches_of(torch_backend, make(), path.with_name("unbroken"), 3)
+    before = batches_of(torch_backend, make(), path, 2)
+    rest = batches_of(torch_backend, make(), path, 3, resume=True)
+    assert before + rest == unbroken
+    assert rest not in (before[: len(rest)], before[len(rest) :])
+
+
+def test_a_loader_with_fewer_generators_is_refused(torch_backend, path):
+    batches_of(torch_backend, LOADERS["its own generator"](), path, 2)
+    with pytest.raises(CheckpointError, match="of another loader"):
+        batches_of(torch_backend, LOADERS["torch's generator"](), path, 3, resume=True)
+
+
+@pytest.mark.parametrize("state", [None, [], [3], [b"text"], [bytes(5056)] * 2])
+def test_what_is_no_state_of_generators_is_refused(torch_backend, state):
+    loader = LOADERS["its own generator"]()
+    before = loader.generator.get_state()
+    with pytest.raises(CheckpointError, match=r"of another (loader|generator)"):
+        torch_backend.framework.training.checked_loader_state(loader, state)
+    assert torch.equal(loader.generator.get_state(), before)
+
+
+# -- copies beside the work of a GPU ---------------------------------------------------------------
+
+
+class Stream:
+    """A stream that writes down what happens in it, and what it waits for."""
+
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+        self.events = 0
+
+    def record_event(self):
+        self.events += 1
+        event = f"event {self.events} of {self.name}"
+        self.log.append(f"record {event}")
+        return event
+
+    def wait_event(self, event):
+        self.log.append(f"{self.name} waits for {event}")
+
+
+class Driver:
+    """What ``torch.cuda`` is asked for streams."""
+
+    def __init__(self):
+        self.log = []
+        self.current = Stream(self.log, "computing")
+        self.made_on = []
+
+    def Stream(self, device):  # noqa: N802
+        self.made_on.append(device)
+        return Stream(self.log, "copying")
+
+    @contextmanager
+    def stream(self, stream):
+        before, self.current = self.current, stream
+        yield
+        self.current = before
+
+    def current_stream(self, device):
+        return self.current
+
+
+@pytest.fixture
+def driver(accelerator):
+    accelerator.driver = Driver()
+    return accelerator.driver
+
+
+@pytest.fixture
+def backend(ledger, copies, driver, monkeypatch):
+    """Two GPUs with streams, whose memory is the CPU's, where pinning is a copy."""
+
+    class Pinned:
+        def __init__(self, x):
+            self.x = x.clone()
+
+        def to(self, native, non_blocking):
+            where = f"in {driver.current.name}, waiting: {not non_blocking}"
+            driver.log.append(f"copy {self.x.tolist()} {where}")
+            return copies.copy(self.x, native)
+
+    monkeypatch.setattr(prefetching, "pinned", Pinned)
+    monkeypatch.setattr(
+        torch.Tensor,
+        "record_stream",
+        lambda x, stream: driver.log.append(f"{x.tolist()} is used in {stream.name}"),
+    )
+    return ledger
+
+
+def values(batches):
+    return [x.tolist() for x in batches]
+
+
+def test_they_are_on_the_gpu(backend):
+    batch = (torch.ones(1), {"y": np.ones(1)})
+    ((x, rest),) = backend.prefetch([batch], "gpu:1")
+    assert (backend.device_of(x), backend.device_of(rest["y"])) == (gpu(1), gpu(1))
+
+
+def test_copies_are_made_in_a_stream_of_their_own_and_not_waited_for(backend, driver):
+    next(backend.prefetch([torch.ones(1), torch.zeros(1)], "gpu:1"))
+    copies = [line for line in driver.log if line.startswith("copy")]
+    assert copies == [f"copy {x} in copying, waiting: False" for x in ([1.0], [0.0])]
+    assert driver.made_on == [torch.device("cuda:1")]
+
+
+def test_a_batch_waits_for_its_own_copies_and_not_for_those_of_the_next(backend, driver):
+    batches = backend.prefetch([torch.ones(1), torch.zeros(1)], "gpu:0", depth=1)
+    next(batches)
+    first = "computing waits for event 1 of copying"
+    assert driver.log.index(first) > driver.log.index("record event 2 of copying")
+    assert "computing waits for event 2 of copying" not in driver.log
+    next(batches)
+    assert "computing waits for event 2 of copying" in driver.log
+
+
+def test_the_memory_of_a_batch_is_known_to_be_used_where_it_is_computed_with(backend, driver):
+    next(backend.prefetch([(torch.ones(1), torch.zeros(1))], "gpu:0"))
+    assert driver.log[-2:] == ["[1.0] is used in computing", "[0.0] is used in computing"]
+
+
+def test_no_stream_is_made_before_the_first_batch_is_asked_for(backend, driver):
+    backend.prefetch([torch.ones(1)], "gpu:0")
+    assert driver.made_on == []
+
+
+def test_gradients_flow_back_through_a_batch(backend):
+    x = torch.ones(1, requires_grad=True)
+    (moved,) = backend.prefetch([x], "gpu:0")
+    (2 * moved).sum().backward()
+    assert x.grad.tolist() == [2.0]
+
+
+def test_ties_stay_ties_and_are_copied_once(backend, driver):
+    x = torch.ones(1)
+    ((a, b),) = backend.prefetch([(x, x)], "gpu:0")
+    assert a is b
+    assert sum(line.startswith("copy") for line in driver.log) == 1
+
+
+def test_too_little_memory_is_the_error_of_the_batch_that_does_not_fit(backend, copies):
+    def before_copy(number):
+        if number == 1:
+            raise torch.OutOfMemoryError("full")
+
+    copies.before_copy = before_copy
+    batches = backend.prefetch([torch.ones(1), torch.ones(1)], "gpu:0")
+    next(batches)
+    with pytest.raises(OutOfDeviceMemoryError, match="gpu:0"):
+        next(batches)
+
+
+def test_without_depth_nothing_is_copied_aside(backend, driver):
+    assert values(backend.prefetch([torch.ones(1)], "gpu:0", depth=0)) == [[1.0]]
+    assert driver.log == []
+
+
+def test_to_the_cpu_nothing_is_copied_aside(backend, driver):
+    assert values(backend.prefetch([torch.ones(1)], "cpu")) == [[1.0]]
+    assert driver.log == []
+
+
+def test_what_is_pinned_is_not_pinned_again():
+    x = torch.ones(1)
+    x.is_pinned = lambda: True
+    assert prefetching.pinned(x) is x
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.ones(1, requires_grad=True), torch.ones(1).to_sparse()],
+    ids=["with gradients", "sparse"],
+)
+def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_backend, driver, x):
+    tensors = torch_backend.framework.tensors
+    copier = prefetching.SideStream(tensors, driver, torch.device("cpu"))
+    (copy,) = copier.copy_all([x])
+    copier.finish(copier.started())
+    assert copy.to_dense().tolist() == [1.0]
+    assert not [line for line in driver.log if line.startswith("copy")]
