@@ -55,7 +55,7 @@ from d2ldev.scopes import Scopes
 from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices, is_default_only
 
 _Function = Callable[..., Any]
-_unchecked: Scopes[bool] = Scopes("tensorflow_unchecked")
+_may_mix: Scopes[bool] = Scopes("tensorflow_may_mix")
 _EagerTensor: type = tf.__internal__.EagerTensor
 # TensorFlow's name of the CPU.
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
@@ -101,21 +101,18 @@ class TensorFlowStrict(Strict):
         self._operands = Operands(devices)
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
-        def checks() -> bool:
-            return in_force() and not _unchecked.is_in_force()
-
         replacing: tuple[tuple[Any, str, Callable[..., _Function]], ...] = (
             (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
             (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
             (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
             (constant_op, "convert_to_eager_tensor", _converting),
             (tf.GradientTape, "gradient", _at_target),
-            (tf.GradientTape, "jacobian", _unchecked_at_target),
-            (tf.GradientTape, "batch_jacobian", _unchecked_at_target),
+            (tf.GradientTape, "jacobian", _free_at_target),
+            (tf.GradientTape, "batch_jacobian", _free_at_target),
             *_loops_of_keras(),
         )
         return replace(
-            (owner, name, make(checks, self._operands, vars(owner)[name]))
+            (owner, name, make(in_force, self._operands, vars(owner)[name]))
             for owner, name, make in replacing
         )
 
@@ -210,8 +207,10 @@ class Operands:
     def _agreed(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
         places = [(name, there) for name, value in named if (there := _place_of(value)) is not None]
         homes = {there for _, there in places}
-        if len(homes) < 2:
-            return homes.pop() if homes else None
+        if len(homes) == 1:
+            return homes.pop()
+        if not homes or _may_mix.is_in_force():
+            return None
         error = mismatch(
             _title_of(operation),
             [
@@ -257,7 +256,7 @@ def _place_of(value: Any) -> str | None:
     return None if there == _HOST and not rank else there
 
 
-def _mixes(inputs: Inputs, values: Sequence[Any]) -> bool:
+def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
     """Return whether a tensor among the operands may have no place, as fast as can be."""
     for index in inputs.operands:
         value = values[index]
@@ -322,7 +321,7 @@ def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _
                 home = None
                 break
             home = there
-        if home is None or (home in (_HOST, default) and _mixes(known, inputs)):
+        if home is None or (home in (_HOST, default) and _may_be_unplaced(known, inputs)):
             home = operands.home_of(operation, known, inputs)
         local = ctx._thread_local_data
         outer, before = local.device_name, local.device_spec
@@ -382,23 +381,23 @@ def _at_target(in_force: _Function, _: Operands, function: _Function) -> _Functi
     return differentiate
 
 
-def _not_checking(_: Any, __: Any, function: _Function) -> _Function:
-    """Return it for what may mix devices."""
+def _free_to_mix(_: Any, __: Any, function: _Function) -> _Function:
+    """Return it with nothing refused in it."""
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        entry = _unchecked.enter(True)
+        entry = _may_mix.enter(True)
         try:
             return function(*arguments, **named)
         finally:
-            _unchecked.leave(entry)
+            _may_mix.leave(entry)
 
     return run
 
 
-def _unchecked_at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+def _free_at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
     """Return it for what computes by one function that is made of the whole tape."""
-    return _at_target(in_force, operands, _not_checking(None, None, function))
+    return _at_target(in_force, operands, _free_to_mix(None, None, function))
 
 
 def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
@@ -406,7 +405,7 @@ def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
     keras: Any = sys.modules.get("keras")
     for owner in keras.Model.__mro__ if hasattr(keras, "Model") else ():
         for name in vars(owner).keys() & _LOOPS:
-            yield owner, name, _not_checking
+            yield owner, name, _free_to_mix
 
 
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
