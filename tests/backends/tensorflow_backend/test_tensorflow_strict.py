@@ -407,6 +407,7 @@ def test_what_a_vectorized_map_makes_is_no_operand(backend, here):
     assert {backend.device_of(x) for x in found} == {gpu(1)}
 
 
+@pytest.mark.usefixtures("_converted_elsewhere")
 def test_a_jacobian_goes_back_through_moves(backend, here, elsewhere):
     with backend.strict(), tf.GradientTape() as tape:
         tape.watch(here)
