@@ -147,7 +147,7 @@ def _leave(framework: Framework, entry: Entry[Placed]) -> None:
     entries = framework.scope.entries()
     later = entries[entries.index(entry) + 1 :] if entry in entries else ()
     with ExitStack() as entered_again:
-        for each in later:
+        for each in reversed(later):  # the last one that is pushed is the first that is called
             entered_again.callback(_enter_again, framework, each)
         for each in reversed(later):
             each.value.native_scope.__exit__(None, None, None)
