@@ -27,7 +27,7 @@ from d2ldev.registry.selection import (
 from d2ldev.scopes import Entry
 
 
-class ActiveBackend(FollowsSelection, Backend):  # type: ignore[misc]  # it has no framework of its own
+class ActiveBackend(FollowsSelection, Backend):  # type: ignore[override]  # it has no framework of its own
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:

@@ -46,7 +46,11 @@ class JaxStrict(Strict):
         return replace([(stages, "_device_assignment_mismatch_error", describe_or_raise)])
 
     def _operands(self, args: Sequence[Any], names: Sequence[str], fails: Any) -> list[Operand]:
-        """Return the arguments that are committed to one device, and what else JAX complains of."""
+        """Return the arguments that are committed to the devices of which JAX complains.
+
+        Where JAX traces, as in ``jax.grad``, an argument does not say where it is, and has no name.
+        """
+        places = [device for fail in fails if (device := self._only(fail.da))]
         # JAX puts what a function closes over first, and has no names for it.
         every_name = [*[""] * (len(args) - len(names)), *names]
         found = []
@@ -55,13 +59,9 @@ class JaxStrict(Strict):
             sharding = getattr(x, "sharding", None)
             if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
                 device = self._only(sharding.device_set)
-                found += [(name or f"operand_{index}", device)] if device else []
-        # A traced argument, as ``jax.grad`` has it, does not say where its array is.
-        for fail in fails:
-            device = self._only(fail.da)
-            if device and device not in [known for _, known in found]:
-                found.append((f"operand_{len(found)}", device))
-        return found
+                found += [(name or f"operand_{index}", device)] if device in places else []
+        unnamed = [device for device in places if device not in [known for _, known in found]]
+        return [*found, *((f"operand_{len(args) + i}", each) for i, each in enumerate(unnamed))]
 
     def _only(self, natives: Collection[jax.Device]) -> Device | None:
         """Return the device that some of JAX's stand for, if they are one."""

@@ -24,7 +24,7 @@ requires = ("tensorflow",)
 
 
 def _distribution() -> str:
-    """Return the distribution that ``tensorflow`` was installed from, of which there are several."""
+    """Return the distribution that ``tensorflow`` was installed from; there are several."""
     for name in ("tensorflow", "tensorflow-cpu", "tensorflow-rocm", "tf-nightly"):
         with suppress(PackageNotFoundError):
             version(name)

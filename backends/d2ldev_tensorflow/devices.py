@@ -124,8 +124,7 @@ class TensorFlowDevices(Devices):
         if has_started():
             with tf.init_scope(), tf.device(self.native(device)):
                 tf.raw_ops.SyncDevice()
-            # For ``tf.config.experimental.set_synchronous_execution(False)``; after the other, which
-            # is queued too then.
+            # After the other, which is queued under ``set_synchronous_execution(False)``.
             async_wait()
 
     def is_idle(self, device: Device) -> bool:
@@ -158,7 +157,7 @@ class TensorFlowDevices(Devices):
         """Let TensorFlow initialise its devices, as it would with the first operation."""
         expected = self.count()
         if self.virtual_gpus is None:
-            _let_memory_grow()
+            let_memory_grow()
         tf.config.list_logical_devices()
         self._started = True
         if self.count() < expected:
@@ -197,7 +196,7 @@ def _configure(virtual: int) -> None:
         )
 
 
-def _let_memory_grow() -> None:
+def let_memory_grow() -> None:
     """Follow the memory policy: take what is needed, not all of it."""
     if user_has_chosen([_GROWTH]):
         return

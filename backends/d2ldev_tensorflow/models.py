@@ -1,7 +1,7 @@
 """Models: what Keras' and TensorFlow's objects keep, and where they compute.
 
-Variables are moved in place: the same ``tf.Variable`` gets memory on another device (``refill``), so
-that whoever holds one, an optimizer above all, still holds it.
+Variables are moved in place: the same ``tf.Variable`` gets memory on another device, so that
+whoever holds one, an optimizer above all, still holds it.
 
 TensorFlow runs an operation on its default device, wherever the operands are, unless it is in a
 scope. Each object that was placed gets the scope of its device around its own ``call`` and
@@ -26,7 +26,6 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
 from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
-from d2ldev_tensorflow.strict import unchecked
 from d2ldev_tensorflow.tensors import TensorFlowTensors
 
 # Of Keras: what a layer, a model or an optimizer is besides its variables. Most of it is in every
@@ -40,11 +39,6 @@ _OF_FUNCTIONAL_MODELS = frozenset(
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
 # Functions that Keras has traced, with the memory that the variables had then.
 _TRACED = ("train_function", "test_function", "predict_function")
-# The loops of Keras' models over NumPy's arrays.
-_LOOPS = (
-    *("fit", "evaluate", "predict"),
-    *("train_on_batch", "test_on_batch", "predict_on_batch"),
-)
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 # What no device but the CPU can hold: strings, and handles of tables and the like.
@@ -177,8 +171,7 @@ class TensorFlowModels(Models):
             keras = sys.modules["keras"]
             if isinstance(obj, (keras.Layer, keras.Optimizer)):
                 compute = "call" if isinstance(obj, keras.Layer) else "apply"
-                loops = _LOOPS if isinstance(obj, keras.Model) else ()
-                _compute_at(obj, compute, loops, self._devices.native(device))
+                _compute_at(obj, compute, self._devices.native(device))
 
 
 # -- what objects keep ----------------------------------------------------------------------------
@@ -265,7 +258,7 @@ def _own_attributes() -> frozenset[str]:
     """Return what every layer and every model has in its ``__dict__``."""
     keras = sys.modules["keras"]
     own = {*vars(keras.Layer(name="any")), *vars(keras.Sequential(name="any"))}
-    return frozenset(own | _OF_FUNCTIONAL_MODELS | {"build", "call", *_LOOPS})
+    return frozenset(own | _OF_FUNCTIONAL_MODELS | {"build", "call"})
 
 
 @lru_cache
@@ -287,7 +280,7 @@ def _functions_of(cls: type) -> tuple[Any, ...]:
 # -- where objects compute ------------------------------------------------------------------------
 
 
-def _compute_at(obj: Any, compute: str, loops: tuple[str, ...], native: str) -> None:
+def _compute_at(obj: Any, compute: str, native: str) -> None:
     """Let a layer or an optimizer build and compute on a device from now on."""
     if isinstance(obj.build, _InScope):
         obj.build.native = getattr(obj, compute).native = native
@@ -295,8 +288,6 @@ def _compute_at(obj: Any, compute: str, loops: tuple[str, ...], native: str) -> 
         # Past ``__setattr__``, which looks for state to track.
         vars(obj)["build"] = _BuildInScope(obj, native)
         vars(obj)[compute] = _InScope(getattr(obj, compute), native)
-        for name in loops:
-            vars(obj)[name] = _Unchecked(getattr(obj, name))
 
 
 class _InScope:
@@ -319,28 +310,11 @@ class _InScope:
             return self._method(*arguments, **named)
 
 
-class _Unchecked:
-    """A method that brings arrays to the device by itself, which ``strict()`` leaves alone.
-
-    Args:
-        method: bound to its object.
-    """
-
-    def __init__(self, method: Callable[..., Any]) -> None:
-        update_wrapper(self, method)
-        self._method = method
-
-    def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the method."""
-        with unchecked():
-            return self._method(*arguments, **named)
-
-
 class _BuildInScope(_InScope):
     """A ``build`` that makes its variables on a device, also those that Keras makes later.
 
-    Where Keras only traces a model to find the shapes, it puts off making the variables until it has
-    left all scopes but its own.
+    Where Keras only traces a model to find the shapes, it puts off making the variables until it
+    has left all scopes but its own.
     """
 
     def __init__(self, owner: Any, native: str) -> None:

@@ -24,7 +24,8 @@ What it does not see:
 
 - ``tape.jacobian``, which computes all rows by one function that TensorFlow makes of the whole
   tape, also where that leads from device to device.
-- ``fit``, ``evaluate`` and ``predict`` of a Keras model that was placed, which bring arrays to it.
+- ``fit``, ``evaluate`` and ``predict`` of Keras' models, which bring arrays to the model; if Keras
+  was imported before the block.
 - ``tf.numpy_function`` that is called eagerly. It is no operation then: each of its operands is
   copied to the host, as by ``numpy()``, and the function is called with the arrays.
 - What the function of a ``tf.py_function`` does in a ``tf.function``: it runs in a thread of
@@ -35,9 +36,10 @@ What it does not see:
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import lru_cache
+from contextlib import AbstractContextManager, nullcontext
+from functools import lru_cache, wraps
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -78,6 +80,12 @@ _READ_BY_THE_HOST = re.compile(
 _LEFT_ALONE = re.compile(r"AssignVariableOp|ReadVariableOp|\w*(Dataset|Iterator)\w*")
 # In a scope it copies, which is what the user wrote.
 _IDENTITY = "Identity"
+_LOOPS = frozenset(
+    {
+        *("fit", "evaluate", "predict"),
+        *("train_on_batch", "test_on_batch", "predict_on_batch"),
+    }
+)
 # The attribute of a tensor that has no place of its own.
 _UNPLACED = "_d2ldev_unplaced"
 
@@ -104,6 +112,7 @@ class TensorFlowStrict(Strict):
             (tf.GradientTape, "gradient", _at_target),
             (tf.GradientTape, "jacobian", _unchecked_at_target),
             (tf.GradientTape, "batch_jacobian", _unchecked_at_target),
+            *_loops_of_keras(),
         )
         return replace(
             (owner, name, make(checks, self._operands, vars(owner)[name]))
@@ -114,16 +123,6 @@ class TensorFlowStrict(Strict):
         # Private: zeros for gradients that this thread has made before, which are placed.
         context().zeros_cache().flush()
         return nullcontext()
-
-
-@contextmanager
-def unchecked() -> Iterator[None]:
-    """Let TensorFlow mix devices as it does without ``strict()``, for a block."""
-    entry = _unchecked.enter(True)
-    try:
-        yield
-    finally:
-        _unchecked.leave(entry)
 
 
 # -- operands -------------------------------------------------------------------------------------
@@ -350,7 +349,7 @@ def _refusing_flat(in_force: _Function, operands: Operands, function: _Function)
     return run
 
 
-def _converting(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+def _converting(in_force: _Function, _: Operands, function: _Function) -> _Function:
     """Return it for the tensors that TensorFlow and Keras make of numbers and NumPy arrays."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
@@ -361,7 +360,7 @@ def _converting(in_force: _Function, operands: Operands, function: _Function) ->
     return convert
 
 
-def _at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+def _at_target(in_force: _Function, _: Operands, function: _Function) -> _Function:
     """Return it for gradients, which begin with ones, where what they are of was computed."""
 
     def differentiate(tape: Any, target: Any, *arguments: Any, **named: Any) -> Any:
@@ -374,14 +373,31 @@ def _at_target(in_force: _Function, operands: Operands, function: _Function) -> 
     return differentiate
 
 
+def _not_checking(_: Any, __: Any, function: _Function) -> _Function:
+    """Return it for what may mix devices."""
+
+    @wraps(function)
+    def run(*arguments: Any, **named: Any) -> Any:
+        entry = _unchecked.enter(True)
+        try:
+            return function(*arguments, **named)
+        finally:
+            _unchecked.leave(entry)
+
+    return run
+
+
 def _unchecked_at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
     """Return it for what computes by one function that is made of the whole tape."""
+    return _at_target(in_force, operands, _not_checking(None, None, function))
 
-    def run(*arguments: Any, **named: Any) -> Any:
-        with unchecked():
-            return function(*arguments, **named)
 
-    return _at_target(in_force, operands, run)
+def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
+    """Yield the methods of Keras' models that bring arrays to the model by themselves."""
+    keras: Any = sys.modules.get("keras")
+    for owner in keras.Model.__mro__ if hasattr(keras, "Model") else ():
+        for name in vars(owner).keys() & _LOOPS:
+            yield owner, name, _not_checking
 
 
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:

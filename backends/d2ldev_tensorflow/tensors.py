@@ -224,7 +224,7 @@ class TensorFlowTensors(Tensors):
             return x.read_value()
 
     def _settled(self, x: Tensor, native: Any) -> Tensor:
-        """Return a new tensor where it was wanted, also of the dtypes that TensorFlow likes elsewhere."""
+        """Return a new tensor where it was wanted; some dtypes TensorFlow puts elsewhere."""
         there = self._places[native]
         if not hasattr(x, "backing_device") or self.device_of(x) is there:
             return x  # or it is only traced, and settled when it is computed

@@ -321,7 +321,7 @@ class TensorFlowLearner(Learner):
         return self._model(list(inputs), **mode)
 
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
-        """Return the loss with what the layers add to it, such as regularization, as Keras' ``fit``."""
+        """Return the loss with what layers add to it, such as regularization, as Keras' ``fit``."""
         loss = self._loss(prediction, y)
         check_loss(getattr(loss, "shape", None), loss)
         added = self._model.losses if self._is_layer else []

@@ -93,13 +93,14 @@ class TorchModels(Models):
 
 
 def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
-    attributes = vars(module)
-    for kept in (attributes["_parameters"], attributes["_buffers"], attributes["_modules"]):
+    # Not from ``vars``: those of a traced module are properties.
+    for kept in (module._parameters, module._buffers, module._modules):
         if kept:
             put = kept.__setitem__
             for name, value in kept.items():
                 if value is not None:
                     yield Part(name, value, partial(put, name))
+    attributes = vars(module)
     for name in filterfalse(_OWN_ATTRIBUTES.__contains__, attributes):
         value = attributes[name]
         if not isinstance(value, _WITHOUT_TENSORS):

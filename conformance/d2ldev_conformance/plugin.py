@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 _SUITE = Path(__file__).parent
 _BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
+_PROPERTY = "d2ldev outcome"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -74,6 +75,7 @@ def pytest_configure(config: pytest.Config) -> None:
     _make_folder(config.getoption("--d2ldev-report"))
     config.stash[_BACKEND] = backend
     config.stash[_REPORT] = Report(backend)
+    config.pluginmanager.register(_Counting(config.stash[_REPORT]))
 
 
 def _make_folder(folder: str | None) -> None:
@@ -165,7 +167,7 @@ def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str])
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Count the outcome of a test of the suite."""
+    """Note the outcome of a test of the suite in its report, which goes from worker to controller."""
     result = yield
     if _REPORT in item.config.stash and item.path.is_relative_to(_SUITE):
         from d2ldev_conformance.requirement import requirement_of
@@ -177,8 +179,25 @@ def pytest_runtest_makereport(
             result.outcome = "skipped"
             result.longrepr = (str(item.path), 0, f"Skipped: {problem}")
         if requirement is not None and outcome:
-            item.config.stash[_REPORT].add(requirement, outcome, _reason(result, outcome, call))
+            noted = [*requirement, outcome, _reason(result, outcome, call)]
+            result.user_properties.append((_PROPERTY, noted))
     return result
+
+
+class _Counting:
+    """Counts the outcomes of tests, also of those that ran in the workers of pytest-xdist."""
+
+    def __init__(self, report: Report) -> None:
+        self._report = report
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        """Count what was noted in a phase of a test."""
+        from d2ldev_conformance.requirement import Requirement
+
+        for kind, noted in report.user_properties:
+            if kind == _PROPERTY:
+                name, section, room, outcome, reason = map(str, noted)  # type: ignore[call-overload]
+                self._report.add(Requirement(name, section, room), outcome, reason)
 
 
 def _is_declared(config: pytest.Config, error: BaseException) -> bool:
@@ -213,7 +232,8 @@ def _reason(result: pytest.TestReport, outcome: str, call: pytest.CallInfo[None]
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Write the report."""
     folder = session.config.getoption("--d2ldev-report")
-    if folder and _REPORT in session.config.stash:
+    is_worker = hasattr(session.config, "workerinput")  # of pytest-xdist
+    if folder and not is_worker and _REPORT in session.config.stash:
         session.config.stash[_REPORT].write(Path(folder))
 
 

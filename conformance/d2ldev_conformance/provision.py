@@ -27,8 +27,8 @@ def samples(backend: Backend) -> Builders:
     for cls in type(backend.framework).__mro__:
         name = f"{cls.__module__.partition('.')[0]}.provision"
         if _exists(name):
-            own: Builders = importlib.import_module(name).samples(backend)
-            return found | own
+            found.update(importlib.import_module(name).samples(backend))
+            break
     return found
 
 

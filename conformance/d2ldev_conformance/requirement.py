@@ -57,4 +57,7 @@ def requirement(id: str, *, section: str) -> pytest.MarkDecorator:  # noqa: A002
 def requirement_of(item: pytest.Item) -> Requirement | None:
     """Return the requirement that a collected test checks; None if it names none."""
     mark = item.get_closest_marker("requirement")
-    return None if mark is None else Requirement(*mark.args, item.path.parent.name)
+    if mark is None:
+        return None
+    id, section = mark.args  # noqa: A001
+    return Requirement(id, section, item.path.parent.name)

@@ -433,6 +433,9 @@ def test_another_number_of_scalars_needs_no_other_program(backend, configure, ca
     xs = [jnp.int8(1)] * 600
     stacked(backend, xs[:100])
     configure("jax_log_compiles", True)
+    stacked(backend, [jnp.int16(1)])
+    assert any("Compiling" in each for each in caplog.messages)
+    caplog.clear()
     stacked(backend, xs[:500])
     programs = [each for each in caplog.messages if "Compiling" in each and "slice" not in each]
     assert programs == []

@@ -6,20 +6,26 @@ import subprocess
 import sys
 
 import pytest
-
 from d2ldev_conformance.provision import samples
 
 import d2ldev
 
 
 @pytest.fixture(scope="session", autouse=True)
-def tensorflow_backend():
-    """TensorFlow's devices are made once in a process; Keras leaves traces when it is imported."""
+def backend():
+    """TensorFlow's devices are made once in a process.
+
+    Keras leaves traces when it is imported, and AutoGraph leaves files behind when TensorFlow's
+    prefetching is used first.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("D2LDEV_VIRTUAL_GPUS", "2")
         backend = d2ldev.get_backend("tensorflow")
     for make in samples(backend).values():
         make(backend.cpu())
+    import tensorflow as tf
+
+    list(backend.prefetch(tf.data.Dataset.range(1), "gpu:0"))
     return backend
 
 
@@ -51,8 +57,6 @@ def run():
 _PREAMBLE = """
 import json, warnings
 import tensorflow as tf
-from d2ldev_conformance.provision import samples
-
 import d2ldev
 
 def show(value):
@@ -65,9 +69,3 @@ def caught(call, *arguments):
     return [f"{each.category.__name__}: {each.message}" for each in found]
 
 """
-
-
-@pytest.fixture
-def backend(tensorflow_backend):
-    """The same, by the name that it has in the tests of all frameworks."""
-    return tensorflow_backend

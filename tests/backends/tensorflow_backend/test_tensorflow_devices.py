@@ -1,14 +1,25 @@
-"""TensorFlow's devices: their names, how many there are, what is asked of them."""
+"""TensorFlow's devices: their names, how many there are, how they start, their memory."""
 
 import time
 from importlib import metadata
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
-from d2ldev_tensorflow.backend import TensorFlowBackend
-from d2ldev_tensorflow.logical import LogicalDevices
+from d2ldev_tensorflow import devices as room
+from d2ldev_tensorflow.devices import TensorFlowDevices
 
-from d2ldev import D2LDevError, DeviceUnavailableError, InvalidDeviceError, cpu, gpu
+from d2ldev import (
+    D2LDevError,
+    DeviceInitializationWarning,
+    DeviceUnavailableError,
+    InvalidDeviceError,
+    Memory,
+    MemoryPolicyWarning,
+    cpu,
+    gpu,
+)
+from d2ldev.operations import nvml
 
 FULL = "/job:localhost/replica:0/task:0/device:"
 
@@ -16,71 +27,69 @@ FULL = "/job:localhost/replica:0/task:0/device:"
 @pytest.mark.parametrize(
     "name", ["/CPU:0", "/cpu:0", "/device:CPU:0", FULL + "CPU:0", (FULL + "cpu:0").lower()]
 )
-def test_every_name_of_the_cpu_means_it(tensorflow_backend, name):
-    assert tensorflow_backend.device(name) is cpu()
+def test_every_name_of_the_cpu_means_it(backend, name):
+    assert backend.device(name) is cpu()
 
 
 @pytest.mark.parametrize("name", ["/GPU:1", "/gpu:1", "/device:GPU:1", FULL + "GPU:1"])
-def test_every_name_of_a_gpu_means_it(tensorflow_backend, name):
-    assert tensorflow_backend.device(name) is gpu(1)
+def test_every_name_of_a_gpu_means_it(backend, name):
+    assert backend.device(name) is gpu(1)
 
 
 @pytest.mark.parametrize("name", ["/CPU:2", "/device:cpu:2", FULL + "CPU:2"])
-def test_a_virtual_gpu_is_a_further_logical_cpu(tensorflow_backend, name):
-    assert tensorflow_backend.device(name) is gpu(1)
-    assert tensorflow_backend.native("gpu:1") == "/CPU:2"
+def test_a_virtual_gpu_is_a_further_logical_cpu(backend, name):
+    assert backend.device(name) is gpu(1)
+    assert backend.native("gpu:1") == "/CPU:2"
 
 
 def test_without_virtual_gpus_every_logical_cpu_is_the_cpu():
-    assert LogicalDevices(None).place("/CPU:2") is cpu()
+    assert TensorFlowDevices(None).from_native("/CPU:2") is cpu()
 
 
-def test_tensorflow_s_device_objects_are_taken(tensorflow_backend):
-    devices = [tensorflow_backend.device(each) for each in tf.config.list_logical_devices()]
+def test_tensorflow_s_device_objects_are_taken(backend):
+    devices = [backend.device(each) for each in tf.config.list_logical_devices()]
     assert devices == [cpu(), gpu(0), gpu(1)]
 
 
 @pytest.mark.parametrize("name", ["/TPU:0", "/job:worker/device:CPU:0", "/GPU:x", "/GPU", "/:0"])
-def test_names_of_other_devices_are_refused(tensorflow_backend, name):
+def test_names_of_other_devices_are_refused(backend, name):
     with pytest.raises(InvalidDeviceError) as caught:
-        tensorflow_backend.device(name)
+        backend.device(name)
     assert repr(name) in str(caught.value)
 
 
 @pytest.mark.parametrize("name", ["/GPU:7", "/CPU:8", "gpu:7"])
-def test_a_device_that_is_not_there_is_refused_and_nothing_lands_on_the_cpu(
-    tensorflow_backend, name
-):
+def test_a_device_that_is_not_there_is_refused_and_nothing_lands_on_the_cpu(backend, name):
     with pytest.raises(DeviceUnavailableError, match="gpu:7"):
-        tensorflow_backend.ones(2, device=name)
+        backend.ones(2, device=name)
 
 
-def test_the_default_device_is_where_tensorflow_puts_a_tensor(tensorflow_backend):
+def test_the_default_device_is_where_tensorflow_puts_a_tensor(backend):
     with tf.device("/CPU:2"):
-        assert tensorflow_backend.default_device() is gpu(1)
-    assert tensorflow_backend.default_device() is cpu()
+        assert backend.default_device() is gpu(1)
+    assert backend.default_device() is cpu()
 
 
-def test_a_scope_is_where_tensorflow_s_operations_run(tensorflow_backend):
-    x = tensorflow_backend.ones((2, 2))
-    with tensorflow_backend.on("gpu:1"):
+def test_a_scope_is_where_tensorflow_s_operations_run(backend):
+    x = backend.ones((2, 2))
+    with backend.on("gpu:1"):
         y = x @ x
-    assert tensorflow_backend.device_of(y) is gpu(1)
+    assert backend.device_of(y) is gpu(1)
 
 
-def test_a_variable_is_where_its_memory_is(tensorflow_backend):
+def test_a_variable_is_where_its_memory_is(backend):
     with tf.device("/CPU:1"):
         variable = tf.Variable(tf.ones(2))
-    assert tensorflow_backend.device_of(variable) is gpu(0)
+    assert backend.device_of(variable) is gpu(0)
 
 
-def test_a_traced_tensor_has_no_device(tensorflow_backend):
+def test_a_traced_tensor_has_no_device(backend):
     refusals = []
 
     @tf.function(autograph=False)
     def traced(x):
         with pytest.raises(D2LDevError) as caught:
-            tensorflow_backend.device_of(x)
+            backend.device_of(x)
         refusals.append(str(caught.value))
         return x
 
@@ -88,14 +97,14 @@ def test_a_traced_tensor_has_no_device(tensorflow_backend):
     assert "only traced" in refusals[0]
 
 
-def test_a_symbolic_input_of_keras_has_no_device(tensorflow_backend):
+def test_a_symbolic_input_of_keras_has_no_device(backend):
     import keras
 
     with pytest.raises(D2LDevError, match="only traced"):
-        tensorflow_backend.device_of(keras.Input((2,)))
+        backend.device_of(keras.Input((2,)))
 
 
-def test_a_variable_that_is_spread_has_no_one_device(tensorflow_backend):
+def test_a_variable_that_is_spread_has_no_one_device(backend):
     class Spread(tf.Variable):
         values = ()
 
@@ -106,17 +115,17 @@ def test_a_variable_that_is_spread_has_no_one_device(tensorflow_backend):
             return "a spread variable"
 
     with pytest.raises(D2LDevError, match="several devices"):
-        tensorflow_backend.device_of(object.__new__(Spread))
+        backend.device_of(object.__new__(Spread))
 
 
-def test_other_virtual_gpus_are_refused_once_tensorflow_has_started(tensorflow_backend):
+def test_other_virtual_gpus_are_refused_once_tensorflow_has_started(backend):
     with pytest.raises(D2LDevError, match="already") as caught:
-        TensorFlowBackend(virtual_gpus=3)
+        TensorFlowDevices(3)
     assert "D2LDEV_VIRTUAL_GPUS=3" in caught.value.fix
 
 
-def test_the_same_virtual_gpus_are_found_again(tensorflow_backend):
-    assert TensorFlowBackend(virtual_gpus=2).num_gpus() == 2
+def test_the_same_virtual_gpus_are_found_again(backend):
+    assert TensorFlowDevices(2).count() == 2
 
 
 def test_virtual_gpus_after_tensorflow_s_first_operation_are_refused(run):
@@ -138,7 +147,7 @@ except d2ldev.D2LDevError as error:
 
 def test_asking_for_virtual_gpus_does_not_start_tensorflow(run):
     program = """
-from d2ldev_tensorflow.logical import has_started
+from d2ldev_tensorflow.devices import has_started
 backend = d2ldev.get_backend("tensorflow")
 show([backend.num_gpus(), str(backend.try_gpu(1)), has_started()])
 backend.ones(1)
@@ -149,7 +158,7 @@ show(has_started())
 
 def test_waiting_does_not_start_tensorflow(run):
     program = """
-from d2ldev_tensorflow.logical import has_started
+from d2ldev_tensorflow.devices import has_started
 backend = d2ldev.get_backend("tensorflow")
 backend.synchronize()
 show([backend.is_idle(), has_started()])
@@ -189,19 +198,204 @@ def test_work_that_tensorflow_has_queued_is_waited_for(run):
     assert run(QUEUED) == [[True, True]]
 
 
-def test_an_answer_that_takes_long_means_work(monkeypatch, tensorflow_backend):
-    from d2ldev_tensorflow import machine
-
-    monkeypatch.setattr(machine, "wait_for", lambda native: time.sleep(0.2))
-    assert not machine.answers_at_once("/CPU:0")
+def test_the_distribution_is_the_one_that_is_installed(backend):
+    assert metadata.version(backend.distributions[0]) == tf.__version__
 
 
-def test_an_answer_that_comes_at_once_means_none(monkeypatch, tensorflow_backend):
-    from d2ldev_tensorflow import machine
-
-    monkeypatch.setattr(machine, "_PATIENCE", 30)
-    assert machine.answers_at_once("/CPU:0")
+def test_an_answer_that_takes_long_means_work(monkeypatch, backend):
+    monkeypatch.setattr(backend.framework.devices, "synchronize", lambda device: time.sleep(0.2))
+    assert not backend.is_idle("cpu")
 
 
-def test_the_distribution_is_the_one_that_is_installed(tensorflow_backend):
-    assert metadata.version(tensorflow_backend.distributions[0]) == tf.__version__
+def test_an_answer_that_comes_at_once_means_none(monkeypatch, backend):
+    monkeypatch.setattr(backend.framework.devices, "patience", 30)
+    assert backend.is_idle("cpu")
+
+
+# -- GPUs that this machine need not have ----------------------------------------------------------
+
+
+@pytest.fixture
+def cards(monkeypatch):
+    """Makes the driver show cards of the given sizes, and CUDA's variables unset."""
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.delenv("CUDA_DEVICE_ORDER", raising=False)
+
+    def show(*sizes):
+        shown = [nvml.Card(f"GPU-{index}abc", size) for index, size in enumerate(sizes)]
+        monkeypatch.setattr(nvml, "cards", lambda: shown)
+        return shown
+
+    return show
+
+
+class Config:
+    """TensorFlow's configuration, with GPUs.
+
+    Args:
+        listed: how many TensorFlow itself can use.
+        growth: what setting the memory growth raises.
+    """
+
+    LogicalDevice = tf.config.LogicalDevice
+
+    def __init__(self, listed, growth=None):
+        self._names = [f"GPU:{index}" for index in range(listed)]
+        self._growth = growth
+        self.grown = []
+        self.experimental = SimpleNamespace(set_memory_growth=self._set_memory_growth)
+
+    def list_logical_devices(self, kind=None):
+        return self._names
+
+    def get_visible_devices(self, kind):
+        return self._names
+
+    def get_logical_device_configuration(self, card):
+        return [1, 2] if card == "GPU:0" else None
+
+    def _set_memory_growth(self, card, enabled):
+        if self._growth is not None:
+            raise self._growth
+        self.grown.append((card, enabled))
+
+
+@pytest.fixture
+def cuda(cards, monkeypatch):
+    """Makes this TensorFlow look like one for CUDA, which has not started."""
+    monkeypatch.delenv("TF_FORCE_GPU_ALLOW_GROWTH", raising=False)
+    monkeypatch.delenv("D2LDEV_GPU_MEMORY", raising=False)
+
+    def pretend(*, driver, listed, started=False, growth=None):
+        cards(*[8] * driver)
+        config = Config(listed, growth)
+        test = SimpleNamespace(is_built_with_cuda=lambda: True)
+        context = SimpleNamespace(_physical_devices=None, _initialized=started)
+        monkeypatch.setattr(room, "tf", SimpleNamespace(config=config, test=test))
+        monkeypatch.setattr(room, "context", lambda: context)
+        config.context = context
+        return config
+
+    return pretend
+
+
+def test_before_tensorflow_starts_the_driver_counts(cuda):
+    cuda(driver=3, listed=0)
+    assert TensorFlowDevices(None).count() == 3
+
+
+def test_once_tensorflow_has_started_it_counts(cuda):
+    cuda(driver=3, listed=1, started=True)
+    assert TensorFlowDevices(None).count() == 1
+
+
+def test_gpus_that_tensorflow_has_looked_for_are_counted_with_their_parts(cuda):
+    config = cuda(driver=0, listed=2)
+    config.context._physical_devices = ["GPU:0", "GPU:1"]
+    assert TensorFlowDevices(None).count() == 3
+
+
+def test_gpus_that_tensorflow_cannot_use_are_a_warning_and_an_error(cuda):
+    config = cuda(driver=2, listed=0)
+    devices = TensorFlowDevices(None)
+    devices.count()
+    config.list_logical_devices = lambda kind=None: (
+        setattr(config.context, "_initialized", True) or []
+    )
+    with (
+        pytest.warns(DeviceInitializationWarning, match="found 2 GPUs and can use 0"),
+        pytest.raises(DeviceUnavailableError, match="gpu:0"),
+    ):
+        devices.native(gpu(0))
+
+
+def test_a_gpu_is_called_as_tensorflow_calls_it(cuda):
+    cuda(driver=2, listed=2, started=True)
+    assert TensorFlowDevices(None).native(gpu(1)) == "/GPU:1"
+
+
+def test_memory_grows_on_every_gpu(cuda):
+    config = cuda(driver=2, listed=2)
+    room.let_memory_grow()
+    assert config.grown == [("GPU:0", True), ("GPU:1", True)]
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [("TF_FORCE_GPU_ALLOW_GROWTH", "false"), ("D2LDEV_GPU_MEMORY", "framework")],
+)
+def test_the_user_s_choice_of_memory_is_left_alone(cuda, monkeypatch, variable, value):
+    config = cuda(driver=1, listed=1)
+    monkeypatch.setenv(variable, value)
+    room.let_memory_grow()
+    assert config.grown == []
+
+
+def test_a_gpu_that_the_user_has_divided_is_left_alone(cuda):
+    cuda(driver=1, listed=1, growth=ValueError("virtual devices configured"))
+    assert room.let_memory_grow() is None
+
+
+def test_the_policy_that_comes_too_late_is_a_warning(cuda):
+    cuda(driver=1, listed=1, growth=RuntimeError("initialized"))
+    with pytest.warns(MemoryPolicyWarning, match="TF_FORCE_GPU_ALLOW_GROWTH=true"):
+        room.let_memory_grow()
+
+
+def test_the_memory_of_a_gpu_that_has_not_started_is_not_used(cards, monkeypatch):
+    cards(8)
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    monkeypatch.setattr(room, "has_started", lambda: False)
+    assert TensorFlowDevices(None).memory(gpu(0)) == Memory(0, 0, 8)
+
+
+def test_the_memory_of_a_gpu_is_that_of_tensorflow_s_allocator(cards, monkeypatch):
+    cards(8)
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    asked = []
+    monkeypatch.setattr(
+        tf.config.experimental,
+        "get_memory_info",
+        lambda name: asked.append(name) or {"current": 1, "peak": 2},
+    )
+    assert TensorFlowDevices(None).memory(gpu(0)) == Memory(1, 2, 8)
+    assert asked == ["GPU:0"]
+
+
+def test_tensorflow_s_own_configuration_takes_the_policy_before_it_starts(run):
+    program = """
+from unittest import mock
+from d2ldev_tensorflow import devices
+from tensorflow.python.eager.context import context
+gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+tf.config.list_physical_devices()
+context()._physical_devices.append(gpu)
+with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
+    show(caught(devices.let_memory_grow))
+show(tf.config.experimental.get_memory_growth(gpu))
+"""
+    assert run(program) == [[], True]
+
+
+def test_tensorflow_s_own_configuration_refuses_the_policy_after_its_start(run):
+    program = """
+from unittest import mock
+from d2ldev_tensorflow import devices
+from tensorflow.python.eager.context import context
+tf.ones(1)
+gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+context()._physical_devices.append(gpu)
+with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
+    show(caught(devices.let_memory_grow))
+"""
+    (warned,) = run(program)[0]
+    assert warned.startswith("MemoryPolicyWarning: TensorFlow had initialised its GPU")
+
+
+def test_on_the_cpu_nothing_is_warned_about(run):
+    program = """
+tf.ones(1)
+backend = d2ldev.get_backend("tensorflow")
+show(caught(lambda: backend.ones(1, device="cpu")))
+"""
+    assert run(program) == [[]]

@@ -21,17 +21,17 @@ def bits(backend, x):
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
-def test_every_dtype_comes_back_bit_for_bit(tensorflow_backend, path, shape):
+def test_every_dtype_comes_back_bit_for_bit(backend, path, shape):
     size = int(np.prod(shape))
     saved = {}
-    for name in tensorflow_backend.dtype_names:
+    for name in backend.dtype_names:
         dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
         data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
         saved[name] = tf.constant(data.astype("uint8").view(dtype).reshape(shape))
-    tensorflow_backend.save(saved, path)
-    loaded = tensorflow_backend.load(path)
-    assert [(x.dtype, bits(tensorflow_backend, x)) for x in loaded.values()] == [
-        (x.dtype, bits(tensorflow_backend, x)) for x in saved.values()
+    backend.save(saved, path)
+    loaded = backend.load(path)
+    assert [(x.dtype, bits(backend, x)) for x in loaded.values()] == [
+        (x.dtype, bits(backend, x)) for x in saved.values()
     ]
 
 
@@ -60,53 +60,118 @@ def train(net, optimizer, steps=3):
         optimizer.apply(tape.gradient(loss, parameters), parameters)
 
 
-def test_training_goes_on_as_if_it_had_not_been_interrupted(tensorflow_backend, path):
+def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
     whole = made(1)
     train(**whole)
-    tensorflow_backend.save(whole, path)
+    backend.save(whole, path)
     train(**whole)
-    resumed = tensorflow_backend.load_into(made(2), path)
+    resumed = backend.load_into(made(2), path)
     train(**resumed)
     for part in ("net", "optimizer"):
         values = [
-            [bits(tensorflow_backend, v._value) for v in each[part].variables]
-            for each in (whole, resumed)
+            [bits(backend, v._value) for v in each[part].variables] for each in (whole, resumed)
         ]
         assert values[0] == values[1]
 
 
-def test_an_optimizer_without_variables_is_refused_with_the_way_to_make_them(
-    tensorflow_backend, path
-):
-    tensorflow_backend.save(made(1)["optimizer"], path)
+def test_an_optimizer_without_variables_is_refused_with_the_way_to_make_them(backend, path):
+    backend.save(made(1)["optimizer"], path)
     with pytest.raises(CheckpointError, match=r"optimizer\.build"):
-        tensorflow_backend.load_into(keras.optimizers.Adam(0.1), path)
+        backend.load_into(keras.optimizers.Adam(0.1), path)
 
 
-def test_the_state_of_another_optimizer_is_refused(tensorflow_backend, path):
+def test_the_state_of_another_optimizer_is_refused(backend, path):
     whole = made(1)
-    tensorflow_backend.save(whole["optimizer"], path)
+    backend.save(whole["optimizer"], path)
     other = keras.optimizers.SGD(0.25)
     other.build(whole["net"].trainable_variables)
     with pytest.raises(CheckpointError, match="SGD"):
-        tensorflow_backend.load_into(other, path)
+        backend.load_into(other, path)
     assert float(other.learning_rate) == 0.25
 
 
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Nadam": lambda: keras.optimizers.Nadam(0.1),
+    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulating": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    # Keras does not list the product of a Nadam that another optimizer has built.
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Nadam(0.1), dynamic_growth_steps=2
+    ),
+}
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_every_optimizer_goes_on_where_it_is(backend, path, make):
+    whole, resumed = ({"net": made(seed)["net"], "optimizer": make()} for seed in (1, 2))
+    train(**whole)
+    backend.save(whole, path)
+    resumed["optimizer"].build(resumed["net"].trainable_variables)
+    backend.place(resumed, "gpu:1")
+    backend.load_into(resumed, path)
+    for each in (whole, resumed):
+        train(**each)
+    values = [backend.named_tensors(each).values() for each in (whole, resumed)]
+    assert [bits(backend, x) for x in values[0]] == [bits(backend, x) for x in values[1]]
+    assert {str(place) for place in backend.placement(resumed).values()} == {"gpu:1"}
+
+
+BROKEN = {
+    "no state": lambda state: "text",
+    "no class": lambda state: {"variables": state["variables"]},
+    "another class": lambda state: state | {"class": "SGD"},
+    "the class of what is wrapped": lambda state: state | {"class": "LossScaleOptimizer(SGD)"},
+    "no variables": lambda state: state | {"variables": None},
+    "a variable less": lambda state: state | {"variables": state["variables"][:-1]},
+    "another shape": lambda state: (
+        state | {"variables": [*state["variables"][:-1], tf.zeros((1, 7))]}
+    ),
+    "another dtype": lambda state: (
+        state | {"variables": [*state["variables"][:-1], tf.zeros((1,), "float64")]}
+    ),
+    "no tensor": lambda state: state | {"variables": [*state["variables"][:-1], "text"]},
+}
+
+
+@pytest.mark.parametrize("break_it", BROKEN.values(), ids=BROKEN)
+def test_a_broken_state_of_an_optimizer_is_refused_and_nothing_changes(backend, break_it):
+    optimizer = made(1)["optimizer"]
+    before = [np.array(v.numpy()) for v in optimizer.variables]
+    files = backend.framework.files
+    with pytest.raises((ValueError, TypeError, AttributeError)):
+        files.checked_state(optimizer, break_it(dict(files.state(optimizer))))
+    for variable, value in zip(optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(variable, value)
+
+
+def test_an_optimizer_in_another_one_is_told_from_it(backend, path):
+    net = made(1)["net"]
+    optimizers = [
+        keras.optimizers.LossScaleOptimizer(inner)
+        for inner in (keras.optimizers.SGD(0.1, momentum=0.9), keras.optimizers.Adagrad(0.1))
+    ]
+    for each in optimizers:
+        each.build(net.trainable_variables)
+    backend.save(optimizers[0], path)
+    with pytest.raises(CheckpointError, match=r"LossScaleOptimizer\(Adagrad\)"):
+        backend.load_into(optimizers[1], path)
+
+
 def test_variables_stay_who_they_are_and_what_was_traced_computes_with_the_new_values(
-    tensorflow_backend, path
+    backend, path
 ):
     weight = tf.Variable([1.0, 2.0])
     traced = tf.function(lambda: weight * 1, autograph=False)
     traced()
-    tensorflow_backend.save({"w": tf.constant([3.0, 4.0])}, path)
-    assert tensorflow_backend.load_into({"w": weight}, path)["w"] is weight
+    backend.save({"w": tf.constant([3.0, 4.0])}, path)
+    assert backend.load_into({"w": weight}, path)["w"] is weight
     assert traced().numpy().tolist() == [3, 4]
 
 
-def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(tensorflow_backend, path, run):
-    x = tensorflow_backend.arange(4, dtype="bfloat16", device="gpu:1")
-    tensorflow_backend.save(x, path)
+def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path, run):
+    x = backend.arange(4, dtype="bfloat16", device="gpu:1")
+    backend.save(x, path)
     program = f"""
 backend = d2ldev.get_backend("tensorflow")
 x = backend.load({str(path)!r})
@@ -116,27 +181,32 @@ show([backend.num_gpus(), str(backend.device_of(x)), x.dtype.name, x.numpy().tol
 
 
 @pytest.mark.parametrize("dtype", ["int32", "float32", "bool", "bfloat16"])
-def test_tensors_are_loaded_to_a_device(tensorflow_backend, path, dtype):
-    tensorflow_backend.save(tensorflow_backend.ones(2, dtype=dtype), path)
-    loaded = tensorflow_backend.load(path, device="gpu:1")
-    assert str(tensorflow_backend.device_of(loaded)) == "gpu:1"
+def test_tensors_are_loaded_to_a_device(backend, path, dtype):
+    backend.save(backend.ones(2, dtype=dtype), path)
+    loaded = backend.load(path, device="gpu:1")
+    assert str(backend.device_of(loaded)) == "gpu:1"
 
 
 def sequential(shape, *parts):
     return keras.Sequential([keras.Input(shape), *parts])
 
 
+def layouts_of(backend, net):
+    """How the kernel of each layer is brought into the canonical form."""
+    found = backend.framework.files.layers(net)
+    return [layer.layout("weight", tuple(layer.weight.shape)) for layer in found]
+
+
 def test_a_dense_layer_behind_a_flattened_convolution_has_its_columns_as_the_channels_are(
-    tensorflow_backend,
+    backend,
 ):
     net = sequential((4, 4, 1), layers.Conv2D(3, 3), layers.Flatten(), layers.Dense(2))
-    layouts = tensorflow_backend._layouts(net)
-    weight = {layout.role: layout for layout in layouts.values()}["1.weight"]
+    weight = layouts_of(backend, net)[1]
     assert (weight.split, weight.shape) == ((4, 3, 2), (2, 12))
 
 
 @pytest.mark.parametrize("first", ["convolution", "flatten"])
-def test_channels_that_come_first_are_not_guessed(tensorflow_backend, first):
+def test_channels_that_come_first_are_not_guessed(backend, first):
     formats = {"convolution": "channels_last", "flatten": "channels_last", first: "channels_first"}
     net = sequential(
         (4, 4, 4),
@@ -144,15 +214,12 @@ def test_channels_that_come_first_are_not_guessed(tensorflow_backend, first):
         layers.Flatten(data_format=formats["flatten"]),
         layers.Dense(2),
     )
-    assert tensorflow_backend._layouts(net) is None
+    assert backend.framework.files.layers(net) is None
 
 
 @pytest.mark.parametrize("shape", [(4, 3), (2, 2, 3)], ids=str)
-def test_an_input_that_is_flattened_has_its_order_from_whoever_calls_the_model(
-    tensorflow_backend, shape
-):
-    layouts = tensorflow_backend._layouts(sequential(shape, layers.Flatten(), layers.Dense(2)))
-    weight = {layout.role: layout for layout in layouts.values()}["0.weight"]
+def test_an_input_that_is_flattened_has_its_order_from_whoever_calls_the_model(backend, shape):
+    (weight,) = layouts_of(backend, sequential(shape, layers.Flatten(), layers.Dense(2)))
     assert (weight.split, weight.axes) == ((12, 2), (1, 0))
 
 
@@ -168,5 +235,5 @@ NOT_STANDARD = {
 
 
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
-def test_no_layouts_are_claimed_for_other_models(tensorflow_backend, make):
-    assert tensorflow_backend._layouts(make()) is None
+def test_no_layouts_are_claimed_for_other_models(backend, make):
+    assert not backend.framework.files.layers(make())

@@ -1,18 +1,23 @@
-"""Keras' models and layers after ``place``: where they build, compute and train."""
+"""Keras' models and layers, ``tf.Module``s and variables after ``place``."""
 
 import copy
+import gc
+import weakref
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from d2ldev_conformance.suite.data import room_for
 
-from d2ldev import cpu, gpu
+from d2ldev import UnsupportedValueError, cpu, gpu
+
+# -- Keras -----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def x(tensorflow_backend):
-    return tensorflow_backend.rand((6, 3), seed=0)
+def x(backend):
+    return backend.rand((6, 3), seed=0)
 
 
 def placed_on(backend, obj):
@@ -45,36 +50,38 @@ MODELS = {
     "layer": lambda: keras.layers.Dense(2),
     "recurrent": lambda: keras.Sequential([keras.layers.Reshape((3, 1)), keras.layers.LSTM(4)]),
 }
+
+
 models = pytest.mark.parametrize("make", MODELS.values(), ids=MODELS)
 
 
 @models
-def test_a_model_that_is_not_built_builds_where_it_was_placed(tensorflow_backend, make, x):
-    net = tensorflow_backend.place(make(), "gpu:1")
+def test_a_model_that_is_not_built_builds_where_it_was_placed(backend, make, x):
+    net = backend.place(make(), "gpu:1")
     y = net(x)
-    assert tensorflow_backend.device_of(y) is gpu(1)
-    assert placed_on(tensorflow_backend, net) == {gpu(1)}
+    assert backend.device_of(y) is gpu(1)
+    assert placed_on(backend, net) == {gpu(1)}
 
 
 @models
-def test_a_model_that_is_built_computes_the_same_where_it_was_placed(tensorflow_backend, make, x):
+def test_a_model_that_is_built_computes_the_same_where_it_was_placed(backend, make, x):
     net = make()
     before = net(x).numpy()
-    tensorflow_backend.place(net, "gpu:1")
+    backend.place(net, "gpu:1")
     after = net(x)
-    assert tensorflow_backend.device_of(after) is gpu(1)
-    assert placed_on(tensorflow_backend, net) == {gpu(1)}
+    assert backend.device_of(after) is gpu(1)
+    assert placed_on(backend, net) == {gpu(1)}
     np.testing.assert_allclose(after.numpy(), before, rtol=1e-5, atol=1e-6)
 
 
-def test_a_layer_with_layers_made_by_its_build_builds_them_there(tensorflow_backend):
-    layer = tensorflow_backend.place(keras.layers.MultiHeadAttention(2, 2), "gpu:0")
+def test_a_layer_with_layers_made_by_its_build_builds_them_there(backend):
+    layer = backend.place(keras.layers.MultiHeadAttention(2, 2), "gpu:0")
     y = layer(tf.ones((1, 3, 4)), tf.ones((1, 3, 4)))
-    assert tensorflow_backend.device_of(y) is gpu(0)
-    assert placed_on(tensorflow_backend, layer) == {gpu(0)}
+    assert backend.device_of(y) is gpu(0)
+    assert placed_on(backend, layer) == {gpu(0)}
 
 
-class Holder(keras.Model):
+class Wrapper(keras.Model):
     """A model that Keras traces to build its one layer."""
 
     def __init__(self, layer):
@@ -85,69 +92,69 @@ class Holder(keras.Model):
         return self.layer(x)
 
 
-def test_a_placed_layer_of_a_model_that_was_not_builds_where_it_was_placed(tensorflow_backend, x):
-    layer = tensorflow_backend.place(keras.layers.Dense(2), "gpu:1")
-    y = Holder(layer)(x)
-    assert placed_on(tensorflow_backend, layer) == {gpu(1)}
-    assert tensorflow_backend.device_of(y) is gpu(1)
+def test_a_placed_layer_of_a_model_that_was_not_builds_where_it_was_placed(backend, x):
+    layer = backend.place(keras.layers.Dense(2), "gpu:1")
+    y = Wrapper(layer)(x)
+    assert placed_on(backend, layer) == {gpu(1)}
+    assert backend.device_of(y) is gpu(1)
 
 
-def test_a_functional_model_is_placed(tensorflow_backend, x):
+def test_a_functional_model_is_placed(backend, x):
     inputs = keras.Input((3,))
     hidden = keras.layers.Dense(4)(inputs)
     net = keras.Model(inputs, [keras.layers.Dense(1)(hidden), keras.ops.sum(hidden, axis=1)])
-    tensorflow_backend.place(net, "gpu:1")
-    assert [tensorflow_backend.device_of(y) for y in net(x)] == [gpu(1), gpu(1)]
+    backend.place(net, "gpu:1")
+    assert [backend.device_of(y) for y in net(x)] == [gpu(1), gpu(1)]
 
 
-def test_the_layers_of_a_model_can_be_on_several_devices(tensorflow_backend, x):
-    net = tensorflow_backend.place(MODELS["sequential"](), "gpu:0")
+def test_the_layers_of_a_model_can_be_on_several_devices(backend, x):
+    net = backend.place(MODELS["sequential"](), "gpu:0")
     first, last = net.layers
-    tensorflow_backend.place(last, "gpu:1")
+    backend.place(last, "gpu:1")
     y = net(x)
-    assert tensorflow_backend.device_of(y) is gpu(1)
-    assert placed_on(tensorflow_backend, first) == {gpu(0)}
-    assert placed_on(tensorflow_backend, last) == {gpu(1)}
+    assert backend.device_of(y) is gpu(1)
+    assert placed_on(backend, first) == {gpu(0)}
+    assert placed_on(backend, last) == {gpu(1)}
 
 
-def test_a_model_comes_back_to_the_cpu(tensorflow_backend, x):
-    net = tensorflow_backend.place(MODELS["sequential"](), "gpu:0")
-    tensorflow_backend.place(net, "cpu")
-    assert tensorflow_backend.device_of(net(x)) is cpu()
-    assert placed_on(tensorflow_backend, net) == {cpu()}
+def test_a_model_comes_back_to_the_cpu(backend, x):
+    net = backend.place(MODELS["sequential"](), "gpu:0")
+    backend.place(net, "cpu")
+    assert backend.device_of(net(x)) is cpu()
+    assert placed_on(backend, net) == {cpu()}
 
 
-def test_the_same_variables_stay_in_the_model(tensorflow_backend, x):
+def test_the_same_variables_stay_in_the_model(backend, x):
     net = MODELS["subclass"]()
     net(x)
     variables, raw = list(net.variables), net.raw
-    tensorflow_backend.place(net, "gpu:1")
+    backend.place(net, "gpu:1")
     assert all(now is then for now, then in zip(net.variables, variables, strict=True))
     assert net.raw is raw
 
 
-def test_the_classes_of_keras_are_left_alone(tensorflow_backend, x):
-    tensorflow_backend.place(MODELS["sequential"](), "gpu:1")
+def test_the_classes_of_keras_are_left_alone(backend, x):
+    backend.place(MODELS["sequential"](), "gpu:1")
     other = MODELS["sequential"]()
-    assert tensorflow_backend.device_of(other(x)) is cpu()
-    assert placed_on(tensorflow_backend, other) == {cpu()}
+    assert backend.device_of(other(x)) is cpu()
+    assert placed_on(backend, other) == {cpu()}
 
 
-def test_strings_and_tables_of_a_model_stay_on_the_host(tensorflow_backend):
+def test_strings_and_tables_of_a_model_stay_on_the_host(backend):
     lookup = keras.layers.StringLookup(vocabulary=["a", "b"])
     lookup.words = tf.constant(["a", "b"])
     net = keras.Sequential([lookup, keras.layers.Embedding(3, 2)])
-    tensorflow_backend.place(net, "gpu:0")
+    backend.place(net, "gpu:0")
     y = net(tf.constant([["a"], ["b"]]))
     assert y.shape == (2, 1, 2)
-    assert placed_on(tensorflow_backend, net) == {gpu(0)}
+    assert placed_on(backend, net) == {gpu(0)}
 
 
-def test_a_compiled_model_is_trained_where_it_was_placed(tensorflow_backend, x):
-    net = tensorflow_backend.place(MODELS["sequential"](), "gpu:1")
+def test_a_compiled_model_is_trained_where_it_was_placed(backend, x):
+    net = backend.place(MODELS["sequential"](), "gpu:1")
     net.compile("adam", "mse")
     net.fit(x, np.ones((6, 1)), epochs=2, verbose=0)
-    assert placed_on(tensorflow_backend, net.layers) == {gpu(1)}
+    assert placed_on(backend, net.layers) == {gpu(1)}
 
 
 def compiled(jit):
@@ -161,21 +168,21 @@ def losses(net, x, epochs):
     return net.fit(x, np.ones((6, 1)), epochs=epochs, shuffle=False, verbose=0).history["loss"]
 
 
-def test_fit_goes_on_after_the_move_as_if_nothing_had_been(tensorflow_backend, x):
+def test_fit_goes_on_after_the_move_as_if_nothing_had_been(backend, x):
     moved, twin = compiled(False), compiled(False)
     expected = losses(twin, x, 6)
     found = losses(moved, x, 3)
-    tensorflow_backend.place(moved, "gpu:1")
+    backend.place(moved, "gpu:1")
     found += losses(moved, x, 3)
     assert found == expected
-    assert placed_on(tensorflow_backend, moved) == {gpu(1)}
-    assert placed_on(tensorflow_backend, moved.optimizer) == {gpu(1)}
+    assert placed_on(backend, moved) == {gpu(1)}
+    assert placed_on(backend, moved.optimizer) == {gpu(1)}
 
 
-def test_predict_and_evaluate_see_the_memory_of_after_the_move(tensorflow_backend, x):
+def test_predict_and_evaluate_see_the_memory_of_after_the_move(backend, x):
     net = compiled(False)
     before = net.predict(x, verbose=0), net.evaluate(x, np.ones((6, 1)), verbose=0)
-    tensorflow_backend.place(net, "gpu:0")
+    backend.place(net, "gpu:0")
     for variable in net.trainable_variables:
         variable.assign(variable * 2.0)
     after = net.predict(x, verbose=0), net.evaluate(x, np.ones((6, 1)), verbose=0)
@@ -183,53 +190,53 @@ def test_predict_and_evaluate_see_the_memory_of_after_the_move(tensorflow_backen
     assert after[1] != before[1]
 
 
-def test_a_function_that_was_traced_before_the_move_fails_and_forgets_nothing(tensorflow_backend):
-    net = tensorflow_backend.mlp([3, 2])
+def test_a_function_that_was_traced_before_the_move_fails_and_forgets_nothing(backend):
+    net = backend.mlp([3, 2])
     traced = tf.function(lambda x: net(x), autograph=False)
     traced(tf.ones((1, 3)))
-    tensorflow_backend.place(net, "gpu:1")
+    backend.place(net, "gpu:1")
     with pytest.raises(tf.errors.InvalidArgumentError):
         traced(tf.ones((1, 3)))
 
 
-def test_a_model_that_did_not_move_keeps_its_traced_functions(tensorflow_backend, x):
+def test_a_model_that_did_not_move_keeps_its_traced_functions(backend, x):
     net = compiled(False)
     losses(net, x, 1)
     function = net.train_function
-    tensorflow_backend.place(net, "cpu")
+    backend.place(net, "cpu")
     assert net.train_function is function
 
 
-def test_a_model_is_moved_for_good_while_a_function_is_traced(tensorflow_backend):
-    net = tensorflow_backend.mlp([3, 2])
+def test_a_model_is_moved_for_good_while_a_function_is_traced(backend):
+    net = backend.mlp([3, 2])
 
     @tf.function(autograph=False)
     def traced(x):
-        tensorflow_backend.place(net, "gpu:1")
+        backend.place(net, "gpu:1")
         return net(x)
 
     assert traced(tf.ones((1, 3))).shape == (1, 2)
-    assert placed_on(tensorflow_backend, net) == {gpu(1)}
+    assert placed_on(backend, net) == {gpu(1)}
 
 
-def test_seeds_of_dropout_go_on_after_the_move(tensorflow_backend):
+def test_seeds_of_dropout_go_on_after_the_move(backend):
     moved, twin = (keras.layers.Dropout(0.5, seed=3) for _ in range(2))
     ones = tf.ones((4, 4))
     for layer in (moved, twin):
         layer(ones, training=True)
-    tensorflow_backend.place(moved, "gpu:1")
+    backend.place(moved, "gpu:1")
     np.testing.assert_array_equal(moved(ones, training=True), twin(ones, training=True))
 
 
-def test_statistics_go_on_after_the_move(tensorflow_backend, x):
+def test_statistics_go_on_after_the_move(backend, x):
     moved, twin = (keras.layers.BatchNormalization() for _ in range(2))
     for layer in (moved, twin):
         layer(x, training=True)
-    tensorflow_backend.place(moved, "gpu:1")
+    backend.place(moved, "gpu:1")
     for layer in (moved, twin):
         layer(x * 2.0, training=True)
     np.testing.assert_array_equal(moved.moving_mean, twin.moving_mean)
-    assert tensorflow_backend.device_of(moved.moving_mean.value) is gpu(1)
+    assert backend.device_of(moved.moving_mean.value) is gpu(1)
 
 
 # Of TensorFlow's tensors under NumPy 2, wherever Keras makes arrays of them.
@@ -237,62 +244,254 @@ arrays_of_keras = pytest.mark.filterwarnings("ignore:__array__ implementation:De
 
 
 @arrays_of_keras
-def test_a_placed_model_is_saved_and_read(tensorflow_backend, x, tmp_path):
-    net = tensorflow_backend.mlp([3, 4, 1], device="gpu:1")
+def test_a_placed_model_is_saved_and_read(backend, x, tmp_path):
+    net = backend.mlp([3, 4, 1], device="gpu:1")
     net.save(tmp_path / "net.keras")
     net.save_weights(tmp_path / "net.weights.h5")
     again = keras.models.load_model(tmp_path / "net.keras")
     np.testing.assert_array_equal(again(x), net(x))
-    other = tensorflow_backend.mlp([3, 4, 1], seed=9, device="gpu:0")
+    other = backend.mlp([3, 4, 1], seed=9, device="gpu:0")
     other.load_weights(tmp_path / "net.weights.h5")
     np.testing.assert_array_equal(other(x), net(x))
-    assert placed_on(tensorflow_backend, other) == {gpu(0)}
+    assert placed_on(backend, other) == {gpu(0)}
 
 
-def test_a_checkpoint_finds_the_variables_after_the_move(tensorflow_backend, tmp_path):
-    net = tensorflow_backend.mlp([3, 1])
+def test_a_checkpoint_finds_the_variables_after_the_move(backend, tmp_path):
+    net = backend.mlp([3, 1])
     saved = tf.train.Checkpoint(net=net).save(str(tmp_path / "net"))
     before = net.get_weights()
-    tensorflow_backend.place(net, "gpu:1")
+    backend.place(net, "gpu:1")
     net.layers[0].kernel.assign(tf.zeros((3, 1)))
     tf.train.Checkpoint(net=net).restore(saved).assert_existing_objects_matched()
-    assert placed_on(tensorflow_backend, net) == {gpu(1)}
+    assert placed_on(backend, net) == {gpu(1)}
     np.testing.assert_array_equal(net.get_weights()[0], before[0])
 
 
 @arrays_of_keras
 @pytest.mark.parametrize("copied", [copy.deepcopy, keras.models.clone_model])
-def test_a_copy_of_a_placed_model_has_its_own_variables(tensorflow_backend, x, copied):
-    net = tensorflow_backend.mlp([3, 1], device="gpu:1")
+def test_a_copy_of_a_placed_model_has_its_own_variables(backend, x, copied):
+    net = backend.mlp([3, 1], device="gpu:1")
     before = net(x).numpy()
     other = copied(net)
     other(x)
     for variable in other.variables:
         variable.assign(variable + 1.0)
     np.testing.assert_array_equal(net(x), before)
-    assert placed_on(tensorflow_backend, net) == {gpu(1)}
+    assert placed_on(backend, net) == {gpu(1)}
 
 
-def test_mixed_precision_is_placed(tensorflow_backend, x):
+def test_mixed_precision_is_placed(backend, x):
     net = keras.Sequential([keras.layers.Dense(2, dtype="mixed_bfloat16")])
     net(x)
-    tensorflow_backend.place(net, "gpu:1")
+    backend.place(net, "gpu:1")
     y = net(x)
-    assert tensorflow_backend.dtype_of(y) == "bfloat16"
-    assert tensorflow_backend.device_of(y) is gpu(1)
+    assert backend.dtype_of(y) == "bfloat16"
+    assert backend.device_of(y) is gpu(1)
 
 
-def test_a_variable_of_keras_in_a_pytree_is_placed(tensorflow_backend):
+def test_a_variable_of_keras_in_a_pytree_is_placed(backend):
     variable = keras.Variable(np.ones(2, "float32"), name="w")
     tree = {"w": variable, "also": [variable]}
-    assert tensorflow_backend.place(tree, "gpu:1") is tree
-    assert tensorflow_backend.placement(tree) == {"w.w": gpu(1)}
+    assert backend.place(tree, "gpu:1") is tree
+    assert backend.placement(tree) == {"w.w": gpu(1)}
 
 
-def test_metrics_in_a_model_are_placed(tensorflow_backend):
+def test_metrics_in_a_model_are_placed(backend):
     metric = keras.metrics.Mean()
     metric.update_state([1.0, 3.0])
-    tensorflow_backend.place([metric], "gpu:1")
+    backend.place([metric], "gpu:1")
     metric.update_state([5.0])
     assert float(metric.result()) == 3
-    assert placed_on(tensorflow_backend, [metric]) == {gpu(1)}
+    assert placed_on(backend, [metric]) == {gpu(1)}
+
+
+# -- TensorFlow ------------------------------------------------------------------------------------
+
+
+class Linear(tf.Module):
+    """A module with a method under ``tf.function``."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable([[2.0], [3.0]])
+        self.scale = tf.constant(1.0)
+
+    @tf.function(autograph=False)
+    def __call__(self, x):
+        return x @ self.weight * self.scale
+
+
+class Holder(tf.Module):
+    """A module with whatever it is given, in attributes."""
+
+    def __init__(self, **attributes):
+        super().__init__()
+        for name, value in attributes.items():
+            setattr(self, name, value)
+
+
+def on(device, value):
+    with tf.device({"cpu": "/CPU:0", "gpu:0": "/CPU:1", "gpu:1": "/CPU:2"}[device]):
+        return tf.Variable(value)
+
+
+def test_a_method_that_was_traced_is_traced_again_after_the_move(backend):
+    module = Linear()
+    x = tf.constant([[1.0, 1.0]])
+    assert float(module(x)[0, 0]) == 5
+    backend.place(module, "gpu:1")
+    module.weight.assign([[4.0], [5.0]])
+    assert float(module(x)[0, 0]) == 9
+
+
+def test_a_method_of_another_module_keeps_its_trace(backend):
+    moved, other = Linear(), Linear()
+    x = tf.constant([[1.0, 1.0]])
+    moved(x), other(x)
+    before = other.__call__
+    backend.place(moved, "gpu:1")
+    assert other.__call__ is before
+
+
+def test_who_holds_a_variable_still_holds_it(backend):
+    variable = on("cpu", [1.0, 2.0])
+    held = {"v": variable}
+    backend.place(variable, "gpu:1")
+    held["v"].assign_add([1.0, 1.0])
+    assert variable.numpy().tolist() == [2, 3]
+    assert backend.device_of(held["v"]) is gpu(1)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "int32", "int64", "bool", "bfloat16", "complex64", "float8_e5m2"]
+)
+def test_a_variable_of_every_dtype_moves_with_its_values(backend, dtype):
+    with tf.device("/CPU:0"):
+        variable = tf.Variable(backend.ones((2, 3), dtype=dtype))
+    backend.place(variable, "gpu:0")
+    assert backend.device_of(variable) is gpu(0)
+    assert backend.to_numpy(variable).tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_a_variable_keeps_its_name_its_shape_and_whether_it_is_trained(backend):
+    variable = tf.Variable([1.0], name="w", trainable=False, shape=tf.TensorShape([None]))
+    before = (variable.name, variable.trainable, variable.shape, variable._unique_id)
+    backend.place(variable, "gpu:1")
+    after = (variable.name, variable.trainable, variable.shape, variable._unique_id)
+    assert after[:2] == before[:2]
+    assert after[2].as_list() == before[2].as_list()
+    assert after[3] == before[3]
+    variable.assign([1.0, 2.0, 3.0])
+    assert variable.numpy().tolist() == [1, 2, 3]
+
+
+def test_a_moved_variable_is_watched_by_a_tape(backend):
+    variable = backend.place(tf.Variable(3.0), "gpu:1")
+    with tf.GradientTape() as tape:
+        y = variable * variable
+    assert float(tape.gradient(y, variable)) == 6
+
+
+def test_a_moved_variable_is_written_in_every_way(backend):
+    variable = backend.place(tf.Variable([1.0, 2.0, 3.0]), "gpu:1")
+    variable.assign_sub([1.0, 1.0, 1.0])
+    variable.scatter_nd_update([[0]], [9.0])
+    variable[1:2].assign([7.0])
+    assert variable.numpy().tolist() == [9, 7, 2]
+    assert backend.device_of(variable) is gpu(1)
+
+
+def test_the_memory_on_the_old_device_is_given_back(backend):
+    variable = tf.Variable(tf.ones(1000))
+    old = variable.handle
+    backend.place(variable, "gpu:0")
+    left = tf.raw_ops.ReadVariableOp(resource=old, dtype=tf.float32)
+    assert left.shape == (0,)
+
+
+def test_a_moved_variable_ends_with_its_last_holder(backend):
+    variable = tf.Variable([1.0])
+    backend.place(variable, "gpu:1")
+    ended = weakref.ref(variable)
+    del variable
+    gc.collect()
+    assert ended() is None
+
+
+def test_ties_survive(backend):
+    variable = on("cpu", [1.0])
+    module = Holder(a=variable, b=[variable], c=Holder(d=variable))
+    backend.place(module, "gpu:1")
+    assert module.a is module.b[0] is module.c.d is variable
+
+
+def test_tensors_in_wrapped_containers_are_replaced_in_them(backend):
+    x = tf.ones(2)
+    module = Holder(
+        mapping={"x": x, "inner": {"y": (x, [x])}}, pair=(x, on("cpu", 1.0)), names=["a", x]
+    )
+    backend.place(module, "gpu:0")
+    found = [module.mapping["x"], module.mapping["inner"]["y"][0], module.pair[0], module.names[1]]
+    assert {backend.device_of(each) for each in found} == {gpu(0)}
+    assert len({id(each) for each in found}) == 1
+    assert module.names[0] == "a"
+
+
+def test_a_moved_module_is_tracked_as_before(backend, tmp_path):
+    module = Holder(mapping={"x": tf.ones(2), "v": on("cpu", 1.0)}, pair=(tf.ones(1), {"w": 2}))
+    backend.place(module, "gpu:1")
+    module.mapping["new"] = tf.Variable(5.0)
+    path = tf.train.Checkpoint(m=module).save(str(tmp_path / "m"))
+    names = [name for name, _ in tf.train.list_variables(path)]
+    assert any("mapping/new" in name for name in names)
+    assert len(module.variables) == 2
+
+
+def test_strings_in_a_module_stay_on_the_host(backend):
+    module = Holder(words=tf.constant(["a"]), seen=tf.Variable(["b"]), weight=tf.Variable(1.0))
+    backend.place(module, "gpu:0")
+    assert backend.placement(module) == {"weight": gpu(0)}
+    assert module.seen.numpy().tolist() == [b"b"]
+
+
+def test_a_variable_of_strings_has_no_place_on_a_gpu(backend):
+    variable = tf.Variable(["a"])
+    with pytest.raises(UnsupportedValueError, match="string"):
+        backend.place({"v": variable}, "gpu:0")
+    assert backend.device_of(variable) is cpu()
+
+
+def test_a_generator_goes_on_with_its_numbers(backend):
+    moved, twin = (tf.random.Generator.from_seed(3) for _ in range(2))
+    moved.normal((2,)), twin.normal((2,))
+    backend.place(moved, "gpu:1")
+    assert moved.normal((3,)).numpy().tolist() == twin.normal((3,)).numpy().tolist()
+    assert backend.device_of(moved.state) is gpu(1)
+
+
+def test_a_failure_leaves_variables_and_tensors_where_they_were(backend, monkeypatch):
+    module = Holder(a=on("cpu", [1.0]), b=tf.ones(1), c=on("cpu", [2.0]))
+    room = room_for(2, backend.framework.tensors.copy_all)
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", room)
+    with pytest.raises(MemoryError):
+        backend.place(module, "gpu:1")
+    assert set(backend.placement(module).values()) == {cpu()}
+    assert [module.a.numpy().tolist(), module.c.numpy().tolist()] == [[1], [2]]
+
+
+def test_a_moved_module_is_exported(backend, tmp_path):
+    module = Linear()
+    backend.place(module, "gpu:1")
+    x = tf.constant([[1.0, 1.0]])
+    module(x)
+    tf.saved_model.save(module, str(tmp_path / "module"))
+    again = tf.saved_model.load(str(tmp_path / "module"))
+    assert float(again(x)[0, 0]) == 5
+
+
+def test_a_moved_variable_s_handle_says_whose_it_is(backend):
+    variable = tf.Variable([1.0], name="w")
+    before = vars(variable.handle)
+    backend.place(variable, "gpu:1")
+    assert vars(variable.handle) == before
+    assert variable.handle._parent_trackable() is variable

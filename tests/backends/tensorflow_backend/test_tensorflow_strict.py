@@ -1,36 +1,39 @@
-"""``strict()`` in TensorFlow: which operands are looked at, and where operations run."""
+"""``strict()`` in TensorFlow: which operands are looked at, functions, and Keras."""
 
 import inspect
+import tempfile
 from functools import partial
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-
-# Private: what each operation's inputs are called, and what all operations go through.
+from d2ldev_tensorflow.strict import Definitions
+from keras import layers
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import constant_op, op_def_registry
 
 from d2ldev import DeviceMismatchError, cpu, gpu
 
 CPU = "/CPU:0"
+
+
 # AutoGraph writes files when it converts a function.
 as_it_is = tf.autograph.experimental.do_not_convert
 
 
 @pytest.fixture
-def here(tensorflow_backend):
-    return tensorflow_backend.rand((4, 4), seed=1, device="gpu:1")
+def here(backend):
+    return backend.rand((4, 4), seed=1, device="gpu:1")
 
 
 @pytest.fixture
-def elsewhere(tensorflow_backend):
-    return tensorflow_backend.rand((4, 4), seed=2, device="gpu:0")
+def elsewhere(backend):
+    return backend.rand((4, 4), seed=2, device="gpu:0")
 
 
 MIXING = {
     "tf.add": lambda x, y: tf.add(x, y),
-    "a variable": lambda x, y: x + tf.Variable(y),
     "numpy": lambda x, y: tf.experimental.numpy.add(x, y),
     "list": lambda x, y: tf.concat([x, y], 0),
     "several lists": lambda x, y: tf.stack([x, y]),
@@ -43,7 +46,6 @@ MIXING = {
     "indices": lambda x, y: tf.gather(x, tf.cast(y[0], tf.int64)),
     "mask": lambda x, y: tf.boolean_mask(x, y > 0),
     "in a user's function": lambda x, y: tf.map_fn(as_it_is(lambda row: row + y[0]), x),
-    "assigning and adding": lambda x, y: tf.Variable(x).assign_add(y),
     "scattering": lambda x, y: tf.tensor_scatter_nd_update(x, [[0]], y[:1]),
     "norm": lambda x, y: tf.nn.batch_normalization(x, y, y, None, None, 1e-3),
     "convolution": lambda x, y: tf.nn.conv1d(x[None], y[None], 1, "SAME"),
@@ -53,20 +55,20 @@ MIXING = {
 
 
 @pytest.mark.parametrize("operation", MIXING.values(), ids=MIXING)
-def test_mixing_raises(tensorflow_backend, here, elsewhere, operation):
-    with tensorflow_backend.strict():
+def test_mixing_raises(backend, here, elsewhere, operation):
+    with backend.strict():
         with pytest.raises(DeviceMismatchError) as caught:
             operation(here, elsewhere)
         operation(here, here + 0.5)
     assert set(caught.value.devices) == {"gpu:0", "gpu:1"}
 
 
-def test_every_operation_of_tensorflow_refuses(tensorflow_backend, here, elsewhere):
+def test_every_operation_of_tensorflow_refuses(backend, here, elsewhere):
     """All that take two tensors, called so that they would fail if they did not refuse before."""
     ran, refused = [], 0
     for name, call in operations_of_two(here, elsewhere):
         try:
-            with tensorflow_backend.strict():
+            with backend.strict():
                 call()
         except DeviceMismatchError:
             refused += 1
@@ -81,14 +83,12 @@ def test_every_operation_of_tensorflow_refuses(tensorflow_backend, here, elsewhe
 
 def operations_of_two(x, y):
     """Raw operations that take at least two operands, called with both tensors in turn."""
-    from d2ldev_tensorflow.operands import Definitions, Positions
-
-    positions = Positions(Definitions())
+    definitions = Definitions()
     for name in sorted(dir(tf.raw_ops)):
         definition = None if name.startswith("_") else op_def_registry.get(name)
         if definition is None or any(each.is_ref for each in definition.input_arg):
             continue
-        used = [definition.input_arg[index] for index in positions[name] or ()]
+        used = [definition.input_arg[index] for index in definitions[name].operands]
         lists = [each.name for each in used if each.number_attr or each.type_list_attr]
         if len(used) + len(lists) < 2:
             continue
@@ -134,33 +134,72 @@ STAYING = {
     "strings": lambda x: tf.strings.to_number(tf.strings.as_string(x)),
     "like it": tf.zeros_like,
     "of its shape": lambda x: tf.random.normal(tf.shape(x)) + x,
-    "variable made of it": lambda x: tf.Variable(x).read_value(),
     "raw operation": lambda x: tf.raw_ops.AddV2(x=x, y=x),
     "copy": lambda x: tf.identity(x),
 }
 
 
 @pytest.mark.parametrize("operation", STAYING.values(), ids=STAYING)
-def test_operations_run_where_their_operands_are(tensorflow_backend, here, operation):
-    with tensorflow_backend.strict():
-        assert tensorflow_backend.device_of(operation(here)) is gpu(1)
+def test_operations_run_where_their_operands_are(backend, here, operation):
+    with backend.strict():
+        assert backend.device_of(operation(here)) is gpu(1)
 
 
-def test_a_tensor_of_the_cpu_is_an_operand(tensorflow_backend, here):
-    with tensorflow_backend.strict(), pytest.raises(DeviceMismatchError):
-        here + tf.ones(4)
+def test_a_tensor_of_the_cpu_is_an_operand(backend, here):
+    before = tf.ones(4)
+    with backend.strict():
+        with backend.on("cpu"):
+            scoped = tf.ones(4)
+        for x in (before, scoped, backend.ones(4), tf.Variable(tf.ones(4))):
+            with pytest.raises(DeviceMismatchError):
+                here + x
 
 
-def test_a_0_dim_tensor_of_a_gpu_is_an_operand(tensorflow_backend, here):
-    scalar = tensorflow_backend.asarray(2.0, device="gpu:0")
-    with tensorflow_backend.strict(), pytest.raises(DeviceMismatchError):
+MADE_ON_THE_WAY = {
+    "filled": lambda: tf.ones(4),
+    "of numbers": lambda: tf.constant([1.0, 2.0, 3.0, 4.0]),
+    "of an array": lambda: tf.convert_to_tensor(np.ones(4, "float32")),
+    "random": lambda: tf.random.normal((4,)),
+    "computed from such": lambda: tf.reshape(tf.ones((2, 2)) * 2 + tf.range(2.0), [4]),
+    "of a function": lambda: tf.function(lambda: tf.ones(4), autograph=False)(),
+}
+
+
+@pytest.mark.parametrize("make", MADE_ON_THE_WAY.values(), ids=MADE_ON_THE_WAY)
+def test_what_no_scope_has_placed_mixes(backend, here, make):
+    with backend.strict():
+        made = make()
+        found = [here + made, made * here, tf.function(tf.add, autograph=False)(made, here)]
+    assert {backend.device_of(x) for x in found} == {gpu(1)}
+
+
+def test_what_is_computed_from_it_and_a_placed_tensor_is_placed(backend, here, elsewhere):
+    with backend.strict():
+        placed = here + tf.ones(4)
+        with pytest.raises(DeviceMismatchError):
+            placed + elsewhere
+
+
+def test_zeros_that_a_gradient_had_before_the_block_are_no_operands(backend, here):
+    def gradient():
+        with tf.GradientTape() as tape:
+            tape.watch(here)
+            y = tf.split(here, 2)[0]
+        return tape.gradient(y, here)
+
+    gradient()
+    with backend.strict():
+        assert backend.device_of(gradient()) is gpu(1)
+
+
+def test_a_0_dim_tensor_of_a_gpu_is_an_operand(backend, here):
+    scalar = backend.asarray(2.0, device="gpu:0")
+    with backend.strict(), pytest.raises(DeviceMismatchError):
         here * scalar
 
 
-def test_the_error_has_the_names_of_the_operation_and_of_its_operands(
-    tensorflow_backend, here, elsewhere
-):
-    with tensorflow_backend.strict(), pytest.raises(DeviceMismatchError) as caught:
+def test_the_error_has_the_names_of_the_operation_and_of_its_operands(backend, here, elsewhere):
+    with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         tf.concat([here, elsewhere], 0)
     assert str(caught.value) == (
         "cannot run concat: its operands are on different devices: "
@@ -170,56 +209,450 @@ def test_the_error_has_the_names_of_the_operation_and_of_its_operands(
     )
 
 
-def test_a_variable_is_written_from_anywhere(tensorflow_backend, here, elsewhere):
-    with tensorflow_backend.strict():
-        variable = tf.Variable(here)
+def test_a_variable_is_written_from_anywhere(backend, here, elsewhere):
+    with backend.strict():
+        with backend.on("gpu:1"):
+            variable = tf.Variable(here)
         variable.assign(elsewhere)
-        assert tensorflow_backend.device_of(variable) is gpu(1)
-        assert tensorflow_backend.device_of(variable + 0) is gpu(1)
+        assert backend.device_of(variable) is gpu(1)
+        assert backend.device_of(variable + 0) is gpu(1)
         assert np.array_equal(variable, elsewhere)
 
 
-def test_the_user_s_scope_says_where_an_operation_runs(tensorflow_backend, here):
-    with tensorflow_backend.strict(), tf.device(CPU):
-        assert tensorflow_backend.device_of(here + here) is cpu()
+def test_the_user_s_scope_says_where_an_operation_runs(backend, here):
+    with backend.strict(), tf.device(CPU):
+        assert backend.device_of(here + here) is cpu()
 
 
-def test_mixing_raises_in_a_scope(tensorflow_backend, here, elsewhere):
-    with tensorflow_backend.strict(), tf.device(CPU), pytest.raises(DeviceMismatchError):
+def test_mixing_raises_in_a_scope(backend, here, elsewhere):
+    with backend.strict(), tf.device(CPU), pytest.raises(DeviceMismatchError):
         here + elsewhere
 
 
-def test_the_device_of_creation_says_only_where_tensors_are_made(tensorflow_backend, here):
-    with tensorflow_backend.strict(), tensorflow_backend.on("gpu:0"):
-        assert tensorflow_backend.device_of(here + here) is gpu(1)
-        assert tensorflow_backend.device_of(tf.reshape(here, [16])) is gpu(1)
-        assert tensorflow_backend.device_of(tf.ones((2, 2))) is gpu(0)
-        assert tensorflow_backend.device_of(tf.identity(here)) is gpu(0)
+def test_the_device_of_creation_says_only_where_tensors_are_made(backend, here):
+    with backend.strict(), backend.on("gpu:0"):
+        assert backend.device_of(here + here) is gpu(1)
+        assert backend.device_of(tf.reshape(here, [16])) is gpu(1)
+        assert backend.device_of(tf.ones((2, 2))) is gpu(0)
+        assert backend.device_of(tf.identity(here)) is gpu(0)
 
 
-def test_data_sets_are_the_host_s(tensorflow_backend, here):
+def test_data_sets_are_the_host_s(backend, here):
     def double(row):
         return row * 2
 
-    with tensorflow_backend.strict():
+    with backend.strict():
         rows = tf.data.Dataset.from_tensor_slices(here).map(as_it_is(double))
         batches = list(rows.batch(2))
     assert np.array_equal(np.concatenate(batches), here * 2)
 
 
-def test_the_very_functions_are_back_after_the_block(tensorflow_backend, here, elsewhere):
+def test_the_very_functions_are_back_after_the_block(backend, here, elsewhere):
     def functions():
         names = [name for name in dir(pywrap_tfe) if name.startswith("TFE_Py")]
         return [*(getattr(pywrap_tfe, name) for name in names), constant_op.convert_to_eager_tensor]
 
     before = functions()
-    with pytest.raises(DeviceMismatchError), tensorflow_backend.strict():
+    with pytest.raises(DeviceMismatchError), backend.strict():
         here + elsewhere
     assert all(new is old for new, old in zip(functions(), before, strict=True))
 
 
-def test_the_device_of_a_scope_is_back_after_an_operation_that_fails(tensorflow_backend, here):
-    with tensorflow_backend.strict():
+def test_the_device_of_a_scope_is_back_after_an_operation_that_fails(backend, here):
+    with backend.strict():
         with pytest.raises(tf.errors.InvalidArgumentError):
             tf.matmul(here, here[:2])
-        assert tensorflow_backend.device_of(tf.ones(2)) is cpu()
+        assert backend.device_of(tf.ones(2)) is cpu()
+
+
+# -- Functions -------------------------------------------------------------------------------------
+
+
+def traced(function):
+    # AutoGraph writes files when it converts a function.
+    return tf.function(function, autograph=False)
+
+
+def test_a_function_runs_where_its_operands_are(backend, here):
+    double = traced(lambda x: tf.matmul(x, x) + tf.ones((4, 4)))
+    with backend.strict():
+        assert backend.device_of(double(here)) is gpu(1)
+
+
+def test_arguments_on_two_devices_are_refused(backend, here, elsewhere):
+    add = traced(lambda x, y: x + y)
+    with backend.strict():
+        with pytest.raises(DeviceMismatchError) as caught:
+            add(here, elsewhere)
+        add(here, here)
+    assert set(caught.value.devices) == {"gpu:0", "gpu:1"}
+
+
+def test_a_function_that_was_traced_before_refuses(backend, here, elsewhere):
+    add = traced(lambda x, y: x + y)
+    add(here, elsewhere)
+    with backend.strict(), pytest.raises(DeviceMismatchError):
+        add(here, elsewhere)
+
+
+def test_a_concrete_function_refuses(backend, here, elsewhere):
+    add = traced(lambda x, y: x + y).get_concrete_function(here, here)
+    with backend.strict():
+        assert backend.device_of(add(here, here)) is gpu(1)
+        with pytest.raises(DeviceMismatchError):
+            add(here, elsewhere)
+
+
+def test_a_captured_tensor_is_an_operand(backend, here, elsewhere):
+    add = traced(lambda x: x + elsewhere)
+    with backend.strict(), pytest.raises(DeviceMismatchError):
+        add(here)
+
+
+def test_a_captured_variable_is_an_operand_and_named(backend, here, elsewhere):
+    weight = tf.Variable(elsewhere, name="weight")
+    with backend.on("gpu:1"):
+        bias = tf.Variable(here, name="bias")
+    add = traced(lambda: weight + bias)
+    with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
+        add()
+    assert "weight on cpu" in caught.value.problem
+    assert "bias on gpu:1" in caught.value.problem
+
+
+def test_a_captured_0_dim_variable_of_the_cpu_is_none(backend, here):
+    rate = tf.Variable(0.5)
+    scaled = traced(lambda x: x * rate)
+    with backend.strict():
+        assert backend.device_of(scaled(here)) is gpu(1)
+
+
+def test_gradients_of_a_function_are_where_its_operands_are(backend, here):
+    square = traced(lambda x: tf.reduce_sum(x**2))
+    with backend.strict():
+        with tf.GradientTape() as tape:
+            tape.watch(here)
+            y = square(here)
+        assert backend.device_of(tape.gradient(y, here)) is gpu(1)
+
+
+def test_a_function_with_an_iterator_runs(backend, here):
+    data = iter(tf.data.Dataset.range(3))
+    take = traced(lambda: here * tf.cast(next(data), tf.float32))
+    with backend.strict():
+        take()
+        assert bool(tf.reduce_all(take() == here))
+
+
+@pytest.fixture
+def _converted_elsewhere(monkeypatch, tmp_path):
+    """AutoGraph converts what is mapped, too."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+
+
+class Scaling:
+    """What is mapped may be any callable object."""
+
+    def __init__(self, by):
+        self.by = by
+
+    def __call__(self, row):
+        return row * self.by
+
+    def scaled(self, row):
+        """The same, as a method."""
+        return row * self.by
+
+
+def scaling(by):
+    """As a function that closes over a tensor."""
+
+    def scaled(row):
+        return row * by
+
+    return scaled
+
+
+MAPPED = {
+    "function": scaling,
+    "method": lambda by: Scaling(by).scaled,
+    "callable object": Scaling,
+    "partial": lambda by: partial(tf.multiply, by),
+    "tf.function": lambda by: traced(scaling(by)),
+}
+
+
+@pytest.mark.usefixtures("_converted_elsewhere")
+@pytest.mark.parametrize("make", MAPPED.values(), ids=MAPPED)
+def test_what_a_vectorized_map_closes_over_is_an_operand(backend, here, elsewhere, make):
+    with backend.strict():
+        mapped = make(here[0])
+        assert backend.device_of(tf.vectorized_map(mapped, here)) is gpu(1)
+        with pytest.raises(DeviceMismatchError):
+            tf.vectorized_map(mapped, elsewhere)
+
+
+@pytest.mark.usefixtures("_converted_elsewhere")
+def test_what_a_vectorized_map_makes_is_no_operand(backend, here):
+    signals = backend.ones((4, 30), device="gpu:1")
+
+    def noise(row):
+        return row + tf.random.normal((4,))
+
+    def spectrum(row):
+        return tf.signal.stft(row, 3, 1)
+
+    with backend.strict():
+        found = [tf.vectorized_map(noise, here), tf.vectorized_map(spectrum, signals)]
+    assert {backend.device_of(x) for x in found} == {gpu(1)}
+
+
+@pytest.mark.usefixtures("_converted_elsewhere")
+def test_a_jacobian_goes_back_through_moves(backend, here, elsewhere):
+    with backend.strict(), tf.GradientTape() as tape:
+        tape.watch(here)
+        y = backend.to(here * here, "gpu:0") * elsewhere
+        found = tape.jacobian(y, here)
+    assert found.shape == (4, 4, 4, 4)
+
+
+def test_a_python_function_refuses(backend, here, elsewhere):
+    with backend.strict():
+        tf.py_function(lambda x, y: x + y, [here, here], tf.float32)
+        with pytest.raises(DeviceMismatchError):
+            tf.py_function(lambda x, y: x + y, [here, elsewhere], tf.float32)
+
+
+def test_a_python_function_in_a_traced_one_is_strict_with_the_whole_process(run):
+    program = """
+backend = d2ldev.get_backend("tensorflow")
+here, elsewhere = (backend.ones((2, 2), device=f"gpu:{i}") for i in (1, 0))
+run = tf.function(lambda x: tf.py_function(lambda x: x + elsewhere, [x], tf.float32))
+try:
+    run(here)
+except Exception as error:
+    show("DeviceMismatchError" in str(error))
+"""
+    assert run(program, D2LDEV_VIRTUAL_GPUS="2", D2LDEV_STRICT="1") == [True]
+
+
+def test_the_whole_process_is_strict_with_the_environment_variable(run):
+    program = """
+backend = d2ldev.get_backend("tensorflow")
+x, y = (backend.ones((2, 2), device=f"gpu:{index}") for index in range(2))
+show(str(backend.device_of(y + y)))
+try:
+    x + y
+except d2ldev.DeviceMismatchError as error:
+    show(error.attempted)
+"""
+    shown = run(program, D2LDEV_VIRTUAL_GPUS="2", D2LDEV_STRICT="1")
+    assert shown == ["gpu:1", "run add"]
+
+
+# -- Keras -----------------------------------------------------------------------------------------
+
+
+IMAGES, SEQUENCES, FEATURES, WORDS = (8, 8, 3), (5, 6), (6,), (5,)
+
+
+def attention():
+    inputs = keras.Input(SEQUENCES)
+    seen = layers.MultiHeadAttention(2, 3)(inputs, inputs)
+    seen = layers.LayerNormalization()(layers.Dropout(0.1, seed=1)(seen) + inputs)
+    return keras.Model(inputs, layers.Dense(1)(layers.Flatten()(seen)))
+
+
+def stacked(*of):
+    return keras.Sequential([*of, layers.Dense(1)])
+
+
+MODELS = {
+    "dense": (FEATURES, lambda: stacked(layers.Dense(4, activation="relu"))),
+    "convolution": (
+        IMAGES,
+        lambda: stacked(
+            layers.Conv2D(4, 3),
+            layers.BatchNormalization(),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+        ),
+    ),
+    "causal convolution": (
+        SEQUENCES,
+        lambda: stacked(layers.Conv1D(4, 2, padding="causal"), layers.GlobalMaxPooling1D()),
+    ),
+    "embedding": (
+        WORDS,
+        lambda: stacked(layers.Embedding(9, 4), layers.GlobalAveragePooling1D()),
+    ),
+    "LSTM": (SEQUENCES, lambda: stacked(layers.LSTM(4))),
+    "masked GRU": (
+        WORDS,
+        lambda: stacked(
+            layers.Embedding(9, 4, mask_zero=True), layers.Bidirectional(layers.GRU(3))
+        ),
+    ),
+    "dropout": (FEATURES, lambda: stacked(layers.Dropout(0.1, seed=1), layers.GaussianNoise(0.01))),
+    "attention": (SEQUENCES, attention),
+}
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    keras.utils.set_random_seed(1)
+    yield
+    keras.utils.set_random_seed(1)
+
+
+@pytest.fixture(params=MODELS.values(), ids=MODELS)
+def kind(request):
+    return request.param
+
+
+def data_for(shape):
+    generator = np.random.default_rng(0)
+    if shape == WORDS:
+        return generator.integers(0, 9, (4, *shape))
+    return generator.random((4, *shape), "float32")
+
+
+@pytest.fixture(params=["placed", "placed before it is built", "made there"])
+def model(request, backend, kind):
+    """A model on the second GPU, and its input in NumPy."""
+    shape, make = kind
+    x = data_for(shape)
+    if request.param == "made there":
+        with backend.on("gpu:1"):
+            net = make()
+            net(backend.asarray(x, device="gpu:1"))
+    else:
+        net = make()
+        if request.param == "placed":
+            net(x)
+        backend.place(net, "gpu:1")
+    return net, x
+
+
+def test_a_model_is_trained_where_it_is(backend, model):
+    net, x = model
+    x, target = (backend.asarray(each, device="gpu:1") for each in (x, np.ones((4, 1))))
+    optimizer, losses = keras.optimizers.Adam(0.01), []
+    with backend.strict():
+        for _ in range(8):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((net(x, training=True) - tf.cast(target, "float32")) ** 2)
+            gradients = tape.gradient(loss, net.trainable_variables)
+            optimizer.apply(gradients, net.trainable_variables)
+            losses.append(float(loss))
+        computed = [loss, *map(tf.convert_to_tensor, gradients)]
+    assert {backend.device_of(each) for each in computed} == {gpu(1)}
+    assert set(backend.placement(net).values()) == {gpu(1)}
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu:0"])
+def test_a_model_refuses_data_from_elsewhere(backend, model, device):
+    net, x = model
+    net(backend.asarray(x, device="gpu:1"))
+    elsewhere = backend.asarray(x, device=device)
+    with backend.strict(), pytest.raises(DeviceMismatchError):
+        net(elsewhere)
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_a_model_is_fitted_to_arrays(backend, kind, eagerly):
+    shape, make = kind
+    x, net = data_for(shape), make()
+    net(x)
+    backend.place(net, "gpu:1")
+    optimizer = backend.place(keras.optimizers.Adam(0.01), "gpu:1")
+    net.compile(optimizer, "mse", metrics=["mae"], run_eagerly=eagerly, jit_compile=False)
+    with backend.strict():
+        history = net.fit(x, np.ones((4, 1)), epochs=6, verbose=0, shuffle=False).history["loss"]
+        net.train_on_batch(x, np.ones((4, 1)))
+        assert np.isfinite(net.evaluate(x, np.ones((4, 1)), verbose=0)).all()
+        assert net.predict(x, verbose=0).shape == (4, 1)
+    assert history[-1] < history[0]
+    assert set(backend.placement([net, optimizer]).values()) == {gpu(1)}
+
+
+def schedule():
+    return keras.optimizers.schedules.CosineDecay(0.1, 8)
+
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, clipnorm=1.0),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+    "Ftrl": lambda: keras.optimizers.Ftrl(0.1),
+    "Nadam": lambda: keras.optimizers.Nadam(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.1, centered=True),
+    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "accumulating": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+    "scaling the loss": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
+    "schedule": lambda: keras.optimizers.Adam(schedule()),
+}
+
+
+@pytest.mark.parametrize("is_placed", [True, False])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_steps_are_those_of_the_cpu(backend, make, is_placed):
+    def trained(device):
+        with backend.on(device):
+            weight, optimizer = tf.Variable(backend.rand((3, 2), seed=1)), make()
+            if not is_placed:
+                optimizer.build([weight])
+        if is_placed:
+            backend.place([weight, optimizer], device)
+        for _ in range(4):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum((weight - 1.0) ** 2)
+            optimizer.apply(tape.gradient(loss, [weight]), [weight])
+        assert str(backend.device_of(weight)) == device
+        return weight.numpy().tobytes()
+
+    with backend.strict():
+        assert trained("gpu:1") == trained("cpu")
+
+
+def test_an_optimizer_refuses_gradients_from_elsewhere(backend):
+    with backend.strict():
+        weight = backend.place(tf.Variable(backend.ones((3, 2))), "gpu:0")
+        gradient = backend.ones((3, 2), device="gpu:1")
+        with pytest.raises(DeviceMismatchError):
+            keras.optimizers.SGD(0.1).apply([gradient], [weight])
+
+
+def test_a_model_on_two_devices_is_trained_with_moves_between_them(backend):
+    first = backend.mlp([3, 4, 4], device="gpu:0")
+    second = backend.mlp([4, 4, 1], device="gpu:1")
+    x = backend.rand((5, 3), seed=1, device="gpu:0")
+    parameters = first.trainable_variables + second.trainable_variables
+    with backend.strict():
+        with tf.GradientTape() as tape:
+            hidden = backend.to(tf.nn.relu(first(x)), "gpu:1")
+            loss = tf.reduce_mean(second(hidden) ** 2)
+        gradients = tape.gradient(loss, parameters)
+        keras.optimizers.SGD(0.1).apply(gradients, parameters)
+    places = [backend.device_of(each) for each in gradients]
+    assert places == [gpu(0)] * 4 + [gpu(1)] * 4
+
+
+def test_a_loss_takes_labels_from_numpy(backend):
+    logits = backend.rand((4, 4), seed=1, device="gpu:1")
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    with backend.strict():
+        assert backend.device_of(loss(np.array([1, 2, 3, 0]), logits)) is gpu(1)
+
+
+@pytest.mark.parametrize("of", [tf.nn.relu, tf.transpose, lambda x: tf.split(x, 2)[0]])
+def test_gradients_are_where_the_tensor_is(backend, of):
+    x = backend.rand((4, 4), seed=1, device="gpu:1")
+    with backend.strict():
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = of(x)
+        assert backend.device_of(tape.gradient(y, x)) is gpu(1)

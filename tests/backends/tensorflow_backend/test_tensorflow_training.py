@@ -1,130 +1,380 @@
-"""Optimizers after ``place``: training goes on with the same state and exactly the same losses."""
+"""``TensorFlowLearner``: steps of training of Keras' models and ``tf.Module``s."""
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
+from keras_models import INPUTS, Plain, Subclassed, batches, convolutional, made, recurrent
+from sequences import assert_the_loss_is_the_mean_over_all_labels, cross_entropy
 
-from d2ldev import gpu
+from d2ldev import UnsupportedValueError, gpu
+
+models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
+
+
+def values(variable):
+    return np.array(variable.numpy())  # a copy: what ``numpy`` returns may change with it
+
+
+@pytest.fixture
+def line(backend):
+    """A linear model on the second virtual GPU, and a batch for it."""
+    return backend.mlp([2, 1], device="gpu:1"), (
+        (backend.rand((4, 2), seed=0, device="gpu:1"),),
+        backend.rand((4, 1), seed=1, device="gpu:1"),
+    )
+
+
+@models
+def test_everything_stays_on_the_device(backend, model):
+    data = batches(backend, model, "gpu:1")
+    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    with backend.strict():
+        steps = [learner.step(*batch) for batch in data]
+        evaluated = learner.evaluate(*data[0])
+    assert {backend.device_of(x) for x in (*steps[-1], *evaluated)} == {gpu(1)}
+    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+    assert (tuple(steps[0][0].shape), steps[0][0].dtype) == ((), tf.float32)
+
+
+@models
+def test_a_traced_step_has_no_copy_between_devices(backend, model):
+    ((inputs, y),) = batches(backend, model, "gpu:1", 1)
+    learner = backend.learner(made(backend, model, "gpu:1"), loss="cross_entropy", optimizer="adam")
+    learner.step(inputs, y)
+    kinds = {node.op for node in _nodes(learner._step.get_concrete_function(*inputs, y))}
+    assert kinds.isdisjoint({"_Send", "_Recv", "PyFunc", "EagerPyFunc", "NumpyFunction"})
+    places = {
+        backend.device(node.device)
+        for node in _nodes(learner._step.get_concrete_function(*inputs, y))
+        if node.op in ("MatMul", "ResourceApplyAdam", "AssignSubVariableOp", "ReadVariableOp")
+        and node.device
+    }
+    assert places == {gpu(1)}
+
+
+def _nodes(function):
+    definition = function.graph.as_graph_def()
+    yield from definition.node
+    for inner in definition.library.function:
+        yield from inner.node_def
+
+
+@models
+def test_the_losses_fall_and_are_those_of_the_cpu(backend, model):
+    losses = {}
+    for device in ("cpu", "gpu:1"):
+        learner = backend.learner(made(backend, model, device), loss="cross_entropy", lr=0.1)
+        (batch,) = batches(backend, model, device, 1)
+        losses[device] = [float(learner.step(*batch)[0]) for _ in range(10)]
+    assert losses["gpu:1"] == losses["cpu"]
+    assert losses["cpu"][-1] < losses["cpu"][0]
+
+
+@pytest.mark.parametrize("model", [convolutional, recurrent], ids=["convolutional", "recurrent"])
+def test_the_losses_are_those_of_keras_own_fit(backend, model):
+    data = batches(backend, model, "cpu", 4)
+    learner = backend.learner(
+        made(backend, model, "cpu"), loss="cross_entropy", optimizer="adam", lr=0.01
+    )
+    losses = [float(learner.step(*batch)[0]) for batch in data]
+    evaluated = float(learner.evaluate(*data[0])[0])
+    net = made(backend, model, "cpu")
+    net.compile(
+        keras.optimizers.Adam(0.01, epsilon=1e-8),
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
+    expected = [net.train_on_batch(x, y) for (x,), y in data]
+    np.testing.assert_allclose(losses, expected, rtol=1e-5)
+    ((x,), y) = data[0]
+    np.testing.assert_allclose(evaluated, net.test_on_batch(x, y), rtol=1e-5)
+
+
+@models
+def test_a_step_is_traced_once_for_each_shape(backend, model):
+    traced = []
+
+    def loss(prediction, y):
+        traced.append(prediction.shape[0])
+        return tf.reduce_mean(prediction**2)
+
+    data = batches(backend, model, "cpu", 3)
+    data.append(tf.nest.map_structure(lambda x: x[:3], data[0]))
+    learner = backend.learner(made(backend, model, "cpu"), loss=loss, optimizer="adam")
+    for _ in range(2):  # epochs
+        for batch in data:
+            learner.step(*batch)
+        assert learner.parts["model"]  # as at the end of an epoch
+    assert traced == [4, 3]
+
+
+def test_batch_norm_learns_its_statistics_in_training_and_uses_them_in_evaluation(backend):
+    ((inputs, y),) = batches(backend, convolutional, "cpu", 1)
+    net = made(backend, convolutional, "cpu")
+    learner = backend.learner(net, loss="cross_entropy")
+    mean = net.layers[1].moving_mean
+    learner.evaluate(inputs, y)
+    assert not np.any(mean)
+    learner.step(inputs, y)
+    assert np.any(mean)
+    expected = net(*inputs, training=False)
+    np.testing.assert_allclose(learner.evaluate(inputs, y)[1], expected, rtol=1e-5)
+
+
+def test_dropout_draws_anew_in_each_step_and_not_in_evaluation(backend):
+    ((inputs, y),) = batches(backend, Subclassed, "cpu", 1)
+    learner = backend.learner(made(backend, Subclassed, "cpu"), loss="cross_entropy", lr=0.0)
+    first, second = (float(learner.step(inputs, y)[0]) for _ in range(2))
+    assert first != second
+    first, second = (float(learner.evaluate(inputs, y)[0]) for _ in range(2))
+    assert first == second
+
+
+def test_frozen_variables_of_a_module_are_not_trained(backend):
+    net = made(backend, Plain, "gpu:1")
+    before = values(net.weight)
+    learner = backend.learner(net, loss="cross_entropy", lr=0.1)
+    learner.step(*batches(backend, Plain, "gpu:1", 1)[0])
+    assert not np.any(net.bias)
+    assert not np.array_equal(net.weight, before)
+
+
+SCHEDULE = keras.optimizers.schedules
+
 
 OPTIMIZERS = {
-    "SGD": lambda: keras.optimizers.SGD(0.1),
-    "SGD with momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "Adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
+    "schedule": lambda: keras.optimizers.SGD(SCHEDULE.CosineDecay(0.1, 8)),
     "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
-    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "RMSprop": lambda: keras.optimizers.RMSprop(0.1, centered=True, momentum=0.5),
     "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True, ema_overwrite_frequency=2),
     "accumulating": lambda: keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
-    "scaling the loss": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.1)),
-    "schedule": lambda: keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 8)),
+    "scaling the loss": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)),
 }
-optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_users_optimizers_train_on_the_device(backend, line, make):
+    net, batch = line
+    learner = backend.learner(net, optimizer=make())
+    with backend.strict():
+        losses = [float(learner.step(*batch)[0]) for _ in range(6)]
+    assert losses[-1] < losses[0]
+    assert set(backend.placement(learner.parts).values()) == {gpu(1)}
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before", "after"])
+def test_an_optimizer_is_built_before_the_model_is_placed_or_after(backend, before):
+    net, optimizer = backend.mlp([2, 1]), keras.optimizers.Adam(0.1)
+    if before:
+        optimizer.build(net.trainable_variables)
+    backend.place(net, "gpu:1")
+    learner = backend.learner(net, optimizer=optimizer)
+    x, y = backend.ones((4, 2), device="gpu:1"), backend.ones((4, 1), device="gpu:1")
+    with backend.strict():
+        losses = [float(learner.step((x,), y)[0]) for _ in range(3)]
+    assert losses[-1] < losses[0]
+    assert learner.parts == {"model": net, "optimizer": optimizer}
+    assert set(backend.placement(optimizer).values()) == {gpu(1)}
+
+
+def test_the_scale_of_a_loss_changes_neither_the_loss_nor_the_clipping(backend, line):
+    _, batch = line
+    scaling = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1024)
+    losses = []
+    for optimizer in (scaling, keras.optimizers.SGD(0.1)):
+        clone = backend.mlp([2, 1], device="gpu:1")
+        learner = backend.learner(clone, optimizer=optimizer, gradient_clip_val=0.1)
+        losses.append([float(learner.step(*batch)[0]) for _ in range(3)])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+
+
+def test_gradients_are_clipped_by_the_formula_of_torch(backend):
+    x, y = backend.ones((4, 2)), backend.full((4, 1), 100.0)
+    steps = []
+    for clip in (0, 0.5):
+        net = backend.mlp([2, 1])
+        before = [values(v) for v in net.variables]
+        backend.learner(net, lr=1.0, gradient_clip_val=clip).step((x,), y)
+        steps.append([values(v) - old for v, old in zip(net.variables, before, strict=True)])
+    norm = np.sqrt(sum(np.sum(step**2) for step in steps[0]))
+    for step, shorter in zip(*steps, strict=True):
+        np.testing.assert_allclose(shorter, step * (0.5 / (norm + 1e-6)), rtol=1e-5)
+
+
+def test_the_gradient_of_a_word_that_is_used_twice_has_the_norm_of_the_sum(backend):
+    net = keras.Sequential(
+        [keras.Input((2,), dtype="int32"), keras.layers.Embedding(3, 1, "zeros")]
+    )
+    before = values(net.variables[0])
+    learner = backend.learner(
+        net, loss=lambda prediction, y: -tf.reduce_sum(prediction), lr=1.0, gradient_clip_val=1.0
+    )
+    learner.step((backend.zeros((4, 2), dtype="int32"),), backend.ones(4))
+    step = values(net.variables[0]) - before
+    np.testing.assert_allclose(step, [[1], [0], [0]], rtol=1e-5)
+
+
+def test_a_model_of_mixed_precision_has_a_loss_of_float32(backend):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="mixed_bfloat16")])
+    learner = backend.learner(backend.place(net, "gpu:1"), optimizer="adam", gradient_clip_val=1.0)
+    x = backend.ones((4, 2), device="gpu:1")
+    loss, prediction = learner.step((x,), x[:, :1])
+    assert (loss.dtype, prediction.dtype) == (tf.float32, tf.bfloat16)
+
+
+class Summed(keras.layers.Layer):
+    """A layer with a loss of its own, and one parameter."""
+
+    def build(self, _):
+        self.weight = self.add_weight(shape=(), initializer="ones")
+
+    def call(self, x):
+        self.add_loss(3 * self.weight)
+        return x * self.weight
+
+
+def test_losses_that_layers_add_are_minimised_and_reported(backend):
+    net = keras.Sequential([keras.Input((2,)), Summed()])
+    learner = backend.learner(net, lr=0.1)
+    x = backend.ones((4, 2))
+    assert float(learner.evaluate((x,), x)[0]) == 3
+    assert float(learner.step((x,), x)[0]) == 3
+    assert float(net.layers[0].weight.numpy()) == pytest.approx(0.7)
+
+
+def test_inputs_with_names_are_given_by_name(backend):
+    a, b = backend.ones((4, 2)), backend.zeros((4, 2))
+    names = {"b": keras.Input((2,), name="b"), "a": keras.Input((2,), name="a")}
+    net = keras.Model(names, Summed()(2 * names["a"] - names["b"]))
+    learner = backend.learner(net)
+    assert np.all(learner.step(({"b": b, "a": a},), a)[1].numpy() == 2)
+    with pytest.raises(UnsupportedValueError, match="its inputs have names"):
+        learner.step((b, a), a)
+
+
+# -- What is refused -------------------------------------------------------------------------------
+
+
+def test_what_is_no_model_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match="neither a Keras model"):
+        backend.learner(lambda x: x)
+
+
+def test_another_optimizer_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match=r"no keras\.optimizers\.Optimizer"):
+        backend.learner(backend.mlp([2, 1]), optimizer=object())
+
+
+def test_a_model_of_which_all_is_frozen_is_refused(backend):
+    net = backend.mlp([2, 1])
+    net.trainable = False
+    with pytest.raises(UnsupportedValueError, match="no trainable variables"):
+        backend.learner(net)
+
+
+def test_shapes_that_would_be_broadcast_are_refused(backend):
+    learner = backend.learner(backend.mlp([2, 1]))
+    with pytest.raises(UnsupportedValueError, match=r"\(4, 1\), and y of shape \(4,\)"):
+        learner.step((backend.ones((4, 2)),), backend.ones(4))
+
+
+@pytest.mark.parametrize(
+    ("loss", "found"),
+    [(lambda p, y: (p - y) ** 2, r"of shape \(4, 1\)"), (lambda p, y: 1.0, "1.0")],
+)
+def test_a_loss_that_is_no_scalar_is_refused(backend, loss, found):
+    learner = backend.learner(backend.mlp([2, 1]), loss=loss)
+    with pytest.raises(UnsupportedValueError, match=f"the loss is {found}"):
+        learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))
+
+
+# -- Labels ----------------------------------------------------------------------------------------
+
+
+UNKNOWN = tf.TensorShape(None)
+
+
+# Of logits of shape (4, 5, 3) and labels of shape (4, 5), as much as a function is traced with.
+SHAPES = {
+    "neither": (UNKNOWN, UNKNOWN),
+    "of the logits": ([4, 5, 3], UNKNOWN),
+    "of the labels": (UNKNOWN, [4, 5]),
+    "ranks": ([None, None, None], [None, None]),
+}
+
+
+shapes = pytest.mark.parametrize("shapes", SHAPES.values(), ids=SHAPES)
+
+
+def _traced(function, shapes, dtype="int32"):
+    signature = [tf.TensorSpec(shapes[0], tf.float32), tf.TensorSpec(shapes[1], dtype)]
+    return tf.function(function, input_signature=signature, autograph=False)
 
 
 @pytest.fixture
-def train(tensorflow_backend):
-    """Makes steps with a model and an optimizer; the losses, as bits."""
-    x, target = (tensorflow_backend.rand((8, n), seed=n) for n in (3, 1))
-
-    def training(net, optimizer, steps):
-        losses = []
-        for _ in range(steps):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((net(x) - target) ** 2)
-            parameters = net.trainable_variables
-            optimizer.apply(tape.gradient(loss, parameters), parameters)
-            losses.append(float(loss))
-        return losses
-
-    return training
+def of_sequences():
+    """Logits, and labels of which three quarters are those of the largest logits."""
+    logits = np.random.default_rng(0).standard_normal((4, 5, 3)).astype("float32")
+    labels = logits.argmax(-1).astype("int32")
+    labels[0] = (labels[0] + 1) % 3
+    return logits, labels
 
 
-@pytest.fixture
-def expected(tensorflow_backend, train):
-    """The losses of a twin that is never moved."""
-    return lambda make, steps: train(tensorflow_backend.mlp([3, 4, 1]), make(), steps)
+def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend):
+    net = keras.Sequential([keras.Input((None, 2)), keras.layers.Dense(3)])
+    assert_the_loss_is_the_mean_over_all_labels(backend, net)
 
 
-def placed_on(backend, obj):
-    return set(backend.placement(obj).values())
+def test_accuracy_is_traced_in_a_function(backend):
+    logits = backend.asarray(np.eye(3, dtype="float32"))
+    labels = backend.asarray(np.array([0, 1, 0]))
+    traced = tf.function(backend.accuracy, autograph=False)
+    np.testing.assert_allclose(traced(logits, labels), 2 / 3, rtol=1e-6)
 
 
-@optimizers
-def test_training_goes_on_after_both_have_moved_together(tensorflow_backend, train, expected, make):
-    net, optimizer = tensorflow_backend.mlp([3, 4, 1]), make()
-    losses = train(net, optimizer, 3)
-    tensorflow_backend.place({"net": net, "optimizer": optimizer}, "gpu:1")
-    losses += train(net, optimizer, 4)
-    assert losses == expected(make, 7)
-    assert placed_on(tensorflow_backend, [net, optimizer]) == {gpu(1)}
+@shapes
+def test_accuracy_is_that_of_labels_whose_shape_is_not_known_yet(backend, of_sequences, shapes):
+    found = _traced(backend.accuracy, shapes)(*of_sequences)
+    np.testing.assert_allclose(found, 0.75, rtol=1e-6)
 
 
-@optimizers
-def test_training_goes_on_after_one_has_moved_after_the_other(
-    tensorflow_backend, train, expected, make
+class Scaled(tf.Module):
+    """It is given logits, and has one parameter."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = tf.Variable(1.0)
+
+    def __call__(self, logits):
+        return logits * self.factor
+
+
+@shapes
+def test_cross_entropy_is_that_of_labels_whose_shape_is_not_known_yet(
+    backend, of_sequences, shapes
 ):
-    net, optimizer = tensorflow_backend.mlp([3, 4, 1]), make()
-    losses = train(net, optimizer, 2)
-    tensorflow_backend.place(optimizer, "gpu:0")
-    losses += train(net, optimizer, 2)
-    tensorflow_backend.place(net, "gpu:0")
-    losses += train(net, optimizer, 3)
-    assert losses == expected(make, 7)
-    assert placed_on(tensorflow_backend, [net, optimizer]) == {gpu(0)}
+    logits, labels = of_sequences
+    learner = backend.learner(Scaled(), loss="cross_entropy")
+    found, _ = _traced(lambda x, y: learner.evaluate((x,), y), shapes)(logits, labels)
+    np.testing.assert_allclose(found, cross_entropy(logits, labels), rtol=1e-5)
 
 
-@optimizers
-def test_an_optimizer_that_is_not_built_makes_its_state_where_it_was_placed(
-    tensorflow_backend, train, expected, make
-):
-    net = tensorflow_backend.mlp([3, 4, 1], device="gpu:1")
-    optimizer = tensorflow_backend.place(make(), "gpu:1")
-    assert train(net, optimizer, 4) == expected(make, 4)
-    assert placed_on(tensorflow_backend, [net, optimizer]) == {gpu(1)}
+@pytest.mark.parametrize("known", ["neither", "of the logits", "ranks"])
+def test_accuracy_does_not_broadcast_labels_whose_shape_was_not_known(backend, of_sequences, known):
+    logits, labels = of_sequences
+    traced = _traced(backend.accuracy, SHAPES[known])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        traced(logits, labels[:, :1])
 
 
-def test_the_rate_and_the_steps_of_an_optimizer_move_with_it(tensorflow_backend, train):
-    net, optimizer = tensorflow_backend.mlp([3, 1]), keras.optimizers.Adam(0.25)
-    train(net, optimizer, 2)
-    tensorflow_backend.place(optimizer, "gpu:1")
-    assert (float(optimizer.learning_rate), int(optimizer.iterations)) == (0.25, 2)
-    optimizer.learning_rate = 0.5
-    assert tensorflow_backend.device_of(optimizer._learning_rate.value) is gpu(1)
+@shapes
+def test_labels_that_are_no_integers_are_refused_whatever_their_shape(backend, shapes):
+    traced = _traced(backend.accuracy, shapes, "float32")
+    with pytest.raises(UnsupportedValueError, match="a label is the number of a class"):
+        traced.get_concrete_function()
 
 
-def test_the_model_stays_when_its_optimizer_moves(tensorflow_backend, train):
-    net, optimizer = tensorflow_backend.mlp([3, 1]), keras.optimizers.SGD(0.1, momentum=0.9)
-    train(net, optimizer, 1)
-    before = tensorflow_backend.placement(net)
-    tensorflow_backend.place(optimizer, "gpu:1")
-    assert tensorflow_backend.placement(net) == before
-
-
-def test_scratch_parameters_are_trained_by_the_optimizer_that_knows_them(tensorflow_backend):
-    weight = tf.Variable([[1.0], [2.0]])
-    optimizer = keras.optimizers.Adam(0.1)
-    for device in ("cpu", "gpu:0", "gpu:1", "cpu"):
-        parameters = tensorflow_backend.place([weight], device)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(parameters[0] ** 2)
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-    assert int(optimizer.iterations) == 4
-    assert float(weight[0, 0]) == pytest.approx(0.6, abs=0.01)
-
-
-def test_a_step_under_tf_function_is_made_on_the_device(tensorflow_backend):
-    net = tensorflow_backend.mlp([3, 1], device="gpu:1")
-    optimizer = tensorflow_backend.place(keras.optimizers.SGD(0.1, momentum=0.9), "gpu:1")
-    optimizer.build(net.trainable_variables)
-
-    @tf.function(autograph=False)
-    def step(x):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(net(x) ** 2)
-        parameters = net.trainable_variables
-        optimizer.apply(tape.gradient(loss, parameters), parameters)
-        return loss
-
-    losses = [float(step(tf.ones((2, 3)) * 0.1)) for _ in range(3)]
-    assert losses == sorted(losses, reverse=True)
-    assert placed_on(tensorflow_backend, [net, optimizer]) == {gpu(1)}
+@pytest.mark.parametrize("shapes", [([None, 3], [None, 1]), ([4, 3], [None, None])], ids=str)
+def test_labels_of_which_enough_is_known_are_refused_when_a_function_is_traced(backend, shapes):
+    traced = _traced(backend.accuracy, shapes)
+    with pytest.raises(UnsupportedValueError, match="one label for each row"):
+        traced.get_concrete_function()

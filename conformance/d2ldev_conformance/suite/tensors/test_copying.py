@@ -211,7 +211,7 @@ def test_a_tensor_in_several_places_of_a_batch_is_copied_once(backend, place, mo
         *itertools.product(("to", "copy"), (object(), {"a": object()}, len)),
         ("copy", np.zeros(2)),  # ``to`` makes a tensor of it
     ],
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else type(value).__name__,
 )
 def test_what_is_no_tensor_is_refused_with_the_fix(backend, place, method, value):
     with pytest.raises(UnsupportedValueError) as caught:

@@ -247,7 +247,7 @@ def test_nan_infinity_and_the_sign_of_zero_survive(backend, place):
         {},
         object(),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_holds_no_numbers_is_refused(backend, value):
     with pytest.raises(UnsupportedValueError) as caught:

@@ -1,0 +1,410 @@
+"""TensorFlow's tensors: dtypes, random states, new memory, gradients, tensors of several parts."""
+
+from contextlib import nullcontext
+
+import ml_dtypes
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+
+# -- Making ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [tf.constant, tf.convert_to_tensor])
+def test_int32_constants_stay_on_the_host_in_tensorflow_and_not_here(backend, make):
+    with tf.device("/CPU:1"):
+        theirs = make(np.arange(3, dtype="int32"))
+    ours = backend.asarray(np.arange(3, dtype="int32"), device="gpu:0")
+    assert backend.device_of(theirs) is cpu()
+    assert backend.device_of(ours) is gpu(0)
+
+
+@pytest.mark.parametrize("value", [7, [7], np.int32(7), [np.arange(2, dtype="int32")]], ids=repr)
+def test_int32_data_of_any_form_is_on_the_device(backend, value):
+    assert backend.device_of(backend.asarray(value, device="gpu")) is gpu(0)
+
+
+@pytest.mark.parametrize("alignment", [64, 4096])
+@pytest.mark.parametrize("dtype", ["float32", "int32", "bool", "bfloat16", "complex64"])
+def test_memory_of_numpy_is_never_aliased(backend, dtype, alignment):
+    wanted = np.dtype(getattr(ml_dtypes, dtype, dtype))
+    buffer = np.zeros(8192 + alignment, np.uint8)
+    start = -buffer.ctypes.data % alignment
+    data = buffer[start : start + 4096].view(wanted)
+    x = backend.asarray(data)
+    assert backend.address(x) != data.ctypes.data
+
+
+@pytest.mark.parametrize(
+    ("value", "dtype", "expected"),
+    [
+        ([1, 2], "float8_e5m2", [1, 2]),
+        ([True, False], "float32", [1, 0]),
+        ([1.0, 2.0], "int16", [1, 2]),
+        ([np.arange(2), np.arange(2)], "float16", [[0, 1], [0, 1]]),
+        (2**40, "int64", 2**40),
+        (1.5, "bfloat16", 1.5),
+    ],
+    ids=repr,
+)
+def test_data_is_converted_by_numpy_s_rules(backend, value, dtype, expected):
+    x = backend.asarray(value, dtype=dtype)
+    assert backend.dtype_of(x) == dtype
+    assert backend.to_numpy(x).tolist() == expected
+
+
+def test_a_list_of_tensors_is_stacked(backend):
+    x = backend.asarray([tf.ones(2), tf.zeros(2)], device="gpu:0")
+    assert backend.to_numpy(x).tolist() == [[1, 1], [0, 0]]
+    assert backend.device_of(x) is gpu(0)
+
+
+def test_numpy_s_scalars_in_a_list_keep_their_dtype(backend):
+    x = backend.asarray([np.float64(1.5), np.float64(2.5)])
+    assert backend.dtype_of(x) == "float64"
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2"])
+def test_float8_is_filled_although_tensorflow_has_no_operation(backend, dtype):
+    made = [
+        backend.full((2,), 1.5, dtype=dtype, device="gpu:1"),
+        backend.zeros(2, dtype=dtype, device="gpu:1"),
+    ]
+    assert [backend.to_numpy(x).tolist() for x in made] == [[1.5, 1.5], [0, 0]]
+    assert {backend.device_of(x) for x in made} == {gpu(1)}
+
+
+def test_a_range_of_small_numbers_adds_up_no_rounding_errors(backend):
+    x = backend.arange(0.0, 1000.0, 0.1, dtype="float32")
+    np.testing.assert_array_equal(
+        backend.to_numpy(x), np.arange(0.0, 1000.0, 0.1).astype("float32")
+    )
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint64", "float16", "float8_e5m2"])
+def test_a_range_is_of_dtypes_that_tensorflow_cannot_count_in(backend, dtype):
+    x = backend.arange(1, 8, 2, dtype=dtype, device="gpu:0")
+    assert backend.to_numpy(x).tolist() == [1, 3, 5, 7]
+    assert backend.device_of(x) is gpu(0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "dtype"),
+    [((3,), "int32"), ((2**40, 2**40 + 2), "int64"), ((0.5, 2), "float32")],
+    ids=repr,
+)
+def test_the_dtype_of_a_range_is_that_of_its_numbers(backend, arguments, dtype):
+    assert backend.dtype_of(backend.arange(*arguments)) == dtype
+
+
+def test_a_seed_leaves_tensorflow_s_random_state_alone(backend):
+    tf.random.set_seed(5)
+    expected = tf.random.uniform((3,)).numpy().tolist()
+    tf.random.set_seed(5)
+    backend.rand((3,), seed=1)
+    backend.randn((3,), seed=1, device="gpu:1")
+    assert tf.random.uniform((3,)).numpy().tolist() == expected
+
+
+def test_without_a_seed_tensorflow_s_seed_decides(backend):
+    drawn = []
+    for _ in range(2):
+        tf.random.set_seed(5)
+        drawn.append(backend.to_numpy(backend.rand(3)).tolist())
+    assert drawn[0] == drawn[1]
+
+
+def test_a_model_leaves_the_random_states_alone(backend):
+    import random
+
+    import keras
+
+    keras.utils.set_random_seed(5)
+    expected = (random.random(), np.random.random(), float(tf.random.uniform(())))
+    keras.utils.set_random_seed(5)
+    backend.mlp([3, 4, 1], seed=1)
+    assert (random.random(), np.random.random(), float(tf.random.uniform(()))) == expected
+
+
+def test_the_same_seed_gives_the_same_numbers_on_every_device(backend):
+    drawn = [backend.rand(4, seed=3, device=d) for d in backend.devices()]
+    assert len({backend.to_numpy(x).tobytes() for x in drawn}) == 1
+
+
+@pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
+def test_seeds_of_64_bits_are_taken(backend, seed):
+    assert backend.rand(2, seed=seed).shape == (2,)
+
+
+def test_a_seed_that_is_too_long_is_refused(backend):
+    with pytest.raises(UnsupportedValueError, match="seed"):
+        backend.rand(2, seed=2**63)
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63 - 1])
+def test_a_model_takes_seeds_of_64_bits(backend, seed):
+    assert backend.mlp([2, 1], seed=seed)(tf.ones((1, 2))).shape == (1, 1)
+
+
+def test_the_kernels_of_a_model_are_uniform_and_its_biases_zero(backend):
+    net = backend.mlp([400, 100, 1])
+    kernel, bias = (x.numpy() for x in net.layers[0].weights)
+    assert np.abs(kernel).max() <= 1 / 20
+    assert kernel.std() == pytest.approx(1 / 20 / np.sqrt(3), rel=0.02)
+    assert not bias.any()
+
+
+@pytest.mark.parametrize("shape", [(2**50,), (2**40, 2**40)])
+def test_more_than_any_memory_is_an_error_and_the_process_goes_on(backend, shape):
+    with pytest.raises(OutOfDeviceMemoryError, match="cpu"):
+        backend.zeros(shape)
+    assert backend.to_numpy(backend.zeros(1)).tolist() == [0]
+
+
+def test_a_tensor_is_made_where_it_is_wanted_while_a_function_is_traced(backend):
+    @tf.function(autograph=False)
+    def traced():
+        return backend.ones(2, device="gpu:1") * 2
+
+    assert traced().numpy().tolist() == [2, 2]
+
+
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "int32", "bool", "complex64"])
+def test_a_tensor_of_every_dtype_is_converted_where_it_is(backend, dtype):
+    for source in backend.dtype_names:
+        x = backend.ones(2, dtype=source, device="gpu:1")
+        y = backend.asarray(x, dtype=dtype)
+        assert backend.device_of(y) is gpu(1)
+        assert backend.to_numpy(y).tolist() == [1, 1]
+
+
+# -- Copying ---------------------------------------------------------------------------------------
+
+
+def test_tensorflow_s_identity_shares_memory_and_a_move_does_not(backend):
+    x = backend.ones(64)
+    with tf.device("/CPU:1"):
+        theirs = tf.identity(x)
+    ours = backend.to(x, "gpu:0")
+    assert backend.address(theirs) == backend.address(x)
+    assert backend.address(ours) != backend.address(x)
+
+
+@pytest.fixture(params=["copy", "to"])
+def transfer(request, backend):
+    device = {"copy": "cpu", "to": "gpu:1"}[request.param]
+    return lambda x: getattr(backend, request.param)(x, device)
+
+
+def test_every_dtype_gets_new_memory(backend, transfer):
+    addresses = []
+    for dtype in backend.dtype_names:
+        x = backend.ones((3, 5), dtype=dtype)
+        y = transfer(x)
+        assert y.shape == x.shape
+        addresses += [backend.address(x), backend.address(y)]
+        assert backend.to_numpy(y).tobytes() == backend.to_numpy(x).tobytes()
+        assert addresses[-1] != addresses[-2]
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 0, 3)])
+@pytest.mark.parametrize("dtype", ["float32", "bool", "float8_e5m2"])
+def test_every_shape_is_kept(backend, transfer, shape, dtype):
+    assert transfer(backend.zeros(shape, dtype=dtype)).shape == shape
+
+
+def test_gradients_flow_through_a_copy(backend, transfer):
+    x = tf.constant([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(transfer(x) ** 2)
+    assert tape.gradient(y, x).numpy().tolist() == [2, 4]
+
+
+def test_gradients_flow_to_a_variable(backend, transfer):
+    variable = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        y = tf.reduce_sum(transfer({"x": [variable]})["x"][0] ** 2)
+    assert tape.gradient(y, variable).numpy().tolist() == [2, 4]
+
+
+@pytest.mark.parametrize("taken", [tf.identity, lambda x: tf.gather(x, [1])], ids=["all", "sparse"])
+def test_a_gradient_is_where_the_tensor_is_that_was_moved(backend, taken):
+    x = tf.Variable([1.0, 2.0])
+    with backend.strict():
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(taken(backend.to(x, "gpu:1")))
+        gradient = tape.gradient(y, x)
+    assert backend.device_of(y) is gpu(1)
+    assert backend.device_of(tf.convert_to_tensor(gradient)) is cpu()
+
+
+@pytest.mark.parametrize("is_strict", [False, True])
+def test_second_gradients_flow_through_a_copy(backend, transfer, is_strict):
+    x = tf.constant(3.0)
+    # Where the gradient is computed elsewhere than on the default device, it is moved back.
+    strictness = backend.strict() if is_strict else nullcontext()
+    with strictness, tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = transfer(x) ** 3
+        first = inner.gradient(y, x)
+    assert float(outer.gradient(first, x)) == 18
+
+
+def test_a_copy_does_not_see_what_is_written_to_the_variable(backend, transfer):
+    variable = tf.Variable([1.0, 2.0])
+    y = transfer(variable)
+    variable.assign([5.0, 5.0])
+    assert y.numpy().tolist() == [1, 2]
+
+
+def test_a_variable_that_is_there_is_itself(backend):
+    variable = tf.Variable([1.0])
+    assert backend.to(variable, "cpu") is variable
+
+
+def test_the_array_of_a_variable_is_the_caller_s_own(backend):
+    variable = tf.Variable([1.0, 2.0])
+    array = backend.to_numpy(variable)
+    array[:] = 9
+    assert variable.numpy().tolist() == [1, 2]
+
+
+def parts(x):
+    return tf.nest.flatten(x, expand_composites=True)
+
+
+# Not made while tests are collected: TensorFlow's devices are not configured by then.
+COMPOSITES = {
+    "ragged": lambda: tf.ragged.constant([[1.0, 2.0], [3.0]]),
+    "ragged twice": lambda: tf.ragged.constant([[[1.0], []], [[2.0, 3.0]]]),
+    "sparse": lambda: tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0]]),
+    "slices": lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([1]), tf.constant([3, 2])),
+}
+
+
+@pytest.fixture(params=COMPOSITES)
+def composite(request):
+    return COMPOSITES[request.param]()
+
+
+def test_a_tensor_of_several_parts_moves_with_all_of_them(backend, composite):
+    x = composite
+    moved = backend.to([x], "gpu:1")[0]
+    assert type(moved) is type(x)
+    assert {backend.device_of(part) for part in parts(moved)} == {gpu(1)}
+    assert [p.numpy().tolist() for p in parts(moved)] == [p.numpy().tolist() for p in parts(x)]
+
+
+def test_a_tensor_of_several_parts_that_is_there_is_itself(backend, composite):
+    x = composite
+    assert backend.to(x, "cpu") is x
+
+
+def test_a_copied_tensor_of_several_parts_shares_no_memory(backend, composite):
+    x = composite
+    copied = backend.copy(x)
+    addresses = [backend.address(part) for part in [*parts(x), *parts(copied)]]
+    assert len(set(addresses)) == 2 * len(parts(x))
+
+
+def test_strings_are_copied_on_the_cpu(backend):
+    words = tf.constant(["a", "b"])
+    copied = backend.copy([words])[0]
+    assert copied is not words
+    assert copied.numpy().tolist() == [b"a", b"b"]
+
+
+def test_strings_have_no_place_on_a_gpu(backend):
+    with pytest.raises(UnsupportedValueError, match="string") as caught:
+        backend.to({"name": tf.constant(["a"])}, "gpu:0")
+    assert caught.value.devices == ("cpu", "gpu:0")
+
+
+def test_handles_are_not_copied(backend):
+    with pytest.raises(UnsupportedValueError, match="resource"):
+        backend.copy(tf.Variable(1.0).handle)
+
+
+def test_a_tensor_that_is_only_traced_is_not_moved(backend):
+    refusals = []
+
+    @tf.function(autograph=False)
+    def traced(x):
+        with pytest.raises(UnsupportedValueError) as caught:
+            backend.to({"x": x}, "gpu:0")
+        refusals.append(str(caught.value))
+        return x
+
+    traced(tf.ones(2))
+    assert "only traced" in refusals[0]
+
+
+@pytest.mark.parametrize("offset", [4, 16, 32])
+def test_memory_that_would_end_the_process_is_not_taken_over(backend, offset):
+    buffer = np.zeros(256, np.uint8)
+    start = -buffer.ctypes.data % 64 + offset
+    data = buffer[start : start + 64].view(np.float32)
+    with pytest.raises(UnsupportedValueError, match="multiple of 64"):
+        backend.from_dlpack(data)
+
+
+def test_memory_that_is_walked_in_strides_is_not_taken_over(backend):
+    buffer = np.zeros(512, np.uint8)
+    start = -buffer.ctypes.data % 64
+    data = buffer[start : start + 64].view(np.float32)
+    with pytest.raises(UnsupportedValueError):
+        backend.from_dlpack(data[::2])
+
+
+def test_memory_that_is_read_only_is_not_taken_over(backend):
+    data = np.zeros(16, np.float32)
+    data.flags.writeable = False
+    with pytest.raises(UnsupportedValueError):
+        backend.from_dlpack(data)
+
+
+def test_numpy_reads_a_tensor_s_memory(backend):
+    x = backend.arange(4, dtype="float32")
+    exported = backend.framework.tensors.dlpack_of(x)
+    array = np.from_dlpack(exported)
+    assert exported.__dlpack_device__() == (1, 0)
+    assert array.ctypes.data == backend.address(x)
+    assert array.tolist() == [0, 1, 2, 3]
+
+
+def test_a_variable_of_its_own_is_taken_over_with_its_memory(backend):
+    variable = tf.Variable([1.0, 2.0])
+    x = backend.from_dlpack(variable)
+    assert backend.address(x) == backend.address(variable)
+    assert backend.device_of(x) is cpu()
+
+
+# -- Logging ---------------------------------------------------------------------------------------
+
+
+def test_a_traced_scalar_is_refused_with_what_to_do(backend):
+    log = DeviceLog(backend)
+
+    @tf.function(autograph=False)
+    def step(x):
+        log.add(loss=tf.reduce_sum(x))
+        return x
+
+    with pytest.raises(UnsupportedValueError, match="log loss") as caught:
+        step(tf.ones(2))
+    assert caught.value.fix == "return loss from what is compiled, and log what it returns"
+    assert log.flush() == {}
+
+
+def test_the_value_of_a_variable_is_the_one_it_had(backend):
+    log = DeviceLog(backend, "gpu:0")
+    with backend.on("gpu:0"):
+        variable = tf.Variable(1.0)
+        log.add(loss=variable)
+        variable.assign(2.0)
+    assert log.last() == {"loss": 1.0}

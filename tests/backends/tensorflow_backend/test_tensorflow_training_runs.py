@@ -1,0 +1,535 @@
+"""``Trainer`` on TensorFlow: ``tf.data``, batches by name, Keras' losses, traces, resuming."""
+
+from functools import partial
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+from keras_models import Plain, Subclassed, convolutional, made
+
+from d2ldev import ArrayLoader, CheckpointError, Trainer, UnsupportedValueError, cpu, gpu
+
+RANDOM = np.random.default_rng(0)
+
+
+IMAGES, LABELS = RANDOM.random((10, 8, 8, 3), dtype=np.float32), RANDOM.integers(0, 2, 10)
+
+
+BATCHES = [(IMAGES[i : i + 4], LABELS[i : i + 4]) for i in (0, 4, 8)]
+
+
+OPTIONS = {"loss": "cross_entropy", "optimizer": "adam"}
+
+
+@pytest.fixture
+def net(backend):
+    return made(backend, convolutional, "cpu")
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_dataset_gives_the_same_as_its_arrays(backend, num_gpus):
+    dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
+    losses = [
+        Trainer(2, num_gpus, backend=backend).fit(
+            made(backend, convolutional, "cpu"), data, dataset, **OPTIONS
+        )
+        for data in (BATCHES, dataset, dataset.prefetch(1))
+    ]
+    assert losses[1] == losses[0]
+    assert losses[2] == losses[0]
+
+
+def test_a_model_that_is_not_built_is_trained_on_the_gpu(backend):
+    net = made(backend, Subclassed, "cpu")
+    pairs = [(X[:, 0, 0], X[:, 1, 1], y) for X, y in BATCHES]
+    trainer = Trainer(10, num_gpus=1, backend=backend)
+    history = trainer.fit(net, pairs, pairs, loss="cross_entropy", lr=0.1)
+    assert history["val_loss"][-1] < history["val_loss"][0]
+    assert set(backend.placement(net).values()) == {gpu(0)}
+
+
+def test_the_users_optimizer_is_placed(backend, net):
+    optimizer = keras.optimizers.Adam(0.01)
+    optimizer.build(net.trainable_variables)
+    Trainer(1, num_gpus=1, backend=backend).fit(
+        net, BATCHES, loss="cross_entropy", optimizer=optimizer
+    )
+    assert int(optimizer.iterations) == 3
+    assert set(backend.placement(optimizer).values()) == {gpu(0)}
+
+
+# -- Traces ----------------------------------------------------------------------------------------
+
+
+EPOCHS = 5
+
+
+CLASSES = RANDOM.integers(0, 2, 10).astype("int32")
+
+
+TRACED = {
+    convolutional: (IMAGES,),
+    Subclassed: (IMAGES[:, 0, 0], IMAGES[:, 1, 1]),  # has no variables before the first batch
+    Plain: (IMAGES[:, 0, 0],),
+}
+
+
+@pytest.fixture
+def traced():
+    """The lengths of the batches for which the loss was called, which happens in a trace only."""
+    return []
+
+
+@pytest.fixture
+def loss(traced):
+    def noted(prediction, y):
+        traced.append(prediction.shape[0])
+        logits = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=prediction)
+        return tf.reduce_mean(logits)
+
+    return noted
+
+
+def traced_batches(model, size=4):
+    """Batches of 4, 4 and 2."""
+    return [
+        (*(x[i : i + size] for x in TRACED[model]), CLASSES[i : i + size])
+        for i in range(0, 10, size)
+    ]
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("model", TRACED, ids=lambda model: model.__name__)
+def test_a_step_and_an_evaluation_are_traced_once_for_each_shape(
+    backend, model, num_gpus, loss, traced
+):
+    counts = []
+    trainer = Trainer(
+        EPOCHS, num_gpus, backend=backend, callback=lambda *_: counts.append(len(traced))
+    )
+    data = traced_batches(model)
+    trainer.fit(made(backend, model, "cpu"), data, data, loss=loss, optimizer="adam")
+    assert traced == [4, 2, 4, 2]
+    assert counts == [4] * EPOCHS
+
+
+def test_a_checkpoint_and_a_metric_have_nothing_traced_again(backend, loss, traced, path):
+    data = traced_batches(convolutional)
+    trainer = Trainer(EPOCHS, 1, gradient_clip_val=1.0, backend=backend)
+    trainer.fit(
+        made(backend, convolutional, "cpu"),
+        data,
+        data,
+        loss=loss,
+        metrics=["accuracy"],
+        checkpoint=path,
+    )
+    assert traced == [4, 2, 4, 2]
+
+
+def test_a_resumed_run_traces_as_often_as_a_new_one(backend, loss, traced, path):
+    data = traced_batches(convolutional)
+    for epochs in (2, EPOCHS):
+        traced.clear()
+        net = made(backend, convolutional, "cpu")
+        trainer = Trainer(epochs, backend=backend)
+        trainer.fit(net, data, data, loss=loss, checkpoint=path, resume=True)
+        assert traced == [4, 2, 4, 2]
+
+
+# -- Batches by name -------------------------------------------------------------------------------
+
+
+ROWS = RANDOM.normal(size=(8, 3)).astype("float32")
+
+
+MASK = RANDOM.random((8, 3)).astype("float32")
+
+
+Y = RANDOM.normal(size=(8, 3)).astype("float32")
+
+
+ORDERS = [{"mask": MASK, "x": ROWS, "y": Y}, {"y": Y, "x": ROWS, "mask": MASK}]
+
+
+def functional(nested):
+    """``dense(x) * mask``, with inputs that are nested so."""
+    keras.utils.set_random_seed(0)
+    x, mask = keras.Input((3,), name="x"), keras.Input((3,), name="mask")
+    return keras.Model(nested(x, mask), layers.Dense(3)(x) * mask)
+
+
+class Called(keras.Model):
+    """It is built with the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.dense = layers.Dense(3)
+
+    def call(self, x, mask, training=False):
+        """The sum, where the mask has it."""
+        return self.dense(x) * mask
+
+
+class Masked(tf.Module):
+    """Without Keras."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(tf.eye(3))
+
+    def __call__(self, x, mask):
+        """The product, where the mask has it."""
+        return x @ self.weight * mask
+
+
+MODELS = {
+    "list": lambda: functional(lambda x, mask: [x, mask]),
+    "mapping": lambda: functional(lambda x, mask: {"x": x, "mask": mask}),
+    "mapping that is not sorted": lambda: functional(lambda x, mask: {"mask": mask, "x": x}),
+    "call": Called,
+    "tf.Module": Masked,
+}
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("batch", ORDERS, ids=lambda batch: "".join(batch))
+@pytest.mark.parametrize("model", MODELS)
+def test_a_dict_gives_inputs_by_name(backend, model, batch, num_gpus):
+    net = MODELS[model]()
+    trainer = Trainer(1, num_gpus, backend=backend)
+    history = trainer.fit(net, [batch], [batch], lr=0.0)
+    kernel = net.trainable_variables[0].numpy()
+    expected = np.mean((ROWS @ kernel * MASK - Y) ** 2)
+    assert history["loss"] == pytest.approx([expected], rel=1e-5)
+    assert history["val_loss"] == pytest.approx([expected], rel=1e-5)
+
+
+@pytest.mark.parametrize("batch", [(ROWS, MASK, Y), {"x": ROWS, "other": MASK, "y": Y}])
+def test_inputs_without_the_names_of_a_mapping_are_refused(backend, batch):
+    with pytest.raises(UnsupportedValueError, match="its inputs have names") as error:
+        Trainer(1, backend=backend).fit(MODELS["mapping"](), [batch])
+    assert "{'x': ..., 'mask': ..., 'y': y}" in error.value.fix
+
+
+def test_a_gap_between_inputs_is_refused(backend):
+    class Gapped(keras.Model):
+        def call(self, x, scale=1, mask=1):
+            raise AssertionError("the mask would be the scale")
+
+    with pytest.raises(UnsupportedValueError, match="'scale' before 'mask'"):
+        Trainer(1, backend=backend).fit(Gapped(), [ORDERS[0]])
+
+
+@pytest.mark.parametrize("built", [True, False])
+def test_a_sequential_model_takes_its_one_input_by_any_name(backend, built):
+    net = keras.Sequential(([keras.Input((3,))] if built else []) + [layers.Dense(3)])
+    history = Trainer(1, backend=backend).fit(net, [{"pixels": ROWS, "y": Y}])
+    assert history["loss"][0] > 0
+
+
+# -- Keras' losses and metrics ---------------------------------------------------------------------
+
+
+POINTS = np.random.default_rng(0).normal(size=(16, 2)).astype("float32")
+
+
+BINARY = [(POINTS, (POINTS[:, :1] > 0).astype("float32"))]
+
+
+def fitted(backend, loss, metrics=(), num_gpus=1):
+    """The history of a run, and the parameters after it."""
+    net = backend.mlp([2, 1], seed=0)
+    trainer = Trainer(3, num_gpus, backend=backend)
+    history = trainer.fit(net, BINARY, loss=loss, lr=0.5, metrics=metrics)
+    return history, net.get_weights()
+
+
+def by_hand(prediction, y):
+    return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=prediction))
+
+
+def from_a_function(y_true, y_pred):
+    losses = keras.losses.binary_crossentropy(y_true, y_pred, from_logits=True)
+    return tf.reduce_mean(losses)
+
+
+def rate(y_true, y_pred):
+    return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred, threshold=0.0))
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize(
+    "loss",
+    [
+        keras.losses.BinaryCrossentropy(from_logits=True),
+        from_a_function,
+        partial(from_a_function),
+        tf.function(from_a_function, autograph=False),
+    ],
+    ids=["object", "function", "partial", "tf.function"],
+)
+def test_keras_losses_are_called_with_y_first(backend, loss, num_gpus):
+    history, parameters = fitted(backend, loss, num_gpus=num_gpus)
+    expected, expected_parameters = fitted(backend, by_hand, num_gpus=num_gpus)
+    np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-5)
+    for x, y in zip(parameters, expected_parameters, strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loss_for_each_example_is_refused_with_what_to_do(backend):
+    with pytest.raises(UnsupportedValueError, match="no scalar") as error:
+        fitted(backend, keras.losses.binary_crossentropy)
+    assert error.value.fix == "loss.mean()"
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_keras_metrics_are_called_with_y_first(backend, num_gpus):
+    def share(prediction, y):
+        return tf.reduce_mean(tf.cast((prediction > 0) == (y > 0.5), tf.float32))
+
+    history, _ = fitted(backend, by_hand, [rate, share], num_gpus)
+    assert history["rate"] == history["share"]
+    assert history["rate"][-1] > 0.5
+
+
+@pytest.mark.parametrize("metric", [keras.metrics.BinaryAccuracy, keras.metrics.AUC])
+def test_keras_metrics_with_a_state_are_refused(backend, metric):
+    with pytest.raises(UnsupportedValueError, match="running value"):
+        fitted(backend, by_hand, [metric()])
+
+
+def test_a_keras_metric_with_a_state_is_no_loss(backend):
+    with pytest.raises(UnsupportedValueError, match="running value"):
+        fitted(backend, keras.metrics.BinaryCrossentropy(from_logits=True))
+
+
+# -- Prefetching -----------------------------------------------------------------------------------
+
+
+DEVICES = ["cpu", "gpu:0", "gpu:1"]
+
+
+@pytest.fixture
+def dataset():
+    """Five examples in three batches; TensorFlow keeps the labels' dtype in the host's memory."""
+    x, y = np.arange(10, dtype="float32").reshape(5, 2), np.arange(5, dtype="int32")
+    return tf.data.Dataset.from_tensor_slices({"x": x, "y": y}).batch(2)
+
+
+def failing():
+    """Two batches and an error."""
+
+    def source():
+        yield np.float32(0)
+        yield np.float32(1)
+        raise ValueError("the third is broken")
+
+    return tf.data.Dataset.from_generator(source, output_signature=tf.TensorSpec((), tf.float32))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_all_of_a_batch_is_on_the_device(backend, dataset, device):
+    for batch in backend.prefetch(dataset, device):
+        found = {str(backend.device_of(x)) for x in batch.values()}
+        assert found == {device}
+
+
+def test_tf_data_brings_a_dataset_to_the_device(backend, dataset, monkeypatch):
+    copies = []
+    monkeypatch.setattr(backend.framework.tensors, "copy_all", lambda *given: copies.append(given))
+    batches = list(backend.prefetch(dataset, "gpu:1"))
+    assert (len(batches), copies) == (3, [])
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_an_error_of_a_dataset_comes_in_the_place_of_its_batch(backend, device):
+    batches = backend.prefetch(failing(), device)
+    assert [float(next(batches)), float(next(batches))] == [0.0, 1.0]
+    with pytest.raises(tf.errors.InvalidArgumentError, match="the third is broken"):
+        next(batches)
+
+
+def test_a_dataset_without_end_can_be_left(backend, dataset):
+    batches = backend.prefetch(dataset.repeat(), "gpu:0")
+    next(batches)
+    batches.close()
+    assert list(batches) == []
+
+
+def test_without_depth_tf_data_is_not_asked(backend, dataset):
+    batches = list(backend.prefetch(dataset, "gpu:1", depth=0))
+    assert {backend.device_of(batch["y"]) for batch in batches} == {gpu(1)}
+
+
+def test_an_error_of_what_the_backend_refuses_names_it(backend):
+    words = tf.data.Dataset.from_tensor_slices(["text"])
+    with pytest.raises(ValueError, match="strings"):
+        next(backend.prefetch(words, "gpu:0"))
+
+
+def test_words_are_prefetched_on_the_cpu(backend):
+    words = tf.data.Dataset.from_tensor_slices(["a", "b"])
+    assert [word.numpy() for word in backend.prefetch(words, "cpu")] == [b"a", b"b"]
+
+
+# -- Resuming ----------------------------------------------------------------------------------
+
+
+def scaling():
+    """Its scale grows, and falls when it has grown too far."""
+    return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=2)
+
+
+def scheduled():
+    """Its rate depends on how many steps it has made."""
+    return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 16))
+
+
+class Unbuilt(keras.Model):
+    """It is built with the first batch."""
+
+    def __init__(self, dtype=None, units=4):
+        keras.utils.set_random_seed(0)
+        super().__init__()
+        self.hidden = layers.Dense(units, dtype=dtype)
+        self.norm = layers.BatchNormalization(dtype=dtype)
+        self.dropout = layers.Dropout(0.3, dtype=dtype)
+        self.outer = layers.Dense(2, dtype=dtype)
+
+    def call(self, x, training=False):
+        """Through all of them."""
+        x = self.norm(self.hidden(x), training=training)
+        return self.outer(self.dropout(x, training=training))
+
+
+def sequential():
+    """The same, without an Input."""
+    keras.utils.set_random_seed(0)
+    hidden = [layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.3)]
+    return keras.Sequential([*hidden, layers.Dense(2)])
+
+
+RUNS = {
+    "subclass": (Unbuilt, lambda: "adam"),
+    "Sequential": (sequential, lambda: "adam"),
+    "float16": (lambda: Unbuilt("mixed_float16"), scaling),
+    "schedule": (sequential, scheduled),
+    "momentum": (sequential, lambda: "momentum"),
+    "adagrad": (sequential, lambda: "adagrad"),
+}
+
+
+def run_of(backend, name, epochs, **options):
+    """The history and the weights, of a run that draws its batches' order."""
+    make, optimizer = RUNS[name]
+    random = np.random.default_rng(0)
+    data = ArrayLoader(
+        random.random((10, 3), "float32"), random.integers(0, 2, 10), batch_size=4, shuffle=True
+    )
+    trainer, net = Trainer(epochs, num_gpus=1, backend=backend), make()
+    history = trainer.fit(net, data, loss="cross_entropy", optimizer=optimizer(), **options)
+    return history, [np.asarray(x, "float64").tolist() for x in net.get_weights()]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_resumed_run_ends_where_an_unbroken_one_does(backend, path, name):
+    expected = run_of(backend, name, 4)
+    run_of(backend, name, 2, checkpoint=path)
+    assert run_of(backend, name, 4, checkpoint=path, resume=True) == expected
+
+
+def test_a_run_that_ended_before_its_first_batch_begins_again(backend, path):
+    expected = run_of(backend, "subclass", 2)
+    run_of(backend, "subclass", 0, checkpoint=path)
+    assert run_of(backend, "subclass", 2, checkpoint=path, resume=True) == expected
+
+
+def test_a_state_from_before_the_first_batch_is_not_put_into_what_was_built_since(backend, path):
+    run_of(backend, "subclass", 0, checkpoint=path)
+    net = Unbuilt()
+    net(np.ones((1, 3), "float32"))
+    with pytest.raises(CheckpointError, match="make the model anew"):
+        Trainer(1, num_gpus=1, backend=backend).fit(
+            net,
+            [(np.ones((1, 3), "float32"), np.array([0]))],
+            loss="cross_entropy",
+            optimizer="adam",
+            checkpoint=path,
+            resume=True,
+        )
+
+
+def test_a_model_that_the_user_builds_meanwhile_takes_the_state(backend, path):
+    run_of(backend, "Sequential", 2, checkpoint=path)
+    learner = backend.learner(net := sequential(), loss="cross_entropy", optimizer="adam")
+    assert not learner.is_built
+    net.build((None, 3))
+    learner.sync()
+    assert learner.is_built
+
+
+def test_the_state_of_another_model_is_refused(backend, path):
+    run_of(backend, "subclass", 1, checkpoint=path)
+    net = Unbuilt(units=5)
+    with pytest.raises(CheckpointError, match=r"\(3, 5\)"):
+        Trainer(2, num_gpus=1, backend=backend).fit(
+            net,
+            ArrayLoader(np.ones((4, 3), "float32"), np.zeros(4, "int64"), batch_size=4),
+            loss="cross_entropy",
+            optimizer="adam",
+            checkpoint=path,
+            resume=True,
+        )
+
+
+def test_the_global_generator_goes_on(backend):
+    training = backend.framework.training
+    generator = tf.random.get_global_generator()
+    state = backend.to(training.random_state(cpu()), "cpu")
+    drawn = generator.normal((3,)).numpy().tolist()
+    training.checked_random_state(state, cpu())()
+    assert generator.normal((3,)).numpy().tolist() == drawn
+
+
+@pytest.mark.parametrize("state", [None, {}, {"algorithm": 1, "state": "text"}], ids=repr)
+def test_what_is_no_state_of_a_generator_is_refused(backend, state):
+    with pytest.raises(CheckpointError):
+        backend.framework.training.checked_random_state(state, cpu())
+
+
+_KILLED = """
+import os, sys
+sys.path.insert(0, os.environ["FOLDER"])
+import test_tensorflow_training_runs as runs
+
+backend = d2ldev.get_backend("tensorflow")
+
+class Killed(d2ldev.Trainer):
+    left = int(os.environ["BATCHES"])
+
+    def prepare_batch(self, batch):
+        if self.left == 0:
+            print("shown:" + json.dumps("killed"), flush=True)
+            os._exit(0)
+        self.left -= 1
+        return super().prepare_batch(batch)
+
+runs.Trainer = Killed
+options = {"checkpoint": os.environ["FILE"], "resume": True} if os.environ["FILE"] else {}
+show(runs.run_of(backend, "float16", 4, **options))
+"""
+
+
+def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(run, request, path):
+    def running(batches, file):
+        variables = {"FOLDER": str(request.path.parent), "D2LDEV_VIRTUAL_GPUS": "1"}
+        (shown,) = run(_KILLED, **variables, BATCHES=str(batches), FILE=str(file))
+        return shown
+
+    expected = running(-1, "")
+    assert running(8, path) == "killed"
+    assert running(-1, path) == expected
