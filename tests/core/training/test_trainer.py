@@ -225,11 +225,6 @@ def test_the_examples_of_a_batch_are_counted(reference, shape, count):
         assert count_of(reference, Target(0.5, y)) == count
 
 
-def test_what_is_there_is_not_copied(reference):
-    batch = (reference.ones(2), [reference.ones(1)])
-    assert bring(reference, batch, "cpu") is batch
-
-
 # -- the history ------------------------------------------------------------------------------
 
 
