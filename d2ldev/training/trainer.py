@@ -145,11 +145,10 @@ class Trainer:
                 metrics that the run began with, and the batches in the order that they would have
                 had. That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
                 Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
-                file. Other data, such as a ``tf.data.Dataset``, has to have an order that depends
-                on itself alone: it is gone through once more for each epoch that is done. In the
-                process of the run that ended, make it anew from its source first, shuffling
-                included. What a callback keeps, such as the count of a schedule, and random
-                numbers of a dataset's or a worker process's own, are not in the file.
+                file; data, or its ``sampler``, with ``set_epoch`` is told the number of each epoch.
+                Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in any
+                process. What a callback keeps, such as the count of a schedule, and random numbers
+                of a dataset's or a worker process's own, are not in the file.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
