@@ -257,6 +257,15 @@ def _place_of(value: Any) -> str | None:
     return None if there == _HOST and not rank else there
 
 
+def _mixes(inputs: Inputs, values: Sequence[Any]) -> bool:
+    """Return whether a tensor among the operands may have no place, as fast as can be."""
+    for index in inputs.operands:
+        value = values[index]
+        if _UNPLACED in value.__dict__ or not value._rank():
+            return True
+    return False
+
+
 def _unplaced(result: Any) -> Any:
     """Return what an operation has made, as tensors that have no place of their own."""
     for x in result if isinstance(result, (list, tuple)) else (result,):
@@ -313,7 +322,7 @@ def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _
                 home = None
                 break
             home = there
-        if home is None or home in (_HOST, default):
+        if home is None or (home in (_HOST, default) and _mixes(known, inputs)):
             home = operands.home_of(operation, known, inputs)
         local = ctx._thread_local_data
         outer, before = local.device_name, local.device_spec
