@@ -48,15 +48,9 @@ def test_all_gpus_of_a_machine_without_any_are_the_cpu(reference):
     assert Trainer(1, num_gpus=-1, backend=none).device is CPU
 
 
-@pytest.mark.parametrize("num_gpus", [2, -1])
-def test_two_gpus_are_refused(reference, num_gpus):
+def test_all_gpus_are_refused_where_there_are_two(reference):
     with pytest.raises(DeviceUnavailableError, match="trained on one device"):
-        Trainer(1, num_gpus=num_gpus, backend=reference)
-
-
-def test_more_gpus_than_there_are_is_an_error_that_says_how_many(reference):
-    with pytest.raises(DeviceUnavailableError, match="reference has 2 GPUs here"):
-        Trainer(1, num_gpus=3, backend=reference)
+        Trainer(1, num_gpus=-1, backend=reference)
 
 
 @pytest.mark.parametrize(
