@@ -1,8 +1,8 @@
 """``Backend``: what a user calls, on every framework the same.
 
-Each method checks what it was given and calls one function of ``d2ldev.operations``, ``d2ldev.files``
-or one room of the framework. Native tensors go in and come out; a copy happens only where the user
-wrote one. What an author of a backend writes is in ``d2ldev.framework``.
+Each method checks what it was given and calls one function of ``d2ldev.operations`` or
+``d2ldev.files``, or one room of the framework. Native tensors go in and come out; a copy happens
+only where the user wrote one. What an author of a backend writes is in ``d2ldev.framework``.
 
 Source: D2L, section 6.7, "GPUs".
 """

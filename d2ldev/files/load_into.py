@@ -133,7 +133,7 @@ class _Fitting:
             raise UnsupportedValueError(
                 self._attempted,
                 f"{brief(x)}, of type {type(x).__name__}, at {path or 'the top'} is in no file",
-                f"load what it holds: x = backend.load_into(x, path); see {framework.name}'s tensors",
+                "load what it holds: x = backend.load_into(x, path)",
             )
         else:
             self._compare_container(x, kind, found, path)

@@ -68,7 +68,9 @@ def unfolded(x):
 
 def tensors_in(x):
     return [
-        leaf for _, leaf, kind in containers.leaves(x, reference.framework.kinds) if kind is containers.TENSOR
+        leaf
+        for _, leaf, kind in containers.leaves(x, reference.framework.kinds)
+        if kind is containers.TENSOR
     ]
 
 
