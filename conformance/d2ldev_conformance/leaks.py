@@ -8,7 +8,7 @@ leak is one failure, and raises a ``LeakError`` that names everything it found.
 The working directory and the temporary directory are fresh and empty inside, so that a file
 which is found there afterwards is this test's, and not that of another process.
 
-Held by ``tests/test_fixtures.py``.
+Held by ``tests/suite/test_fixtures.py``.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A framework that refuses them by itself only has its error translated, when it leaves the block.
 One that does not has functions replaced, for as long as any block of any thread is in force.
 
-Held by ``tests/test_strictness.py`` and the requirements ``strict.*`` of the conformance suite.
+Held by ``tests/core/operations/test_strictness.py`` and the requirements ``strict.*``.
 """
 
 from __future__ import annotations

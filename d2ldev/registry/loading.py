@@ -1,6 +1,6 @@
 """From the name of a backend to its framework: entry points, and what is broken.
 
-Held by ``tests/test_registry.py``.
+Held by ``tests/core/registry/test_registry.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Which framework is active, and how that is changed.
 
-Held by ``tests/test_selection.py`` and ``tests/test_registry.py``.
+Held by ``tests/core/registry/test_selection.py`` and ``tests/core/registry/test_registry.py``.
 """
 
 from __future__ import annotations

@@ -222,7 +222,7 @@ BROKEN = {
     ),
     "a room that lacks methods": (
         {"source": LACKING.replace("self.devices = ReferenceDevices(virtual_gpus)", "Tensors()")},
-        "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate",
+        "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate abstract",
         "TypeError",
     ),
     "a backend without its framework": (
