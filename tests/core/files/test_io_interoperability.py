@@ -8,7 +8,7 @@ import pytest
 from hostile_files import file_of
 from safetensors.numpy import load_file, save_file
 
-from d2ldev import CheckpointError, DeviceUnavailableError, get_backend
+from d2ldev import Backend, CheckpointError, DeviceUnavailableError, get_backend
 from d2ldev.files.format.dtypes import NAMES, numpy_dtype
 
 DTYPES = get_backend("reference").dtype_names
@@ -134,7 +134,7 @@ def test_tensors_come_where_they_are_wanted_wherever_they_were(reference, path, 
 
 def test_a_file_from_a_gpu_is_read_without_one(reference, path):
     reference.save(reference.ones(2, device="gpu:1"), path)
-    without = type(reference)(virtual_gpus=0)
+    without = Backend(type(reference.framework)(virtual_gpus=0))
     assert str(without.device_of(without.load(path))) == "cpu"
 
 

@@ -2,13 +2,16 @@
 
 import numpy as np
 import pytest
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
+from d2ldev_reference.files import ReferenceFiles
+from d2ldev_reference.models import ReferenceModels
 from hostile_files import DATA, entry, file_of, row, told
 from safetensors.numpy import save_file
 from saved_files import values
 
-from d2ldev import CheckpointError
-from d2ldev.files.layouts import same, turned
+from d2ldev import Backend, CheckpointError
+from d2ldev.framework import Layer, Part
+from d2ldev.framework.files import same, turned
 
 
 class Cell:
@@ -23,46 +26,69 @@ class Optimizer:
         self.steps, self.moment = steps, moment
 
 
+class CellModels(ReferenceModels):
+    """Models that are filled in place."""
+
+    types = (Cell, Optimizer)
+    refilled = True
+
+    def __init__(self):
+        self.finished = []
+
+    def parts(self, obj):
+        for name, x in getattr(obj, "tensors", {}).items():
+            yield Part(name, x, lambda new, name=name: obj.tensors.__setitem__(name, new))
+
+    def is_refilled(self, x):
+        return self.refilled
+
+    def refill(self, x, new):
+        x._array[...] = new._array
+
+    def finish(self, obj):
+        self.finished.append(obj)
+
+
+class CellFiles(ReferenceFiles):
+    """Optimizers, and models that are known to be one dense layer."""
+
+    def __init__(self, tensors):
+        super().__init__(tensors)
+        self.layers_of = {}
+
+    def layers(self, model):
+        return self.layers_of.get(id(model))
+
+    def state(self, optimizer):
+        if isinstance(optimizer, Optimizer):
+            return {"steps": optimizer.steps, "moment": [optimizer.moment]}
+        return None
+
+    def checked_state(self, optimizer, state):
+        if state["moment"][0].shape != optimizer.moment.shape:
+            raise ValueError("its moment has another shape")
+        return lambda: vars(optimizer).update(steps=state["steps"], moment=state["moment"][0])
+
+
+class CellFramework(ReferenceFramework):
+    name = "cells"
+
+    def __init__(self):
+        super().__init__(virtual_gpus=2)
+        self.models = CellModels()
+        self.files = CellFiles(self.tensors)
+
+
 @pytest.fixture
-def framework(reference):
+def framework():
     """A backend with models that it fills in place, optimizers, and known layouts."""
-    from d2ldev.operations.placing import Part
+    return Backend(CellFramework())
 
-    class Framework(ReferenceBackend):
-        name = "framework"
-        object_types = (Cell, Optimizer)
-        refilled = True
-        layouts = {}
 
-        def _parts(self, obj):
-            for name, x in getattr(obj, "tensors", {}).items():
-                yield Part(name, x, lambda new, name=name: obj.tensors.__setitem__(name, new))
-
-        def _is_refilled(self, x):
-            return self.refilled
-
-        def _refill(self, x, new):
-            x._array[...] = new._array
-
-        def _layouts(self, obj):
-            return self.layouts.get(id(obj))
-
-        def _state(self, optimizer):
-            if isinstance(optimizer, Optimizer):
-                return {"steps": optimizer.steps, "moment": [optimizer.moment]}
-            return None
-
-        def _state_put(self, optimizer, state):
-            if state["moment"][0].shape != optimizer.moment.shape:
-                raise ValueError("its moment has another shape")
-            return lambda: vars(optimizer).update(steps=state["steps"], moment=state["moment"][0])
-
-        def _finish(self, obj):
-            self.finished.append(obj)
-
-    framework = Framework(virtual_gpus=2)
-    framework.finished = []
-    return framework
+def know_layers(backend, net, layout):
+    """Let the framework know a model as one dense layer, its weight of this layout."""
+    weight, bias = (*net.tensors.values(), None)[:2]
+    backend.framework.files.layers_of[id(net)] = [Layer(weight, bias, layout)]
 
 
 def test_a_tensor_that_is_filled_in_place_stays_the_same_object(framework, path):
@@ -78,7 +104,7 @@ def test_a_model_is_told_that_it_was_read_into(framework, path):
     framework.save([Cell(w=framework.ones(2))], path)
     cell = Cell(w=framework.zeros(2))
     framework.load_into([cell], path)
-    assert framework.finished == [cell]
+    assert framework.framework.models.finished == [cell]
 
 
 def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path):
@@ -93,7 +119,7 @@ def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path)
     header["x"] = entry("BF16", (2,))
     path.write_bytes(file_of(header, DATA))
     optimizer = Optimizer(0, framework.zeros(2))
-    with pytest.raises(CheckpointError, match="'x' is of bfloat16, which framework has not"):
+    with pytest.raises(CheckpointError, match="'x' is of bfloat16, which cells has not"):
         framework.load_into(optimizer, path)
     assert optimizer.steps == 0
 
@@ -103,13 +129,13 @@ def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
     model = row("model", [{"tensor": 0}], ["x"], layouts={"x": layout})
     path.write_bytes(file_of(told(root={"at": 0}, containers=[model]), DATA))
     net = Cell(w=framework.zeros((3, 2)))
-    framework.layouts[id(net)] = {"w": same("0.weight", (3, 2))}
+    know_layers(framework, net, same)
     with pytest.raises(CheckpointError, match=r"w is float32 \(3, 2\), and the file has float32"):
         framework.load_into(net, path)
 
 
 def test_a_tensor_that_is_not_is_put_into_the_model(framework, path):
-    framework.refilled = False
+    framework.framework.models.refilled = False
     framework.save({"net": Cell(w=framework.ones(2))}, path)
     cell = Cell(w=framework.zeros(2))
     loaded = framework.load_into({"net": cell}, path)
@@ -164,20 +190,14 @@ def turned_file(framework, path):
     """A dense layer of a framework that has its kernel the other way round."""
     kernel = framework.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     net = Cell(kernel=kernel, extra=framework.ones(2))
-    framework.layouts[id(net)] = {
-        "kernel": turned("0.weight", (3, 2)),
-        "extra": same("0.bias", (2,)),
-    }
+    know_layers(framework, net, turned)
     framework.save(net, path)
     return path
 
 
 def test_a_kernel_is_turned_where_the_layouts_of_both_are_known(framework, turned_file):
     net = Cell(weight=framework.zeros((2, 3)), bias=framework.zeros(2))
-    framework.layouts[id(net)] = {
-        "weight": same("0.weight", (2, 3)),
-        "bias": same("0.bias", (2,)),
-    }
+    know_layers(framework, net, same)
     framework.load_into(net, turned_file)
     assert values(framework, net.tensors["weight"]) == [[1, 3, 5], [2, 4, 6]]
     assert values(framework, net.tensors["bias"]) == [1, 1]
@@ -185,10 +205,7 @@ def test_a_kernel_is_turned_where_the_layouts_of_both_are_known(framework, turne
 
 def test_a_kernel_of_another_layer_size_is_refused(framework, turned_file):
     net = Cell(weight=framework.zeros((3, 2)), bias=framework.zeros(2))
-    framework.layouts[id(net)] = {
-        "weight": same("0.weight", (3, 2)),
-        "bias": same("0.bias", (2,)),
-    }
+    know_layers(framework, net, same)
     with pytest.raises(CheckpointError, match=r"weight is float32 \(3, 2\)"):
         framework.load_into(net, turned_file)
 

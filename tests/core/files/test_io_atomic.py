@@ -142,13 +142,13 @@ def test_a_value_that_cannot_be_saved_leaves_the_old_file(reference, path, saved
     assert list(path.parent.iterdir()) == [path]
 
 
-def test_a_tensor_that_changes_its_size_meanwhile_leaves_the_old_file(reference, path, saved):
-    class Shrinking(type(reference)):
-        def _borrow(self, x):
-            return self._to_numpy(x)[:1]
-
+def test_a_tensor_that_changes_its_size_meanwhile_leaves_the_old_file(
+    reference, path, saved, monkeypatch
+):
+    files = reference.framework.files
+    monkeypatch.setattr(files, "borrow", lambda x: reference.to_numpy(x)[:1])
     with pytest.raises(CheckpointError, match="b has changed while it was written"):
-        Shrinking().save({"b": reference.zeros(5)}, path)
+        reference.save({"b": reference.zeros(5)}, path)
     assert path.read_bytes() == saved
     assert list(path.parent.iterdir()) == [path]
 
