@@ -39,8 +39,8 @@ Since 2 it names the algorithm of the checksums; since 3 no classes.
 
 # The types of rows: without labels, and with them.
 SETS: dict[str, Any] = {"set": set, "frozenset": frozenset}
-_SEQUENCES: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque}
-_NAMES = {cls: name for name, cls in (_SEQUENCES | SETS).items()}
+_UNLABELLED: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque, **SETS}
+_NAMES = {cls: name for name, cls in _UNLABELLED.items()}
 _NAMES |= {dict: "dict", OrderedDict: "OrderedDict"}
 NAMEDTUPLE = "namedtuple"
 MODEL = "model"
@@ -55,7 +55,7 @@ _MAX_DEPTH = 500
 # A tuple computes its hash anew each time; a file may refer to one tuple as often as it likes.
 _MAX_KEY = 32
 # Python compares a key with all that have the same hash, and that of a tuple can be chosen.
-_MAX_ALIKE = 1000
+_MAX_ALIKE = 100
 # Containers that share theirs have names without end.
 _MAX_NAMES = 1_000_000
 
@@ -222,7 +222,7 @@ class Description:
         path: str,
     ) -> dict[str, int]:
         labels, children = list(labels), list(children)
-        is_named = row["type"] not in _SEQUENCES | SETS
+        is_named = row["type"] not in _UNLABELLED
         problem = _keys_problem(children if row["type"] in SETS else labels if is_named else ())
         if problem:
             raise self._refusal(x, path, problem)
@@ -343,14 +343,15 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
     def key(node: Any) -> Any:
         found = value(node)
         is_tuple = isinstance(found, Outline) and found.type == "tuple"
-        return tuple(found.children.values()) if is_tuple else found
+        is_short = is_tuple and len(found.children) <= _MAX_KEY
+        return tuple(found.children.values()) if is_short else found
 
     try:
         for row in told["containers"]:
             kind, nodes, labels = row["type"], row["items"], None
             _check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
-            if kind not in _SEQUENCES | SETS:
+            if kind not in _UNLABELLED:
                 _check(kind in (*_DICTS, "OrderedDict", NAMEDTUPLE), "a type that is known")
                 _check(isinstance(row["labels"], list), "labels")
                 labels = [key(node) for node in row["labels"]]
@@ -361,9 +362,8 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
                 problem = f"it is nested deeper than {_MAX_DEPTH} levels"
             if problem:
                 raise HeaderError(problem)
-            children = dict(
-                zip(range(len(items)) if labels is None else labels, items, strict=True)
-            )
+            names = range(len(items)) if labels is None else labels
+            children = dict(zip(names, items, strict=True))
             _check(len(children) == len(items), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
@@ -409,8 +409,8 @@ def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
         items = [filled(child, made, values) for child in row.children.values()]
         if row.type == "deque":
             made.append(deque(items, row.maxlen))
-        elif row.type in _SEQUENCES | SETS:
-            made.append((_SEQUENCES | SETS)[row.type](items))
+        elif row.type in _UNLABELLED:
+            made.append(_UNLABELLED[row.type](items))
         elif row.type == NAMEDTUPLE:
             made.append(tuple(items))
         else:
@@ -426,14 +426,14 @@ def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
     return values.get(node) if isinstance(node, Stored) else node
 
 
-def flat(outline: Outline) -> dict[str, Stored]:
-    """Return the tensors in a container of the file, by their dotted names.
+def flat(node: Any) -> dict[str, Stored]:
+    """Return the tensors in a part of the file, by their dotted names.
 
     Raises:
         HeaderError: if they are more than can be: containers that share theirs without end.
     """
     found: dict[str, Stored] = {}
-    todo: list[tuple[str, Any]] = [("", outline)]
+    todo: list[tuple[str, Any]] = [("", node)]
     for _ in range(_MAX_NAMES):
         if not todo:
             return found

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -13,13 +13,12 @@ import numpy as np
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
-from d2ldev.files.description import VERSION, Outline, Stored, built, filled, flat, outlined
+from d2ldev.files.description import VERSION, Stored, built, filled, flat, outlined
 from d2ldev.files.format.checksums import OLDEST, PIECE, check_algorithm, checksum_of
 from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
     CHECKSUM,
     STRUCTURE,
-    Entry,
     Header,
     HeaderError,
     length_of,
@@ -105,34 +104,31 @@ class Checkpoint:
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
         storage = storage_of(numbers)
-        if entry is not None and NAMES[entry.tag] == numbers:
+        if entry and NAMES[entry.tag] == numbers:
             storage = Storage(entry.tag)  # as another program stores it
-        if entry is None or storage is None or not _fits(entry, storage.tag, storage.suffix):
+        rank = len(entry.shape) - len(storage.suffix) if entry and storage else 0
+        if not entry or (entry.tag, entry.shape[rank:]) != storage:
             raise HeaderError(
                 f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
-                + ("is not there" if entry is None else f"is stored as {entry.tag}")
+                + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        shape = entry.shape[: len(entry.shape) - len(storage.suffix)]
-        return Stored("tensor", name, dtype, shape), total
+        return Stored("tensor", name, dtype, entry.shape[:rank]), total
 
-    def nesting(self, values: Mapping[Stored, Any]) -> Any:
-        """Return the nesting, with these tensors and arrays in their places."""
-        return filled(self.outline, built(self._rows, values), values)
-
-    def part(self, node: Any) -> Any:
-        """Read a part of the file whole, its tensors to the CPU.
+    def part(self, node: Any, device: Device = CPU) -> Any:
+        """Read a part of the file.
 
         Args:
-            node: a child of ``outline``: a plain value, a tensor, or a container.
+            node: ``outline``, or a child of it: a plain value, a tensor, or a container.
+            device: where its tensors are made.
 
         Raises:
             CheckpointError: if the framework cannot have one of the tensors.
             HeaderError: if they are damaged.
         """
-        names = flat(node) if isinstance(node, Outline) else {"": node}
-        wanted = list(dict.fromkeys(each for each in names.values() if isinstance(each, Stored)))
-        tensors = self.read([Wanted(stored, CPU) for stored in wanted])
-        values = dict(zip(wanted, tensors, strict=True))
+        whole = node is self.outline  # whose tensors may have names without end
+        stored = self.stored if whole else list(dict.fromkeys(flat(node).values()))
+        tensors = self.read([Wanted(each, device) for each in stored])
+        values = dict(zip(stored, tensors, strict=True))
         return filled(node, built(self._rows, values), values)
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
@@ -223,8 +219,7 @@ def load(framework: Framework, path: PathLike, device: DeviceLike) -> Any:
     path = as_path(path, "load")
     attempted = f"load {path}"
     with opened(framework, path, attempted) as checkpoint:
-        tensors = checkpoint.read([Wanted(stored, target) for stored in checkpoint.stored])
-        return checkpoint.nesting(dict(zip(checkpoint.stored, tensors, strict=True)))
+        return checkpoint.part(checkpoint.outline, target)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -273,8 +268,3 @@ def _description(header: Header) -> dict[str, Any]:
         raise HeaderError("its description cannot be read: it lacks a part")
     check_algorithm(told["checksums"])
     return told
-
-
-def _fits(entry: Entry, tag: str, suffix: tuple[int, ...]) -> bool:
-    count = len(suffix)
-    return entry.tag == tag and entry.shape[len(entry.shape) - count :] == suffix

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -132,13 +133,12 @@ class _Fitting:
         ]
         if told:
             writer = self._checkpoint.writer
+            is_ours = writer in (None, self._framework.name)
+            by = "" if is_ours else f", which the {writer} backend wrote"
             raise CheckpointError(
                 self._attempted,
                 f"{'; '.join(told)}; nothing was changed",
-                "backend.load(path) shows what is in the file"
-                if writer in (None, self._framework.name)
-                else "backend.load(path) shows what is in the file, which the "
-                f"{writer} backend wrote",
+                f"backend.load(path) shows what is in the file{by}",
             )
 
     # -- comparing --------------------------------------------------------------------------------
@@ -224,11 +224,11 @@ class _Fitting:
     def _compare_container(
         self, x: Any, kind: Container, found: Outline, path: str
     ) -> Callable[[], Any]:
-        if found.type in SETS or isinstance(x, (set, frozenset)):
-            if found.type not in SETS or not isinstance(x, (set, frozenset)):
+        if found.type in SETS or isinstance(x, AbstractSet):
+            if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
             # The elements of a set have no names, and another order in the next process.
-            return lambda: kind.rebuild(x, list(found.children.values()))
+            return lambda: self._rebuilt(x, kind, list(found.children.values()))
         children = list(kind.children(x))
         mine = dict(zip(kind.labels(x), children, strict=True))
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
@@ -242,15 +242,15 @@ class _Fitting:
             for label, child in mine.items()
             if label in found.children
         ]
-        return functools.cache(lambda: self._remade(x, kind, children, parts))
 
-    def _remade(
-        self, x: Any, kind: Container, old: list[Any], parts: list[Callable[[], Any]]
-    ) -> Any:
-        """Return a container like ``x`` with what is in the file, or itself if that is the same."""
-        new = [part() for part in parts]
-        if all(map(is_, new, old)):
-            return x
+        @functools.cache
+        def remade() -> Any:
+            new = [part() for part in parts]
+            return x if all(map(is_, new, children)) else self._rebuilt(x, kind, new)
+
+        return remade
+
+    def _rebuilt(self, x: Any, kind: Container, new: list[Any]) -> Any:
         try:
             return kind.rebuild(x, new)
         except Exception as error:  # whatever a class's own methods raise

@@ -48,9 +48,13 @@ def shared_key():
     return [row("tuple", []), *pairs, row("dict", [{"tensor": 0}], [{"at": 60}])]
 
 
-def long_key():
-    """Rows of a key whose hash takes long, and which many dicts could have."""
-    return [row("tuple", list(range(33))), row("dict", [{"tensor": 0}], [{"at": 0}])]
+def long_key(count):
+    """Rows of a key that takes a while, as often as it is looked at."""
+    labels = [{"at": 0}] * count
+    return [
+        row("tuple", list(range(count))),
+        row("dict", [{"tensor": 0}, *range(1, count)], labels),
+    ]
 
 
 def alike(count):
@@ -135,7 +139,7 @@ FORMAT = {
 DESCRIPTION = {
     "a higher version": (told(version=4), "newer one wrote it"),
     "an algorithm of a newer version": (told(checksums="sum"), "checksums are 'sum'.*newer one"),
-    "an algorithm that is no text": (told(checksums=["crc32"]), "lacks the checksums' algorithm"),
+    "an algorithm that is no text": (told(checksums=["crc32"]), "its checksums are"),
     "no version": (told(version="1"), "lacks a version"),
     "more than there is": (told(more=1), "lacks a part"),
     "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
@@ -178,13 +182,14 @@ DESCRIPTION = {
         "keys are not all",
     ),
     "a key without end": (containers(*shared_key()), "keys are not all"),
-    "a long key": (containers(*long_key()), "keys are not all"),
+    "a long key": (containers(*long_key(33)), "keys are not all"),
+    "a long key in many places": (containers(*long_key(30_000)), "keys are not all"),
     "a large key": (
         containers(row("dict", [{"tensor": 0}], [{"int": hex(2**63)}])),
         "keys are not all",
     ),
-    "keys of one hash": (containers(*alike_keys(1100)), "more than 1000 keys of one hash"),
-    "elements of one hash": (containers(*alike_elements(1100)), "more than 1000 keys of one hash"),
+    "keys of one hash": (containers(*alike_keys(1100)), "more than 100 keys of one hash"),
+    "elements of one hash": (containers(*alike_elements(1100)), "more than 100 keys of one hash"),
     "depth without end": (containers(*deep(5000)), "nested deeper than"),
     "layouts that are none": (layouts("0.weight", [1], [1], [1]), "one of its layouts is none"),
     "layouts of another size": (layouts("0.weight", [1], [0], [2]), "one of its layouts is none"),

@@ -157,6 +157,22 @@ def test_what_older_versions_wrote_of_other_classes_is_read(reference, path, row
 
 
 @pytest.mark.parametrize(
+    ("kind", "mine", "loaded"),
+    [
+        ("namedtuple", Point(0, "-"), Point(1, "one")),
+        ("dataclass", Batch(0, "-"), Batch(1, "one")),
+    ],
+    ids=str,
+)
+def test_what_older_versions_wrote_is_read_into_ones_own_class(reference, path, kind, mine, loaded):
+    labels = list(dataclasses.asdict(mine) if kind == "dataclass" else mine._fields)
+    row = {"type": kind, "class": ["os", "system"], "labels": labels, "items": [1, "one"]}
+    rows = [row, {"type": "list", "items": [{"tensor": 0}, {"at": 0}]}]
+    path.write_bytes(file_of(told(containers=rows, root={"at": 1}), DATA))
+    assert same(reference, reference.load_into([reference.zeros(1), mine], path)[1], loaded)
+
+
+@pytest.mark.parametrize(
     "value",
     [object(), len, Colour.RED, np.array(["a"]), np.array([object()]), np.datetime64(0, "s"), int],
     ids=lambda value: type(value).__name__,
@@ -221,11 +237,11 @@ class _Keyed(dict):
 
 
 def test_keys_that_all_have_one_hash_are_refused(reference, path):
-    keys = list(itertools.product((-1, -2), repeat=10))
+    keys = list(itertools.product((-1, -2), repeat=7))
     with pytest.raises(UnsupportedValueError, match="keys of one hash"):
         reference.save({"a": dict.fromkeys(keys)}, path)
-    reference.save(dict.fromkeys(keys[:1000]), path)
-    assert list(reference.load(path)) == keys[:1000]
+    reference.save(dict.fromkeys(keys[:100]), path)
+    assert list(reference.load(path)) == keys[:100]
 
 
 @pytest.mark.parametrize("key", [[1], shared_key()], ids=["a list", "a key without end"])
