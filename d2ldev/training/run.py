@@ -13,10 +13,10 @@ from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, D2LDevError
+from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import prepared
 from d2ldev.files.paths import as_path
-from d2ldev.files.restoring import Outline
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
 from d2ldev.training.order import Order
