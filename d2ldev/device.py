@@ -186,7 +186,7 @@ _entered: Scopes[tuple[Device, AbstractContextManager[Device]]] = Scopes("d2ldev
 
 
 def use(backend: _Backend) -> None:
-    """Have ``device.native`` and ``with device:`` ask this backend, the handle of the active one."""
+    """Have ``device.native`` and ``with device:`` ask this backend: the active one's handle."""
     global _backend
     _backend = backend
 

@@ -164,8 +164,8 @@ def _about_virtual_gpus(examination: Examination) -> list[str]:
     text = environment().get(settings.VIRTUAL_GPUS, "").strip()
     if text.isdecimal():
         notes.append(
-            f"{settings.VIRTUAL_GPUS}={text} asks every backend for so many virtual GPUs, instead of "
-            "those that the machine has."
+            f"{settings.VIRTUAL_GPUS}={text} asks every backend for so many virtual GPUs, "
+            "instead of those that the machine has."
         )
     return notes
 

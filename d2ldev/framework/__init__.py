@@ -5,8 +5,8 @@ Design rules, as in einops' backends:
 - Native tensors go in and come out. A framework wraps nothing.
 - An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``.
   Each is a small object with public methods; ``devices`` and ``tensors`` are required, and every
-  method of the other four has a default. Everything that a user calls is derived from them, once, in
-  ``d2ldev.backend.Backend``.
+  method of the other four has a default. Everything that a user calls is derived from them, once,
+  in ``d2ldev.backend.Backend``.
 - Rooms are given arguments that were checked, and devices that exist; what they raise is translated
   by their callers.
 - A copy happens only where the user wrote one, and never by way of another device.

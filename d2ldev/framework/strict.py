@@ -29,9 +29,8 @@ class Strict:
         """Have the framework refuse operands of different devices; return what ends that.
 
         For a framework that does not refuse them by itself: its functions are replaced. Where
-        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called when
-        the first block begins, however many there are; what it returns is called when the last one
-        has ended.
+        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called
+        when the first block begins; what it returns is called when the last one has ended.
         """
         return lambda: None
 
