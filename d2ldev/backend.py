@@ -124,7 +124,7 @@ class Backend:
         error; hardware that was found but cannot be initialised is a
         ``DeviceInitializationWarning`` with the reason.
         """
-        return devices.num_gpus(self.framework)
+        return self.framework.num_gpus()
 
     def try_gpu(self, i: int = 0) -> Device:
         """Return ``gpu(i)`` if it exists, else the CPU."""
@@ -156,7 +156,7 @@ class Backend:
             DeviceUnavailableError: if this machine does not have the device.
         """
         place = devices.existing(self.framework, device, "use a device")
-        return self.framework.known_natives.get(place) or self.framework.devices.native(place)
+        return devices.native(self.framework, place, "use a device")
 
     def platform(self, device: DeviceLike) -> str:
         """Return what a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'virtual'`` ...

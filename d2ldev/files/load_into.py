@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from functools import cache
 from operator import is_
 from typing import Any, NamedTuple
 
@@ -221,6 +222,11 @@ class _Fitting:
         is_same = is_plain and type(x) is type(found) and x == found
         return lambda: x if is_same else found
 
+    def _remade_set(self, x: Any, kind: Container, elements: list[Any]) -> Any:
+        """Return the set itself if it has these elements, else another one of its class."""
+        is_same = {(type(e), e) for e in x} == {(type(e), e) for e in elements}
+        return x if is_same else self._rebuilt(x, kind, elements)
+
     def _compare_container(
         self, x: Any, kind: Container, found: Outline, path: str
     ) -> Callable[[], Any]:
@@ -228,7 +234,7 @@ class _Fitting:
             if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
             # The elements of a set have no names, and another order in the next process.
-            return lambda: self._rebuilt(x, kind, list(found.children.values()))
+            return cache(lambda: self._remade_set(x, kind, list(found.children.values())))
         children = list(kind.children(x))
         mine = dict(zip(kind.labels(x), children, strict=True))
         is_of_names = found.type == MODEL or self._checkpoint.writer is None

@@ -97,7 +97,8 @@ class Run:
 
         Raises:
             CheckpointError: if the file is broken, or is none of such a run. The model, the
-                optimizer and the data are as they were then.
+                optimizer and the data are as they were then, but for a model without shapes,
+                which has them.
         """
         if self._path is None:
             raise CheckpointError(
@@ -176,7 +177,12 @@ class Run:
                 )
             return lambda: None
         if not learner.is_built:
-            learner.build(first_inputs())
+            # To make batches draws random numbers, and begins an epoch.
+            put_data_back = Order(self._data).checked(Order(self._data).state())
+            try:
+                learner.build(first_inputs())
+            finally:
+                put_data_back()
         learner.sync()
         put = prepared(self._framework, learner.parts, checkpoint, found)
         return lambda: learner.replace(put())

@@ -177,11 +177,11 @@ class Trainer:
             names += [f"val_{name}" for name in names]
         check_names(names)
         run = Run(self.backend.framework, learner, train_data, names, checkpoint)
-        if resume:
-            run.resume(self.device, lambda: self._first_inputs(learner, train_data))
-        else:
-            run.save(self.device)
         try:
+            if resume:
+                run.resume(self.device, lambda: self._first_inputs(learner, train_data))
+            else:
+                run.save(self.device)
             with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
                     begin_epoch(train_data, epoch)
@@ -220,17 +220,15 @@ class Trainer:
                 log.add(count_of(self.backend, y), loss=loss, **measured)
         means = log.means()
         if not means:
-            raise UnsupportedValueError(
-                "go through the data of an epoch",
-                "there is no batch in it",
-                "data has to be an iterable that begins again: a list or a loader, no generator",
-            )
+            raise _no_batch()
         return means
 
     def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
         """The inputs of the first batch, on the device."""
-        batch = self.prepare_batch(next(iter(data)))
-        return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
+        for batch in data:
+            first = self.prepare_batch(batch)
+            return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
+        raise _no_batch()
 
     def _tell(self, epoch: int, history: History) -> None:
         """Call what watches the run, with the user's model as it is after the last step."""
@@ -269,6 +267,14 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
             backend.devices(),
         )
     return [gpu(i) for i in range(number)]
+
+
+def _no_batch() -> UnsupportedValueError:
+    return UnsupportedValueError(
+        "go through the data of an epoch",
+        "there is no batch in it",
+        "data has to be an iterable that begins again: a list or a loader, no generator",
+    )
 
 
 def _check_data(data: Any, name: str, max_epochs: int) -> None:

@@ -217,7 +217,7 @@ BROKEN = {
     ),
     "a framework that lacks rooms": (
         {"source": LACKING},
-        "mine_backend.wiring:MyFramework lacks the rooms tensors, files",
+        "mine_backend.wiring:MyFramework lacks the rooms tensors",
         "NoneType",
     ),
     "a room that lacks methods": (
