@@ -3,7 +3,7 @@
 The handle is a ``Backend`` whose framework is asked for anew at each call; everything else of it is
 ``Backend``'s own.
 
-Held by ``tests/test_active.py``, ``tests/test_selection.py`` and ``tests/test_scopes.py``.
+Held by ``tests/core/registry/``.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``Backend``: what a user calls, on every framework the same.
 
-Each method checks what it was given and calls one function of ``d2ldev.operations``, ``d2ldev.files``
-or one room of the framework. Native tensors go in and come out; a copy happens only where the user
-wrote one. What an author of a backend writes is in ``d2ldev.framework``.
+Each method checks what it was given and calls one function of ``d2ldev.operations`` or
+``d2ldev.files``, or one room of the framework. Native tensors go in and come out; a copy happens
+only where the user wrote one. What an author of a backend writes is in ``d2ldev.framework``.
 
 Source: D2L, section 6.7, "GPUs".
 """
@@ -124,7 +124,7 @@ class Backend:
         error; hardware that was found but cannot be initialised is a
         ``DeviceInitializationWarning`` with the reason.
         """
-        return devices.num_gpus(self.framework)
+        return self.framework.num_gpus()
 
     def try_gpu(self, i: int = 0) -> Device:
         """Return ``gpu(i)`` if it exists, else the CPU."""
@@ -156,7 +156,7 @@ class Backend:
             DeviceUnavailableError: if this machine does not have the device.
         """
         place = devices.existing(self.framework, device, "use a device")
-        return self.framework.known_natives.get(place) or self.framework.devices.native(place)
+        return devices.native(self.framework, place, "use a device")
 
     def platform(self, device: DeviceLike) -> str:
         """Return what a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'virtual'`` ...
@@ -513,7 +513,8 @@ class Backend:
 
         Args:
             obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes,
-                or any nesting of them.
+                or any nesting of them, in which the keys of dicts and the elements of sets are
+                text, bytes, numbers, None, or tuples of them.
             path: of the file. One that is there is replaced in one step: whenever the process
                 dies, it is the old one or the new one.
 
@@ -537,11 +538,10 @@ class Backend:
             device: where the tensors are made, wherever they were.
 
         Returns:
-            What was saved: containers of Python's own as their type; namedtuples and dataclasses
-            too, if the program has imported their class and it has the same fields, else as a
-            tuple and a dict; subclasses as what they are derived from. A model is a dict from the
-            names of its tensors to tensors, and an optimizer a dict of its state: ``load_into``
-            gives them back to a model.
+            What was saved: dicts, lists, tuples, sets, OrderedDicts and deques as their type; a
+            namedtuple as a tuple, a dataclass and any other mapping as a dict, and other classes
+            as what they are derived from. A model is a dict from the names of its tensors to
+            tensors, and an optimizer a dict of its state. ``load_into`` gives each back to its own.
 
         Raises:
             DeviceUnavailableError: before anything is read.

@@ -122,7 +122,12 @@ class Device:
         return _backend.native(self)
 
     def __enter__(self) -> Device:
-        """Make this the place where the active backend creates tensors (``backend.on``)."""
+        """Make this the place where the active backend creates tensors (``backend.on``).
+
+        One device is one object for all, so that leaving ends the innermost block of this device.
+        Where a generator with a block of the same device may be closed in between, say
+        ``with backend.on(device):``, which ends its own.
+        """
         block = _backend.on(self)
         block.__enter__()
         _entered.enter((self, block))
@@ -132,7 +137,7 @@ class Device:
         # A device is one object for all threads, which cannot keep what it entered.
         entry = _entered.innermost(lambda value: value[0] is self)
         if entry is None:
-            raise RuntimeError(f"{self!r} was entered in another thread or task")
+            return None  # it was entered in another thread or task, which has it still
         _entered.leave(entry)
         return entry.value[1].__exit__(*exception)
 
@@ -186,7 +191,7 @@ _entered: Scopes[tuple[Device, AbstractContextManager[Device]]] = Scopes("d2ldev
 
 
 def use(backend: _Backend) -> None:
-    """Have ``device.native`` and ``with device:`` ask this backend, the handle of the active one."""
+    """Have ``device.native`` and ``with device:`` ask this backend: the active one's handle."""
     global _backend
     _backend = backend
 

@@ -4,7 +4,7 @@ A block in a generator may end after one that was entered later, and a task that
 block may outlive it. So what is entered is kept per thread and task as a tuple of entries, and
 leaving removes the entry that entering made, wherever it stands.
 
-Held by ``tests/test_scopes.py``.
+Held by ``tests/core/operations/test_leaving.py``.
 """
 
 from __future__ import annotations

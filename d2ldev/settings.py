@@ -7,7 +7,7 @@
 | ``D2LDEV_STRICT`` | 1 or 0, also yes and no, on and off |
 | ``D2LDEV_GPU_MEMORY`` | ``grow`` (default) or ``framework`` |
 
-Held by ``tests/test_virtual.py``, ``tests/test_selection.py`` and ``tests/test_strictness.py``.
+Held by ``test_virtual.py``, ``test_selection.py`` and ``test_strictness.py`` in ``tests/core/``.
 """
 
 from __future__ import annotations

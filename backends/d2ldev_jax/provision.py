@@ -11,7 +11,6 @@ import optax
 from flax import linen, nnx
 from flax.training.train_state import TrainState
 
-from d2ldev.backend import Backend
 from d2ldev.device import Device
 
 
@@ -29,7 +28,7 @@ class Everything(nnx.Module):
         self.same = nnx.data([self.kept["masks"][0], self.weight])
 
 
-def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
     def made_there(make: Callable[[], Any]) -> Callable[[Device], Any]:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
 from d2ldev_mxnet.framework import NumPySemantics, mx
@@ -48,7 +47,7 @@ class Everything(mx.gluon.Block):  # type: ignore[misc]
         self.layers = [unregistered]
 
 
-def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
     def rand(device: Device, seed: int, shape: tuple[int, ...]) -> Tensor:

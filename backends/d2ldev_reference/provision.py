@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from d2ldev.backend import Backend
 from d2ldev.device import Device
 
 
-def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
     def tied(device: Device) -> dict[str, Any]:

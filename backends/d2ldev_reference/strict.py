@@ -1,4 +1,4 @@
-"""Strict: what array-api-strict refuses by itself is refused in d2ldev's words, at the operation."""
+"""Strict: what array-api-strict refuses is refused at the operation, in d2ldev's words."""
 
 from __future__ import annotations
 

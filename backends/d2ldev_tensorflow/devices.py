@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 import threading
-import warnings
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -21,7 +20,7 @@ from tensorflow.python.eager.context import async_wait, context
 from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError
+from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
 from d2ldev.framework import Devices, Memory
 from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
@@ -161,11 +160,10 @@ class TensorFlowDevices(Devices):
         tf.config.list_logical_devices()
         self._started = True
         if self.count() < expected:
-            warnings.warn(
+            warn(
                 f"tensorflow found {expected} GPUs and can use {self.count()}: its log says why "
                 "(a missing library, most often). fix: pip install 'd2ldev[tensorflow-cuda]'",
                 DeviceInitializationWarning,
-                stacklevel=5,
             )
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
 
@@ -40,7 +39,7 @@ class Everything(tf.Module):
         self.generator = tf.random.Generator.from_seed(1)
 
 
-def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
     def everything(device: Device) -> Everything:

@@ -68,10 +68,6 @@ class TorchDevices(Devices):
     def memory(self, device: Device) -> Memory:
         return UNKNOWN_MEMORY if device is CPU else self.accelerator.memory(device.index)
 
-    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
-        """Return tensors in new memory on a device, in the way that is fastest there."""
-        return self.accelerator.copies(xs, native)
-
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
             return True

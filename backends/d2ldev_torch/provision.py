@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 
-from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
 
@@ -19,7 +18,7 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 }
 
 
-def samples(backend: Backend) -> Mapping[str, Callable[[Device], Any]]:
+def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
     def everything(device: Device) -> Everything:

@@ -44,7 +44,7 @@ class TorchTensors(Tensors):
 
     def __init__(self, devices: TorchDevices) -> None:
         self._devices = devices
-        # The devices of tensors, which say which GPU they are: what they stand for.
+        # What torch's devices stand for: it is asked for every tensor of a batch.
         self._places: dict[torch.device, Device] = {}
 
     # -- asking -----------------------------------------------------------------------------------
@@ -144,7 +144,7 @@ class TorchTensors(Tensors):
         return self.copy_all([x], native)[0]
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        return self._devices.copies(xs, native)
+        return self._devices.accelerator.copies(xs, native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name

@@ -8,7 +8,7 @@ leak is one failure, and raises a ``LeakError`` that names everything it found.
 The working directory and the temporary directory are fresh and empty inside, so that a file
 which is found there afterwards is this test's, and not that of another process.
 
-Held by ``tests/test_fixtures.py``.
+Held by ``tests/suite/test_fixtures.py``.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from typing import Any
 from d2ldev import settings
 from d2ldev.registry import selection as registry
 from d2ldev.scopes import every_scopes
+from d2ldev_conformance.requirement import ROOMS
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
 # How long a thread may take to end that was told to, in seconds.
 _GRACE = 1.0
 _MISSING = object()
-ROOMS = ("devices", "tensors", "models", "files", "training", "strict")
 
 
 class LeakError(AssertionError):

@@ -167,7 +167,7 @@ def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str])
 def pytest_runtest_makereport(
     item: pytest.Item, call: pytest.CallInfo[None]
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Note the outcome of a test of the suite in its report, which goes from worker to controller."""
+    """Note the outcome of a test in its report, which goes from worker to controller."""
     result = yield
     if _REPORT in item.config.stash and item.path.is_relative_to(_SUITE):
         from d2ldev_conformance.requirement import requirement_of

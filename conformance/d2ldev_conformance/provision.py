@@ -1,7 +1,7 @@
 """What a backend provides for the suite: the module ``provision`` of its package.
 
-Set-up of tests is no part of the contract. A backend whose package has no such module is tested with
-the models that ``backend.mlp`` makes.
+Set-up of tests is no part of the contract. A backend whose package has no such module is tested
+with the models that ``backend.mlp`` makes.
 """
 
 from __future__ import annotations

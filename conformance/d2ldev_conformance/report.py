@@ -39,7 +39,7 @@ class Report:
         self._reasons.setdefault(requirement, {})
 
     def add(self, requirement: Requirement, outcome: str, reason: str = "") -> None:
-        """Count one test: ``'passed'``, ``'failed'``, ``'skipped'``, ``'known gap'`` or ``'cannot'``."""
+        """Count one test, by its outcome: one of ``_WORST_FIRST``."""
         self.expect(requirement)
         self._outcomes[requirement][outcome] += 1
         if reason:

@@ -196,7 +196,9 @@ learner = d2l.learner(net, lr=0.1)
 features = d2l.rand((8, 2), seed=0)
 batch = features, features @ d2l.ones((2, 1))
 for device in d2l.try_all_gpus():
-    learner.place(device)
+    learner.sync()
+    parts = d2l.place(learner.parts, device)
+    learner.replace(parts)
     x, y = d2l.to(batch, device)
     with d2l.strict():
         loss, _ = learner.step((x,), y)

@@ -37,7 +37,6 @@ from d2ldev.cli.examination import (
     MISSING,
     BackendReport,
     Examination,
-    environment,
     examine_machine,
     versions,
 )
@@ -89,7 +88,7 @@ def _facts() -> Table:
     table.add_column(overflow="fold")
     for name, version in versions().items():
         table.add_row(name, Text(version or "-"))
-    variables = [f"{name}={value}" for name, value in environment().items()]
+    variables = [f"{name}={value}" for name, value in settings.given().items()]
     table.add_row("environment", Text("\n".join(variables) or "no D2LDEV_* variable is set"))
     return table
 
@@ -161,11 +160,11 @@ def _about_virtual_gpus(examination: Examination) -> list[str]:
         for report in examination.backends
         if (names := [device["device"] for device in report.devices or [] if _is_virtual(device)])
     ]
-    text = environment().get(settings.VIRTUAL_GPUS, "").strip()
+    text = settings.given().get(settings.VIRTUAL_GPUS, "").strip()
     if text.isdecimal():
         notes.append(
-            f"{settings.VIRTUAL_GPUS}={text} asks every backend for so many virtual GPUs, instead of "
-            "those that the machine has."
+            f"{settings.VIRTUAL_GPUS}={text} asks every backend for so many virtual GPUs, "
+            "instead of those that the machine has."
         )
     return notes
 

@@ -77,7 +77,7 @@ class Examination:
             "active": self.active,
             "reason": self.reason,
             "versions": versions(),
-            "environment": environment(),
+            "environment": settings.given(),
             "backends": [vars(report) for report in self.backends],
             "notes": self.notes,
         }
@@ -212,8 +212,3 @@ def versions() -> dict[str, str | None]:
         "platform": platform.platform(),
         "numpy": installed_version("numpy"),
     }
-
-
-def environment() -> dict[str, str]:
-    """The environment variables that d2ldev reads, where they are set."""
-    return {name: value for name, value in sorted(os.environ.items()) if name.startswith("D2LDEV_")}

@@ -1,9 +1,8 @@
-"""The layouts of a model's tensors: of a model that is there, and of one in a file."""
+"""Find the layouts of a model's tensors: of a model that is there, and of one in a file."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 from d2ldev.files.format.header import HeaderError, is_sizes
@@ -37,7 +36,7 @@ def layouts_of_model(framework: Framework, model: Any) -> dict[str, Layout] | No
 
 
 def layouts_of(told: Any) -> dict[str, Layout]:
-    """The layouts in a file.
+    """Read the layouts in a file.
 
     Raises:
         HeaderError: if they are none.
@@ -59,8 +58,3 @@ def _layout_of(what: Any) -> Layout:
     ):
         raise HeaderError("one of its layouts is none")
     return Layout(role, tuple(split), tuple(axes), tuple(shape))
-
-
-def by_role(layouts: Mapping[str, Layout]) -> dict[str, str]:
-    """The names of a model's tensors by what they are in it."""
-    return {layout.role: name for name, layout in layouts.items()}

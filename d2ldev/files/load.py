@@ -1,11 +1,11 @@
-"""``load``: a file is checked, then each tensor is read to where it is wanted."""
+"""``load``: check a file, then read each tensor to where it is wanted."""
 
 from __future__ import annotations
 
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -13,11 +13,12 @@ import numpy as np
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
-from d2ldev.files import nodes
+from d2ldev.files.description import VERSION, Stored, built, filled, flat, outlined
 from d2ldev.files.format.checksums import OLDEST, PIECE, check_algorithm, checksum_of
 from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
-    Entry,
+    CHECKSUM,
+    STRUCTURE,
     Header,
     HeaderError,
     length_of,
@@ -25,7 +26,6 @@ from d2ldev.files.format.header import (
     read_header,
 )
 from d2ldev.files.paths import PathLike, as_path
-from d2ldev.files.restoring import Outline, Stored, flat, outlined, restored, restored_rows
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
 from d2ldev.operations.creation import refused
@@ -56,7 +56,7 @@ class Checkpoint:
     """An open file whose header and description have been checked.
 
     Args:
-        backend: who reads it.
+        framework: whose tensors are made.
         file: open for reading, unbuffered.
         attempted: what the caller is doing, for messages.
 
@@ -80,14 +80,22 @@ class Checkpoint:
         self.writer: str | None = self._told["backend"]
         self._table = [self._checked(row) for row in self._told["tensors"]]
         self._sums = {stored.name: total for stored, total in self._table}
-        self.stored: list[Stored] = []
-        """The tensors in the order in which they are in the file."""
-        self.outline = outlined(self._told, self._found)
-        used = {stored.name for stored in self.stored}
-        if used != set(self._entries) or len(self._table) != len(used):
+        used: dict[Stored, None] = {}
+
+        def found(kind: str, number: int) -> Stored:
+            if not 0 <= number < len(self._table):
+                raise HeaderError("its description cannot be read: it lacks a tensor")
+            stored = self._table[number][0]._replace(kind=kind)
+            used[stored] = None
+            return stored
+
+        self.outline, self._rows = outlined(self._told, found)
+        names = {stored.name for stored in used}
+        if names != set(self._entries) or len(self._table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
         order = {name: i for i, name in enumerate(self._entries)}
-        self.stored = sorted(dict.fromkeys(self.stored), key=lambda stored: order[stored.name])
+        self.stored = sorted(used, key=lambda stored: order[stored.name])
+        """The tensors in the order in which they are in the file."""
 
     def _checked(self, row: Any) -> tuple[Stored, str | None]:
         if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
@@ -96,87 +104,61 @@ class Checkpoint:
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
         storage = storage_of(numbers)
-        if entry is not None and NAMES[entry.tag] == numbers:
+        if entry and NAMES[entry.tag] == numbers:
             storage = Storage(entry.tag)  # as another program stores it
-        if entry is None or storage is None or not _fits(entry, storage.tag, storage.suffix):
+        rank = len(entry.shape) - len(storage.suffix) if entry and storage else 0
+        if not entry or (entry.tag, entry.shape[rank:]) != storage:
             raise HeaderError(
                 f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
-                + ("is not there" if entry is None else f"is stored as {entry.tag}")
+                + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        shape = entry.shape[: len(entry.shape) - len(storage.suffix)]
-        return Stored(nodes.TENSOR, name, dtype, shape), total
+        return Stored("tensor", name, dtype, entry.shape[:rank]), total
 
-    def _found(self, kind: str, number: int) -> Stored:
-        if not 0 <= number < len(self._table):
-            raise HeaderError("its description cannot be read: it lacks a tensor")
-        stored = self._table[number][0]._replace(kind=kind)
-        self.stored.append(stored)
-        return stored
-
-    def nesting(self, values: Mapping[Stored, Any]) -> Any:
-        """The nesting, with these tensors and arrays in their places."""
-        table = self._table
-        return restored(self._told, lambda kind, i: values[table[i][0]._replace(kind=kind)])
-
-    def rows(self, values: Mapping[Stored, Any]) -> list[Any]:
-        """What each container of the file becomes, with None for the tensors that are not given."""
-        table = self._table
-        return restored_rows(
-            self._told, lambda kind, i: values.get(table[i][0]._replace(kind=kind))
-        )
-
-    def part(self, node: Any) -> Any:
-        """Return a part of the file that is to be read whole, its tensors on the CPU.
+    def part(self, node: Any, device: Device = CPU) -> Any:
+        """Read a part of the file.
 
         Args:
-            node: a child of ``outline``: a plain value, a tensor, or a container.
-        """
-        if isinstance(node, Stored):
-            return self.read_on_cpu([node])[node]
-        if not isinstance(node, Outline):
-            return node
-        return self.rows(self.read_on_cpu(flat(node).values()))[node.number]
-
-    def read_on_cpu(self, wanted: Iterable[Stored]) -> dict[Stored, Any]:
-        """Read tensors to the CPU, each once.
+            node: ``outline``, or a child of it: a plain value, a tensor, or a container.
+            device: where its tensors are made.
 
         Raises:
-            CheckpointError: if the backend cannot have one of them.
+            CheckpointError: if the framework cannot have one of the tensors.
             HeaderError: if they are damaged.
         """
-        unique = dict.fromkeys(wanted)
-        for stored in unique:
-            if (refusal := self.refusal(stored)) is not None:
-                raise refusal
-        return dict(zip(unique, self.read(Wanted(each, CPU) for each in unique), strict=True))
+        whole = node is self.outline  # whose tensors may have names without end
+        stored = self.stored if whole else list(dict.fromkeys(flat(node).values()))
+        tensors = self.read([Wanted(each, device) for each in stored])
+        values = dict(zip(stored, tensors, strict=True))
+        return filled(node, built(self._rows, values), values)
 
-    def refusal(self, stored: Stored) -> CheckpointError | None:
-        """Return why the backend cannot have such a tensor; None if it can."""
-        framework, dtype = self._framework, stored.dtype
-        numbers = framework.files.numbers_dtype(dtype)
-        if stored.kind == nodes.ARRAY or (numbers or dtype) in framework.tensors.dtype_names:
-            return None
-        return CheckpointError(
-            self.attempted,
-            f"its tensor {stored.name!r} is of {dtype}, which {framework.name} has not now",
-            "load it with a backend that has, or save it as one of "
-            f"{', '.join(framework.tensors.dtype_names)}",
-        )
-
-    def read(self, wanted: Iterable[Wanted]) -> list[Any]:
-        """These tensors and arrays, in new memory, when the checksums of all of them are right.
+    def read(self, wanted: Sequence[Wanted]) -> list[Any]:
+        """Read tensors and arrays, in new memory, and compare their checksums.
 
         Raises:
+            CheckpointError: if the framework cannot have one of them; nothing is read then.
             HeaderError: if they are not what was written.
         """
-        return [self._tensor(tensor) for tensor in wanted]
+        for each in wanted:
+            self._check_dtype(each.stored)
+        return [self._tensor(each) for each in wanted]
+
+    def _check_dtype(self, stored: Stored) -> None:
+        framework, dtype = self._framework, stored.dtype
+        numbers = framework.files.numbers_dtype(dtype)
+        if stored.kind == "tensor" and (numbers or dtype) not in framework.tensors.dtype_names:
+            raise CheckpointError(
+                self.attempted,
+                f"its tensor {stored.name!r} is of {dtype}, which {framework.name} has not now",
+                "load it with a backend that has, or save it as one of "
+                f"{', '.join(framework.tensors.dtype_names)}",
+            )
 
     def _array(self, stored: Stored) -> NDArray[Any]:
-        """The values of a tensor, in new memory, when its checksum is right."""
+        """Read the values of a tensor."""
         entry, total = self._entries[stored.name], self._sums[stored.name]
         checksum = checksum_of(stored.dtype, entry.shape, self._told["checksums"])
         dtype = numpy_dtype(self._framework.files.numbers_dtype(stored.dtype) or stored.dtype)
-        is_array = stored.kind == nodes.ARRAY
+        is_array = stored.kind == "array"
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
         view = memoryview(bytes_of(array))  # type: ignore[arg-type]
         self._file.seek(self._start + entry.begin)
@@ -196,7 +178,7 @@ class Checkpoint:
         native = devices.native(framework, wanted.device, self.attempted)
         try:
             array = wanted.convert(self._array(stored))
-            if stored.kind == nodes.ARRAY:
+            if stored.kind == "array":
                 return array
             numbers = framework.files.numbers_dtype(stored.dtype)
             if numbers is None:
@@ -211,7 +193,7 @@ class Checkpoint:
 
 @contextmanager
 def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoint]:
-    """A file that is checked; what is wrong with it, now or later, is a ``CheckpointError``."""
+    """Open and check a file; what is wrong with it, now or later, is a ``CheckpointError``."""
     try:
         # Not by opening it: who opens a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
@@ -237,15 +219,11 @@ def load(framework: Framework, path: PathLike, device: DeviceLike) -> Any:
     path = as_path(path, "load")
     attempted = f"load {path}"
     with opened(framework, path, attempted) as checkpoint:
-        for stored in checkpoint.stored:
-            if (refusal := checkpoint.refusal(stored)) is not None:
-                raise refusal
-        tensors = checkpoint.read(Wanted(stored, target) for stored in checkpoint.stored)
-        return checkpoint.nesting(dict(zip(checkpoint.stored, tensors, strict=True)))
+        return checkpoint.part(checkpoint.outline, target)
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """New memory that a framework may keep: XLA copies what begins elsewhere."""
+    """Return new memory that a framework may keep: XLA copies what begins elsewhere."""
     size = int(np.prod(shape, dtype=object)) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -254,31 +232,31 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _description(header: Header) -> dict[str, Any]:
-    """What a file says of its nesting; that of a foreign one is name -> tensor."""
-    text = header.metadata.get(nodes.STRUCTURE)
+    """Return what a file says of its nesting; that of a foreign one is name -> tensor."""
+    text = header.metadata.get(STRUCTURE)
     if text is None:
         return {
             "backend": None,
             "checksums": OLDEST,
-            "root": {nodes.AT: 0},
+            "root": {"at": 0},
             "containers": [
                 {
                     "type": "dict",
                     "labels": list(header.entries),
-                    "items": [{nodes.TENSOR: i} for i in range(len(header.entries))],
+                    "items": [{"tensor": i} for i in range(len(header.entries))],
                 }
             ],
             "tensors": [[name, NAMES[entry.tag], None] for name, entry in header.entries.items()],
         }
-    if f"{zlib.crc32(text.encode()):08x}" != header.metadata.get(nodes.CHECKSUM):
+    if f"{zlib.crc32(text.encode()):08x}" != header.metadata.get(CHECKSUM):
         raise HeaderError("its description is damaged: the checksum differs")
     told = parse_json(text)
     if not isinstance(told, dict) or type(told.get("version")) is not int:
         raise HeaderError("its description cannot be read: it lacks a version")
-    if told["version"] > nodes.VERSION:
+    if told["version"] > VERSION:
         raise HeaderError(
             f"its description is of version {told['version']}, and this d2ldev reads "
-            f"{nodes.VERSION}: a newer one wrote it"
+            f"{VERSION}: a newer one wrote it"
         )
     told.setdefault("checksums", OLDEST)
     if (
@@ -290,8 +268,3 @@ def _description(header: Header) -> dict[str, Any]:
         raise HeaderError("its description cannot be read: it lacks a part")
     check_algorithm(told["checksums"])
     return told
-
-
-def _fits(entry: Entry, tag: str, suffix: tuple[int, ...]) -> bool:
-    count = len(suffix)
-    return entry.tag == tag and entry.shape[len(entry.shape) - count :] == suffix

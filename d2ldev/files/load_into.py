@@ -1,4 +1,4 @@
-"""``load_into``: a file is compared with what it is read into, then read, then put in place.
+"""``load_into``: compare a file with what it is read into, read it, then put it in place.
 
 Three steps, in this order, so that an error leaves everything as it was:
 
@@ -9,24 +9,24 @@ Three steps, in this order, so that an error leaves everything as it was:
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
+from collections.abc import Set as AbstractSet
+from functools import cache
+from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.files import nodes
+from d2ldev.errors import CheckpointError, UnsupportedValueError, shown
+from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
-from d2ldev.files.matching import Conversion, matched
-from d2ldev.files.misfits import Misfits
-from d2ldev.files.nesting import brief, name_of
 from d2ldev.files.objects import Learned
 from d2ldev.files.paths import PathLike, as_path
-from d2ldev.files.remaking import Remaking
-from d2ldev.files.restoring import Outline, Stored, flat
-from d2ldev.framework import Framework
+from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import (
     OBJECT,
@@ -39,6 +39,9 @@ from d2ldev.nesting.walk import (
     leaves,
     too_deep,
 )
+
+# How many names an error lists.
+_SHOWN = 10
 
 
 def load_into(framework: Framework, obj: Any, path: PathLike) -> Any:
@@ -75,11 +78,17 @@ def prepared(
 
 
 class _Pair(NamedTuple):
-    """A tensor or an array, and what it is in the file."""
+    """A tensor or an array, and what it is in the file.
+
+    Args:
+        value: the tensor or the array.
+        stored: what it is in the file.
+        layouts: of the tensor in the file, and here, if they differ.
+    """
 
     value: Any
     stored: Stored
-    conversion: Conversion | None
+    layouts: tuple[Layout, Layout] | None
 
 
 class _Fitting:
@@ -89,82 +98,108 @@ class _Fitting:
         self._framework = framework
         self._checkpoint = checkpoint
         self._attempted = checkpoint.attempted
-        self._misfits = Misfits()
+        # What does not fit, for one message.
+        self._missing: list[str] = []
+        self._unexpected: list[str] = []
+        self._different: list[str] = []
         self._pairs: dict[int, _Pair] = {}
         # id -> (the model, what it keeps).
         self._models: dict[int, tuple[Any, Learned]] = {}
         # id -> (the optimizer, its state in the file).
         self._states: dict[int, tuple[Any, Outline]] = {}
-        self._compared: set[tuple[int, int]] = set()
+        # What is shared both here and in the file is compared once, and stays shared.
+        self._compared: dict[tuple[int, int], Callable[[], Any]] = {}
+        # id -> what takes the place of a tensor or a model.
+        self._replaced: dict[int, Any] = {}
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
-        self._compare(obj, found, "")
-        hint = "backend.load(path) shows what is in the file" + (
-            f", which the {self._checkpoint.writer} backend wrote"
-            if self._checkpoint.writer not in (None, self._framework.name)
-            else ""
-        )
-        if (error := self._misfits.error(self._attempted, hint)) is not None:
-            raise error
+        remade = self._compare(obj, found, "")
+        self._check()
         pairs = list(self._pairs.values())
-        tensors = self._checkpoint.read(self._wanted(pair) for pair in pairs)
-        news = list(zip(pairs, tensors, strict=True))
-        rows = self._checkpoint.rows(self._values_of_states())
-        puts = [self._state_put(*state, rows) for state in self._states.values()]
-        if (error := self._misfits.error(self._attempted, hint)) is not None:
-            raise error
-        return self._putting(obj, found, news, rows, puts)
+        tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
+        puts = [self._state_put(*state) for state in self._states.values()]
+        self._check()
+        return self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
 
-    # -- comparing ------------------------------------------------------------------------
+    def _check(self) -> None:
+        """Raise the error that says all that does not fit, if anything does not."""
+        told = [
+            f"{what} {_some(names)}"
+            for what, names in (
+                ("it lacks", self._missing),
+                ("it has unexpected", self._unexpected),
+                ("misfits:", self._different),
+            )
+            if names
+        ]
+        if told:
+            writer = self._checkpoint.writer
+            is_ours = writer in (None, self._framework.name)
+            by = "" if is_ours else f", which the {writer} backend wrote"
+            raise CheckpointError(
+                self._attempted,
+                f"{'; '.join(told)}; nothing was changed",
+                f"backend.load(path) shows what is in the file{by}",
+            )
 
-    def _compare(self, x: Any, found: Any, path: str) -> None:
-        if isinstance(found, Outline):
-            if (id(x), found.number) in self._compared:
-                return
-            self._compared.add((id(x), found.number))
-        framework, kind = self._framework, self._framework.kinds[type(x)]
+    # -- comparing --------------------------------------------------------------------------------
+
+    def _compare(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
+        """Compare a value with what it is in the file; return what gives what takes its place."""
+        if not isinstance(found, Outline):
+            return self._compare_once(x, found, path)
+        key = (id(x), found.number)
+        if key not in self._compared:
+            self._compared[key] = self._compare_once(x, found, path)
+        return self._compared[key]
+
+    def _compare_once(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
+        kind = self._framework.kinds[type(x)]
         if kind is TENSOR or type(x) is np.ndarray:
             self._pair(x, found, None, path)
-        elif kind is OBJECT or self._is_model(x, kind):
-            self._compare_object(x, found, path)
         elif kind is PLAIN or isinstance(x, np.generic):
-            self._compare_plain(x, found, path)
-        elif isinstance(kind, Kind):
+            return self._compare_plain(x, found, path)
+        elif kind is OBJECT and self._framework.files.state(x) is not None:
+            if isinstance(found, Outline) and found.type == STATE:
+                self._states[id(x)] = (x, found)
+            else:
+                self._differs(path, f"is a {type(x).__name__}", found)
+        elif isinstance(kind, Kind) and kind is not OBJECT:
             raise UnsupportedValueError(
                 self._attempted,
-                f"{brief(x)}, of type {type(x).__name__}, at {path or 'the top'} is in no file",
-                f"load what it holds: x = backend.load_into(x, path); see {framework.name}'s tensors",
+                f"the {type(x).__name__} at {path or 'the top'} is in no file",
+                "load what it holds: x = backend.load_into(x, path); see "
+                f"{self._framework.name}'s tensors",
             )
-        else:
-            self._compare_container(x, kind, found, path)
-
-    def _is_model(self, x: Any, kind: Any) -> bool:
-        return not isinstance(kind, Kind) and layouts_of_model(self._framework, x) is not None
-
-    def _compare_object(self, x: Any, found: Any, path: str) -> None:
-        if self._framework.files.state(x) is None:
+        elif not isinstance(found, Outline):
+            self._differs(path, f"is a {type(x).__name__}", found)
+        elif isinstance(kind, Kind) or layouts_of_model(self._framework, x) is not None:
             self._compare_names(x, found, path)
-        elif isinstance(found, Outline) and found.type == nodes.STATE:
-            self._states[id(x)] = (x, found)
         else:
-            self._differs(path, f"is a {type(x).__name__}", found)
+            return self._compare_container(x, kind, found, path)
+        return lambda: self._replaced.get(id(x), x)
 
-    def _compare_names(self, x: Any, found: Any, path: str) -> None:
-        """A model, or whatever is read from a file of names: by the names of its tensors."""
-        if not isinstance(found, Outline):
-            self._differs(path, f"is a {type(x).__name__}", found)
-            return
-        mine = self._named(x)
-        match = matched(
-            layouts_of_model(self._framework, x), flat(found), found.layouts, list(mine)
-        )
-        self._misfits.missing += [joined(path, name) for name in match.missing]
-        self._misfits.unexpected += [joined(path, name) for name in match.unexpected]
-        for name, (stored, conversion) in match.pairs.items():
-            self._pair(mine[name], stored, conversion, joined(path, name))
+    def _compare_names(self, x: Any, found: Outline, path: str) -> None:
+        """Compare a model, or what is read from a file of names, by the names of its tensors."""
+        stored, theirs = flat(found), found.layouts or {}
+        by_role = {layout.role: name for name, layout in theirs.items()}
+        mine = layouts_of_model(self._framework, x) or {}
+        used = set()
+        for name, value in self._named(x).items():
+            its_name, layouts = name, None
+            if name in mine and mine[name].role in by_role:
+                its_name = by_role[mine[name].role]
+                if theirs[its_name] != mine[name]:
+                    layouts = (theirs[its_name], mine[name])
+            used.add(its_name)
+            if its_name in stored:
+                self._pair(value, stored[its_name], layouts, joined(path, name))
+            else:
+                self._missing.append(joined(path, name))
+        self._unexpected += [joined(path, name) for name in stored if name not in used]
 
     def _named(self, x: Any) -> dict[str, Any]:
-        """The tensors and arrays that are read by their names."""
+        """Return the tensors and arrays that are read by their names."""
         kinds, attempted = self._framework.kinds, self._attempted
         arrays = {
             name: leaf
@@ -180,41 +215,66 @@ class _Fitting:
         self._models[id(x)] = (x, learned)
         return {**dict(learned.entries), **arrays}
 
-    def _compare_plain(self, x: Any, found: Any, path: str) -> None:
+    def _compare_plain(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
         is_plain = not isinstance(found, (Outline, Stored))
         if not is_plain or (type(x) is not type(found) and x is not None and found is not None):
             self._differs(path, f"is a {type(x).__name__}", found)
+        is_same = is_plain and type(x) is type(found) and x == found
+        return lambda: x if is_same else found
 
-    def _compare_container(self, x: Any, kind: Container, found: Any, path: str) -> None:
-        if not isinstance(found, Outline):
-            self._differs(path, f"is a {type(x).__name__}", found)
-            return
-        if found.type in nodes.SETS or isinstance(x, (set, frozenset)):
-            # The elements of a set have no names, and another order in the next process.
-            if found.type not in nodes.SETS or flat(found):
+    def _remade_set(self, x: Any, kind: Container, elements: list[Any]) -> Any:
+        """Return the set itself if it has these elements, else another one of its class."""
+        is_same = {(type(e), e) for e in x} == {(type(e), e) for e in elements}
+        return x if is_same else self._rebuilt(x, kind, elements)
+
+    def _compare_container(
+        self, x: Any, kind: Container, found: Outline, path: str
+    ) -> Callable[[], Any]:
+        if found.type in SETS or isinstance(x, AbstractSet):
+            if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
-            return
-        mine = dict(zip(kind.labels(x), kind.children(x), strict=True))
-        is_of_names = found.type == nodes.MODEL or self._checkpoint.writer is None
+            # The elements of a set have no names, and another order in the next process.
+            return cache(lambda: self._remade_set(x, kind, list(found.children.values())))
+        children = list(kind.children(x))
+        mine = dict(zip(kind.labels(x), children, strict=True))
+        is_of_names = found.type == MODEL or self._checkpoint.writer is None
         if is_of_names and list(mine) != list(found.children):
             self._compare_names(x, found, path)
-            return
-        self._misfits.missing += [
-            joined(path, name_of(label)) for label in mine if label not in found.children
+            return lambda: self._replaced.get(id(x), x)
+        self._missing += [joined(path, label) for label in mine if label not in found.children]
+        self._unexpected += [joined(path, label) for label in found.children if label not in mine]
+        parts = [
+            self._compare(child, found.children[label], joined(path, label))
+            for label, child in mine.items()
+            if label in found.children
         ]
-        self._misfits.unexpected += [
-            joined(path, name_of(label)) for label in found.children if label not in mine
-        ]
-        for label, child in mine.items():
-            if label in found.children:
-                self._compare(child, found.children[label], joined(path, name_of(label)))
+
+        @functools.cache
+        def remade() -> Any:
+            new = [part() for part in parts]
+            return x if all(map(is_, new, children)) else self._rebuilt(x, kind, new)
+
+        return remade
+
+    def _rebuilt(self, x: Any, kind: Container, new: list[Any]) -> Any:
+        try:
+            return kind.rebuild(x, new)
+        except Exception as error:  # whatever a class's own methods raise
+            raise UnsupportedValueError(
+                self._attempted,
+                f"the {type(x).__name__} cannot be made again: {error}",
+                f"d2ldev.register_container({type(x).__name__}, children, rebuild)",
+            ) from error
 
     def _differs(self, path: str, mine: str, found: Any) -> None:
-        self._misfits.different.append(
-            f"{path or 'the top'} {mine}, and the file has {_told(found)}"
-        )
+        told = f"{shown(found)}, of type {type(found).__name__}"
+        if isinstance(found, Stored):
+            told = f"{found.dtype} {found.shape}"
+        elif isinstance(found, Outline):
+            told = f"a {found.type}"
+        self._different.append(f"{path or 'the top'} {mine}, and the file has {told}")
 
-    def _pair(self, x: Any, found: Any, conversion: Conversion | None, path: str) -> None:
+    def _pair(self, x: Any, found: Any, layouts: tuple[Layout, Layout] | None, path: str) -> None:
         try:
             dtype, shape = self._dtype_and_shape(x)
         except RuntimeError as error:  # a lazy module's, before its first batch
@@ -223,11 +283,13 @@ class _Fitting:
         if not isinstance(found, Stored):
             self._differs(path, f"is {dtype} {shape}", found)
             return
-        theirs = found.shape if conversion is None else conversion.shape(found.shape)
-        wanted = shape if conversion is None else conversion.to.shape
-        if (dtype, wanted) != (found.dtype, theirs):
+        theirs, wanted = found.shape, shape
+        if layouts is not None:
+            theirs, wanted = (layout.shape for layout in layouts)
+        is_lie = layouts is not None and math.prod(found.shape) != math.prod(layouts[0].split)
+        if is_lie or (dtype, wanted) != (found.dtype, theirs):
             self._differs(path, f"is {dtype} {shape}", found)
-        elif self._pairs.setdefault(id(x), _Pair(x, found, conversion)).stored.name != found.name:
+        elif self._pairs.setdefault(id(x), _Pair(x, found, layouts)).stored.name != found.name:
             self._differs(path, "is one tensor under two names", found)
 
     def _dtype_and_shape(self, x: Any) -> tuple[str, tuple[int, ...]]:
@@ -238,71 +300,61 @@ class _Fitting:
             return dtype, self._framework.tensors.to_numpy(x).shape
         return dtype, tuple(int(size) for size in x.shape)
 
-    # -- reading --------------------------------------------------------------------------
+    # -- reading ----------------------------------------------------------------------------------
 
     def _wanted(self, pair: _Pair) -> Wanted:
         if isinstance(pair.value, np.ndarray):
-            return Wanted(pair.stored._replace(kind=nodes.ARRAY), CPU)
-        stored = pair.stored._replace(kind=nodes.TENSOR)
-        device, conversion = self._framework.tensors.device_of(pair.value), pair.conversion
-        if conversion is None:
+            return Wanted(pair.stored._replace(kind="array"), CPU)
+        stored = pair.stored._replace(kind="tensor")
+        device = self._framework.tensors.device_of(pair.value)
+        if pair.layouts is None:
             return Wanted(stored, device)
+        theirs, mine = pair.layouts
         shape = tuple(int(size) for size in pair.value.shape)
 
         def convert(array: Any) -> Any:
-            return np.ascontiguousarray(conversion(array, shape))
+            return np.ascontiguousarray(mine.native(theirs.canonical(array), shape))
 
         return Wanted(stored, device, convert)
 
-    def _values_of_states(self) -> dict[Stored, Any]:
-        """The tensors of optimizers, on the CPU: what of them belongs where, they know."""
-        states = [outline for _, outline in self._states.values()]
-        return self._checkpoint.read_on_cpu(
-            stored for state in states for stored in flat(state).values()
-        )
-
-    def _state_put(self, optimizer: Any, outline: Outline, rows: list[Any]) -> Any:
+    def _state_put(self, optimizer: Any, found: Outline) -> Any:
+        # On the CPU: what of a state belongs where, the optimizer knows.
+        state = self._checkpoint.part(found)
         try:
-            return self._framework.files.checked_state(optimizer, rows[outline.number])
+            return self._framework.files.checked_state(optimizer, state)
         except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
             name = type(optimizer).__name__
-            self._misfits.different.append(f"the state is none of this {name}: {error}")
+            self._different.append(f"the state is none of this {name}: {error}")
             return None
 
-    # -- putting in place -----------------------------------------------------------------
+    # -- putting in place -------------------------------------------------------------------------
 
     def _putting(
-        self,
-        obj: Any,
-        found: Any,
-        news: list[tuple[_Pair, Any]],
-        rows: list[Any],
-        puts: list[Any],
+        self, news: list[tuple[_Pair, Any]], puts: list[Any], remade: Callable[[], Any]
     ) -> Callable[[], Any]:
         framework = self._framework
         refilled = []
-        replaced: dict[int, Any] = {}
         for pair, new in news:
             is_tensor = not isinstance(pair.value, np.ndarray)
             if is_tensor and framework.models.is_refilled(pair.value):
                 refilled.append((pair.value, new))
             else:
-                replaced[id(pair.value)] = new
+                self._replaced[id(pair.value)] = new
 
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
         nestings = [*[(name, part.value) for name, part in parts], *models]
-        remade = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
-            dict(replaced)
+        values = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
+            dict(self._replaced)
         )
-        for (_, model), new in zip(models, remade[len(parts) :], strict=True):
-            replaced[id(model)] = new
-        placed = Remaking(framework, self._attempted, replaced, rows).of(obj, found)
+        for (_, model), new in zip(models, values[len(parts) :], strict=True):
+            self._replaced[id(model)] = new
+        placed = remade()
 
         def put() -> Any:
             for tensor, new in refilled:
                 framework.models.write(tensor, new)
-            for (_, part), value in zip(parts, remade, strict=False):
+            for (_, part), value in zip(parts, values, strict=False):
                 if value is not part.value:
                     part.put(value)
             for put_state in puts:
@@ -315,9 +367,7 @@ class _Fitting:
         return put
 
 
-def _told(found: Any) -> str:
-    if isinstance(found, Stored):
-        return f"{found.dtype} {found.shape}"
-    if isinstance(found, Outline):
-        return f"a {found.type}"
-    return f"{brief(found)}, of type {type(found).__name__}"
+def _some(names: Sequence[str]) -> str:
+    text = ", ".join(names[:_SHOWN])
+    more = len(names) - _SHOWN
+    return f"{text} and {more} more" if more > 0 else text

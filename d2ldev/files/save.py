@@ -1,4 +1,4 @@
-"""``save``: a nesting in one file, at once or not at all."""
+"""``save``: write a nesting into one file, all of it or nothing."""
 
 from __future__ import annotations
 
@@ -11,12 +11,11 @@ from typing import Any
 import numpy as np
 
 from d2ldev.errors import CheckpointError
-from d2ldev.files import nodes
+from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
 from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
-from d2ldev.files.format.header import Entry, HeaderError, make_header
-from d2ldev.files.nesting import Description, Saved
+from d2ldev.files.format.header import CHECKSUM, STRUCTURE, Entry, HeaderError, make_header
 from d2ldev.files.paths import PathLike, as_path
 from d2ldev.framework import Framework
 
@@ -89,7 +88,7 @@ def _header(
     framework: Framework, description: Description, entries: Mapping[str, Entry], sums: list[str]
 ) -> bytes:
     told = {
-        "version": nodes.VERSION,
+        "version": VERSION,
         "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
@@ -100,7 +99,7 @@ def _header(
         ],
     }
     text = json.dumps(told, separators=(",", ":"), allow_nan=False)
-    metadata = {nodes.STRUCTURE: text, nodes.CHECKSUM: f"{zlib.crc32(text.encode()):08x}"}
+    metadata = {STRUCTURE: text, CHECKSUM: f"{zlib.crc32(text.encode()):08x}"}
     return make_header(entries, metadata)
 
 

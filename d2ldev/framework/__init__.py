@@ -5,8 +5,8 @@ Design rules, as in einops' backends:
 - Native tensors go in and come out. A framework wraps nothing.
 - An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``.
   Each is a small object with public methods; ``devices`` and ``tensors`` are required, and every
-  method of the other four has a default. Everything that a user calls is derived from them, once, in
-  ``d2ldev.backend.Backend``.
+  method of the other four has a default. Everything that a user calls is derived from them, once,
+  in ``d2ldev.backend.Backend``.
 - Rooms are given arguments that were checked, and devices that exist; what they raise is translated
   by their callers.
 - A copy happens only where the user wrote one, and never by way of another device.
@@ -27,7 +27,12 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.errors import (
+    DeviceInitializationWarning,
+    DeviceUnavailableError,
+    UnsupportedValueError,
+    warn,
+)
 from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.models import Models, Part
@@ -70,10 +75,17 @@ ABILITIES = ("mlp", "dlpack", "train")
 
 
 class Placed(NamedTuple):
-    """A device in force: where tensors are made, and the framework's own context for it."""
+    """A device in force.
+
+    Args:
+        device: where tensors are made.
+        native_scope: the framework's own context for it.
+        thread: the thread that entered it, which alone can leave the framework's own context.
+    """
 
     device: Device
     native_scope: Any
+    thread: int
 
 
 class Framework:
@@ -106,7 +118,6 @@ class Framework:
     devices: Devices
     tensors: Tensors
     models: Models
-    files: Files
     training: Training
     strict: Strict
 
@@ -124,6 +135,22 @@ class Framework:
         self.scope: Scopes[Placed] = Scopes(f"{self.name}_scope")
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
+
+    @cached_property
+    def files(self) -> Files:
+        """The room of files; its defaults copy once more than they would have to."""
+        return Files(self.tensors)
+
+    def num_gpus(self) -> int:
+        """Return how many GPUs there are; hardware that fails counts as none, with a warning."""
+        if self.virtual_gpus == 0:
+            return 0
+        try:
+            return self.devices.count()
+        except Exception as error:
+            text = f"{self.name} found GPUs and cannot use them: {error}"
+            warn(text, DeviceInitializationWarning)
+            return 0
 
     @cached_property
     def kinds(self) -> Kinds:

@@ -46,7 +46,7 @@ class Models:
         return n_out, n_in
 
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
-        """Return a multilayer perceptron of the framework's own dense layers, callable as ``net(x)``.
+        """Return a multilayer perceptron of the framework's own dense layers, called as ``net(x)``.
 
         Called by ``backend.mlp``, which makes the values of the parameters on the device.
 

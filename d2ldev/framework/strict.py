@@ -3,7 +3,7 @@
 A framework that refuses them by itself only has its error translated, when it leaves the block.
 One that does not has functions replaced, for as long as any block of any thread is in force.
 
-Held by ``tests/test_strictness.py`` and the requirements ``strict.*`` of the conformance suite.
+Held by ``tests/core/operations/test_strictness.py`` and the requirements ``strict.*``.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ class Strict:
         """Have the framework refuse operands of different devices; return what ends that.
 
         For a framework that does not refuse them by itself: its functions are replaced. Where
-        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called when
-        the first block begins, however many there are; what it returns is called when the last one
-        has ended.
+        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called
+        when the first block begins; what it returns is called when the last one has ended.
         """
         return lambda: None
 

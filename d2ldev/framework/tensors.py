@@ -141,7 +141,7 @@ class Tensors(ABC):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        """Return random numbers: ``'uniform'`` in [0, 1), or ``'normal'`` with mean 0 and deviation 1.
+        """Return random numbers: ``'uniform'`` in [0, 1), ``'normal'`` with mean 0, deviation 1.
 
         With a seed, the framework's own random state is neither read nor changed.
         """

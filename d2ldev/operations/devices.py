@@ -7,35 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from threading import get_ident
 from typing import Any
 
 from d2ldev import settings
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import (
     D2LDevError,
-    DeviceInitializationWarning,
     DeviceUnavailableError,
     InvalidDeviceError,
     OutOfDeviceMemoryError,
     describe,
-    warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Placed
 from d2ldev.scopes import Entry
-
-
-def num_gpus(framework: Framework) -> int:
-    """Return how many GPUs there are; hardware that fails counts as none, with a warning."""
-    if framework.virtual_gpus == 0:
-        return 0
-    try:
-        return framework.devices.count()
-    except Exception as error:
-        warn(
-            f"{framework.name} found GPUs and cannot use them: {error}",
-            DeviceInitializationWarning,
-        )
-        return 0
 
 
 def gpus_in_words(count: int) -> str:
@@ -45,7 +30,7 @@ def gpus_in_words(count: int) -> str:
 
 def all_devices(framework: Framework) -> list[Device]:
     """Return all devices that exist: the CPU first, then the GPUs."""
-    return [CPU, *(gpu(i) for i in range(num_gpus(framework)))]
+    return [CPU, *(gpu(i) for i in range(framework.num_gpus()))]
 
 
 def parsed(framework: Framework, spec: DeviceLike) -> Device:
@@ -84,12 +69,11 @@ def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
         DeviceUnavailableError: if this machine does not have it.
     """
     device = parsed(framework, spec)
-    if device is not CPU and device.index >= (count := num_gpus(framework)):
-        instead = gpu(device.index) if device.index < count else CPU
+    if device is not CPU and device.index >= (count := framework.num_gpus()):
         raise DeviceUnavailableError(
             f"{attempted} on {device}",
             f"{framework.name} has {gpus_in_words(count)} here{asked_for_too_late(device.index)}",
-            f"use one that exists: backend.try_gpu({device.index}) is {instead} here",
+            f"use one that exists: backend.try_gpu({device.index}) is cpu here",
             all_devices(framework),
         )
     native = framework.devices.native(device)
@@ -131,7 +115,7 @@ def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
     place = existing(framework, device, "make tensors")
     native_scope = framework.devices.scope(place)
     native_scope.__enter__()
-    entry = framework.scope.enter(Placed(place, native_scope))
+    entry = framework.scope.enter(Placed(place, native_scope, get_ident()))
     try:
         yield place
     finally:
@@ -147,19 +131,20 @@ def _leave(framework: Framework, entry: Entry[Placed]) -> None:
     entries = framework.scope.entries()
     later = entries[entries.index(entry) + 1 :] if entry in entries else ()
     with ExitStack() as entered_again:
-        for each in later:
+        for each in reversed(later):  # the last one that is pushed is the first that is called
             entered_again.callback(_enter_again, framework, each)
         for each in reversed(later):
             each.value.native_scope.__exit__(None, None, None)
         framework.scope.leave(entry)
-        entry.value.native_scope.__exit__(None, None, None)
+        if entry.value.thread == get_ident():
+            entry.value.native_scope.__exit__(None, None, None)
 
 
 def _enter_again(framework: Framework, entry: Entry[Placed]) -> None:
     device = entry.value.device
     scope = framework.devices.scope(device)
     scope.__enter__()
-    entry.value = Placed(device, scope)
+    entry.value = Placed(device, scope, get_ident())
 
 
 def out_of_memory(

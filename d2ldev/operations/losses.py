@@ -49,6 +49,7 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
 
 def stateful(metric: object, fix: str) -> UnsupportedValueError:
+    """Return the error of a metric that keeps a running value; ``fix`` is what is right."""
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
         "it keeps a running value over all batches, and what is wanted is that of one",
@@ -57,7 +58,7 @@ def stateful(metric: object, fix: str) -> UnsupportedValueError:
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """See that ``'mse'`` can be taken: frameworks would subtract each of ``y`` from each prediction.
+    """See that ``'mse'`` can be taken: frameworks would broadcast one against the other.
 
     Args:
         prediction: the shape of the prediction.
@@ -75,7 +76,7 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
 
 
 def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtype: str) -> None:
-    """See that labels are compared with the logits of their own examples: frameworks would broadcast.
+    """See that labels are compared with their own logits: frameworks would broadcast.
 
     Args:
         prediction: the shape of the logits, ``(n, ..., classes)``; None is a length that is not

@@ -1,4 +1,4 @@
-"""Helpers for the rooms ``strict``: the error, the operands of a call, functions that are replaced."""
+"""Helpers for the rooms ``strict``: the error, a call's operands, functions replaced."""
 
 from __future__ import annotations
 

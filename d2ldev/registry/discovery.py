@@ -5,7 +5,7 @@ anyone else's. An entry point names a subclass of ``Framework``; the package tha
 imports no framework until that class is made, and says which modules it needs in a
 ``requires`` tuple (default: none), so that "is it installed?" is answered without importing.
 
-Held by ``tests/test_registry.py``.
+Held by ``tests/core/registry/test_registry.py``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """From the name of a backend to its framework: entry points, and what is broken.
 
-Held by ``tests/test_registry.py``.
+Held by ``tests/core/registry/test_registry.py``.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ def count_real_gpus(name: str) -> int:
     Raises:
         BackendNotInstalledError: as ``load``.
     """
-    devices = _made(framework_class(name), name, "", None).devices
-    return sum(devices.platform(gpu(i)) != "virtual" for i in range(devices.count()))
+    framework = _made(framework_class(name), name, "", None)
+    gpus = map(gpu, range(framework.num_gpus()))
+    return sum(framework.devices.platform(device) != "virtual" for device in gpus)
 
 
 def framework_class(name: str, source: str = "") -> type[Framework]:
@@ -110,12 +111,12 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         raise BackendNotInstalledError(
             attempted, f"{value} {what}: {type(error).__name__}: {error}; {choices()}", fix
         ) from error
-    missing = [room for room in ("devices", "tensors", "files") if not hasattr(framework, room)]
+    missing = [room for room in ("devices", "tensors") if not hasattr(framework, room)]
     if missing:
         raise BackendNotInstalledError(
             attempted,
             f"{value} lacks the rooms {', '.join(missing)}; {choices()}",
-            "make them in its __init__: self.devices = ...",
+            f"make them in its __init__: self.{missing[0]} = ...",
         )
     return framework
 

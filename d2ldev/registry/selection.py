@@ -1,6 +1,6 @@
 """Which framework is active, and how that is changed.
 
-Held by ``tests/test_selection.py`` and ``tests/test_registry.py``.
+Held by ``tests/core/registry/test_selection.py`` and ``tests/core/registry/test_registry.py``.
 """
 
 from __future__ import annotations
@@ -202,7 +202,7 @@ def virtual_gpus(n: int) -> None:
     number = settings.checked_virtual_gpus(n, f"make {shown(n)} virtual GPUs")
     for framework in loaded_frameworks():
         devices = framework.devices
-        count = 0 if framework.virtual_gpus == 0 else devices.count()
+        count = framework.num_gpus()
         gpus = [Device("gpu", i) for i in range(count)]
         made = sum(devices.platform(device) == "virtual" for device in gpus)
         if framework.max_virtual_gpus and made != number:

@@ -235,7 +235,7 @@ def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) 
 
 
 def count_of(backend: Backend, y: Any) -> int:
-    """Return how many examples a batch has: the length of its target's first axis, 1 if it has none.
+    """Return how many examples a batch has: the length of its target's first axis, else 1.
 
     Of a target that is a nesting, that of the first tensor in it.
     """

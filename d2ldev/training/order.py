@@ -37,8 +37,8 @@ class Order:
     """Where the order of the next epoch comes from.
 
     Args:
-        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a framework's
-            own loader; or any other iterable.
+        data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a
+            framework's own loader; or any other iterable.
     """
 
     def __init__(self, data: Iterable[Any]) -> None:
@@ -110,7 +110,7 @@ def random_state() -> dict[str, Any]:
 
 
 def checked_random_state(saved: Any) -> Callable[[], None]:
-    """Return what lets the two go on from what ``random_state`` returned; nothing has changed before.
+    """Return what lets the two go on from such a state; nothing has changed before.
 
     Raises:
         CheckpointError: if that is not it, or ``np.random`` has another kind of generator now.
@@ -155,7 +155,7 @@ def _check_numpy(state: Any) -> None:
 
 
 def _plain(state: Any) -> Any:
-    """Return a state of NumPy's without arrays, whose dtypes not every framework has, or large numbers."""
+    """Return a state of NumPy's as text and numbers that every framework can save."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items()}
     if isinstance(state, np.ndarray):

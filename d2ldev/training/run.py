@@ -1,8 +1,8 @@
 """One run of ``fit``: how far it is, and the checkpoint from which it can go on.
 
-A run that was killed and resumed gives the same parameters as one that was not. Its file is one that
-``backend.save`` writes and ``backend.load`` reads: the model, the optimizer, which parts are frozen,
-random numbers, and what the order of the batches depends on.
+A run that was killed and resumed gives the same parameters as one that was not. Its file is one
+that ``backend.save`` writes and ``backend.load`` reads: the model, the optimizer, which parts are
+frozen, random numbers, and what the order of the batches depends on.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, D2LDevError
+from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import prepared
 from d2ldev.files.paths import as_path
-from d2ldev.files.restoring import Outline
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
 from d2ldev.training.order import Order
@@ -97,7 +97,8 @@ class Run:
 
         Raises:
             CheckpointError: if the file is broken, or is none of such a run. The model, the
-                optimizer and the data are as they were then.
+                optimizer and the data are as they were then, but for a model without shapes,
+                which has them.
         """
         if self._path is None:
             raise CheckpointError(
@@ -176,7 +177,12 @@ class Run:
                 )
             return lambda: None
         if not learner.is_built:
-            learner.build(first_inputs())
+            # To make batches draws random numbers, and begins an epoch.
+            put_data_back = Order(self._data).checked(Order(self._data).state())
+            try:
+                learner.build(first_inputs())
+            finally:
+                put_data_back()
         learner.sync()
         put = prepared(self._framework, learner.parts, checkpoint, found)
         return lambda: learner.replace(put())

@@ -145,11 +145,10 @@ class Trainer:
                 metrics that the run began with, and the batches in the order that they would have
                 had. That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
                 Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
-                file. Other data, such as a ``tf.data.Dataset``, has to have an order that depends
-                on itself alone: it is gone through once more for each epoch that is done. In the
-                process of the run that ended, make it anew from its source first, shuffling
-                included. What a callback keeps, such as the count of a schedule, and random
-                numbers of a dataset's or a worker process's own, are not in the file.
+                file; data, or its ``sampler``, with ``set_epoch`` is told the number of each epoch.
+                Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in any
+                process. What a callback keeps, such as the count of a schedule, and random numbers
+                of a dataset's or a worker process's own, are not in the file.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -178,11 +177,11 @@ class Trainer:
             names += [f"val_{name}" for name in names]
         check_names(names)
         run = Run(self.backend.framework, learner, train_data, names, checkpoint)
-        if resume:
-            run.resume(self.device, lambda: self._first_inputs(learner, train_data))
-        else:
-            run.save(self.device)
         try:
+            if resume:
+                run.resume(self.device, lambda: self._first_inputs(learner, train_data))
+            else:
+                run.save(self.device)
             with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
                     begin_epoch(train_data, epoch)
@@ -221,17 +220,15 @@ class Trainer:
                 log.add(count_of(self.backend, y), loss=loss, **measured)
         means = log.means()
         if not means:
-            raise UnsupportedValueError(
-                "go through the data of an epoch",
-                "there is no batch in it",
-                "data has to be an iterable that begins again: a list or a loader, no generator",
-            )
+            raise _no_batch()
         return means
 
     def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
         """The inputs of the first batch, on the device."""
-        batch = self.prepare_batch(next(iter(data)))
-        return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
+        for batch in data:
+            first = self.prepare_batch(batch)
+            return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
+        raise _no_batch()
 
     def _tell(self, epoch: int, history: History) -> None:
         """Call what watches the run, with the user's model as it is after the last step."""
@@ -270,6 +267,14 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
             backend.devices(),
         )
     return [gpu(i) for i in range(number)]
+
+
+def _no_batch() -> UnsupportedValueError:
+    return UnsupportedValueError(
+        "go through the data of an epoch",
+        "there is no batch in it",
+        "data has to be an iterable that begins again: a list or a loader, no generator",
+    )
 
 
 def _check_data(data: Any, name: str, max_epochs: int) -> None:

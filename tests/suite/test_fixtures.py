@@ -1,4 +1,4 @@
-"""Each of the leaks that tests/conftest.py promises to catch, and that it catches nothing else."""
+"""Each of the leaks that ``tests/conftest.py`` promises to catch, and nothing else."""
 
 import json
 import os
@@ -9,9 +9,9 @@ from d2ldev_conformance.leaks import LeakError, detect_leaks
 
 import d2ldev
 
+TESTS = Path(__file__).parent.parent
 CONFTEST, PROCESSES = (
-    Path(__file__).with_name(name).read_text(encoding="utf-8")
-    for name in ("conftest.py", "processes.py")
+    (TESTS / name).read_text(encoding="utf-8") for name in ("conftest.py", "processes.py")
 )
 
 
@@ -34,6 +34,8 @@ def assert_leak(result, message):
     result.stdout.fnmatch_lines(["E *LeakError: the test left something behind:", f"E  *{message}"])
 
 
+ROOM = "d2ldev.get_backend('reference').framework.devices"
+ANOTHER = "d2ldev.Backend(type(d2ldev.get_backend('reference').framework)(virtual_gpus=0))"
 LEAKS = {
     "a variable that is set": (
         ["import os", "os.environ['LEFT'] = '1'"],
@@ -76,38 +78,39 @@ LEAKS = {
         "numpy.asarray was replaced",
     ),
     "a patched function of d2ldev": (
-        ["import d2ldev.registry.selection", "d2ldev.registry.backend_of = print"],
-        "d2ldev.registry.backend_of was replaced",
+        ["from d2ldev.registry import discovery", "discovery.rank = print"],
+        "d2ldev.registry.discovery.rank was replaced",
     ),
     "a patched method of d2ldev": (
         ["import d2ldev", "d2ldev.Device.__str__ = repr"],
         "d2ldev.device.Device.__str__ was replaced",
     ),
-    "a patched method that a backend inherits": (
-        ["import d2ldev", "type(d2ldev.get_backend('reference')).to = print"],
-        "d2ldev_reference.backend.ReferenceBackend.to was replaced",
+    "a patched method of a room": (
+        ["import d2ldev", f"type({ROOM}).count = print"],
+        "d2ldev_reference.devices.ReferenceDevices.count was replaced",
     ),
-    "a patched method of one backend object": (
-        ["import d2ldev", "d2ldev.get_backend('reference').num_gpus = lambda: 8"],
-        "the reference backend.num_gpus was replaced",
+    "a patched method that a room inherits": (
+        ["import d2ldev", f"type({ROOM}).memory = print"],
+        "d2ldev_reference.devices.ReferenceDevices.memory was replaced",
+    ),
+    "a patched method of one room": (
+        ["import d2ldev", f"{ROOM}.count = lambda: 8"],
+        "an object of ReferenceDevices.count was replaced",
     ),
     "another active backend": (
-        [
-            "import d2ldev",
-            "d2ldev.set_backend(type(d2ldev.get_backend('reference'))(virtual_gpus=0))",
-        ],
+        ["import d2ldev", f"d2ldev.set_backend({ANOTHER})"],
         "the active backend: *",
     ),
     "a use_backend that was not left": (
         ["import d2ldev", "d2ldev.use_backend('reference').__enter__()"],
-        "a scope that was not left, d2ldev_backend: *",
+        "a scope that was not left, d2ldev_backends: *",
     ),
     "a device that was not left": (
         ["import d2ldev", "d2ldev.gpu(1).__enter__()"],
-        "a scope that was not left, reference_scope: Device('gpu', 1)",
+        "a scope that was not left, reference_scope: *",
     ),
     "another number of virtual GPUs": (
-        ["import d2ldev.virtual", "d2ldev.virtual._chosen = 8"],
+        ["from d2ldev import settings", "settings.choose_virtual_gpus(8)"],
         "virtual_gpus: * became 8",
     ),
 }
@@ -149,7 +152,7 @@ def leak_one_of_each():
     os.environ["KEPT"] = "after"
     os.getpid = lambda: 1
     os.chdir("/")
-    d2ldev.set_backend(type(d2ldev.get_backend("reference"))(virtual_gpus=0))
+    d2ldev.set_backend(d2ldev.Backend(type(d2ldev.get_backend("reference").framework)(0)))
 
 
 def state():

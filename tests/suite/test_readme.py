@@ -6,11 +6,11 @@ from pathlib import Path
 from types import FunctionType
 
 import pytest
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
 
 import d2ldev
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parent.parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
@@ -64,9 +64,9 @@ def test_the_training_program_learns_on_a_virtual_gpu(reference, tmp_path, monke
 
 def test_the_error_is_worded_as_shown(monkeypatch):
     (shown,) = blocks("text")
-    monkeypatch.setattr(ReferenceBackend, "name", "torch")
+    monkeypatch.setattr(ReferenceFramework, "name", "torch")
     with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
-        ReferenceBackend(virtual_gpus=1).ones(2, device="gpu:1")
+        d2ldev.Backend(ReferenceFramework(virtual_gpus=1)).ones(2, device="gpu:1")
     assert shown.strip() == f"{type(caught.value).__name__}: {caught.value}"
 
 

@@ -34,12 +34,6 @@ def torchs_with_a_generator():
     return torchs(generator=torch.Generator().manual_seed(1))
 
 
-def tensorflows():
-    import tensorflow as tf
-
-    return tf.data.Dataset.from_tensor_slices((X, Y)).shuffle(12, seed=1).batch(4)
-
-
 def gluons():
     from d2ldev_mxnet.framework import mx
 
@@ -84,7 +78,7 @@ def run(backend, loader, path, epochs, **options):
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("make", [torchs, torchs_with_a_generator, tensorflows, gluons])
+@pytest.mark.parametrize("make", [torchs, torchs_with_a_generator, gluons])
 def test_the_order_goes_on_in_another_process(make, name, tmp_path):
     backend = d2ldev.get_backend(name)
     unbroken = run(backend, make(), tmp_path / "unbroken", 4)

@@ -98,6 +98,9 @@ class TorchTraining(Training):
 
 
 def _generators(loader: Any) -> list[torch.Generator]:
-    """Return the generators of a loader and of its sampler, each once."""
-    found = (getattr(holder, "generator", None) for holder in (loader, loader.sampler))
-    return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
+    """Return torch's own generator, the loader's and that of its sampler, each once.
+
+    Torch's own belongs to ``random_state`` too, but another framework's model may be trained.
+    """
+    own = (getattr(holder, "generator", None) for holder in (loader, loader.sampler))
+    return list(dict.fromkeys([torch.default_generator, *(each for each in own if each)]))

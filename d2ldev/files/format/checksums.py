@@ -61,11 +61,9 @@ def check_algorithm(name: object) -> None:
     Raises:
         HeaderError: if it is unknown, or no name.
     """
-    if not isinstance(name, str):
-        raise HeaderError("its description cannot be read: it lacks the checksums' algorithm")
-    if name not in _ALGORITHMS:
+    if not isinstance(name, str) or name not in _ALGORITHMS:
         raise HeaderError(
-            f"its checksums are {name[:40]!r}, and this d2ldev computes "
+            f"its checksums are {str(name)[:40]!r}, and this d2ldev computes "
             f"{', '.join(_ALGORITHMS)}: a newer one wrote it"
         )
 

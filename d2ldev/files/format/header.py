@@ -17,6 +17,12 @@ from d2ldev.files.format.dtypes import NAMES, numpy_dtype
 MAX_LENGTH = 100_000_000
 """The longest header in bytes, by the rules of the format."""
 METADATA = "__metadata__"
+STRUCTURE = "d2ldev.structure"
+CHECKSUM = "d2ldev.checksum"
+"""The keys in the metadata: the description of the nesting, and the CRC-32 of its text.
+
+It is CRC-32 in every version, so that a reader can tell a newer file from a damaged one.
+"""
 # The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
 

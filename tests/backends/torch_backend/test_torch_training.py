@@ -251,22 +251,10 @@ def test_lazy_modules_get_their_shapes_in_the_first_step(virtual, vgpu, optimize
     assert set(virtual.placement(learner.parts).values()) == {virtual.device(vgpu)}
 
 
-REFUSED = {
-    "a function": (lambda x: x, {}, "torch.nn.Module"),
-    "no parameters": (nn.ReLU(), {}, "requires_grad"),
-    "all frozen": (nn.Linear(1, 1).requires_grad_(False), {}, "requires_grad"),
-    "a class": (nn.Linear(1, 1), {"optimizer": torch.optim.SGD}, "net.parameters"),
-    "another's": (
-        nn.Linear(1, 1),
-        {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())},
-        "none of its parameters",
-    ),
-}
-
 # -- optimizers of the user's own ------------------------------------------------------------------
 
 
-def line(device="cpu"):
+def examples(device="cpu"):
     torch.manual_seed(1)
     return (torch.randn(8, 2).to(device),), torch.randn(8, 1).to(device)
 
@@ -283,7 +271,7 @@ def test_one_that_was_built_before_the_model_was_placed_trains_it(virtual, vgpu,
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.03)
         learner = virtual.learner(virtual.place(model, device), optimizer=optimizer)
         assert learner.parts["optimizer"] is optimizer
-        return [learner.step(*line(device))[0].item() for _ in range(3)]
+        return [learner.step(*examples(device))[0].item() for _ in range(3)]
 
     found = losses(vgpu)
     assert found == losses(torch.device("cpu"))
@@ -294,10 +282,10 @@ def test_one_that_has_stepped_already_is_placed_with_its_state(virtual, vgpu):
     model = small()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.03)
     learner = virtual.learner(model, optimizer=optimizer)
-    learner.step(*line())
+    learner.step(*examples())
     model = virtual.place(model, vgpu)
     learner = virtual.learner(model, optimizer=optimizer)
-    learner.step(*line(vgpu))
+    learner.step(*examples(vgpu))
     averages = {state["exp_avg"].device for state in optimizer.state.values()}
     assert averages == {vgpu}
 
@@ -305,7 +293,7 @@ def test_one_that_has_stepped_already_is_placed_with_its_state(virtual, vgpu):
 def test_its_learning_rate_is_its_own(torch_backend):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    torch_backend.learner(model, optimizer=optimizer, lr=0.01).step(*line())
+    torch_backend.learner(model, optimizer=optimizer, lr=0.01).step(*examples())
     assert [group["lr"] for group in optimizer.param_groups] == [0.5]
 
 
@@ -313,7 +301,7 @@ def test_its_hooks_are_called(torch_backend):
     model, called = small(), []
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     optimizer.register_step_post_hook(lambda *_: called.append("stepped"))
-    torch_backend.learner(model, optimizer=optimizer).step(*line())
+    torch_backend.learner(model, optimizer=optimizer).step(*examples())
     assert called == ["stepped"]
 
 
@@ -323,7 +311,7 @@ def test_the_norm_is_that_of_what_it_trains(torch_backend):
     optimizer = torch.optim.SGD(model[2].parameters(), lr=1.0)
     learner = torch_backend.learner(model, optimizer=optimizer, gradient_clip_val=1e-3)
     before = [p.detach().clone() for p in model.parameters()]
-    learner.step(*line())
+    learner.step(*examples())
     first = [p.detach().clone() for p in model.parameters()]
     moved = torch.cat([(b - a).flatten() for a, b in zip(before, first, strict=True)])
     torch.testing.assert_close(moved.norm(), torch.tensor(1e-3), rtol=1e-2, atol=0)
@@ -332,7 +320,7 @@ def test_the_norm_is_that_of_what_it_trains(torch_backend):
 
 @pytest.mark.parametrize("largest", [0, 0.1])
 def test_lbfgs_steps_as_by_hand(virtual, vgpu, largest):
-    model, (inputs, y) = small().to(vgpu), line(vgpu)
+    model, (inputs, y) = small().to(vgpu), examples(vgpu)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
 
     def closure():
@@ -393,6 +381,18 @@ def test_what_is_compiled_has_the_names_of_its_module(torch_backend, made):
 
 
 # -- what is refused -------------------------------------------------------------------------------
+
+REFUSED = {
+    "a function": (lambda x: x, {}, "torch.nn.Module"),
+    "no parameters": (nn.ReLU(), {}, "requires_grad"),
+    "all frozen": (nn.Linear(1, 1).requires_grad_(False), {}, "requires_grad"),
+    "a class": (nn.Linear(1, 1), {"optimizer": torch.optim.SGD}, "net.parameters"),
+    "another's": (
+        nn.Linear(1, 1),
+        {"optimizer": torch.optim.SGD(nn.Linear(1, 1).parameters())},
+        "none of its parameters",
+    ),
+}
 
 
 @pytest.mark.parametrize("case", REFUSED)

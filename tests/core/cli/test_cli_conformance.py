@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from command_line import run_command
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
 
 from d2ldev.cli.conformance import Request, command, thrice
 from d2ldev.registry import loading
@@ -71,7 +71,7 @@ def test_without_real_gpus_everywhere_is_two_runs():
 
 
 def test_a_backend_without_virtual_gpus_has_no_run_on_them(monkeypatch):
-    monkeypatch.setattr(ReferenceBackend, "max_virtual_gpus", 0)
+    monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 0)
     assert [r.virtual_gpus for r in thrice(Request("reference"))] == [0]
 
 

@@ -37,9 +37,25 @@ def backend_in(document, name):
     return next(entry for entry in document["backends"] if entry["name"] == name)
 
 
-def make_sick_backend(folder, method):
-    """A backend ``mine``, installed into ``folder``, that does one thing wrong."""
-    return make_backend(folder, source=f"{MINE}\n    {method}\n")
+def make_sick_backend(folder, room, method):
+    """A backend ``mine``, installed into ``folder``, one of whose rooms does one thing wrong."""
+    return make_backend(
+        folder,
+        source=f"""
+        from d2ldev_reference import ReferenceFramework
+
+        class MyFramework(ReferenceFramework):
+            name = "mine"
+
+            def __init__(self, virtual_gpus=None):
+                super().__init__(virtual_gpus)
+
+                class Sick(type(self.{room})):
+                    {method}
+
+                self.{room}.__class__ = Sick
+        """,
+    )
 
 
 # -- the active backend -----------------------------------------------------------------------
@@ -199,29 +215,37 @@ def test_every_device_is_tried(document):
 
 
 @pytest.mark.parametrize(
-    ("method", "words"),
+    ("room", "method", "words"),
     [
         (
-            "def _copy(self, x, native): raise OSError('the bus is gone')",
+            "tensors",
+            "def copy(self, x, native): raise OSError('the bus is gone')",
             "OSError: the bus is gone",
         ),
-        ("def _to_numpy(self, x): return super()._to_numpy(x) + 1", "4096 values that are not 64"),
-        ("def synchronize(self, device=None): raise OSError('stuck')", "OSError: stuck"),
-        ("def _platform(self, device): raise OSError('no such file')", "OSError: no such file"),
+        (
+            "tensors",
+            "def to_numpy(self, x): return super().to_numpy(x) + 1",
+            "4096 values that are not 64",
+        ),
+        ("devices", "def synchronize(self, device): raise OSError('stuck')", "OSError: stuck"),
+        (
+            "devices",
+            "def platform(self, device): raise OSError('no such file')",
+            "OSError: no such file",
+        ),
     ],
 )
-def test_a_device_that_fails_is_shown_in_its_errors_words(tmp_path, method, words):
-    make_sick_backend(tmp_path, method)
+def test_a_device_that_fails_is_shown_in_its_errors_words(tmp_path, room, method, words):
+    make_sick_backend(tmp_path, room, method)
     done = run_command("doctor", path=[tmp_path], D2LDEV_BACKEND="mine")
     assert done.returncode == 1
     assert words in done.stdout
 
 
-def test_a_backend_that_cannot_count_its_devices_is_shown_in_its_errors_words(tmp_path):
-    make_sick_backend(tmp_path, "def num_gpus(self): raise OSError('no driver')")
-    done = run_command("doctor", path=[tmp_path], D2LDEV_BACKEND="mine")
-    assert done.returncode == 1
-    assert "OSError: no driver" in done.stdout
+def test_gpus_that_cannot_be_counted_are_a_note_with_the_reason(tmp_path):
+    make_sick_backend(tmp_path, "devices", "def count(self): raise OSError('no driver')")
+    done = run_command("doctor", path=[tmp_path], columns=200, D2LDEV_BACKEND="mine")
+    assert "mine found GPUs and cannot use them: no driver" in done.stdout + done.stderr
 
 
 def test_a_tensor_that_is_elsewhere_than_it_was_made_is_an_error(reference, monkeypatch):

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 from command_line import run_command
-from d2ldev_reference.backend import ReferenceBackend
+from d2ldev_reference import ReferenceFramework
 from rich.console import Console
 
+from d2ldev import settings
 from d2ldev.cli.cells import Cell, read_cells, run_cell
 from d2ldev.cli.tour import CHAPTER, CODE_WIDTH, Tour, _stand_ins
 from d2ldev.registry import loading
@@ -188,21 +189,21 @@ def test_with_two_gpus_mixing_them_is_the_error_that_is_shown(tour):
 def test_two_virtual_gpus_stand_in_for_those_of_a_machine_without_any(monkeypatch):
     monkeypatch.setattr(loading, "count_real_gpus", lambda name: 0)
     monkeypatch.setattr(registry, "is_loaded", lambda name: False)
-    monkeypatch.setenv(registry.VARIABLE, "reference")
+    monkeypatch.setenv(settings.BACKEND, "reference")
     assert _stand_ins() == 2
 
 
 def test_nothing_stands_in_for_a_real_gpu(monkeypatch):
     monkeypatch.setattr(loading, "count_real_gpus", lambda name: 1)
     monkeypatch.setattr(registry, "is_loaded", lambda name: False)
-    monkeypatch.setenv(registry.VARIABLE, "reference")
+    monkeypatch.setenv(settings.BACKEND, "reference")
     assert _stand_ins() is None
 
 
 def test_a_backend_without_virtual_gpus_is_shown_as_it_is(monkeypatch):
-    monkeypatch.setattr(ReferenceBackend, "max_virtual_gpus", 0)
+    monkeypatch.setattr(ReferenceFramework, "max_virtual_gpus", 0)
     monkeypatch.setattr(registry, "is_loaded", lambda name: False)
-    monkeypatch.setenv(registry.VARIABLE, "reference")
+    monkeypatch.setenv(settings.BACKEND, "reference")
     assert _stand_ins() is None
 
 

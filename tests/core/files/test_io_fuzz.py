@@ -2,6 +2,7 @@
 
 import json
 import zlib
+from collections import deque
 
 import numpy as np
 import pytest
@@ -19,8 +20,8 @@ def nesting():
     return {
         "x": x,
         "tied": [x, (x, np.arange(3))],
-        "n": [1, 2**70, float("inf"), 1j, b"ab", None, "text"],
-        ("a", 1): {3, frozenset({4})},
+        "n": [1, 2**70, float("inf"), 1j, b"ab", None, "text", np.float32(1), deque([1], 2)],
+        ("a", 1): {3, (4, "b")},
         "y": REFERENCE.zeros((2, 0, 3), dtype="complex128"),
     }
 

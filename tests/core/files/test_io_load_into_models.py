@@ -4,13 +4,14 @@ import numpy as np
 import pytest
 from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.files import ReferenceFiles
+from d2ldev_reference.models import ReferenceModels
 from hostile_files import DATA, entry, file_of, row, told
 from safetensors.numpy import save_file
 from saved_files import values
 
 from d2ldev import Backend, CheckpointError
-from d2ldev.framework import Layer, Models, Part
-from d2ldev.framework.files import turned
+from d2ldev.framework import Layer, Part
+from d2ldev.framework.files import same, turned
 
 
 class Cell:
@@ -25,13 +26,14 @@ class Optimizer:
         self.steps, self.moment = steps, moment
 
 
-class CellModels(Models):
-    """Models whose tensors are filled in place, or not."""
+class CellModels(ReferenceModels):
+    """Models that are filled in place."""
 
     types = (Cell, Optimizer)
+    refilled = True
 
     def __init__(self):
-        self.refilled, self.finished = True, []
+        self.finished = []
 
     def parts(self, obj):
         for name, x in getattr(obj, "tensors", {}).items():
@@ -48,14 +50,14 @@ class CellModels(Models):
 
 
 class CellFiles(ReferenceFiles):
-    """Layers that a test makes known, and states of optimizers."""
+    """Optimizers, and models that are known to be one dense layer."""
 
     def __init__(self, tensors):
         super().__init__(tensors)
-        self.known = {}
+        self.layers_of = {}
 
     def layers(self, model):
-        return self.known.get(id(model))
+        return self.layers_of.get(id(model))
 
     def state(self, optimizer):
         if isinstance(optimizer, Optimizer):
@@ -69,36 +71,43 @@ class CellFiles(ReferenceFiles):
 
 
 class CellFramework(ReferenceFramework):
-    name = "framework"
+    name = "cells"
 
     def __init__(self):
-        super().__init__()
-        self.models, self.files = CellModels(), CellFiles(self.tensors)
+        super().__init__(virtual_gpus=2)
+        self.models = CellModels()
+        self.files = CellFiles(self.tensors)
 
 
 @pytest.fixture
-def backend():
-    """A backend with models that it fills in place, optimizers, and known layers."""
+def framework():
+    """A backend with models that it fills in place, optimizers, and known layouts."""
     return Backend(CellFramework())
 
 
-def test_a_tensor_that_is_filled_in_place_stays_the_same_object(backend, path):
-    backend.save(Cell(w=backend.ones(2)), path)
-    cell = Cell(w=backend.zeros(2))
+def know_layers(backend, net, layout):
+    """Let the framework know a model as one dense layer, its weight of this layout."""
+    weight, bias = (*net.tensors.values(), None)[:2]
+    backend.framework.files.layers_of[id(net)] = [Layer(weight, bias, layout)]
+
+
+def test_a_tensor_that_is_filled_in_place_stays_the_same_object(framework, path):
+    framework.save(Cell(w=framework.ones(2)), path)
+    cell = Cell(w=framework.zeros(2))
     before = cell.tensors["w"]
-    assert backend.load_into(cell, path) is cell
+    assert framework.load_into(cell, path) is cell
     assert cell.tensors["w"] is before
-    assert values(backend, before) == [1, 1]
+    assert values(framework, before) == [1, 1]
 
 
-def test_a_model_is_told_that_it_was_read_into(backend, path):
-    backend.save([Cell(w=backend.ones(2))], path)
-    cell = Cell(w=backend.zeros(2))
-    backend.load_into([cell], path)
-    assert backend.framework.models.finished == [cell]
+def test_a_model_is_told_that_it_was_read_into(framework, path):
+    framework.save([Cell(w=framework.ones(2))], path)
+    cell = Cell(w=framework.zeros(2))
+    framework.load_into([cell], path)
+    assert framework.framework.models.finished == [cell]
 
 
-def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(backend, path):
+def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(framework, path):
     header = told(
         root={"at": 1},
         containers=[
@@ -109,100 +118,99 @@ def test_a_state_of_a_dtype_that_the_framework_lacks_is_refused(backend, path):
     )
     header["x"] = entry("BF16", (2,))
     path.write_bytes(file_of(header, DATA))
-    optimizer = Optimizer(0, backend.zeros(2))
-    with pytest.raises(CheckpointError, match="'x' is of bfloat16, which framework has not"):
-        backend.load_into(optimizer, path)
+    optimizer = Optimizer(0, framework.zeros(2))
+    with pytest.raises(CheckpointError, match="'x' is of bfloat16, which cells has not"):
+        framework.load_into(optimizer, path)
     assert optimizer.steps == 0
 
 
-def test_a_layout_that_lies_about_its_tensor_is_refused(backend, path):
+def test_a_layout_that_lies_about_its_tensor_is_refused(framework, path):
     layout = ["0.weight", [2, 3], [1, 0], [3, 2]]
     model = row("model", [{"tensor": 0}], ["x"], layouts={"x": layout})
     path.write_bytes(file_of(told(root={"at": 0}, containers=[model]), DATA))
-    net = Cell(w=backend.zeros((3, 2)))
-    backend.framework.files.known[id(net)] = [Layer(net.tensors["w"], None)]
+    net = Cell(w=framework.zeros((3, 2)))
+    know_layers(framework, net, same)
     with pytest.raises(CheckpointError, match=r"w is float32 \(3, 2\), and the file has float32"):
-        backend.load_into(net, path)
+        framework.load_into(net, path)
 
 
-def test_a_tensor_that_is_not_is_put_into_the_model(backend, path):
-    backend.framework.models.refilled = False
-    backend.save({"net": Cell(w=backend.ones(2))}, path)
-    cell = Cell(w=backend.zeros(2))
-    loaded = backend.load_into({"net": cell}, path)
+def test_a_tensor_that_is_not_is_put_into_the_model(framework, path):
+    framework.framework.models.refilled = False
+    framework.save({"net": Cell(w=framework.ones(2))}, path)
+    cell = Cell(w=framework.zeros(2))
+    loaded = framework.load_into({"net": cell}, path)
     assert loaded["net"] is cell
-    assert values(backend, cell.tensors["w"]) == [1, 1]
+    assert values(framework, cell.tensors["w"]) == [1, 1]
 
 
-def test_an_optimizer_takes_over_its_state(backend, path):
-    backend.save((Cell(w=backend.ones(2)), Optimizer(5, backend.ones(3))), path)
-    cell, optimizer = Cell(w=backend.zeros(2)), Optimizer(0, backend.zeros(3))
-    backend.load_into((cell, optimizer), path)
+def test_an_optimizer_takes_over_its_state(framework, path):
+    framework.save((Cell(w=framework.ones(2)), Optimizer(5, framework.ones(3))), path)
+    cell, optimizer = Cell(w=framework.zeros(2)), Optimizer(0, framework.zeros(3))
+    framework.load_into((cell, optimizer), path)
     assert optimizer.steps == 5
-    assert values(backend, optimizer.moment) == [1, 1, 1]
-    assert values(backend, cell.tensors["w"]) == [1, 1]
+    assert values(framework, optimizer.moment) == [1, 1, 1]
+    assert values(framework, cell.tensors["w"]) == [1, 1]
 
 
-def test_an_optimizer_that_refuses_its_state_leaves_the_model_alone(backend, path):
-    backend.save((Cell(w=backend.ones(2)), Optimizer(5, backend.ones(3))), path)
-    cell, optimizer = Cell(w=backend.zeros(2)), Optimizer(0, backend.zeros(4))
+def test_an_optimizer_that_refuses_its_state_leaves_the_model_alone(framework, path):
+    framework.save((Cell(w=framework.ones(2)), Optimizer(5, framework.ones(3))), path)
+    cell, optimizer = Cell(w=framework.zeros(2)), Optimizer(0, framework.zeros(4))
     with pytest.raises(CheckpointError, match="its moment has another shape"):
-        backend.load_into((cell, optimizer), path)
-    assert values(backend, cell.tensors["w"]) == [0, 0]
+        framework.load_into((cell, optimizer), path)
+    assert values(framework, cell.tensors["w"]) == [0, 0]
     assert optimizer.steps == 0
 
 
-def test_a_damaged_tensor_leaves_the_others_alone(backend, path):
-    backend.save(Cell(a=backend.ones(2), b=backend.ones(2)), path)
+def test_a_damaged_tensor_leaves_the_others_alone(framework, path):
+    framework.save(Cell(a=framework.ones(2), b=framework.ones(2)), path)
     data = bytearray(path.read_bytes())
     data[-1] ^= 1
     path.write_bytes(data)
-    cell = Cell(a=backend.zeros(2), b=backend.zeros(2))
+    cell = Cell(a=framework.zeros(2), b=framework.zeros(2))
     with pytest.raises(CheckpointError, match="damaged"):
-        backend.load_into(cell, path)
-    assert values(backend, cell.tensors["a"]) == [0, 0]
+        framework.load_into(cell, path)
+    assert values(framework, cell.tensors["a"]) == [0, 0]
 
 
-def test_a_model_lists_its_names(backend, path):
-    backend.save({"net": Cell(a=backend.ones(2), b=backend.ones(2))}, path)
+def test_a_model_lists_its_names(framework, path):
+    framework.save({"net": Cell(a=framework.ones(2), b=framework.ones(2))}, path)
     with pytest.raises(CheckpointError, match=r"it lacks net\.c; it has unexpected net\.b;"):
-        backend.load_into({"net": Cell(a=backend.ones(2), c=backend.ones(2))}, path)
+        framework.load_into({"net": Cell(a=framework.ones(2), c=framework.ones(2))}, path)
 
 
-def test_a_foreign_file_is_read_into_a_model_by_its_names(backend, path):
+def test_a_foreign_file_is_read_into_a_model_by_its_names(framework, path):
     save_file({"w": np.ones(2, "float32"), "b": np.ones(1, "float32")}, path)
-    cell = Cell(b=backend.zeros(1), w=backend.zeros(2))
-    backend.load_into(cell, path)
-    assert values(backend, cell.tensors["w"]) == [1, 1]
+    cell = Cell(b=framework.zeros(1), w=framework.zeros(2))
+    framework.load_into(cell, path)
+    assert values(framework, cell.tensors["w"]) == [1, 1]
 
 
 @pytest.fixture
-def turned_file(backend, path):
+def turned_file(framework, path):
     """A dense layer of a framework that has its kernel the other way round."""
-    kernel = backend.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    net = Cell(kernel=kernel, extra=backend.ones(2))
-    layer = Layer(kernel, net.tensors["extra"], turned)
-    backend.framework.files.known[id(net)] = [layer]
-    backend.save(net, path)
+    kernel = framework.asarray([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    net = Cell(kernel=kernel, extra=framework.ones(2))
+    know_layers(framework, net, turned)
+    framework.save(net, path)
     return path
 
 
-def test_a_kernel_is_turned_where_the_layouts_of_both_are_known(backend, turned_file):
-    net = Cell(weight=backend.zeros((2, 3)), bias=backend.zeros(2))
-    backend.framework.files.known[id(net)] = [Layer(net.tensors["weight"], net.tensors["bias"])]
-    backend.load_into(net, turned_file)
-    assert values(backend, net.tensors["weight"]) == [[1, 3, 5], [2, 4, 6]]
-    assert values(backend, net.tensors["bias"]) == [1, 1]
+def test_a_kernel_is_turned_where_the_layouts_of_both_are_known(framework, turned_file):
+    net = Cell(weight=framework.zeros((2, 3)), bias=framework.zeros(2))
+    know_layers(framework, net, same)
+    framework.load_into(net, turned_file)
+    assert values(framework, net.tensors["weight"]) == [[1, 3, 5], [2, 4, 6]]
+    assert values(framework, net.tensors["bias"]) == [1, 1]
 
 
-def test_a_kernel_of_another_layer_size_is_refused(backend, turned_file):
-    net = Cell(weight=backend.zeros((3, 2)), bias=backend.zeros(2))
-    backend.framework.files.known[id(net)] = [Layer(net.tensors["weight"], net.tensors["bias"])]
+def test_a_kernel_of_another_layer_size_is_refused(framework, turned_file):
+    net = Cell(weight=framework.zeros((3, 2)), bias=framework.zeros(2))
+    know_layers(framework, net, same)
     with pytest.raises(CheckpointError, match=r"weight is float32 \(3, 2\)"):
-        backend.load_into(net, turned_file)
+        framework.load_into(net, turned_file)
 
 
-def test_without_known_layouts_the_names_have_to_be_the_same(backend, turned_file):
-    net = Cell(weight=backend.zeros((2, 3)), bias=backend.zeros(2))
+def test_without_known_layouts_the_names_have_to_be_the_same(framework, turned_file):
+    net = Cell(weight=framework.zeros((2, 3)), bias=framework.zeros(2))
     with pytest.raises(CheckpointError, match="it lacks weight, bias; it has unexpected"):
-        backend.load_into(net, turned_file)
+        framework.load_into(net, turned_file)

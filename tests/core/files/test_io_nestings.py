@@ -3,10 +3,12 @@
 import collections
 import dataclasses
 import enum
+import itertools
 import math
 
 import numpy as np
 import pytest
+from hostile_files import DATA, file_of, told
 
 from d2ldev import UnsupportedValueError
 
@@ -50,17 +52,12 @@ def same(backend, x, y):
         return (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
     if type(x) is not type(y):
         return False
-    if isinstance(x, int):  # of which a large one has no ``repr``
+    if isinstance(x, (int, set, frozenset)):  # a large integer has no ``repr``, and a set no order
         return x == y
     if isinstance(x, dict):
         return list(x) == list(y) and all(same(backend, x[key], y[key]) for key in x)
     if isinstance(x, (list, tuple, collections.deque)):
         return len(x) == len(y) and all(map(same, [backend] * len(x), x, y))
-    if dataclasses.is_dataclass(x):
-        return all(
-            same(backend, getattr(x, field.name), getattr(y, field.name))
-            for field in dataclasses.fields(x)
-        )
     return repr(x) == repr(y)
 
 
@@ -76,16 +73,10 @@ def test_a_nested_dict_comes_back(reference, round_trip):
         *("\ud800", "\N{SNOWMAN}", math.nan, math.inf, -math.inf, 1 - 2j, complex(math.nan, -0.0)),
         *(b"", b"\x00\xff", bytearray(b"ab"), np.float32(1.5), np.int8(-3), np.bool_(True)),
         *([], (), {}, set(), frozenset(), [[]], {"a": {}}, (1, (2, (3,))), {1, "a", (2, 3)}),
-        frozenset({frozenset({1})}),
+        *(frozenset({None, b"k"}), {(): 1, (-1, -1): 2, (-1, -2): 3, 2**63 - 1: 4}),
         {1: "int", "1": "str", None: 0, (1, "b"): 2, b"k": 3, 1.5: 4, False: 5},
         collections.OrderedDict(b=1, a=2),
-        collections.defaultdict(list, a=[1]),
-        collections.defaultdict(None, a=1),
-        collections.Counter("aab"),
         collections.deque([1, 2], maxlen=2),
-        Point(1, [2]),
-        Batch(1, "one"),
-        Slotted([1]),
         np.arange(3),
         np.zeros((2, 0), "complex128"),
         np.array(1.5),
@@ -130,10 +121,55 @@ def test_names_that_would_be_the_same_in_the_file_are_told_apart(reference, roun
     assert same(reference, obj, round_trip(obj))
 
 
-def test_a_container_of_a_class_of_ones_own_comes_back_as_what_it_is_derived_from(round_trip):
-    loaded = round_trip(Sum(a=1))
-    assert type(loaded) is dict
-    assert loaded == {"a": 1}
+@pytest.mark.parametrize(
+    ("value", "loaded"),
+    [
+        (Point(1, [2]), (1, [2])),
+        (Batch(1, "one"), {"x": 1, "label": "one"}),
+        (Slotted([1]), {"x": [1]}),
+        (Sum(a=1), {"a": 1}),
+        (collections.defaultdict(list, a=[1]), {"a": [1]}),
+        (collections.Counter("aab"), {"a": 2, "b": 1}),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_a_container_of_another_class_comes_back_as_one_of_pythons_own(
+    reference, path, round_trip, value, loaded
+):
+    assert same(reference, round_trip([value]), [loaded])
+    assert type(reference.load_into([value], path)[0]) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("row", "loaded"),
+    [
+        ({"type": "namedtuple", "class": ["os", "system"], "labels": ["x", "y"]}, (1, 2)),
+        ({"type": "dataclass", "class": ["os", "system"], "labels": ["x", "y"]}, {"x": 1, "y": 2}),
+        ({"type": "defaultdict", "factory": "list", "labels": ["x", 1]}, {"x": 1, 1: 2}),
+        ({"type": "Counter", "labels": ["x", "y"]}, {"x": 1, "y": 2}),
+    ],
+    ids=lambda value: value.get("type") if isinstance(value, dict) else "",
+)
+def test_what_older_versions_wrote_of_other_classes_is_read(reference, path, row, loaded):
+    rows = [{**row, "items": [1, 2]}, {"type": "list", "items": [{"tensor": 0}, {"at": 0}]}]
+    path.write_bytes(file_of(told(containers=rows, root={"at": 1}), DATA))
+    assert same(reference, reference.load(path)[1], loaded)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mine", "loaded"),
+    [
+        ("namedtuple", Point(0, "-"), Point(1, "one")),
+        ("dataclass", Batch(0, "-"), Batch(1, "one")),
+    ],
+    ids=str,
+)
+def test_what_older_versions_wrote_is_read_into_ones_own_class(reference, path, kind, mine, loaded):
+    labels = list(dataclasses.asdict(mine) if kind == "dataclass" else mine._fields)
+    row = {"type": kind, "class": ["os", "system"], "labels": labels, "items": [1, "one"]}
+    rows = [row, {"type": "list", "items": [{"tensor": 0}, {"at": 0}]}]
+    path.write_bytes(file_of(told(containers=rows, root={"at": 1}), DATA))
+    assert same(reference, reference.load_into([reference.zeros(1), mine], path)[1], loaded)
 
 
 @pytest.mark.parametrize(
@@ -145,11 +181,6 @@ def test_what_cannot_be_saved_is_refused_with_its_place(reference, path, value):
     with pytest.raises(UnsupportedValueError, match=r"at a\.1\.b "):
         reference.save({"a": [1, {"b": value}]}, path)
     assert not path.exists()
-
-
-def test_a_factory_of_ones_own_is_refused(reference, path):
-    with pytest.raises(UnsupportedValueError, match="at a "):
-        reference.save({"a": collections.defaultdict(lambda: 1)}, path)
 
 
 def test_what_contains_itself_is_refused(reference, path):
@@ -167,12 +198,22 @@ def test_what_is_nested_too_deep_is_refused(reference, path):
         reference.save(obj, path)
 
 
-def test_a_key_of_more_values_than_python_can_compute_with_is_refused(reference, path):
+def shared_key():
     key = ()
     for _ in range(60):
         key = (key, key)
-    with pytest.raises(UnsupportedValueError, match="a key of more than"):
-        reference.save([{1: 2}, ((key,),), {3: set()}, [key], _Keyed(key)], path)
+    return key
+
+
+@pytest.mark.parametrize(
+    "key",
+    [(1,) * 33, 2**63, 1j, frozenset(), Point(1, 2), np.int8(1), ((1,),)],
+    ids=lambda key: type(key).__name__,
+)
+def test_other_keys_and_elements_are_refused(reference, path, key):
+    for obj in ({key: 1}, {key}):
+        with pytest.raises(UnsupportedValueError, match="at a cannot be saved: its keys are not"):
+            reference.save({"a": obj}, path)
 
 
 class _Keyed(dict):
@@ -196,15 +237,14 @@ class _Keyed(dict):
 
 
 def test_keys_that_all_have_one_hash_are_refused(reference, path):
-    with pytest.raises(UnsupportedValueError, match="keys whose hash another has"):
-        reference.save({"a": dict.fromkeys(i * (2**61 - 1) for i in range(1100))}, path)
+    keys = list(itertools.product((-1, -2), repeat=7))
+    with pytest.raises(UnsupportedValueError, match="keys of one hash"):
+        reference.save({"a": dict.fromkeys(keys)}, path)
+    reference.save(dict.fromkeys(keys[:100]), path)
+    assert list(reference.load(path)) == keys[:100]
 
 
-def test_keys_whose_hash_only_some_others_have_come_back(round_trip):
-    keys = dict.fromkeys([-1, -2, *(i * (2**61 - 1) for i in range(500))], True)
-    assert round_trip(keys) == keys
-
-
-def test_a_key_without_a_hash_is_refused(reference, path):
-    with pytest.raises(UnsupportedValueError, match="has no hash"):
-        reference.save(_Keyed([1]), path)
+@pytest.mark.parametrize("key", [[1], shared_key()], ids=["a list", "a key without end"])
+def test_a_key_without_a_hash_is_refused(reference, path, key):
+    with pytest.raises(UnsupportedValueError, match="its keys are not"):
+        reference.save(_Keyed(key), path)

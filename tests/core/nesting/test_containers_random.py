@@ -67,9 +67,8 @@ def unfolded(x):
 
 
 def tensors_in(x):
-    return [
-        leaf for _, leaf, kind in containers.leaves(x, reference.framework.kinds) if kind is containers.TENSOR
-    ]
+    found = containers.leaves(x, reference.framework.kinds)
+    return [leaf for _, leaf, kind in found if kind is containers.TENSOR]
 
 
 @given(nestings)

@@ -11,9 +11,8 @@ import pytest
 from processes import run_python
 
 import d2ldev
-from d2ldev import DeviceMismatchError, UnsupportedValueError
+from d2ldev import DeviceMismatchError, UnsupportedValueError, settings
 from d2ldev.device import CPU, gpu
-from d2ldev import settings
 from d2ldev.framework import Strict, Strictness
 from d2ldev.operations.mixing import mismatch, operands_of, replace
 

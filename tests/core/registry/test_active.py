@@ -9,6 +9,7 @@ from processes import run_python
 import d2ldev
 from d2ldev import Backend, backend
 
+
 def test_the_handle_is_a_backend():
     assert isinstance(backend, Backend)
 

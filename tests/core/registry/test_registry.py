@@ -47,9 +47,7 @@ def test_a_third_party_s_backend_is_had_by_name(tmp_path, code):
 def test_a_third_party_s_backend_may_be_the_active_one_with_its_own_methods(tmp_path):
     code = "from d2ldev import backend; show(backend.name)"
     path = [make_backend(tmp_path)]
-    assert run_python(code, path=path, environment={"D2LDEV_BACKEND": "mine"}) == [
-        "mine"
-    ]
+    assert run_python(code, path=path, environment={"D2LDEV_BACKEND": "mine"}) == ["mine"]
 
 
 def test_a_third_party_s_name_is_read_without_regard_to_case(tmp_path):
@@ -67,13 +65,16 @@ def test_a_third_party_s_backend_gets_the_virtual_gpus_that_were_asked_for(tmp_p
 
 def test_backend_of_finds_a_third_party_s_tensor_once_its_framework_is_imported(tmp_path):
     make_package(tmp_path, "my_framework", "class Tensor: pass")
-    source = MINE + """
+    source = (
+        MINE
+        + """
     def __init__(self, virtual_gpus=None):
         from my_framework import Tensor
 
         super().__init__(virtual_gpus)
         self.tensors.types = (Tensor,)
 """
+    )
     make_backend(tmp_path, requires=["my_framework"], source=source)
     code = """
         import my_framework, d2ldev
@@ -216,12 +217,12 @@ BROKEN = {
     ),
     "a framework that lacks rooms": (
         {"source": LACKING},
-        "mine_backend.wiring:MyFramework lacks the rooms tensors, files",
+        "mine_backend.wiring:MyFramework lacks the rooms tensors",
         "NoneType",
     ),
     "a room that lacks methods": (
         {"source": LACKING.replace("self.devices = ReferenceDevices(virtual_gpus)", "Tensors()")},
-        "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate abstract class",
+        "mine_backend.wiring:MyFramework cannot be made: TypeError: Can't instantiate abstract",
         "TypeError",
     ),
     "a backend without its framework": (

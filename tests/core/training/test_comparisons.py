@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev.training.learner import Settings
+from d2ldev.framework import Settings
+from d2ldev.operations.losses import loss_among
 from d2ldev.training.metrics import named_metrics
 from d2ldev.training.trainer import Trainer
 
@@ -107,7 +108,7 @@ IDS = [getattr(each, "__name__", type(each).__name__) for each in FUNCTIONS]
 
 @pytest.mark.parametrize("function", FUNCTIONS, ids=IDS)
 def test_a_loss_is_called_in_the_order_that_its_first_parameter_says(function):
-    loss = Settings(loss=function).loss_among({})
+    loss = loss_among(Settings(loss=function), {})
     assert loss("prediction", "y") == "prediction against y"
 
 
@@ -140,7 +141,7 @@ def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):
 
 
 def test_a_function_in_the_order_of_the_contract_is_called_itself():
-    assert Settings(loss=contract_order).loss_among({}) is contract_order
+    assert loss_among(Settings(loss=contract_order), {}) is contract_order
 
 
 @pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])
@@ -152,7 +153,7 @@ def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
 
 def test_a_loss_that_keeps_a_running_value_is_refused():
     with pytest.raises(UnsupportedValueError, match="running value"):
-        Settings(loss=Running()).loss_among({})
+        loss_among(Settings(loss=Running()), {})
 
 
 def test_a_metric_is_refused_before_anything_is_trained(reference):

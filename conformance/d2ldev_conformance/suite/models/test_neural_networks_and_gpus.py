@@ -173,7 +173,9 @@ def test_several_objects_are_placed_at_once(backend, route, sample):
 
 
 @requirement("place.refuses-others", section=SECTION)
-@pytest.mark.parametrize("value", [object(), {"net": len}, np.zeros(2)], ids=lambda value: type(value).__name__)
+@pytest.mark.parametrize(
+    "value", [object(), {"net": len}, np.zeros(2)], ids=lambda value: type(value).__name__
+)
 def test_what_is_no_model_is_refused(backend, place, value):
     with pytest.raises(UnsupportedValueError, match="place"):
         backend.place(value, place)

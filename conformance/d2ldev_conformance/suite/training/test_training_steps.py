@@ -64,6 +64,7 @@ def test_a_training_step_changes_the_parameters(backend, place, data):
     before = values_of(backend, learner.parts["model"])
     x, y = (backend.asarray(array, device=place) for array in data)
     learner.step((x,), y)
+    learner.sync()
     after = values_of(backend, learner.parts["model"])
     assert any(not np.array_equal(after[name], value) for name, value in before.items())
 

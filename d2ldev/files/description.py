@@ -1,0 +1,446 @@
+"""Describe a nesting as JSON, and read such a description without believing it.
+
+The description is a flat table: each container is a row, and refers to rows above it by their
+number. So it is read without recursion, holds no cycles, and a list that is in two places is there
+once.
+
+``None``, booleans, text, and numbers that JSON keeps stand for themselves. Everything else is an
+object of one key: ``at`` with the number of a row, ``tensor`` or ``array`` with the number of a
+tensor, or the kind of a value with its text.
+"""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from types import NoneType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.files.format.dtypes import numpy_dtype, storage_of
+from d2ldev.files.format.header import HeaderError
+from d2ldev.files.layouts import layouts_of, layouts_of_model
+from d2ldev.files.objects import tensors_of
+from d2ldev.framework import Framework, Layout
+from d2ldev.nesting.containers import Container
+from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
+
+VERSION = 3
+"""Of the description; a reader refuses a higher one.
+
+Since 2 it names the algorithm of the checksums; since 3 no classes.
+"""
+
+# The types of rows: without labels, and with them.
+SETS: dict[str, Any] = {"set": set, "frozenset": frozenset}
+_UNLABELLED: dict[str, Any] = {"list": list, "tuple": tuple, "deque": deque, **SETS}
+_NAMES = {cls: name for name, cls in _UNLABELLED.items()}
+_NAMES |= {dict: "dict", OrderedDict: "OrderedDict"}
+NAMEDTUPLE = "namedtuple"
+MODEL = "model"
+"""A model: its tensors by their names."""
+STATE = "state"
+"""An optimizer: what it has learned, in a dict."""
+# What older versions have written is loaded as a dict, too.
+_DICTS = frozenset({"dict", MODEL, STATE, "dataclass", "defaultdict", "Counter"})
+
+# Python goes through a nesting recursively, to compare it or to show it.
+_MAX_DEPTH = 500
+# A tuple computes its hash anew each time; a file may refer to one tuple as often as it likes.
+_MAX_KEY = 32
+# Python compares a key with all that have the same hash, and that of a tuple can be chosen.
+_MAX_ALIKE = 100
+# Containers that share theirs have names without end.
+_MAX_NAMES = 1_000_000
+
+
+class Saved(NamedTuple):
+    """A tensor, or a NumPy array, that goes into the file.
+
+    Args:
+        name: its name there, which no other has.
+        value: the tensor or the array.
+        dtype: the name of its dtype.
+    """
+
+    name: str
+    value: Any
+    dtype: str
+
+
+class Stored(NamedTuple):
+    """A tensor in a file, before it is read.
+
+    Args:
+        kind: ``'tensor'``, or ``'array'`` for a NumPy array.
+        name: its name there.
+        dtype: its true dtype.
+        shape: its shape; of random keys that of their numbers.
+    """
+
+    kind: str
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+# Without a ``repr``: that of containers that share theirs has no end.
+@dataclass(frozen=True, eq=False, repr=False)
+class Outline:
+    """A container of the file, before any tensor is read.
+
+    Args:
+        type: one of the types of rows.
+        children: by key, field or index: an ``Outline``, a ``Stored`` or a plain value.
+        number: of its row.
+        layouts: of the layers of a model, if they are known.
+        maxlen: of a deque.
+    """
+
+    type: str
+    children: Mapping[Any, Any]
+    number: int
+    layouts: Mapping[str, Layout] | None
+    maxlen: int | None
+
+
+# -- writing --------------------------------------------------------------------------------------
+
+
+class Description:
+    """Describe a nesting.
+
+    Args:
+        framework: whose tensors and models they are.
+        obj: the nesting.
+        attempted: what the caller is doing, for messages.
+
+    Attributes:
+        root: the node of the nesting itself.
+        rows: its containers.
+        saved: its tensors.
+
+    Raises:
+        UnsupportedValueError: if it holds something that cannot be saved.
+    """
+
+    def __init__(self, framework: Framework, obj: Any, attempted: str) -> None:
+        self._framework = framework
+        self._attempted = attempted
+        self.rows: list[dict[str, Any]] = []
+        self.saved: list[Saved] = []
+        self._depths: list[int] = []
+        self._names: set[str] = {"__metadata__"}
+        # id -> (the object, kept so that its id stays its own; its node).
+        self._done: dict[int, tuple[Any, Any]] = {}
+        self._inside: set[int] = set()
+        try:
+            self.root = self._node(obj, "")
+        except RecursionError:
+            raise too_deep(attempted) from None
+
+    def _refusal(self, value: object, path: str, problem: str) -> UnsupportedValueError:
+        return UnsupportedValueError(
+            self._attempted,
+            f"the {type(value).__name__} at {path or 'the top'} cannot be saved: {problem}",
+            "save tensors, models, optimizers, numbers, text, and containers of them; what else "
+            "there is, such as a function, your program makes again",
+        )
+
+    def _node(self, x: Any, path: str) -> Any:
+        try:
+            return _leaf_node(x)
+        except TypeError:
+            pass
+        if id(x) in self._done:
+            return self._done[id(x)][1]
+        kind = self._framework.kinds[type(x)]
+        if kind is TENSOR:
+            node = self._tensor("tensor", x, self._framework.tensors.dtype_of(x), path)
+        elif type(x) is np.ndarray:
+            node = self._tensor("array", x, x.dtype.name, path)
+        elif kind is OBJECT or layouts_of_model(self._framework, x) is not None:
+            node = self._object(x, path)
+        elif isinstance(kind, Kind):
+            raise self._refusal(x, path, "no file can hold it")
+        else:
+            node = self._container(x, kind, path)
+        self._done[id(x)] = (x, node)
+        return node
+
+    def _tensor(self, kind: str, x: Any, dtype: str, path: str) -> dict[str, int]:
+        if storage_of(dtype) is None and self._framework.files.numbers_dtype(dtype) is None:
+            raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
+        # A name in the file is Unicode, which half of a surrogate pair is not.
+        name = path.encode("utf-8", "backslashreplace").decode() or "tensor"
+        unique, count = name, 1
+        while unique in self._names:  # 'a.b' in a dict, and 'b' in its 'a'
+            count += 1
+            unique = f"{name}#{count}"
+        self._names.add(unique)
+        self.saved.append(Saved(unique, x, dtype))
+        return {kind: len(self.saved) - 1}
+
+    def _object(self, x: Any, path: str) -> Any:
+        state = self._framework.files.state(x)
+        if state is not None:
+            return self._row({"type": STATE}, x, state, state.values(), path)
+        row: dict[str, Any] = {"type": MODEL}
+        layouts = layouts_of_model(self._framework, x)
+        if layouts is not None:
+            row["layouts"] = {name: list(layout) for name, layout in layouts.items()}
+        tensors = tensors_of(self._framework, x, self._attempted)
+        return self._row(row, x, tensors, tensors.values(), path)
+
+    def _container(self, x: Any, kind: Container, path: str) -> Any:
+        if id(x) in self._inside:
+            raise self._refusal(x, path, "it contains itself")
+        self._inside.add(id(x))
+        try:
+            labels, children = list(kind.labels(x)), list(kind.children(x))
+        except Exception as error:  # whatever a class's own methods raise
+            raise self._refusal(x, path, str(error)) from error
+        row: dict[str, Any] = {"type": _type_of(x, labels)}
+        if row["type"] == "deque":
+            row["maxlen"] = x.maxlen
+        node = self._row(row, x, labels, children, path)
+        self._inside.discard(id(x))
+        return node
+
+    def _row(
+        self,
+        row: dict[str, Any],
+        x: Any,
+        labels: Iterable[Any],
+        children: Iterable[Any],
+        path: str,
+    ) -> dict[str, int]:
+        labels, children = list(labels), list(children)
+        is_named = row["type"] not in _UNLABELLED
+        problem = _keys_problem(children if row["type"] in SETS else labels if is_named else ())
+        if problem:
+            raise self._refusal(x, path, problem)
+        row["items"] = [
+            self._node(child, joined(path, label))
+            for label, child in zip(labels, children, strict=True)
+        ]
+        if is_named:
+            row["labels"] = [self._node(label, path) for label in labels]
+        self._depths.append(_depth(row["items"], self._depths))
+        if self._depths[-1] > _MAX_DEPTH:
+            raise self._refusal(x, path, f"it is nested deeper than {_MAX_DEPTH} levels")
+        self.rows.append(row)
+        return {"at": len(self.rows) - 1}
+
+
+def _type_of(x: Any, labels: Collection[Any]) -> str:
+    """Return the type of a container's row.
+
+    A class that is none of Python's own is written as what it is derived from; one that only was
+    registered is the tuple of its children, or their dict if they have names.
+    """
+    cls = type(x)
+    if cls in _NAMES:
+        return _NAMES[cls]
+    if isinstance(x, tuple) and hasattr(cls, "_fields"):
+        return NAMEDTUPLE
+    if isinstance(x, Mapping) or hasattr(cls, "__dataclass_fields__"):
+        return "dict"
+    if isinstance(x, AbstractSet):
+        return "set"
+    if all(isinstance(label, int) for label in labels):
+        return "list" if hasattr(x, "append") else "tuple"
+    return "dict"
+
+
+def _leaf_node(x: Any) -> Any:
+    """Return the node of a plain value.
+
+    Raises:
+        TypeError: if it is none, by its exact type: of a subclass, such as an enumeration's, the
+            class would be lost.
+    """
+    cls = type(x)
+    if x is None or cls is bool or cls is str:
+        return x
+    if cls is int:
+        # In hexadecimal digits, of which Python reads any number.
+        return x if abs(x) < 2**53 else {"int": hex(x)}
+    if cls is float:
+        return x if math.isfinite(x) else {"float": str(x)}
+    if cls is complex:
+        return {"complex": [_leaf_node(x.real), _leaf_node(x.imag)]}
+    if cls is bytes or cls is bytearray:
+        return {cls.__name__: base64.b64encode(x).decode()}
+    if isinstance(x, np.generic) and storage_of(x.dtype.name) is not None:
+        return {"scalar": [x.dtype.name, x.tobytes().hex()]}
+    raise TypeError
+
+
+def _keys_problem(keys: Collection[Any]) -> str:
+    """Return what is wrong with the keys of a dict or the elements of a set, if anything is."""
+    if not all(map(_is_key, keys)):
+        return (
+            "its keys are not all None, text, bytes, numbers of 64 bits, or tuples of at most "
+            f"{_MAX_KEY} of them"
+        )
+    if len(keys) > _MAX_ALIKE and max(Counter(map(hash, keys)).values()) > _MAX_ALIKE:
+        return f"it has more than {_MAX_ALIKE} keys of one hash"
+    return ""
+
+
+def _is_key(x: Any) -> bool:
+    if type(x) is tuple:
+        return len(x) <= _MAX_KEY and all(type(y) is not tuple and _is_key(y) for y in x)
+    # A larger integer computes its hash from all its digits, each time.
+    return type(x) in (str, bytes, bool, float, NoneType) or (type(x) is int and abs(x) < 2**63)
+
+
+def _depth(items: Iterable[Any], depths: list[int]) -> int:
+    rows = (node["at"] for node in items if isinstance(node, dict) and "at" in node)
+    return 1 + max((depths[number] for number in rows), default=0)
+
+
+# -- reading --------------------------------------------------------------------------------------
+
+
+def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list[Outline]]:
+    """Read a description.
+
+    Args:
+        told: the description, as it was parsed.
+        stored: ``(kind, number) -> Stored`` of a tensor or an array.
+
+    Returns:
+        The nesting, and the rows of the table, in order.
+
+    Raises:
+        HeaderError: if it is none.
+    """
+    rows: list[Outline] = []
+    depths: list[int] = []
+
+    def value(node: Any) -> Any:
+        if not isinstance(node, dict):
+            _check(node is None or isinstance(node, (bool, int, float, str)), "a value")
+            return node
+        _check(len(node) == 1, "a value")
+        ((kind, what),) = node.items()
+        if kind == "at":
+            _check(type(what) is int and 0 <= what < len(rows), "a reference")
+            return rows[what]
+        if kind in ("tensor", "array"):
+            _check(type(what) is int, "a reference")
+            return stored(kind, what)
+        return _leaf(kind, what, value)
+
+    def key(node: Any) -> Any:
+        found = value(node)
+        is_tuple = isinstance(found, Outline) and found.type == "tuple"
+        is_short = is_tuple and len(found.children) <= _MAX_KEY
+        return tuple(found.children.values()) if is_short else found
+
+    try:
+        for row in told["containers"]:
+            kind, nodes, labels = row["type"], row["items"], None
+            _check(isinstance(nodes, list), "items")
+            items = [key(node) if kind in SETS else value(node) for node in nodes]
+            if kind not in _UNLABELLED:
+                _check(kind in (*_DICTS, "OrderedDict", NAMEDTUPLE), "a type that is known")
+                _check(isinstance(row["labels"], list), "labels")
+                labels = [key(node) for node in row["labels"]]
+                _check(len(labels) == len(items), "as many labels as items")
+            problem = _keys_problem(items if kind in SETS else labels or ())
+            depths.append(_depth(nodes, depths))
+            if depths[-1] > _MAX_DEPTH:
+                problem = f"it is nested deeper than {_MAX_DEPTH} levels"
+            if problem:
+                raise HeaderError(problem)
+            names = range(len(items)) if labels is None else labels
+            children = dict(zip(names, items, strict=True))
+            _check(len(children) == len(items), "keys that differ")
+            layouts = layouts_of(row["layouts"]) if "layouts" in row else None
+            maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
+            rows.append(Outline(kind, children, len(rows), layouts, maxlen))
+        return value(told["root"]), rows
+    except HeaderError:
+        raise
+    except (
+        *(KeyError, TypeError, ValueError, AttributeError, IndexError),
+        *(OverflowError, RecursionError),
+    ) as error:
+        what = f"{type(error).__name__}: {str(error)[:200]}"
+        raise HeaderError(f"its description cannot be read: {what}") from error
+
+
+def _check(holds: bool, what: str) -> None:
+    if not holds:
+        raise HeaderError(f"its description cannot be read: it lacks {what}")
+
+
+def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
+    if kind == "int":
+        return int(what, 16)
+    if kind == "float":
+        _check(what in ("nan", "inf", "-inf"), "a number")
+        return float(what)
+    if kind == "complex":
+        real, imaginary = map(value, what)
+        return complex(real, imaginary)
+    if kind in ("bytes", "bytearray"):
+        data = base64.b64decode(what, validate=True)
+        return data if kind == "bytes" else bytearray(data)
+    _check(kind == "scalar", f"what is known: {kind[:40]}")
+    dtype, digits = what
+    _check(storage_of(dtype) is not None, "a dtype")
+    return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
+
+
+def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
+    """Return what each row becomes, with None for the tensors that are not given."""
+    made: list[Any] = []
+    for row in rows:
+        items = [filled(child, made, values) for child in row.children.values()]
+        if row.type == "deque":
+            made.append(deque(items, row.maxlen))
+        elif row.type in _UNLABELLED:
+            made.append(_UNLABELLED[row.type](items))
+        elif row.type == NAMEDTUPLE:
+            made.append(tuple(items))
+        else:
+            cls = OrderedDict if row.type == "OrderedDict" else dict
+            made.append(cls(zip(row.children, items, strict=True)))
+    return made
+
+
+def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
+    """Return what takes the place of an outline, a tensor or a plain value."""
+    if isinstance(node, Outline):
+        return made[node.number]
+    return values.get(node) if isinstance(node, Stored) else node
+
+
+def flat(node: Any) -> dict[str, Stored]:
+    """Return the tensors in a part of the file, by their dotted names.
+
+    Raises:
+        HeaderError: if they are more than can be: containers that share theirs without end.
+    """
+    found: dict[str, Stored] = {}
+    todo: list[tuple[str, Any]] = [("", node)]
+    for _ in range(_MAX_NAMES):
+        if not todo:
+            return found
+        path, node = todo.pop()
+        if isinstance(node, Outline):
+            children = [(joined(path, label), child) for label, child in node.children.items()]
+            todo += reversed(children)
+        elif isinstance(node, Stored):
+            found[path] = node
+    raise HeaderError(f"it has more than {_MAX_NAMES} names")

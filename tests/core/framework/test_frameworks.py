@@ -1,0 +1,108 @@
+"""What an author writes: the six rooms, what may be left out, and what is declared as missing."""
+
+import importlib.util
+
+import pytest
+from d2ldev_reference import ReferenceFramework
+from d2ldev_reference.devices import ReferenceDevices
+from d2ldev_reference.tensors import ReferenceTensors
+
+from d2ldev import Backend, UnsupportedValueError
+from d2ldev.framework import Files, Framework
+
+BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
+ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "provision")
+
+
+@pytest.mark.parametrize("room", ROOMS)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_built_in_backend_has_the_same_rooms(name, room):
+    assert importlib.util.find_spec(f"d2ldev_{name}.{room}") is not None
+
+
+# -- what it says that it cannot do -----------------------------------------------------------
+
+
+class Unable(ReferenceFramework):
+    cannot = {
+        "mlp": "it has no dense layers",
+        "dlpack": "its memory is compressed",
+        "train": "it has no gradients",
+    }
+
+
+CALLS = {
+    "mlp": ("mlp", lambda b: b.mlp([2, 1])),
+    "from_dlpack": ("dlpack", lambda b: b.from_dlpack(b.ones(1))),
+    "learner": ("train", lambda b: b.learner(object())),
+    "accuracy": ("train", lambda b: b.accuracy(b.ones((2, 3)), b.zeros(2, dtype="int32"))),
+}
+
+
+@pytest.mark.parametrize(("ability", "call"), CALLS.values(), ids=CALLS.keys())
+def test_what_a_framework_cannot_do_is_an_error_with_its_reason(ability, call):
+    with pytest.raises(UnsupportedValueError) as caught:
+        call(Backend(Unable()))
+    reason = Unable.cannot[ability]
+    assert caught.value.problem == f"the reference backend cannot {ability}: {reason}"
+    assert caught.value.fix == "use another backend for it: D2LDEV_BACKEND=torch"
+
+
+def test_what_it_does_not_speak_of_it_can_do():
+    backend = Backend(Unable())
+    assert backend.device_of(backend.to(backend.ones(1), "gpu:1")) == backend.gpu(1)
+
+
+# -- what it leaves out -----------------------------------------------------------------------
+
+
+class Small(Framework):
+    """Devices and tensors: what has to be written."""
+
+    name = "small"
+    distributions = ()
+
+    def __init__(self):
+        super().__init__()
+        self.devices, self.tensors = ReferenceDevices(2), ReferenceTensors()
+        self.files = Files(self.tensors)
+
+
+@pytest.fixture
+def small():
+    return Backend(Small())
+
+
+def test_with_two_rooms_tensors_are_made_moved_and_saved(small, path):
+    x = small.to({"x": small.full(2, 3.0)}, "gpu:1")
+    small.save(x, path)
+    assert small.to_numpy(small.load(path)["x"]).tolist() == [3, 3]
+    assert small.placement(small.place(x, "gpu:0")) == {"x": small.gpu(0)}
+
+
+def test_with_two_rooms_a_block_and_strict_are_there(small):
+    with small.on("gpu:1"), small.strict():
+        assert small.device_of(small.ones(1)) is small.gpu(1)
+
+
+@pytest.mark.parametrize(
+    ("call", "problem"),
+    [
+        (lambda b: b.mlp([2, 1]), "the framework has no dense layers that d2ldev knows"),
+        (lambda b: b.learner(object()), "the framework has no gradients"),
+        (
+            lambda b: b.accuracy(b.ones((2, 3)), b.zeros(2, dtype="int32")),
+            "the framework does not implement it",
+        ),
+    ],
+    ids=["mlp", "learner", "accuracy"],
+)
+def test_what_a_room_that_was_left_out_would_do_is_an_error_of_ours(small, call, problem):
+    with pytest.raises(UnsupportedValueError) as caught:
+        call(small)
+    assert caught.value.problem == problem
+
+
+def test_an_optimizer_that_takes_no_state_says_so(small):
+    with pytest.raises(UnsupportedValueError, match="a dict takes no state"):
+        small.framework.files.checked_state({}, {})

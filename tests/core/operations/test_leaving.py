@@ -1,0 +1,160 @@
+"""Blocks that are left out of order: each leaves its own entry, and nothing else."""
+
+import contextlib
+
+import pytest
+from d2ldev_reference import ReferenceFramework
+
+import d2ldev
+from d2ldev import Backend, DeviceMismatchError, cpu, gpu
+
+
+def made():
+    """Where a tensor is made now."""
+    return d2ldev.backend.device_of(d2ldev.backend.zeros(1))
+
+
+BLOCKS = {
+    "with device": lambda device: device,
+    "backend.on": lambda device: d2ldev.get_backend("reference").on(device),
+    "handle.on": lambda device: d2ldev.backend.on(device),
+}
+
+
+@pytest.fixture(params=BLOCKS.values(), ids=BLOCKS.keys())
+def block(request):
+    return request.param
+
+
+def entered(block):
+    """A generator that stops inside its block."""
+    with block:
+        yield
+
+
+def test_a_generator_that_is_closed_in_a_later_block_leaves_that_one_alone(block):
+    generator = entered(block(gpu(1)))
+    next(generator)
+    with block(gpu(0)):
+        generator.close()
+        inside = made()
+    assert (inside, made()) == (gpu(0), cpu())
+
+
+def test_a_generator_whose_block_ends_after_the_one_around_it_stays_in_its_own(block):
+    with block(gpu(0)):
+        generator = entered(block(gpu(1)))
+        next(generator)
+    after = made()
+    generator.close()
+    assert (after, made()) == (gpu(1), cpu())
+
+
+def test_generators_that_end_in_the_order_in_which_they_began(block):
+    generators = [entered(block(device)) for device in (gpu(0), gpu(1), cpu())]
+    for generator in generators:
+        next(generator)
+    places = []
+    for generator in generators:
+        places.append(made())
+        generator.close()
+    assert [*places, made()] == [cpu(), cpu(), cpu(), cpu()]
+
+
+def test_use_backend_in_a_generator_that_is_closed_in_a_later_block(other, reference):
+    generator = entered(d2ldev.use_backend(other))
+    next(generator)
+    with d2ldev.use_backend(reference):
+        generator.close()
+        inside = d2ldev.backend.num_gpus()
+    assert (inside, d2ldev.backend.num_gpus()) == (2, 2)
+
+
+def test_use_backend_whose_generator_outlives_the_block_around_it(other, reference):
+    with d2ldev.use_backend(reference):
+        generator = entered(d2ldev.use_backend(other))
+        next(generator)
+    inside = d2ldev.backend.num_gpus()
+    generator.close()
+    assert (inside, d2ldev.backend.num_gpus()) == (1, 2)
+
+
+def test_strict_in_a_generator_that_is_closed_in_a_later_block(reference):
+    x, y = reference.ones(1, device="gpu:0"), reference.ones(1, device="gpu:1")
+    generator = entered(reference.strict())
+    next(generator)
+    with reference.strict():
+        generator.close()
+        with pytest.raises(DeviceMismatchError):
+            x + y
+    assert not reference.framework.strictness.in_force()
+
+
+def test_strict_and_devices_in_one_generator(reference):
+    def both():
+        with gpu(1), reference.strict():
+            yield
+
+    generator = both()
+    next(generator)
+    with gpu(0):
+        generator.close()
+        inside = made()
+    assert (inside, made(), reference.framework.strictness.in_force()) == (gpu(0), cpu(), False)
+
+
+# -- the framework's own scopes ---------------------------------------------------------------
+
+
+@pytest.fixture
+def noted():
+    """What happened to the framework's own scopes, in order."""
+    return []
+
+
+@pytest.fixture
+def backend(noted):
+    """A framework that keeps its scopes in a stack, as most do."""
+    framework, stack = ReferenceFramework(), []
+
+    @contextlib.contextmanager
+    def scope(device):
+        mine = object()
+        stack.append(mine)
+        noted.append(f"enter {device}")
+        yield
+        assert stack.pop() is mine
+        noted.append(f"leave {device}")
+
+    framework.devices.scope = scope
+    yield Backend(framework)
+    assert stack == []
+
+
+def test_scopes_of_the_framework_are_left_and_entered_again_in_order(backend, noted):
+    first, second, third = (entered(backend.on(device)) for device in ("gpu:0", "gpu:1", "cpu"))
+    for generator in (first, second, third):
+        next(generator)
+    noted.clear()
+    first.close()
+    assert noted == ["leave cpu", "leave gpu:1", "leave gpu:0", "enter gpu:1", "enter cpu"]
+    noted.clear()
+    third.close()
+    second.close()
+    assert noted == ["leave cpu", "leave gpu:1"]
+
+
+def test_scopes_that_are_left_in_order_are_entered_once(backend, noted):
+    with backend.on("gpu:0"), backend.on("gpu:1"):
+        pass
+    assert noted == ["enter gpu:0", "enter gpu:1", "leave gpu:1", "leave gpu:0"]
+
+
+def test_a_scope_that_cannot_be_entered_leaves_those_around_it(backend, noted, monkeypatch):
+    with backend.on("gpu:0"):
+        with monkeypatch.context() as patch:
+            patch.setattr(backend.framework.devices, "scope", lambda device: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                backend.on("gpu:1").__enter__()
+        inside = backend.device_of(backend.ones(1))
+    assert (inside, backend.device_of(backend.ones(1))) == (gpu(0), cpu())
