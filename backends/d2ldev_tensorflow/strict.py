@@ -303,7 +303,7 @@ _specifications = _Specifications()
 
 
 def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """Return it for operations whose inputs are given as they are, before they are converted."""
+    """Wrap what runs operations whose inputs are given as they are, before they are converted."""
     definitions = operands.inputs
 
     def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
@@ -340,7 +340,7 @@ def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _
 
 
 def _refusing_flat(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """Return it for operations whose inputs are all tensors, in one list, and for functions."""
+    """Wrap what runs operations whose inputs are all tensors, in one list, and for functions."""
 
     def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
         name = operation.decode() if isinstance(operation, bytes) else operation
@@ -358,7 +358,7 @@ def _refusing_flat(in_force: _Function, operands: Operands, function: _Function)
 
 
 def _converting(in_force: _Function, _: Operands, function: _Function) -> _Function:
-    """Return it for the tensors that TensorFlow and Keras make of numbers and NumPy arrays."""
+    """Wrap what makes tensors of numbers and NumPy arrays, for TensorFlow and Keras too."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
         made = function(value, ctx, dtype)
@@ -369,7 +369,7 @@ def _converting(in_force: _Function, _: Operands, function: _Function) -> _Funct
 
 
 def _at_target(in_force: _Function, _: Operands, function: _Function) -> _Function:
-    """Return it for gradients, which begin with ones, where what they are of was computed."""
+    """Wrap ``tape.gradient``, which begins with ones, to run where its target was computed."""
 
     def differentiate(tape: Any, target: Any, *arguments: Any, **named: Any) -> Any:
         is_free = in_force() and tf.executing_eagerly() and not context().device_name
@@ -382,7 +382,7 @@ def _at_target(in_force: _Function, _: Operands, function: _Function) -> _Functi
 
 
 def _free_to_mix(_: Any, __: Any, function: _Function) -> _Function:
-    """Return it with nothing refused in it."""
+    """Wrap a function in which nothing is refused."""
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
@@ -396,7 +396,7 @@ def _free_to_mix(_: Any, __: Any, function: _Function) -> _Function:
 
 
 def _free_at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """Return it for what computes by one function that is made of the whole tape."""
+    """Wrap ``tape.jacobian``, which computes by one function that is made of the whole tape."""
     return _at_target(in_force, operands, _free_to_mix(None, None, function))
 
 
