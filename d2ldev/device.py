@@ -91,7 +91,7 @@ class Device:
 
     @staticmethod
     def parse(text: str) -> Device:
-        """The device that a string names.
+        """Return the device that a string names.
 
         Args:
             text: ``'cpu'``, ``'gpu'``, ``'gpu:1'``; ``'cuda'``, ``'rocm'``, ``'xpu'`` and
@@ -200,12 +200,12 @@ CPU = Device(_CPU)
 
 
 def cpu() -> Device:
-    """The CPU: all of its cores and its memory."""
+    """Return the CPU: all of its cores and its memory."""
     return CPU
 
 
 def gpu(i: int = 0) -> Device:
-    """The GPU of index ``i``; whether it exists is not checked.
+    """Return the GPU of index ``i``; whether it exists is not checked.
 
     Raises:
         InvalidDeviceError: if ``i`` is negative or no integer.

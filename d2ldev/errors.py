@@ -43,7 +43,7 @@ class D2LDevError(Exception):
 
 
 def shown(value: object) -> str:
-    """The ``repr`` of a value for a message: never long, and never an error of its own."""
+    """Return the ``repr`` of a value for a message: never long, and never an error of its own."""
     try:
         text = repr(value)
     except Exception:
@@ -52,7 +52,7 @@ def shown(value: object) -> str:
 
 
 def describe(value: object) -> str:
-    """A value in a few words, for a message.
+    """Return a value in a few words, for a message.
 
     >>> describe(object)
     "<class 'object'>, a type,"

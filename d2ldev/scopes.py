@@ -71,18 +71,18 @@ class Scopes(Generic[T]):
         self.value.set(left[-1].value if left else None)
 
     def entries(self) -> tuple[Entry[T], ...]:
-        """The entries of this thread or task, the outermost first."""
+        """Return the entries of this thread or task, the outermost first."""
         return self._entries.get()
 
     def innermost(self, holds: Callable[[T], bool]) -> Entry[T] | None:
-        """The innermost entry whose value is such; None if there is none.
+        """Return the innermost entry whose value is such; None if there is none.
 
         For an object that can be entered again inside its own block, and so cannot keep its entry.
         """
         return next((each for each in reversed(self.entries()) if holds(each.value)), None)
 
     def is_in_force(self) -> bool:
-        """Whether this thread or task is in a block that has not ended elsewhere."""
+        """Tell whether this thread or task is in a block that has not ended elsewhere."""
         entries = self._entries.get()
         # The innermost one first: strictness asks this for every operation.
         return bool(entries) and (not entries[-1].ended or any(not e.ended for e in entries))

@@ -29,13 +29,13 @@ _chosen_virtual_gpus: int | None = None
 
 
 def backend_name() -> str:
-    """The backend that ``D2LDEV_BACKEND`` names, as it is written; empty if it is unset."""
+    """Return the backend that ``D2LDEV_BACKEND`` names, as it is written; empty if it is unset."""
     text = os.environ.get(BACKEND, "")
     return text if text.strip() else ""
 
 
 def virtual_gpus() -> int | None:
-    """The number of virtual GPUs that was asked for; None if nothing was said.
+    """Return the number of virtual GPUs that was asked for; None if nothing was said.
 
     Raises:
         InvalidDeviceError: if the variable is no number from 0 to 8.
@@ -59,7 +59,7 @@ def choose_virtual_gpus(n: int | None) -> int | None:
 
 
 def checked_virtual_gpus(n: object, attempted: str) -> int:
-    """A number of virtual GPUs as an integer.
+    """Return a number of virtual GPUs as an integer.
 
     Raises:
         InvalidDeviceError: if it is no integer from 0 to 8.
@@ -76,7 +76,7 @@ def checked_virtual_gpus(n: object, attempted: str) -> int:
 
 
 def is_strict() -> bool:
-    """Whether ``D2LDEV_STRICT`` puts the whole process under ``strict()``.
+    """Tell whether ``D2LDEV_STRICT`` puts the whole process under ``strict()``.
 
     Raises:
         UnsupportedValueError: if its value is neither yes nor no.
@@ -94,7 +94,7 @@ def is_strict() -> bool:
 
 
 def memory_grows() -> bool:
-    """Whether frameworks are asked to take GPU memory as they need it, and not all at the start.
+    """Tell whether frameworks are asked to take GPU memory as they need it.
 
     Raises:
         UnsupportedValueError: if ``D2LDEV_GPU_MEMORY`` is neither ``framework`` nor ``grow`` nor
@@ -111,5 +111,5 @@ def memory_grows() -> bool:
 
 
 def given() -> dict[str, str]:
-    """The variables of d2ldev that are set, by name."""
+    """Return the variables of d2ldev that are set, by name."""
     return {name: value for name, value in sorted(os.environ.items()) if name.startswith("D2LDEV_")}

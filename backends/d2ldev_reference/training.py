@@ -100,7 +100,7 @@ class ReferenceLearner(Learner):
         return self._loss(prediction, y)[0], prediction
 
     def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The loss, and its derivative by the prediction."""
+        """Return the loss, and its derivative by the prediction."""
         if self.settings.loss == "mse":
             check_shapes(prediction.shape, y.shape)
             difference = prediction - y
@@ -155,7 +155,7 @@ class ReferenceLearner(Learner):
     def _updated(
         self, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor, steps: int
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """A parameter and its two moments after one step."""
+        """Return a parameter and its two moments after one step."""
         lr = self.settings.lr
         if self.settings.optimizer == "sgd":
             return x - lr * gradient, first, second
@@ -172,5 +172,5 @@ class ReferenceLearner(Learner):
 
 
 def _rows(x: Tensor) -> Tensor:
-    """All rows of a tensor as those of one matrix."""
+    """Return all rows of a tensor as those of one matrix."""
     return xp.reshape(x, (-1, x.shape[-1]))

@@ -29,7 +29,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             return torch.nn.LSTM(3, 4).to(backend.native(device))
 
     def trained(optimizer: Callable[..., torch.optim.Optimizer], device: Device) -> Any:
-        """A model with gradients and the optimizer that has made a step with them."""
+        """Return a model with gradients and the optimizer that has made a step with them."""
         net = backend.mlp([3, 4, 1], device=device)
         steps = optimizer(net.parameters())
         for seed in (1, 2):

@@ -53,7 +53,7 @@ class Outcome:
 
 
 def read_cells(text: str) -> list[Cell]:
-    r"""The cells of a notebook; what stands before the first one is for the editor.
+    r"""Return the cells of a notebook; what stands before the first one is for the editor.
 
     Raises:
         ValueError: for a marker that is misspelt.

@@ -48,7 +48,7 @@ class Request:
 def command(
     request: Request, *, python: str, suite: Path, environment: Mapping[str, str]
 ) -> tuple[list[str], dict[str, str]]:
-    """The command line and the environment of the process that runs the suite.
+    """Return the command line and the environment of the process that runs the suite.
 
     Args:
         request: what was asked for.
@@ -80,7 +80,7 @@ def command(
 
 
 def thrice(request: Request) -> list[Request]:
-    """The requests that make up a run everywhere: the CPU alone, two virtual GPUs, real GPUs.
+    """Return the requests of a run everywhere: the CPU alone, two virtual GPUs, real GPUs.
 
     Virtual ones only if the backend can make them, real ones only where the machine has some.
 

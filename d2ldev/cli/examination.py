@@ -71,7 +71,7 @@ class Examination:
     status: int = 0
 
     def as_json(self) -> dict[str, Any]:
-        """The document whose keys are described in ``d2ldev.cli.doctor``."""
+        """Return the document whose keys are described in ``d2ldev.cli.doctor``."""
         document: dict[str, Any] = {
             "healthy": self.status == 0,
             "active": self.active,
@@ -124,13 +124,13 @@ def _resolve() -> tuple[Backend, None] | tuple[None, Exception]:
 
 
 def _wanted() -> str:
-    """The backend that would be active if it could be used."""
+    """Return the backend that would be active if it could be used."""
     text = settings.backend_name()
     return discovery.canonical_name(text) or discovery.available_backends()[0]
 
 
 def _is_sick(report: BackendReport) -> bool:
-    """Whether an installed backend that was tried failed, or a device of it did.
+    """Tell whether an installed backend that was tried failed, or a device of it did.
 
     One that fails to import does not count: another's broken package is not this machine's
     illness as long as nobody uses it.
@@ -141,7 +141,7 @@ def _is_sick(report: BackendReport) -> bool:
 
 
 def look_up(name: str) -> BackendReport:
-    """What can be said of a known backend without importing its framework."""
+    """Return what can be said of a known backend without importing its framework."""
     point = discovery.known_backends()[name]
     found: dict[str, str | None] = {}
     if point.dist is not None and point.dist.name != "d2ldev":
@@ -195,7 +195,7 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
 
 
 def installed_version(name: str) -> str | None:
-    """The version of a distribution, or of the one that a module comes from; None if none."""
+    """Return the version of a distribution, or of the one with a module; None if none."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -30,7 +30,7 @@ class DeviceReport:
     error: str | None
 
     def as_json(self) -> dict[str, object]:
-        """The device in the document that ``d2ldev doctor --json`` prints."""
+        """Return the device in the document that ``d2ldev doctor --json`` prints."""
         return {
             "device": self.device,
             "platform": self.platform,
@@ -87,7 +87,7 @@ def _check_place(backend: Backend, x: object, device: Device, what: str) -> None
 
 
 def human(size: int | None) -> str:
-    """A number of bytes for people; ``'-'`` for None.
+    """Return a number of bytes for people; ``'-'`` for None.
 
     >>> human(None), human(512), human(80 * 2**30)
     ('-', '512 B', '80.0 GiB')

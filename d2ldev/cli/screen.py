@@ -23,7 +23,7 @@ _OUR_WARNINGS = (BackendFallbackWarning, DeviceInitializationWarning)
 
 
 def make_console() -> Console:
-    """A console on the standard output, which colours nothing of its own accord."""
+    """Return a console on the standard output, which colours nothing of its own accord."""
     return Console(highlight=False)
 
 
@@ -45,7 +45,7 @@ def exit_status(error: Exception) -> int:
 
 
 def in_words(error: BaseException) -> str:
-    """An exception as Python itself shows it: its type and its message."""
+    """Return an exception as Python itself shows it: its type and its message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 

@@ -55,7 +55,7 @@ def run(*, virtual_gpus: int | None) -> int:
 
 
 def _stand_ins() -> int | None:
-    """How many virtual GPUs the two-GPU sections need here: None where there are real ones."""
+    """Return the number of virtual GPUs that the tour needs; None where there are real ones."""
     name = discovery.canonical_name(selection.choice().name)
     if name not in discovery.known_backends() or selection.is_loaded(name):
         return None

@@ -21,5 +21,5 @@ class Learned(Inventory):
 
 
 def tensors_of(framework: Framework, model: Any, attempted: str) -> dict[str, Any]:
-    """The tensors of a model that are saved: name -> tensor."""
+    """Return the tensors of a model that are saved: name -> tensor."""
     return dict(Learned(framework, model, attempted).entries)

@@ -37,7 +37,7 @@ _EXACT = {dict: DICT, list: LIST, tuple: TUPLE}
 
 
 def container_of(cls: type) -> Container | None:
-    """How a type of Python's own containers, or a subclass, is walked; None for other types."""
+    """Return how a type of Python's own containers is walked; None for other types."""
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, Mapping):
@@ -67,7 +67,7 @@ def _sequence_rebuild(old: Any, new: list[Any]) -> Any:
 
 
 def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any]) -> Any:
-    """A copy of a mapping or a sequence, with other values under the same keys.
+    """Return a copy of a mapping or a sequence, with other values under the same keys.
 
     Raises:
         TypeError: if it makes no copies that can be written to without changing it.

@@ -49,7 +49,7 @@ __all__ = [
 
 
 def joined(path: str, label: object) -> str:
-    """The name of what ``label`` leads to in the container of the name ``path``.
+    """Return the name of what ``label`` leads to in the container of the name ``path``.
 
     >>> joined("layers", 0), joined("", "weight")
     ('layers.0', 'weight')
@@ -58,7 +58,7 @@ def joined(path: str, label: object) -> str:
 
 
 def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
-    """Whether ``holds`` is true of every tensor in the nesting ``x``, which may hold no others.
+    """Tell whether ``holds`` is true of every leaf of the nesting ``x``, which are all tensors.
 
     The walk that decides that nothing has to move: it makes no object of its own, and does not
     remember where it was.
@@ -157,7 +157,7 @@ class Flattened:
             raise
 
     def unflatten(self, changed: dict[int, Any]) -> Any:
-        """The nesting with other leaves; of several nestings, the first.
+        """Return the nesting with other leaves: the first nesting, of several.
 
         Args:
             changed: id -> what takes the place of this leaf; leaves that are not in it stay. The
@@ -173,7 +173,7 @@ class Flattened:
         return changed.get(id(x), x)
 
     def unflatten_all(self, changed: dict[int, Any]) -> list[Any]:
-        """The nestings with other leaves; see ``unflatten``."""
+        """Return the nestings with other leaves; see ``unflatten``."""
         self._make_again(changed)
         return [changed.get(id(x), x) for x in self._nestings]
 
@@ -189,7 +189,7 @@ class Flattened:
                     raise _refused(x, "made again", name, self._attempted, error) from error
 
     def name_of(self, wanted: Any) -> str:
-        """The name of the first place of a leaf or a container; empty at the top."""
+        """Return the name of the first place of a leaf or a container; empty at the top."""
         # A container may make its children anew each time they are asked for.
         alike = ""
         for name, x in self._places():
@@ -314,7 +314,7 @@ def _leaves(
 
 
 def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[str, Any]]:
-    """What is in a container, with its names."""
+    """Return what is in a container, with its names."""
     try:
         return [
             (joined(path, label), child)
@@ -338,7 +338,7 @@ def _refused(
 
 
 def too_deep(attempted: str) -> UnsupportedValueError:
-    """The error for what is nested so deep that Python gives up."""
+    """Return the error for what is nested so deep that Python gives up."""
     return UnsupportedValueError(
         attempted,
         f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",

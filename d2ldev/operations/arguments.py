@@ -10,7 +10,7 @@ from d2ldev.errors import UnsupportedValueError, describe, shown
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
-    """A shape as a tuple.
+    """Return a shape as a tuple.
 
     Args:
         shape: an integer, or a sequence of them; text is none.
@@ -34,7 +34,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
 
 
 def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str) -> int:
-    """An argument that counts something, as an integer of Python's.
+    """Return an argument that counts something, as an integer of Python's.
 
     Args:
         attempted: what it is for: ``'train'``.
@@ -64,7 +64,7 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
 def checked_mlp(
     sizes: Iterable[int], activation: str, seed: int, activations: Collection[str]
 ) -> tuple[list[int], int]:
-    """The sizes and the seed of ``Backend.mlp`` as integers of Python's.
+    """Return the sizes and the seed of ``Backend.mlp`` as integers of Python's.
 
     Args:
         sizes, activation, seed: as they were given to ``mlp``.

@@ -44,7 +44,7 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def description_of(capsule: Any) -> Description:
-    """What a capsule of no version, as ``x.__dlpack__()`` gives it, is about.
+    """Return what a capsule of no version, as ``x.__dlpack__()`` gives it, is about.
 
     It is valid as long as the capsule was not handed over.
     """

@@ -27,7 +27,7 @@ def loss_among(
 
 
 def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """A loss or a metric, as it is called everywhere: ``(prediction, y)``.
+    """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
         function: called in this order, as those of torch, Gluon and optax are; unless its first

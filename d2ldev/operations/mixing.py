@@ -19,7 +19,7 @@ Operand = tuple[str, Device]
 
 
 def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError:
-    """The error of an operation whose operands are on different devices.
+    """Return the error of an operation whose operands are on different devices.
 
     Args:
         operation: its name, such as ``'add'``.
@@ -47,7 +47,7 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
 def operands_of(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
 ) -> list[Operand]:
-    """The tensors among what an operation was called with, by name.
+    """Return the tensors among what an operation was called with, by name.
 
     Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that has
     no one place, such as a traced one, is left out.

@@ -116,7 +116,7 @@ class Inventory:
         return self.framework.models.attached(value)
 
     def _add_nesting(self, name: str, value: Any) -> bool:
-        """Whether there is anything in a container that may have to be put back."""
+        """Tell whether there is anything in a container that may have to be put back."""
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self._attempted):
             self._add(path, leaf, kind)

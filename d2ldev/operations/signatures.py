@@ -8,7 +8,7 @@ from typing import Any
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
-    """The name of the first parameter; None if there is none, or Python cannot tell.
+    """Return the name of the first parameter; None if there is none, or Python cannot tell.
 
     Of a module, whose ``__call__`` takes ``*args``, that of its ``forward``.
     """
@@ -21,7 +21,7 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
 
 
 def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
-    """The names of what a model is called with, in the order in which it is given.
+    """Return the names of what a model is called with, in the order in which it is given.
 
     Args:
         method: bound to the model.

@@ -49,7 +49,7 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
 
 
 def missing_modules(name: str) -> list[str]:
-    """What a known backend needs and is not installed, without importing any of it.
+    """Return what a known backend needs and is not installed, without importing any of it.
 
     Raises:
         Exception: whatever importing a broken third-party package raises.
@@ -58,7 +58,7 @@ def missing_modules(name: str) -> list[str]:
 
 
 def required_modules(name: str) -> tuple[str, ...]:
-    """What a known backend needs, as its package says.
+    """Return what a known backend needs, as its package says.
 
     Raises:
         Exception: as ``missing_modules``.
@@ -69,7 +69,7 @@ def required_modules(name: str) -> tuple[str, ...]:
 
 
 def available_backends() -> list[str]:
-    """The names of the backends whose framework is installed, in the order of preference.
+    """Return the names of the backends whose framework is installed, in the order of preference.
 
     No framework is imported. A third-party backend whose package cannot be imported is left
     out; ``get_backend`` says why.
@@ -79,7 +79,7 @@ def available_backends() -> list[str]:
 
 
 def rank(name: str) -> tuple[int, str]:
-    """The order of preference, as a key to sort names by."""
+    """Return the order of preference, as a key to sort names by."""
     if name in PREFERENCE:
         return PREFERENCE.index(name), name
     return len(PREFERENCE) + (name == FALLBACK), name
@@ -101,12 +101,12 @@ def _is_installed(module: str) -> bool:
 
 
 def canonical_name(name: str) -> str:
-    """A backend's name without regard to case, white space and aliases."""
+    """Return a backend's name without regard to case, white space and aliases."""
     name = name.strip().lower()
     return ALIASES.get(name, name)
 
 
 def choices() -> str:
-    """What is known and what is installed, for messages."""
+    """Return what is known and what is installed, for messages."""
     known = ", ".join(sorted(known_backends(), key=rank))
     return f"known: {known}; installed: {', '.join(available_backends())}"

@@ -58,7 +58,7 @@ def count_real_gpus(name: str) -> int:
 
 
 def framework_class(name: str, source: str = "") -> type[Framework]:
-    """The class of a known backend, whose framework is imported if its module does that.
+    """Return the class of a known backend, whose framework is imported if its module does that.
 
     Raises:
         BackendNotInstalledError: as ``load``.
@@ -122,7 +122,7 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
 
 
 def unknown(name: str, source: str) -> UnknownBackendError:
-    """The error of a name that no backend has, with the nearest one that some has."""
+    """Return the error of a name that no backend has, with the nearest one that some has."""
     import difflib  # only an error needs it
 
     names = sorted([*known_backends(), *ALIASES])

@@ -75,7 +75,7 @@ class ArrayLoader:
         self._epoch = 0
 
     def __len__(self) -> int:
-        """How many batches an epoch has."""
+        """Return the number of batches in an epoch."""
         examples = len(self._columns[0].values)
         full, left = divmod(examples, self._batch_size)
         return full + (left > 0 and not self._drop_last)
@@ -91,7 +91,7 @@ class ArrayLoader:
             yield tuple(column.batch(chosen) for column in self._columns)
 
     def state_dict(self) -> dict[str, int]:
-        """Which epoch comes next, and the seed, for ``load_state_dict``."""
+        """Return the next epoch and the seed, for ``load_state_dict``."""
         return {"seed": self._seed, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
@@ -185,7 +185,7 @@ def _truth(name: str, value: Any) -> bool:
 def inputs_and_target(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[tuple[Any, ...], Any]:
-    """What a model is called with, and what its prediction is compared with.
+    """Return what a model is called with, and what its prediction is compared with.
 
     Args:
         batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose

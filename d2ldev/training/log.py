@@ -166,7 +166,7 @@ class DeviceLog:
         ]
 
     def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
-        """The device of a tensor that can be logged."""
+        """Return the device of a tensor that can be logged."""
         attempted = f"log {name}"
         try:
             there = self._backend.device_of(x)
@@ -209,7 +209,7 @@ def _is_weight(value: Any) -> bool:
 
 
 def _number(name: str, x: Any) -> float:
-    """A number that is on the host already."""
+    """Return a number that is on the host already."""
     is_array = isinstance(x, np.ndarray) and x.shape == () and x.dtype.kind in "biuf"
     if is_array or isinstance(x, (Real, np.number, np.bool_)):
         try:

@@ -23,7 +23,7 @@ Or ``(y_true, y_pred) -> scalar tensor``, with these names.
 def named_metrics(
     backend: Backend, metrics: Sequence[Metric]
 ) -> Mapping[str, Callable[[Any, Any], Any]]:
-    """Each metric's function, by the name that it has in the history.
+    """Return each metric's function, by the name that it has in the history.
 
     Args:
         backend: whose ``accuracy`` is meant.
@@ -72,7 +72,7 @@ def check_names(names: Sequence[str]) -> None:
 def _where_predictions_are(
     backend: Backend, function: Callable[[Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
-    """A metric that is computed on the predictions' device.
+    """Return a metric that is computed on the predictions' device.
 
     TensorFlow computes outside a ``tf.function`` on its default device, wherever the operands are.
     """
@@ -86,7 +86,7 @@ def _where_predictions_are(
 
 
 def _device_in(backend: Backend, x: Any) -> Device | None:
-    """Where the first tensor of a nesting is; None if there is none."""
+    """Return the device of the first tensor of a nesting; None if there is none."""
     if backend.framework.kinds[type(x)] is TENSOR:
         return backend.device_of(x)
     tensors = flatten(x, backend.framework.kinds, "measure a prediction").tensors.values()

@@ -36,4 +36,4 @@ def progress_bar(wanted: bool, epochs: int, done: int) -> Iterator[Callable[[int
 
 
 def _show_nothing(done: int, words: str) -> None:
-    """What is called after each epoch where no bar is shown."""
+    """Return what is called after each epoch where no bar is shown."""

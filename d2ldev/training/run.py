@@ -146,7 +146,7 @@ class Run:
         self.epoch, self.history = run["epoch"], run["history"]
 
     def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
-        """The parts of the file, if it is one of a run."""
+        """Return the parts of the file, if it is one of a run."""
         outline = checkpoint.outline
         children = dict(outline.children) if isinstance(outline, Outline) else {}
         found = children.get("format")
@@ -165,7 +165,7 @@ class Run:
     def _parts_put(
         self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
     ) -> Callable[[], None]:
-        """What gives the learner its model and optimizer; nothing but their shapes is made yet."""
+        """Return what gives the learner its model and optimizer; only shapes are made yet."""
         learner = self._learner
         if found is None:
             if learner.is_built:
@@ -188,7 +188,7 @@ class Run:
         return lambda: learner.replace(put())
 
     def _settings(self) -> dict[str, Any]:
-        """What is said of the training; None stands for an object or a function of the user's."""
+        """Return what is said of the training; None stands for an object of the user's."""
         loss, optimizer, lr, gradient_clip_val = self._learner.settings
         is_named = isinstance(optimizer, str)
         return {
@@ -220,7 +220,7 @@ class Run:
 
 
 def _is_whole(run: Any) -> bool:
-    """Whether everything is there that ``save`` has written, of its types."""
+    """Tell whether everything is there that ``save`` has written, of its types."""
     types = {"epoch": int, "history": dict, "settings": dict, "data": dict}
     if not isinstance(run, dict) or not all(isinstance(run.get(n), t) for n, t in types.items()):
         return False

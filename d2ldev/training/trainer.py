@@ -88,11 +88,11 @@ class Trainer:
     # -- the book's hooks -----------------------------------------------------------------
 
     def prepare_model(self, model: Any) -> Any:
-        """The model on the device: moved once, before anything else; to be overridden."""
+        """Move the model to the device, once and before anything else; to be overridden."""
         return self.backend.place(model, self.device)
 
     def prepare_batch(self, batch: Any) -> Any:
-        """A batch on the device, at the boundary of the loop; to be overridden."""
+        """Move a batch to the device, at the boundary of the loop; to be overridden."""
         return self.backend.to(batch, self.device)
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
@@ -224,7 +224,7 @@ class Trainer:
         return means
 
     def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
-        """The inputs of the first batch, on the device."""
+        """Return the inputs of the first batch, on the device."""
         for batch in data:
             first = self.prepare_batch(batch)
             return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
@@ -238,13 +238,13 @@ class Trainer:
             self.on_epoch_end(epoch, history)
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
-        """The batches on the device: ahead of their use, unless the user prepares them."""
+        """Return the batches on the device: ahead of their use, unless the user prepares them."""
         if self.gpus and not self._overrides("prepare_batch"):
             return self.backend.prefetch(data, self.device)
         return moved_ahead(data, 0, self.prepare_batch)
 
     def _overrides(self, hook: str) -> bool:
-        """Whether a hook is the user's, of a class or of this object."""
+        """Tell whether a hook is the user's, of a class or of this object."""
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Trainer, hook)
 
 

@@ -35,7 +35,7 @@ class Checksum(Protocol):
         """Add these bytes."""
 
     def hexdigest(self) -> str:
-        """The checksum of all bytes so far."""
+        """Return the checksum of all bytes so far."""
 
 
 class _Crc32:
