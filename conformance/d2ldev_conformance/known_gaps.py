@@ -18,7 +18,7 @@ class Gap(NamedTuple):
     platform: str = ""
 
     def covers(self, backend: str, requirement: str, test_name: str, platforms: set[str]) -> bool:
-        """Whether a test is one that is known to fail."""
+        """Tell whether a test is one that is known to fail."""
         return (
             (self.backend, self.requirement) == (backend, requirement)
             and self.case in test_name
@@ -27,7 +27,7 @@ class Gap(NamedTuple):
 
 
 def known_gaps(path: Path | None = None) -> list[Gap]:
-    """The rows of ``known_gaps.toml``, or of another file of that form."""
+    """Return the rows of ``known_gaps.toml``, or of another file of that form."""
     path = path or Path(__file__).with_name("known_gaps.toml")
     with path.open("rb") as file:
         return [Gap(**row) for row in tomllib.load(file).get("gap", [])]

@@ -195,7 +195,7 @@ def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
 
 
 def _inherits(owner: Any, name: str) -> bool:
-    """Whether a name of a class or a backend hides one that it would have without."""
+    """Tell whether a name of a class or a backend hides one that it inherits."""
     bases = owner.__mro__[1:] if isinstance(owner, type) else [type(owner)]
     return any(hasattr(base, name) for base in bases)
 
@@ -242,7 +242,7 @@ def _put_attribute(owner: Any, name: str, value: Any) -> None:
 
 @contextmanager
 def selection(leaks: list[str]) -> Iterator[None]:
-    """The active backend, scopes that were not left, and the number of virtual GPUs.
+    """Return the active backend, scopes that were not left, and the number of virtual GPUs.
 
     The first use of ``d2ldev.backend`` chooses the process's backend, which is such a change:
     call ``d2ldev.set_backend`` before.

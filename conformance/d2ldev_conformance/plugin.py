@@ -79,7 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def _make_folder(folder: str | None) -> None:
-    """The folder for the report, before and not after the tests have run for it."""
+    """Make the folder for the report, before the tests have run for nothing."""
     if not folder:
         return
     try:
@@ -91,7 +91,7 @@ def _make_folder(folder: str | None) -> None:
 
 
 def backend_under_test(config: pytest.Config) -> Backend:
-    """The backend that ``--d2ldev-backend`` names.
+    """Return the backend that ``--d2ldev-backend`` names.
 
     Raises:
         pytest.UsageError: if it was not given.
@@ -208,7 +208,7 @@ def _is_declared(config: pytest.Config, error: BaseException) -> bool:
 
 
 def _outcome(result: pytest.TestReport) -> str:
-    """What a phase of a test says about its requirement; empty if nothing."""
+    """Return what a phase of a test says about its requirement; empty if nothing."""
     if result.skipped:
         return "known gap" if hasattr(result, "wasxfail") else "skipped"
     if result.failed:

@@ -46,7 +46,7 @@ class Report:
             self._reasons[requirement][reason] = None
 
     def rows(self) -> list[dict[str, Any]]:
-        """One row for each requirement, in the order of its id."""
+        """Return one row for each requirement, in the order of its id."""
         return [
             {
                 "requirement": requirement.id,
@@ -65,7 +65,7 @@ class Report:
         return {outcome: counts[outcome] for outcome in ("passed", *_WORST_FIRST[:3], "skipped")}
 
     def document(self) -> dict[str, Any]:
-        """The whole report, as it is written to ``conformance.json``.
+        """Return the whole report, as it is written to ``conformance.json``.
 
         ``backend``, ``date`` (UTC), ``versions`` (distribution -> version), ``devices`` (name,
         platform, the card's name), ``driver``, ``summary`` and ``requirements`` (``rows()``).
@@ -95,7 +95,7 @@ class Report:
 
 
 def as_table(document: Mapping[str, Any]) -> str:
-    """A report as a Markdown table for people."""
+    """Return a report as a Markdown table for people."""
     devices = ", ".join(f"{d['device']} ({d['platform']})" for d in document["devices"])
     lines = [
         f"# Conformance of {document['backend']}",
@@ -119,7 +119,7 @@ def as_table(document: Mapping[str, Any]) -> str:
 
 
 def platforms(backend: d2ldev.Backend) -> dict[str, str]:
-    """The platform of each device that a backend lists; ``'broken'`` where asking fails."""
+    """Return the platform of each device that a backend lists; ``'broken'`` where asking fails."""
 
     def platform_of(device: d2ldev.Device) -> str:
         try:
@@ -141,7 +141,7 @@ def _versions(backend: d2ldev.Backend) -> dict[str, str]:
 
 
 def _cards() -> list[str]:
-    """The machine's NVIDIA cards with their driver; empty without ``nvidia-smi``."""
+    """Return the machine's NVIDIA cards with their driver; empty without ``nvidia-smi``."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603

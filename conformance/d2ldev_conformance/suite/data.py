@@ -43,7 +43,7 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
 
 
 def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
-    """A backend's ``_copy_all`` on a device with room for so many tensors, in one call or several.
+    """Return ``copy_all`` as on a device with room for ``count`` tensors, in one call or several.
 
     One call for all and a call for each have to fail at the same tensor: only so is a backend
     found out that has put the first in place before it copies the last.
@@ -62,7 +62,7 @@ def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., li
 
 
 def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
-    """The values of all that ``place`` looks after, by name."""
+    """Return the values of all that ``place`` looks after, by name."""
     return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
 
 
@@ -75,7 +75,7 @@ def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[
 
 
 def outcome_of(backend: Backend, operation: Callable[..., Any], *operands: Any) -> Any:
-    """What a framework makes of operands: the device of the result, or the class of the error."""
+    """Return the device of an operation's result, or the class of its error."""
     try:
         return backend.device_of(operation(*operands))
     except Exception as error:
