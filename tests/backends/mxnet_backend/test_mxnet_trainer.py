@@ -490,13 +490,13 @@ def test_what_waits_is_refused_in_these_tests(backend, no_waiting):
 def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_for(monkeypatch):
     """Only into the host's memory, where it is at once, are they copied before the call ends."""
     framework = MXNetFramework(virtual_gpus=2)
-    backend, copied, copy = d2ldev.Backend(framework), [], framework.tensors.copy
+    backend, copied, copy_all = d2ldev.Backend(framework), [], framework.tensors.copy_all
 
-    def counting(x, native):
-        copied.append(native)
-        return copy(x, native)
+    def counting(xs, native):
+        copied.extend([native] * len(xs))
+        return copy_all(xs, native)
 
-    monkeypatch.setattr(framework.tensors, "copy", counting)
+    monkeypatch.setattr(framework.tensors, "copy_all", counting)
     monkeypatch.setattr(framework.devices, "platform", lambda device: "cuda")
     arrays = [(np.full((2, 3), number, "float32"), np.full(2, number)) for number in range(5)]
     batches = backend.prefetch(arrays, "gpu:0")
