@@ -3,6 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from training_batches import labelled_batches
 
 
 class Convolutional(nnx.Module):
@@ -82,12 +83,4 @@ def made(backend, model, device):
 
 def batches(backend, model, device, count=6):
     """Batches of inputs and labels on a device, the same each time."""
-    random = np.random.default_rng(0)
-    drawn = [(INPUTS[model](random), random.integers(0, 2, 4)) for _ in range(count)]
-    return [
-        (
-            tuple(backend.asarray(x, device=device) for x in inputs),
-            backend.asarray(y.astype(np.int32), device=device),
-        )
-        for inputs, y in drawn
-    ]
+    return labelled_batches(backend, INPUTS[model], device, count)

@@ -9,6 +9,7 @@ from flax import linen, nnx
 from flax.training.train_state import TrainState
 from nnx_models import INPUTS, Convolutional, TwoInputs, batches, made
 from sequences import assert_the_loss_is_the_mean_over_all_labels
+from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
 from d2ldev.training.trainer import Trainer
@@ -41,10 +42,7 @@ def by_hand(net, optimizer, inputs, y):
 @pytest.fixture
 def line(backend):
     """A linear model on the second virtual GPU, and a batch for it."""
-    return backend.mlp([2, 1], device="gpu:1"), (
-        (backend.rand((4, 2), seed=0, device="gpu:1"),),
-        backend.rand((4, 1), seed=1, device="gpu:1"),
-    )
+    return linear_model_and_batch(backend)
 
 
 @models

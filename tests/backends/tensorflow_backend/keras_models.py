@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers
+from training_batches import labelled_batches
 
 
 def convolutional():
@@ -105,12 +106,4 @@ def made(backend, model, device):
 
 def batches(backend, model, device, count=6):
     """Batches of inputs and labels on a device, the same each time."""
-    random = np.random.default_rng(0)
-    drawn = [(INPUTS[model](random), random.integers(0, 2, 4)) for _ in range(count)]
-    return [
-        (
-            tuple(backend.asarray(x, device=device) for x in inputs),
-            backend.asarray(y.astype(np.int32), device=device),
-        )
-        for inputs, y in drawn
-    ]
+    return labelled_batches(backend, INPUTS[model], device, count)

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from keras_models import INPUTS, Plain, Subclassed, batches, convolutional, made, recurrent
 from sequences import assert_the_loss_is_the_mean_over_all_labels, cross_entropy
+from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
 
@@ -19,10 +20,7 @@ def values(variable):
 @pytest.fixture
 def line(backend):
     """A linear model on the second virtual GPU, and a batch for it."""
-    return backend.mlp([2, 1], device="gpu:1"), (
-        (backend.rand((4, 2), seed=0, device="gpu:1"),),
-        backend.rand((4, 1), seed=1, device="gpu:1"),
-    )
+    return linear_model_and_batch(backend)
 
 
 @models

@@ -13,6 +13,15 @@ def file_of(header, data=b"", length=None):
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
+def with_each_bit_flipped(data, count):
+    """The same bytes again and again, with another bit of the last ``count`` bytes flipped."""
+    for position in range(len(data) - count, len(data)):
+        for bit in range(8):
+            damaged = bytearray(data)
+            damaged[position] ^= 1 << bit
+            yield damaged
+
+
 def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
     """What a header says of a tensor."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}

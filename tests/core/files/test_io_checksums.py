@@ -6,7 +6,7 @@ import zlib
 import numpy as np
 import pytest
 import xxhash
-from hostile_files import file_of
+from hostile_files import file_of, with_each_bit_flipped
 
 from d2ldev import CheckpointError
 from d2ldev.files.format.checksums import PIECE
@@ -59,13 +59,10 @@ def test_a_file_of_version_1_is_read(reference, path):
 
 
 def test_every_bit_of_a_file_of_version_1_is_in_its_checksums(reference, path):
-    for position in range(len(VERSION_1) - 20, len(VERSION_1)):
-        for bit in range(8):
-            damaged = bytearray(VERSION_1)
-            damaged[position] ^= 1 << bit
-            path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match="checksum differs"):
-                reference.load(path)
+    for damaged in with_each_bit_flipped(VERSION_1, 20):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="checksum differs"):
+            reference.load(path)
 
 
 def test_a_checksum_is_none_of_another_algorithm(reference, path):

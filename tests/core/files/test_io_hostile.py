@@ -17,6 +17,7 @@ from hostile_files import (
     layouts,
     row,
     told,
+    with_each_bit_flipped,
 )
 
 from d2ldev import CheckpointError
@@ -73,14 +74,10 @@ def test_a_file_of_a_terabyte_without_a_header_is_not_read(reference, path):
 
 def test_every_bit_of_the_data_is_in_its_checksum(reference, path):
     reference.save({"x": reference.ones(2), "y": reference.ones(1, dtype="int8")}, path)
-    whole = path.read_bytes()
-    for position in range(len(whole) - 9, len(whole)):
-        for bit in range(8):
-            damaged = bytearray(whole)
-            damaged[position] ^= 1 << bit
-            path.write_bytes(damaged)
-            with pytest.raises(CheckpointError, match="checksum differs"):
-                reference.load(path)
+    for damaged in with_each_bit_flipped(path.read_bytes(), 9):
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError, match="checksum differs"):
+            reference.load(path)
 
 
 def test_a_file_that_was_cut_anywhere_is_an_error(reference, path):

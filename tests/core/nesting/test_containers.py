@@ -25,17 +25,6 @@ from d2ldev import gpu
 
 
 @pytest.fixture
-def x(reference):
-    return reference.asarray([1.0, 2.0])
-
-
-@pytest.fixture
-def moved(reference):
-    """Moves a nesting to gpu:0."""
-    return lambda batch: reference.to(batch, gpu(0))
-
-
-@pytest.fixture
 def is_moved(reference):
     """Whether a leaf is what ``x`` becomes on gpu:0."""
     return lambda leaf: (

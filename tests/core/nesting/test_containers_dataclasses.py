@@ -8,17 +8,6 @@ import pytest
 from d2ldev import UnsupportedValueError, gpu
 
 
-@pytest.fixture
-def x(reference):
-    return reference.asarray([1.0, 2.0])
-
-
-@pytest.fixture
-def moved(reference):
-    """Moves a nesting to gpu:0."""
-    return lambda batch: reference.to(batch, gpu(0))
-
-
 @dataclass
 class Usual:
     x: object

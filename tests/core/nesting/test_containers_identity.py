@@ -1,19 +1,6 @@
 """What did not move comes back as itself, what was one object stays one, inputs do not change."""
 
-import pytest
-
 from d2ldev import cpu, gpu
-
-
-@pytest.fixture
-def x(reference):
-    return reference.asarray([1.0, 2.0])
-
-
-@pytest.fixture
-def moved(reference):
-    """Moves a nesting to gpu:0."""
-    return lambda batch: reference.to(batch, gpu(0))
 
 
 def test_a_nesting_in_which_nothing_moved_is_itself(reference, x):

@@ -12,11 +12,6 @@ from d2ldev import UnsupportedValueError, gpu
 from d2ldev.nesting import kinds
 
 
-@pytest.fixture
-def x(reference):
-    return reference.asarray([1.0, 2.0])
-
-
 class Record(MutableMapping):
     """A mapping that keeps its items in a dict of its own, as libraries' batches do."""
 

@@ -10,11 +10,6 @@ from d2ldev import UnsupportedValueError, gpu
 from d2ldev.nesting import kinds
 
 
-@pytest.fixture
-def x(reference):
-    return reference.asarray([1.0, 2.0])
-
-
 @pytest.fixture(params=["to", "copy"])
 def move(request, reference):
     """Both ways to walk a nesting."""

@@ -39,30 +39,28 @@ class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
             return mismatch("add", [("x", CPU), ("y", gpu(0))]) if found else None
 
 
+class Rewording(Backend):
+    """Says of operands that mix what ``reworded`` makes of it."""
+
+    @contextmanager
+    def strict(self):
+        with super().strict():
+            try:
+                yield
+            except DeviceMismatchError as error:
+                raise self.reworded(error) from error
+
+
 class HasNoNameForTheOperation(Mutant, caught_by="strict.names-the-operation"):
-    class Backend(Backend):
-        @contextmanager
-        def strict(self):
-            with super().strict():
-                try:
-                    yield
-                except DeviceMismatchError as error:
-                    raise DeviceMismatchError(
-                        "run something", error.problem, error.fix, error.devices
-                    ) from error
+    class Backend(Rewording):
+        def reworded(self, error):
+            return DeviceMismatchError("run something", error.problem, error.fix, error.devices)
 
 
 class NamesNoDevices(Mutant, caught_by="strict.names-the-devices"):
-    class Backend(Backend):
-        @contextmanager
-        def strict(self):
-            with super().strict():
-                try:
-                    yield
-                except DeviceMismatchError as error:
-                    raise DeviceMismatchError(
-                        error.attempted, "devices differ", error.fix
-                    ) from error
+    class Backend(Rewording):
+        def reworded(self, error):
+            return DeviceMismatchError(error.attempted, "devices differ", error.fix)
 
 
 class RefusesNumbers(Mutant, caught_by="strict.scalars-on-other-devices"):
