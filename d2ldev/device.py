@@ -211,3 +211,8 @@ def gpu(i: int = 0) -> Device:
         InvalidDeviceError: if ``i`` is negative or no integer.
     """
     return Device(_GPU, i)
+
+
+def gpus_in_words(count: int) -> str:
+    """Return ``'1 GPU'``, ``'2 GPUs'``, for messages."""
+    return f"{count} GPU{'' if count == 1 else 's'}"

@@ -94,3 +94,11 @@ def checked_mlp(
             "net = backend.mlp([20, 64, 1], activation='relu', seed=0)",
         )
     return numbers, number
+
+
+def is_iterable(data: object) -> bool:
+    """Tell whether something can be gone through in a ``for`` loop.
+
+    ``iter(data)`` is not asked: with it a loader draws random numbers and starts its workers.
+    """
+    return hasattr(data, "__iter__") or hasattr(data, "__getitem__")

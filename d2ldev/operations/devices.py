@@ -11,7 +11,7 @@ from threading import get_ident
 from typing import Any
 
 from d2ldev import settings
-from d2ldev.device import CPU, Device, gpu
+from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import (
     D2LDevError,
     DeviceUnavailableError,
@@ -21,11 +21,6 @@ from d2ldev.errors import (
 )
 from d2ldev.framework import DeviceLike, Framework, Placed
 from d2ldev.scopes import Entry
-
-
-def gpus_in_words(count: int) -> str:
-    """Return ``'1 GPU'``, ``'2 GPUs'``."""
-    return f"{count} GPU{'' if count == 1 else 's'}"
 
 
 def all_devices(framework: Framework) -> list[Device]:

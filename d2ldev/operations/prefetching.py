@@ -14,7 +14,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Copier, DeviceLike, Framework
 from d2ldev.operations import devices, moving
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import is_iterable, whole_number
 
 _END = object()
 
@@ -73,8 +73,7 @@ def _beside(
 
 def check_source(batches: Any) -> None:
     """Raise an ``UnsupportedValueError`` if there is nothing to go through."""
-    # ``iter`` is not asked: it starts the processes of some loaders.
-    if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+    if not is_iterable(batches):
         raise UnsupportedValueError(
             f"prefetch {describe(batches)}",
             "it is no iterable of batches",

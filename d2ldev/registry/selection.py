@@ -11,7 +11,7 @@ import threading
 from typing import Any, NamedTuple
 
 from d2ldev import settings
-from d2ldev.device import CPU, Device
+from d2ldev.device import CPU, gpu, gpus_in_words
 from d2ldev.errors import (
     BackendFallbackWarning,
     D2LDevError,
@@ -203,13 +203,12 @@ def virtual_gpus(n: int) -> None:
     for framework in loaded_frameworks():
         devices = framework.devices
         count = framework.num_gpus()
-        gpus = [Device("gpu", i) for i in range(count)]
+        gpus = [gpu(i) for i in range(count)]
         made = sum(devices.platform(device) == "virtual" for device in gpus)
         if framework.max_virtual_gpus and made != number:
             raise DeviceUnavailableError(
                 f"make {number} virtual GPUs",
-                f"the {framework.name} backend is in use already, "
-                f"with {count} GPU{'' if count == 1 else 's'}",
+                f"the {framework.name} backend is in use already, with {gpus_in_words(count)}",
                 f"call d2ldev.virtual_gpus({number}) before the first use of a backend, "
                 f"or set {settings.VIRTUAL_GPUS}={number}",
                 [CPU, *gpus],

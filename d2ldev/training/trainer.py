@@ -12,10 +12,10 @@ from typing import Any
 
 from d2ldev.active import active_backend, get_backend
 from d2ldev.backend import Backend
-from d2ldev.device import CPU, Device, gpu
+from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.framework import Learner, Loss
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.training.data import count_of, inputs_and_target
@@ -253,9 +253,8 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
     number = there if wanted == -1 else wanted
     if number > there:
         raise DeviceUnavailableError(
-            f"train on {number} GPU{'' if number == 1 else 's'}",
-            f"{backend.name} has {there} GPU{'' if there == 1 else 's'} here"
-            + asked_for_too_late(number - 1),
+            f"train on {gpus_in_words(number)}",
+            f"{backend.name} has {gpus_in_words(there)} here{asked_for_too_late(number - 1)}",
             f"Trainer(max_epochs, num_gpus={min(there, 1)})",
             backend.devices(),
         )
@@ -283,8 +282,7 @@ def _check_data(data: Any, name: str, max_epochs: int) -> None:
     Raises:
         UnsupportedValueError: if there is not.
     """
-    # Not asked by ``iter(data)``, with which a loader draws random numbers and starts its workers.
-    if not (hasattr(data, "__iter__") or hasattr(data, "__getitem__")):
+    if not is_iterable(data):
         raise UnsupportedValueError(
             f"train with {name}={describe(data)}",
             "it is no iterable of batches",
