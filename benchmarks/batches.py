@@ -27,10 +27,8 @@ def torch_rows(backend: Any) -> Iterator[Row]:
         "tree_map": tree_map,
         "native": native,
         "move": lambda x: x.to(native),
-        "move_data_to_device": _move_data_to_device,
     }
     moves = {"torch's pytree": "tree_map(move, batch)"}
-    moves["Fabric's algorithm"] = "move_data_to_device(batch, native)"
     copies = {"torch's pytree": "tree_map(torch.clone, batch)"}
     if importlib.util.find_spec("accelerate") is not None:
         from accelerate.utils import recursively_apply, send_to_device
@@ -38,6 +36,11 @@ def torch_rows(backend: Any) -> Iterator[Row]:
         names |= {"send_to_device": send_to_device, "recursively_apply": recursively_apply}
         moves["accelerate"] = "send_to_device(batch, native)"
         copies["accelerate"] = "recursively_apply(torch.clone, batch)"
+    if importlib.util.find_spec("lightning_fabric") is not None:
+        from lightning_fabric.utilities import move_data_to_device
+
+        names["move_data_to_device"] = move_data_to_device
+        moves["Lightning Fabric"] = "move_data_to_device(batch, native)"
     one = ("x.to(native)", "x.clone()")
     yield from _rows(backend, names, moves, copies, one, 1.0)
 
@@ -168,31 +171,3 @@ def _walked(value: Any, change: Callable[[Any], Any]) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)([_walked(inner, change) for inner in value])
     return change(value)
-
-
-def _move_data_to_device(batch: Any, device: Any) -> Any:
-    """The algorithm of Lightning Fabric's function of this name, whose package is not needed so.
-
-    ``apply_to_collection`` of lightning_utilities has a fast path for one level of tensors.
-    """
-    import torch
-
-    def move(x: Any) -> Any:
-        kwargs = {}
-        if isinstance(x, torch.Tensor) and device.type not in ("cpu", "mps"):
-            kwargs["non_blocking"] = True
-        moved = x.to(device, **kwargs)
-        return x if moved is None else moved
-
-    def applied(value: Any) -> Any:
-        if isinstance(value, torch.Tensor):
-            return move(value)
-        if value.__class__ in (list, tuple) and all(isinstance(x, torch.Tensor) for x in value):
-            return value.__class__([move(x) for x in value])
-        if value.__class__ is dict:
-            if all(isinstance(x, torch.Tensor) for x in value.values()):
-                return {key: move(x) for key, x in value.items()}
-            return {key: applied(x) for key, x in value.items()}
-        return value.__class__([applied(x) for x in value])
-
-    return applied(batch)

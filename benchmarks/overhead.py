@@ -68,7 +68,7 @@ def table(title: str, results: list[Result]) -> Table:
 def document(results: list[Result], framework: str) -> dict[str, Any]:
     """The results with what they were measured on, for a file."""
     backend = d2ldev.get_backend(framework.removesuffix("-virtual"))
-    distributions = ("d2ldev", *backend.distributions, "accelerate")
+    distributions = ("d2ldev", *backend.distributions, "accelerate", "lightning-fabric")
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),

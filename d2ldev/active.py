@@ -19,6 +19,7 @@ from d2ldev.registry.selection import (
     FollowsSelection,
     Process,
     active_framework,
+    enter,
     framework_of,
     get_framework,
     scoped,
@@ -27,7 +28,7 @@ from d2ldev.registry.selection import (
 from d2ldev.scopes import Entry
 
 
-class ActiveBackend(FollowsSelection, Backend):  # type: ignore[override]  # it has no framework of its own
+class ActiveBackend(FollowsSelection, Backend):
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
@@ -117,7 +118,7 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
 
     def __enter__(self) -> Backend:
         found = get_backend(self._name)
-        self._entered.append(scoped.enter(found.framework))
+        self._entered.append(enter(found.framework))
         return found
 
     def __exit__(self, *exception: object) -> None:

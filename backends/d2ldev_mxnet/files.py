@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.errors import describe
-from d2ldev.framework import Files, Layer, Part
+from d2ldev.framework import Files, Layer
 from d2ldev_mxnet.framework import NumPyShapes, mx
 from d2ldev_mxnet.models import NumPySequential, ranks
 
@@ -28,8 +28,8 @@ class MXNetFiles(Files):
 
     # -- models -----------------------------------------------------------------------------------
 
-    def is_gradient(self, obj: Any, part: Part) -> bool:
-        return isinstance(obj, mx.gluon.Parameter) and part.name.startswith("grad")
+    def is_gradient(self, obj: Any, name: str) -> bool:
+        return isinstance(obj, mx.gluon.Parameter) and name.startswith("grad")
 
     def layers(self, model: Any) -> list[Layer] | None:
         if type(model) not in _SEQUENCES:

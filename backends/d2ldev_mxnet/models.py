@@ -75,7 +75,7 @@ class MXNetModels(Models):
         if isinstance(obj, _Block):
             return _parts_of_block(obj)
         if isinstance(obj, _ParameterDict):
-            return (Part(name, parameter, _kept) for name, parameter in obj.items())
+            return ((name, parameter, None) for name, parameter in obj.items())
         return _parts_of_trainer(obj) if isinstance(obj, _Trainer) else _parts_of_updater(obj)
 
     def _parts_of_parameter(self, parameter: Any) -> Iterator[Part]:
@@ -89,10 +89,10 @@ class MXNetModels(Models):
         for i, array in enumerate(arrays):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
-            yield Part(f"data{suffix}", array, partial(arrays.__setitem__, i))
+            yield f"data{suffix}", array, partial(arrays.__setitem__, i)
             if parameter._grad is not None:
                 put = partial(_put_gradient, parameter, i, bool(array._fresh_grad))
-                yield Part(f"grad{suffix}", parameter._grad[i], put)
+                yield f"grad{suffix}", parameter._grad[i], put
 
     def attached(self, x: Tensor) -> Iterator[Part]:
         owner = self._owners.get(id(x))
@@ -104,7 +104,7 @@ class MXNetModels(Models):
         # Another handle on the array as it is marked now, for when it has other memory.
         handle = mx.base.NDArrayHandle()
         mx.base.check_call(_library.MXShallowCopyNDArray(x.handle, ctypes.byref(handle)))
-        yield Part("grad", gradient, partial(_reattach, x, type(x)(handle), gradient))
+        yield "grad", gradient, partial(_reattach, x, type(x)(handle), gradient)
 
     def _gradient_of(self, x: Any) -> Any:
         gradient = x.grad
@@ -183,27 +183,23 @@ def ranks(parameters: Mapping[Any, Any]) -> dict[Any, int]:
     return {key: rank for rank, key in enumerate(sorted(parameters, key=parts))}
 
 
-def _kept(_: Any) -> None:
-    """Stand for the place of an object that is moved in place, and never replaced."""
-
-
 def _parts_of_block(block: Any) -> Iterator[Part]:
     for name, parameter in block._reg_params.items():
-        yield Part(name, parameter, _kept)
+        yield name, parameter, None
     prefix = block._params.prefix  # with a number that counts on from model to model
     for name, parameter in block._params.items():  # also those without an attribute
-        yield Part(f"params.{name.removeprefix(prefix)}", parameter, _kept)
+        yield f"params.{name.removeprefix(prefix)}", parameter, None
     for name, child in block._children.items():
-        yield Part(name, child, _kept)
+        yield name, child, None
     attributes = vars(block)
     for name, value in attributes.items():
         if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_ARRAYS):
-            yield Part(name, value, partial(attributes.__setitem__, name))
+            yield name, value, partial(attributes.__setitem__, name)
 
 
 def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
     for parameter in trainer._params:
-        yield Part(f"params.{parameter.name}", parameter, _kept)
+        yield f"params.{parameter.name}", parameter, None
     for updater in trainer._updaters:
         yield from _parts_of_updater(updater)
 
@@ -212,7 +208,7 @@ def _parts_of_updater(updater: Any) -> Iterator[Part]:
     named = ranks(updater.optimizer.param_dict)
     for index in sorted(updater.states, key=lambda index: named.get(index, index)):
         put = partial(updater.states.__setitem__, index)
-        yield Part(f"states.{named.get(index, index)}", updater.states[index], put)
+        yield f"states.{named.get(index, index)}", updater.states[index], put
 
 
 def _put_gradient(parameter: Any, i: int, is_fresh: bool, gradient: Any) -> None:

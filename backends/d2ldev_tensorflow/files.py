@@ -107,11 +107,11 @@ class TensorFlowFiles(Files):
         return put
 
     def _variables_of(self, optimizer: Any) -> Iterator[tf.Variable]:
-        for part in self._framework.models.parts(optimizer):
-            if isinstance(part.value, tf.Variable):
-                yield part.value
+        for _, value, _ in self._framework.models.parts(optimizer):
+            if isinstance(value, tf.Variable):
+                yield value
             else:
-                yield from self._variables_of(part.value)
+                yield from self._variables_of(value)
 
 
 def _class_of(optimizer: Any) -> str:

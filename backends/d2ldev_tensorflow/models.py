@@ -188,7 +188,7 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
     yield from _attributes(layer, _own_attributes(), (keras.Variable,), _put_past_setattr)
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
-            yield Part(f"{kind}.{index}", value, _stays)
+            yield f"{kind}.{index}", value, None
 
 
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
@@ -204,7 +204,7 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     ]
     yield from _variables([*optimizer._variables, *others])
     for name, inner in inner_optimizers(optimizer):
-        yield Part(name, inner, _stays)
+        yield name, inner, None
 
 
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
@@ -226,7 +226,7 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
             name = variable.name
             name = f"{name}_{index}" if name in names else name
             names.add(name)
-            yield Part(name, variable._value, _stays)
+            yield name, variable._value, None
 
 
 def _attributes(
@@ -238,15 +238,11 @@ def _attributes(
         if name in own or name.startswith("_self_") or isinstance(value, skipped):
             continue
         if not _stays_on_the_host(value):
-            yield Part(name, value, partial(put, obj, name))
+            yield name, value, partial(put, obj, name)
 
 
 def _put_past_setattr(obj: Any, name: str, value: Any) -> None:
     vars(obj)[name] = value
-
-
-def _stays(_: Any) -> None:
-    """Do nothing: variables and objects are never exchanged for others."""
 
 
 def _stays_on_the_host(value: Any) -> bool:

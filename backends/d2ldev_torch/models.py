@@ -54,7 +54,7 @@ class TorchModels(Models):
 
     def attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:
-            return (Part("grad", x.grad, partial(setattr, x, "grad")),)
+            return (("grad", x.grad, partial(setattr, x, "grad")),)
         return ()
 
     def is_refilled(self, x: Tensor) -> bool:
@@ -94,21 +94,23 @@ class TorchModels(Models):
 
 def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
     # Not from ``vars``: those of a traced module are properties.
-    for kept in (module._parameters, module._buffers, module._modules):
+    for kept in (module._parameters, module._buffers):
         if kept:
             put = kept.__setitem__
             for name, value in kept.items():
                 if value is not None:
-                    yield Part(name, value, partial(put, name))
+                    yield name, value, partial(put, name)
+    for name, inner in module._modules.items():
+        yield name, inner, None
     attributes = vars(module)
     for name in filterfalse(_OWN_ATTRIBUTES.__contains__, attributes):
         value = attributes[name]
         if not isinstance(value, _WITHOUT_TENSORS):
-            yield Part(name, value, partial(attributes.__setitem__, name))
+            yield name, value, partial(attributes.__setitem__, name)
     cls: type = type(module)
     for name in _slots_of(cls):
         if hasattr(module, name):
-            yield Part(name, getattr(module, name), partial(object.__setattr__, module, name))
+            yield name, getattr(module, name), partial(object.__setattr__, module, name)
 
 
 @lru_cache(1024)
@@ -127,12 +129,12 @@ def _optimizer_parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
     for i, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params" or not _is_host_scalar(value):
-                yield Part(f"param_groups.{i}.{key}", value, partial(group.__setitem__, key))
+                yield f"param_groups.{i}.{key}", value, partial(group.__setitem__, key)
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if not (is_kept_on_host(key, group) and _is_host_scalar(value)):
-                    yield Part(f"state.{index}.{key}", value, partial(state.__setitem__, key))
+                    yield f"state.{index}.{key}", value, partial(state.__setitem__, key)
             index += 1
 
 

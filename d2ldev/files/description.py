@@ -26,10 +26,10 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.files.format.dtypes import numpy_dtype, storage_of
 from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
-from d2ldev.files.objects import tensors_of
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
+from d2ldev.operations.placing import named_tensors
 
 VERSION = 3
 """Of the description; a reader refuses a higher one.
@@ -195,7 +195,7 @@ class Description:
         layouts = layouts_of_model(self._framework, x)
         if layouts is not None:
             row["layouts"] = {name: list(layout) for name, layout in layouts.items()}
-        tensors = tensors_of(self._framework, x, self._attempted)
+        tensors = dict(named_tensors(self._framework, x, self._attempted, is_saved=True))
         return self._row(row, x, tensors, tensors.values(), path)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:

@@ -24,7 +24,6 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
-from d2ldev.files.objects import Learned
 from d2ldev.files.paths import PathLike, as_path
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
@@ -39,6 +38,7 @@ from d2ldev.nesting.walk import (
     leaves,
     too_deep,
 )
+from d2ldev.operations.placing import Inventory
 
 # How many names an error lists.
 _SHOWN = 10
@@ -104,7 +104,7 @@ class _Fitting:
         self._different: list[str] = []
         self._pairs: dict[int, _Pair] = {}
         # id -> (the model, what it keeps).
-        self._models: dict[int, tuple[Any, Learned]] = {}
+        self._models: dict[int, tuple[Any, Inventory]] = {}
         # id -> (the optimizer, its state in the file).
         self._states: dict[int, tuple[Any, Outline]] = {}
         # What is shared both here and in the file is compared once, and stays shared.
@@ -211,7 +211,7 @@ class _Fitting:
         flattened = flatten(x, kinds, attempted)
         others = flattened.others.items()
         without = {key: None for key, x in others if isinstance(x, (np.ndarray, np.generic))}
-        learned = Learned(self._framework, flattened.unflatten(without), attempted)
+        learned = Inventory(self._framework, flattened.unflatten(without), attempted, is_saved=True)
         self._models[id(x)] = (x, learned)
         return {**dict(learned.entries), **arrays}
 
@@ -343,7 +343,7 @@ class _Fitting:
 
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
-        nestings = [*[(name, part.value) for name, part in parts], *models]
+        nestings = [*[(name, value) for name, value, _ in parts], *models]
         values = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
             dict(self._replaced)
         )
@@ -354,9 +354,9 @@ class _Fitting:
         def put() -> Any:
             for tensor, new in refilled:
                 framework.models.write(tensor, new)
-            for (_, part), value in zip(parts, values, strict=False):
-                if value is not part.value:
-                    part.put(value)
+            for (_, value, put), new in zip(parts, values, strict=False):
+                if new is not value:
+                    put(new)
             for put_state in puts:
                 put_state()
             for _, learned in self._models.values():

@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework.models import Part
 from d2ldev.framework.tensors import Tensor, Tensors
 
 if TYPE_CHECKING:
@@ -119,8 +118,8 @@ class Files:
 
     # -- models -----------------------------------------------------------------------------------
 
-    def is_gradient(self, obj: Any, part: Part) -> bool:
-        """Return whether a part of an object is a gradient, which is not saved."""
+    def is_gradient(self, obj: Any, name: str) -> bool:
+        """Return whether the part of that name of an object is a gradient, which is not saved."""
         return False
 
     def layers(self, model: Any) -> Sequence[Layer] | None:

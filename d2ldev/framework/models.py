@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
@@ -14,18 +14,14 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid")
 """The activations that ``mlp`` knows, in every framework."""
 
 
-class Part(NamedTuple):
-    """One thing that a framework's object keeps.
+# A plain tuple: a named one takes five times as long to make, for each parameter of a model.
+Part = tuple[str, Any, Callable[[Any], object] | None]
+"""One thing that a framework's object keeps: ``(name, value, put)``.
 
-    Args:
-        name: its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``.
-        value: a tensor, a nesting, or another object of the framework.
-        put: stores another value in its stead. It must not fail.
-    """
-
-    name: str
-    value: Any
-    put: Callable[[Any], object]
+``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
+tensor, a nesting, or another object of the framework. ``put`` stores another value in its stead,
+and must not fail; it is None for what is never replaced, an object or a tensor that is refilled.
+"""
 
 
 class Models:

@@ -35,7 +35,7 @@ def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
     if kinds[type(x)] is TENSOR:
         if device_of(x) is target:
             return x
-        return copies(framework, [x], target, _moving("a tensor", target))[0]
+        return _copied(framework, x, target, _moving("a tensor", target))
     try:
         if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
             return x
@@ -79,22 +79,19 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     target = None if device is None else devices.existing(framework, device, attempted)
     device_of = framework.tensors.device_of
     if framework.kinds[type(x)] is TENSOR:
-        return copies(framework, [x], target or device_of(x), attempted)[0]
+        return _copied(framework, x, target or device_of(x), attempted)
     flat = flatten(x, framework.kinds, attempted)
     for leaf in flat.others.values():
         what = _foreign(framework, leaf)
         raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
-    tensors = flat.tensors
-    places = [target] if target is not None else list(map(device_of, tensors.values()))
+    # What comes to one device is copied together, as a framework may do it at less cost.
+    keys: dict[Device, list[int]] = {}
+    for key, tensor in flat.tensors.items():
+        keys.setdefault(target or device_of(tensor), []).append(key)
     changed: dict[int, Tensor] = {}
-    for place in dict.fromkeys(places):
-        # What is on one device is copied together, as a framework may do it at less cost.
-        keys = tensors
-        if len(set(places)) > 1:
-            keys = {key: x for key, x in tensors.items() if device_of(x) is place}
-        changed.update(
-            zip(keys, copies(framework, list(keys.values()), place, attempted), strict=True)
-        )
+    for place, there in keys.items():
+        new = copies(framework, [flat.tensors[key] for key in there], place, attempted)
+        changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)
 
 
@@ -171,11 +168,20 @@ def copies(
         attempted: what the caller is doing, for messages.
         copy_all: what copies; None is the framework's own way.
     """
-    native = framework.known_natives.get(device)
-    if native is None:
-        native = devices.native(framework, device, attempted)
+    native = framework.known_natives.get(device) or devices.native(framework, device, attempted)
     try:
         return (copy_all or framework.tensors.copy_all)(tensors, native)
+    except Exception as error:
+        if (translated := _translated(framework, error, attempted, native)) is None:
+            raise
+        raise translated from error
+
+
+def _copied(framework: Framework, x: Tensor, device: Device, attempted: str) -> Tensor:
+    """Copy one tensor to a device, as ``copies`` does several."""
+    native = framework.known_natives.get(device) or devices.native(framework, device, attempted)
+    try:
+        return framework.tensors.copy(x, native)
     except Exception as error:
         if (translated := _translated(framework, error, attempted, native)) is None:
             raise

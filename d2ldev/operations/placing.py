@@ -13,7 +13,7 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from d2ldev.device import Device
@@ -31,19 +31,23 @@ class Inventory:
         framework: whose tensors and objects they are.
         obj: a tensor, a model, an optimizer, or any nesting of them.
         attempted: what the caller is doing, for messages.
+        is_saved: whether gradients are left out, which the next step makes anew.
 
     Raises:
         UnsupportedValueError: if the nesting holds something else. Inside a model, which may
             keep whatever it likes, values of other kinds are passed over.
     """
 
-    def __init__(self, framework: Framework, obj: Any, attempted: str) -> None:
+    def __init__(
+        self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
+    ) -> None:
         self.framework = framework
         self._kinds = framework.kinds
         self._attempted = attempted
+        self._is_saved = is_saved
         self._seen: set[int] = set()
-        self.parts: list[tuple[str, Part]] = []
-        """What may have to be put back, with its full name."""
+        self.parts: list[tuple[str, Any, Callable[[Any], object]]] = []
+        """What may have to be put back: its full name, itself, and what stores another value."""
         self.entries: list[tuple[str, Any]] = []
         """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
@@ -51,12 +55,12 @@ class Inventory:
         try:
             for name, value, kind in leaves(obj, self._kinds, "", attempted):
                 if kind is UNKNOWN:
-                    raise self.refusal(name, value)
+                    raise self._refusal(name, value)
                 self._add(name, value, kind)
         except RecursionError:
             raise too_deep(attempted) from None
 
-    def refusal(self, name: str, value: object) -> UnsupportedValueError:
+    def _refusal(self, name: str, value: object) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
         return UnsupportedValueError(
             self._attempted,
@@ -76,32 +80,35 @@ class Inventory:
         key = id(value)
         if key not in self._seen:
             self._seen.add(key)
-            for part in self.attached_to(value):
-                full_name = joined(name, part.name)
-                self.parts.append((full_name, part))
-                self.entries.append((full_name, part.value))
+            attached = () if self._is_saved else self.framework.models.attached(value)
+            for part_name, inner, put in attached:
+                full_name = joined(name, part_name)
+                self.entries.append((full_name, inner))
+                if put is not None:
+                    self.parts.append((full_name, inner, put))
 
     def _add_object(self, name: str, value: Any) -> None:
         self._seen.add(id(value))
         self.objects.append(value)
         kinds, seen = self._kinds, self._seen
         prefix = f"{name}." if name else ""
-        for part in self.parts_of(value, name):
-            part_name, inner, _ = part
+        for part_name, inner, put in self._parts_of(value, name):
             full_name = prefix + part_name
             kind = kinds[type(inner)]
             if kind is TENSOR:
                 self._add_tensor(full_name, inner)
-                self.parts.append((full_name, part))
+                if put is not None:
+                    self.parts.append((full_name, inner, put))
             elif kind is OBJECT:
                 if id(inner) not in seen:
                     self._add_object(full_name, inner)
-            elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner):
-                self.parts.append((full_name, part))
+            elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner) and put:
+                self.parts.append((full_name, inner, put))
 
-    def parts_of(self, value: Any, name: str) -> list[Part]:
+    def _parts_of(self, value: Any, name: str) -> list[Part]:
+        framework = self.framework
         try:
-            return list(self.framework.models.parts(value))
+            parts = list(framework.models.parts(value))
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
@@ -111,9 +118,9 @@ class Inventory:
                 f"the {type(value).__name__}{where} cannot be looked through: {error}",
                 "make it whole first: super().__init__() in its __init__",
             ) from error
-
-    def attached_to(self, value: Any) -> Iterable[Part]:
-        return self.framework.models.attached(value)
+        if self._is_saved:
+            return [part for part in parts if not framework.files.is_gradient(value, part[0])]
+        return parts
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""
@@ -153,15 +160,15 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
             replaced[id(old)] = new
 
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(name, part.value) for name, part in inventory.parts]
+    nestings = [(name, value) for name, value, _ in inventory.parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
-    for (_, part), value in zip(inventory.parts, values, strict=True):
-        if value is not part.value:
-            part.put(value)
+    for (_, value, put), new in zip(inventory.parts, values, strict=True):
+        if new is not value:
+            put(new)
     for moved in inventory.objects:
         models.finish(moved)
     _settle(inventory, device)
@@ -180,6 +187,12 @@ def _settle(inventory: Inventory, device: Device) -> None:
         inventory.framework.models.settle(obj, device)
 
 
-def named_tensors(framework: Framework, obj: Any) -> Iterator[tuple[str, Any]]:
-    """Return the tensors that ``place`` looks after, with their names."""
-    return iter(Inventory(framework, obj, "list the tensors of an object").entries)
+def named_tensors(
+    framework: Framework,
+    obj: Any,
+    attempted: str = "list the tensors of an object",
+    *,
+    is_saved: bool = False,
+) -> list[tuple[str, Any]]:
+    """Return the tensors that ``place`` looks after, with their names; see ``Inventory``."""
+    return Inventory(framework, obj, attempted, is_saved=is_saved).entries

@@ -62,9 +62,9 @@ class LedgerTensors(TorchTensors):
         return self.ledger.get(storage_of(x)._cdata, (None, CPU))[1]
 
     def copy_all(self, xs, native):
-        return [self.copied_one(x, native) for x in xs]
+        return [self.copy(x, native) for x in xs]
 
-    def copied_one(self, x, native):
+    def copy(self, x, native):
         self.before_copy(len(self.copied))
         self.copied.append(x)
         new = x.to("cpu", copy=True)

@@ -10,7 +10,7 @@ from safetensors.numpy import save_file
 from saved_files import values
 
 from d2ldev import Backend, CheckpointError
-from d2ldev.framework import Layer, Part
+from d2ldev.framework import Layer
 from d2ldev.framework.files import same, turned
 
 
@@ -37,7 +37,7 @@ class CellModels(ReferenceModels):
 
     def parts(self, obj):
         for name, x in getattr(obj, "tensors", {}).items():
-            yield Part(name, x, lambda new, name=name: obj.tensors.__setitem__(name, new))
+            yield name, x, lambda new, name=name: obj.tensors.__setitem__(name, new)
 
     def is_refilled(self, x):
         return self.refilled

@@ -83,7 +83,7 @@ def test_a_stop_while_moving_is_an_error_and_not_the_end(reference, monkeypatch)
     def stop(*given):
         raise StopIteration
 
-    monkeypatch.setattr(reference.framework.tensors, "copy_all", stop)
+    monkeypatch.setattr(reference.framework.tensors, "copy", stop)
     with pytest.raises(RuntimeError, match="StopIteration"):
         list(reference.prefetch([reference.ones(1)], "gpu:0"))
 

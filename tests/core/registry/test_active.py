@@ -78,6 +78,59 @@ def test_a_pickled_handle_is_the_active_backend_of_the_process_that_reads_it():
     assert run_python(code, environment=environment) == [1]
 
 
+# In processes of their own: here a block was entered before, and the handle keeps nothing any more.
+
+
+def test_the_handle_that_was_used_follows_set_backend(install):
+    code = """
+        import d2ldev
+        d2ldev.set_backend("reference")
+        for name in ("torch", "reference"):
+            d2ldev.backend.num_gpus()
+            d2ldev.set_backend(name)
+            show(d2ldev.backend.name)
+    """
+    assert run_python(code, path=[install("torch")]) == ["torch", "reference"]
+
+
+def test_the_handle_that_was_used_follows_the_first_block_in_its_thread_only(install):
+    code = """
+        import threading
+        import d2ldev
+        d2ldev.set_backend("reference")
+        d2ldev.backend.num_gpus()
+        entered, leave = threading.Event(), threading.Event()
+        def enter():
+            with d2ldev.use_backend("torch"):
+                entered.set()
+                leave.wait()
+                show(d2ldev.backend.name)
+        thread = threading.Thread(target=enter)
+        thread.start()
+        entered.wait()
+        show(d2ldev.backend.name)
+        leave.set()
+        thread.join()
+        show(d2ldev.backend.name)
+    """
+    assert run_python(code, path=[install("torch")]) == ["reference", "torch", "reference"]
+
+
+def test_the_handle_in_a_task_that_outlives_the_first_block_keeps_the_blocks_backend(install):
+    code = """
+        import contextvars
+        import d2ldev
+        d2ldev.set_backend("reference")
+        d2ldev.backend.num_gpus()
+        with d2ldev.use_backend("torch"):
+            context = contextvars.copy_context()
+        show(d2ldev.backend.name)
+        show(context.run(lambda: d2ldev.backend.name))
+        show(d2ldev.backend.name)
+    """
+    assert run_python(code, path=[install("torch")]) == ["reference", "torch", "reference"]
+
+
 @pytest.mark.parametrize("function", [d2ldev.get_backend, d2ldev.set_backend])
 def test_the_handle_given_as_a_backend_is_the_active_one(restored_backend, reference, function):
     assert function(backend) is reference

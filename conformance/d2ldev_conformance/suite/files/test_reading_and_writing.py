@@ -7,7 +7,7 @@ import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
-from d2ldev.files.objects import tensors_of
+from d2ldev.operations.placing import named_tensors
 from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, numbers
@@ -25,7 +25,7 @@ def _saved_values(backend, obj):
     """The values of all that is saved of an object, by name."""
     return {
         name: backend.to_numpy(x)
-        for name, x in tensors_of(backend.framework, obj, "compare").items()
+        for name, x in named_tensors(backend.framework, obj, "compare", is_saved=True)
     }
 
 
