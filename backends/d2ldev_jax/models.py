@@ -67,7 +67,7 @@ class JaxModels(Models):
         attributes = vars(obj)
         for name, value in attributes.items():
             if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
-                yield name, value, partial(attributes.__setitem__, name)
+                yield name, value, attributes.__setitem__, name
 
 
 def value_of(variable: Any) -> Any:
@@ -88,4 +88,4 @@ def _part_of(variable: Any) -> Part:
             "it holds a jax.Ref, whose memory cannot be replaced, and other holders see the Ref",
             "make the model without: with nnx.use_refs(False): model = Model(...)",
         )
-    return "value", value, partial(object.__setattr__, variable, _slot(variable))
+    return "value", value, partial(object.__setattr__, variable), _slot(variable)

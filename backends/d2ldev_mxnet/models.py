@@ -75,7 +75,7 @@ class MXNetModels(Models):
         if isinstance(obj, _Block):
             return _parts_of_block(obj)
         if isinstance(obj, _ParameterDict):
-            return ((name, parameter, None) for name, parameter in obj.items())
+            return ((name, parameter, None, None) for name, parameter in obj.items())
         return _parts_of_trainer(obj) if isinstance(obj, _Trainer) else _parts_of_updater(obj)
 
     def _parts_of_parameter(self, parameter: Any) -> Iterator[Part]:
@@ -89,10 +89,10 @@ class MXNetModels(Models):
         for i, array in enumerate(arrays):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
-            yield f"data{suffix}", array, partial(arrays.__setitem__, i)
+            yield f"data{suffix}", array, arrays.__setitem__, i
             if parameter._grad is not None:
-                put = partial(_put_gradient, parameter, i, bool(array._fresh_grad))
-                yield f"grad{suffix}", parameter._grad[i], put
+                put = partial(_put_gradient, parameter, bool(array._fresh_grad))
+                yield f"grad{suffix}", parameter._grad[i], put, i
 
     def attached(self, x: Tensor) -> Iterator[Part]:
         owner = self._owners.get(id(x))
@@ -104,7 +104,7 @@ class MXNetModels(Models):
         # Another handle on the array as it is marked now, for when it has other memory.
         handle = mx.base.NDArrayHandle()
         mx.base.check_call(_library.MXShallowCopyNDArray(x.handle, ctypes.byref(handle)))
-        yield "grad", gradient, partial(_reattach, x, type(x)(handle), gradient)
+        yield "grad", gradient, partial(_reattach, x, type(x)(handle)), gradient
 
     def _gradient_of(self, x: Any) -> Any:
         gradient = x.grad
@@ -185,21 +185,21 @@ def ranks(parameters: Mapping[Any, Any]) -> dict[Any, int]:
 
 def _parts_of_block(block: Any) -> Iterator[Part]:
     for name, parameter in block._reg_params.items():
-        yield name, parameter, None
+        yield name, parameter, None, None
     prefix = block._params.prefix  # with a number that counts on from model to model
     for name, parameter in block._params.items():  # also those without an attribute
-        yield f"params.{name.removeprefix(prefix)}", parameter, None
+        yield f"params.{name.removeprefix(prefix)}", parameter, None, None
     for name, child in block._children.items():
-        yield name, child, None
+        yield name, child, None, None
     attributes = vars(block)
     for name, value in attributes.items():
         if name not in _OWN_ATTRIBUTES and not isinstance(value, _WITHOUT_ARRAYS):
-            yield name, value, partial(attributes.__setitem__, name)
+            yield name, value, attributes.__setitem__, name
 
 
 def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
     for parameter in trainer._params:
-        yield f"params.{parameter.name}", parameter, None
+        yield f"params.{parameter.name}", parameter, None, None
     for updater in trainer._updaters:
         yield from _parts_of_updater(updater)
 
@@ -207,11 +207,11 @@ def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
 def _parts_of_updater(updater: Any) -> Iterator[Part]:
     named = ranks(updater.optimizer.param_dict)
     for index in sorted(updater.states, key=lambda index: named.get(index, index)):
-        put = partial(updater.states.__setitem__, index)
-        yield f"states.{named.get(index, index)}", updater.states[index], put
+        name = f"states.{named.get(index, index)}"
+        yield name, updater.states[index], updater.states.__setitem__, index
 
 
-def _put_gradient(parameter: Any, i: int, is_fresh: bool, gradient: Any) -> None:
+def _put_gradient(parameter: Any, is_fresh: bool, i: int, gradient: Any) -> None:
     parameter._grad[i] = gradient
     _attach(parameter._data[i], gradient, parameter.grad_req, is_fresh)
 

@@ -107,7 +107,7 @@ class TensorFlowFiles(Files):
         return put
 
     def _variables_of(self, optimizer: Any) -> Iterator[tf.Variable]:
-        for _, value, _ in self._framework.models.parts(optimizer):
+        for _, value, _, _ in self._framework.models.parts(optimizer):
             if isinstance(value, tf.Variable):
                 yield value
             else:

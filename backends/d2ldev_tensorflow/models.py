@@ -188,7 +188,7 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
     yield from _attributes(layer, _own_attributes(), (keras.Variable,), _put_past_setattr)
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
-            yield f"{kind}.{index}", value, None
+            yield f"{kind}.{index}", value, None, None
 
 
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
@@ -204,7 +204,7 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     ]
     yield from _variables([*optimizer._variables, *others])
     for name, inner in inner_optimizers(optimizer):
-        yield name, inner, None
+        yield name, inner, None, None
 
 
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
@@ -226,7 +226,7 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
             name = variable.name
             name = f"{name}_{index}" if name in names else name
             names.add(name)
-            yield name, variable._value, None
+            yield name, variable._value, None, None
 
 
 def _attributes(
@@ -238,7 +238,7 @@ def _attributes(
         if name in own or name.startswith("_self_") or isinstance(value, skipped):
             continue
         if not _stays_on_the_host(value):
-            yield name, value, partial(put, obj, name)
+            yield name, value, partial(put, obj), name
 
 
 def _put_past_setattr(obj: Any, name: str, value: Any) -> None:

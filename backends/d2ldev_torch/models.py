@@ -23,9 +23,11 @@ from d2ldev.framework import Models, Part, Tensor
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
 # What every module has in its ``__dict__``: hooks and flags, and the three that are read below.
-_OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
+_is_own_attribute = frozenset(vars(torch.nn.Module())).__contains__
 # Most attributes are of these types, and hold no tensor.
-_WITHOUT_TENSORS = (bool, int, float, str, type(None), torch.dtype, torch.device)
+_WITHOUT_TENSORS: frozenset[type] = frozenset(
+    {bool, int, float, str, type(None), torch.dtype, torch.device}
+)
 
 
 class TorchModels(Models):
@@ -47,14 +49,14 @@ class TorchModels(Models):
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def parts(self, obj: Any) -> Iterator[Part]:
+    def parts(self, obj: Any) -> Iterable[Part]:
         if isinstance(obj, torch.nn.Module):
             return _module_parts(obj)
         return _optimizer_parts(obj)
 
     def attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:
-            return (("grad", x.grad, partial(setattr, x, "grad")),)
+            return (("grad", x.grad, x.__setattr__, "grad"),)
         return ()
 
     def is_refilled(self, x: Tensor) -> bool:
@@ -92,25 +94,33 @@ class TorchModels(Models):
         return stack
 
 
-def _module_parts(module: torch.nn.Module) -> Iterator[Part]:
-    # Not from ``vars``: those of a traced module are properties.
-    for kept in (module._parameters, module._buffers):
-        if kept:
-            put = kept.__setitem__
-            for name, value in kept.items():
-                if value is not None:
-                    yield name, value, partial(put, name)
-    for name, inner in module._modules.items():
-        yield name, inner, None
+def _module_parts(module: torch.nn.Module) -> list[Part]:
     attributes = vars(module)
-    for name in filterfalse(_OWN_ATTRIBUTES.__contains__, attributes):
+    # A module's ``__getattr__`` makes its attributes slow to read. A traced module has properties.
+    kept = attributes if "_parameters" in attributes else _properties(module)
+    parts: list[Part] = []
+    for tensors in (kept["_parameters"], kept["_buffers"]):
+        if tensors:
+            put = tensors.__setitem__
+            for name, value in tensors.items():
+                if value is not None:
+                    parts.append((name, value, put, name))
+    if modules := kept["_modules"]:
+        parts += [(name, inner, None, None) for name, inner in modules.items()]
+    for name in filterfalse(_is_own_attribute, attributes):
         value = attributes[name]
-        if not isinstance(value, _WITHOUT_TENSORS):
-            yield name, value, partial(attributes.__setitem__, name)
+        if type(value) not in _WITHOUT_TENSORS:
+            parts.append((name, value, attributes.__setitem__, name))
     cls: type = type(module)
     for name in _slots_of(cls):
         if hasattr(module, name):
-            yield name, getattr(module, name), partial(object.__setattr__, module, name)
+            put = partial(object.__setattr__, module)
+            parts.append((name, getattr(module, name), put, name))
+    return parts
+
+
+def _properties(module: torch.nn.Module) -> dict[str, Any]:
+    return {name: getattr(module, name) for name in ("_parameters", "_buffers", "_modules")}
 
 
 @lru_cache(1024)
@@ -129,12 +139,12 @@ def _optimizer_parts(optimizer: torch.optim.Optimizer) -> Iterator[Part]:
     for i, group in enumerate(optimizer.param_groups):
         for key, value in group.items():
             if key == "params" or not _is_host_scalar(value):
-                yield f"param_groups.{i}.{key}", value, partial(group.__setitem__, key)
+                yield f"param_groups.{i}.{key}", value, group.__setitem__, key
         for parameter in group["params"]:
             state = optimizer.state.get(parameter, {})
             for key, value in state.items():
                 if not (is_kept_on_host(key, group) and _is_host_scalar(value)):
-                    yield f"state.{index}.{key}", value, partial(state.__setitem__, key)
+                    yield f"state.{index}.{key}", value, state.__setitem__, key
             index += 1
 
 

@@ -343,7 +343,7 @@ class _Fitting:
 
         parts = [part for _, learned in self._models.values() for part in learned.parts]
         models = [("", model) for model, _ in self._models.values()]
-        nestings = [*[(name, value) for name, value, _ in parts], *models]
+        nestings = [*[(name, value) for name, value, _, _ in parts], *models]
         values = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
             dict(self._replaced)
         )
@@ -354,9 +354,9 @@ class _Fitting:
         def put() -> Any:
             for tensor, new in refilled:
                 framework.models.write(tensor, new)
-            for (_, value, put), new in zip(parts, values, strict=False):
+            for (_, value, put, key), new in zip(parts, values, strict=False):
                 if new is not value:
-                    put(new)
+                    put(key, new)
             for put_state in puts:
                 put_state()
             for _, learned in self._models.values():

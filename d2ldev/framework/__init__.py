@@ -35,7 +35,7 @@ from d2ldev.errors import (
 )
 from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
-from d2ldev.framework.models import Models, Part
+from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
 from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training
@@ -57,6 +57,7 @@ __all__ = [
     "Models",
     "Part",
     "Placed",
+    "Put",
     "Settings",
     "Shape",
     "Strict",

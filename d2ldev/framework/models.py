@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -14,13 +14,16 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid")
 """The activations that ``mlp`` knows, in every framework."""
 
 
+Put = Callable[[Any, Any], object]
+"""What stores a value under a key, such as a dict's ``__setitem__``. It must not fail."""
+
 # A plain tuple: a named one takes five times as long to make, for each parameter of a model.
-Part = tuple[str, Any, Callable[[Any], object] | None]
-"""One thing that a framework's object keeps: ``(name, value, put)``.
+Part = tuple[str, Any, Put | None, Any]
+"""One thing that a framework's object keeps: ``(name, value, put, key)``.
 
 ``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
-tensor, a nesting, or another object of the framework. ``put`` stores another value in its stead,
-and must not fail; it is None for what is never replaced, an object or a tensor that is refilled.
+tensor, a nesting, or another object of the framework. ``put(key, other)`` stores another value in
+its stead; ``put`` is None for what is never replaced, an object or a tensor that is refilled.
 """
 
 
@@ -59,12 +62,12 @@ class Models:
 
     # -- placing ----------------------------------------------------------------------------------
 
-    def parts(self, obj: Any) -> Iterator[Part]:
-        """Yield what one of ``types`` keeps: each tensor, nesting of tensors, or object.
+    def parts(self, obj: Any) -> Iterable[Part]:
+        """Return what one of ``types`` keeps: each tensor, nesting of tensors, or object.
 
         Called by ``place``, ``placement``, ``save`` and ``load_into``.
         """
-        return iter(())
+        return ()
 
     def attached(self, x: Tensor) -> Iterable[Part]:
         """Return what hangs on a tensor and has to be where it is, such as its gradient."""

@@ -84,13 +84,15 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     for leaf in flat.others.values():
         what = _foreign(framework, leaf)
         raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
-    # What comes to one device is copied together, as a framework may do it at less cost.
-    keys: dict[Device, list[int]] = {}
-    for key, tensor in flat.tensors.items():
-        keys.setdefault(target or device_of(tensor), []).append(key)
+    tensors = flat.tensors
+    places = {target} if target is not None else set(map(device_of, tensors.values()))
     changed: dict[int, Tensor] = {}
-    for place, there in keys.items():
-        new = copies(framework, [flat.tensors[key] for key in there], place, attempted)
+    for place in places:
+        # What is on one device is copied together, as a framework may do it at less cost.
+        there = tensors
+        if len(places) > 1:
+            there = {key: x for key, x in tensors.items() if device_of(x) is place}
+        new = copies(framework, list(there.values()), place, attempted)
         changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)
 

@@ -13,12 +13,11 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
-from d2ldev.framework import DeviceLike, Framework, Models, Part
+from d2ldev.framework import DeviceLike, Framework, Models, Part, Put
 from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import flatten_all, joined, leaves, too_deep
 from d2ldev.operations import devices, moving
@@ -45,9 +44,10 @@ class Inventory:
         self._kinds = framework.kinds
         self._attempted = attempted
         self._is_saved = is_saved
+        self._attached = framework.models.attached
         self._seen: set[int] = set()
-        self.parts: list[tuple[str, Any, Callable[[Any], object]]] = []
-        """What may have to be put back: its full name, itself, and what stores another value."""
+        self.parts: list[tuple[str, Any, Put, Any]] = []
+        """The parts that may have to be put back, each under its full name."""
         self.entries: list[tuple[str, Any]] = []
         """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
@@ -77,33 +77,33 @@ class Inventory:
 
     def _add_tensor(self, name: str, value: Any) -> None:
         self.entries.append((name, value))
-        key = id(value)
-        if key not in self._seen:
-            self._seen.add(key)
-            attached = () if self._is_saved else self.framework.models.attached(value)
-            for part_name, inner, put in attached:
+        if id(value) not in self._seen:
+            self._seen.add(id(value))
+            attached = () if self._is_saved else self._attached(value)
+            for part_name, inner, put, key in attached:
                 full_name = joined(name, part_name)
                 self.entries.append((full_name, inner))
                 if put is not None:
-                    self.parts.append((full_name, inner, put))
+                    self.parts.append((full_name, inner, put, key))
 
     def _add_object(self, name: str, value: Any) -> None:
         self._seen.add(id(value))
         self.objects.append(value)
         kinds, seen = self._kinds, self._seen
+        add_tensor, may_be_put_back = self._add_tensor, self.parts.append
         prefix = f"{name}." if name else ""
-        for part_name, inner, put in self._parts_of(value, name):
+        for part_name, inner, put, key in self._parts_of(value, name):
             full_name = prefix + part_name
             kind = kinds[type(inner)]
             if kind is TENSOR:
-                self._add_tensor(full_name, inner)
+                add_tensor(full_name, inner)
                 if put is not None:
-                    self.parts.append((full_name, inner, put))
+                    may_be_put_back((full_name, inner, put, key))
             elif kind is OBJECT:
                 if id(inner) not in seen:
                     self._add_object(full_name, inner)
             elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner) and put:
-                self.parts.append((full_name, inner, put))
+                may_be_put_back((full_name, inner, put, key))
 
     def _parts_of(self, value: Any, name: str) -> list[Part]:
         framework = self.framework
@@ -160,15 +160,15 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
             replaced[id(old)] = new
 
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(name, value) for name, value, _ in inventory.parts]
+    nestings = [(name, value) for name, value, _, _ in inventory.parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
-    for (_, value, put), new in zip(inventory.parts, values, strict=True):
+    for (_, value, put, key), new in zip(inventory.parts, values, strict=True):
         if new is not value:
-            put(new)
+            put(key, new)
     for moved in inventory.objects:
         models.finish(moved)
     _settle(inventory, device)

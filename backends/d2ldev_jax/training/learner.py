@@ -81,7 +81,7 @@ class JaxLearner(Learner):
                 f"it has no parameters: nothing of it is {self._optimizer.wrt}",
                 "self.weight = nnx.Param(...) in its __init__",
             )
-        _, parameter = next(placing.named_tensors(self._framework, self._model))
+        _, parameter = placing.named_tensors(self._framework, self._model)[0]
         self._device = self._framework.tensors.device_of(parameter)
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)

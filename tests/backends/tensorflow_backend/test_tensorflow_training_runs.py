@@ -1,5 +1,6 @@
 """``Trainer`` on TensorFlow: ``tf.data``, batches by name, Keras' losses, traces, resuming."""
 
+import os
 from functools import partial
 
 import keras
@@ -503,7 +504,7 @@ def test_what_is_no_state_of_a_generator_is_refused(backend, state):
 
 _KILLED = """
 import os, sys
-sys.path.insert(0, os.environ["FOLDER"])
+sys.path[:0] = os.environ["FOLDERS"].split(os.pathsep)
 import test_tensorflow_training_runs as runs
 
 backend = d2ldev.get_backend("tensorflow")
@@ -526,8 +527,9 @@ show(runs.run_of(backend, "float16", 4, **options))
 
 def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(run, request, path):
     def running(batches, file):
-        variables = {"FOLDER": str(request.path.parent), "D2LDEV_VIRTUAL_GPUS": "1"}
-        (shown,) = run(_KILLED, **variables, BATCHES=str(batches), FILE=str(file))
+        folders = os.pathsep.join(map(str, (request.path.parent, request.path.parents[2])))
+        variables = {"D2LDEV_VIRTUAL_GPUS": "1", "BATCHES": str(batches), "FILE": str(file)}
+        (shown,) = run(_KILLED, FOLDERS=folders, **variables)
         return shown
 
     expected = running(-1, "")

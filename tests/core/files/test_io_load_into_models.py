@@ -37,7 +37,7 @@ class CellModels(ReferenceModels):
 
     def parts(self, obj):
         for name, x in getattr(obj, "tensors", {}).items():
-            yield name, x, lambda new, name=name: obj.tensors.__setitem__(name, new)
+            yield name, x, obj.tensors.__setitem__, name
 
     def is_refilled(self, x):
         return self.refilled

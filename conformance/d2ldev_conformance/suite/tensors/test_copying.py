@@ -220,14 +220,16 @@ def test_what_is_no_tensor_is_refused_with_the_fix(backend, place, method, value
 
 
 @requirement("copy.out-of-memory-leaves-the-source", section=SECTION)
-def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, monkeypatch):
+@pytest.mark.parametrize("batch", [lambda x: x, lambda x: {"x": x}], ids=["tensor", "batch"])
+def test_a_copy_that_fails_is_translated_and_leaves_the_source(backend, place, monkeypatch, batch):
     x = backend.ones(2, device=place)
 
     def full(*_):
         raise MemoryError("none left")
 
+    monkeypatch.setattr(backend.framework.tensors, "copy", full)
     monkeypatch.setattr(backend.framework.tensors, "copy_all", full)
     with pytest.raises(MemoryError, match="none left") as caught:
-        backend.copy(x, place)
+        backend.copy(batch(x), place)
     assert isinstance(caught.value.__cause__, MemoryError)
     assert backend.device_of(x) is place
