@@ -66,8 +66,6 @@ _Library: Any = torch.library.Library
 
 
 def _set_up(hardware: Accelerator) -> None:
-    if not hardware.count():  # real GPUs have threads of the engine's anyway
-        autograd.start_engine()
     _name_the_device()
     everything = _Library("_", "IMPL")
     everything.fallback(fall_back, "PrivateUse1")
