@@ -9,7 +9,7 @@
   would wait for ever for a batch that a worker puts on a virtual GPU.
 - ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
   and emptying the cache of pinned memory ends the process. What is about an allocator's memory is
-  an internal error of torch's; ``torch.vgpu.memory_allocated`` tells what tensors hold.
+  an internal error of torch's.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/DeviceAccelerator.cpp
 """
 
