@@ -129,9 +129,7 @@ class TorchTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        generator = None
-        if seed is not None:
-            generator = self._devices.accelerator.generator(native).manual_seed(seed)
+        generator = None if seed is None else torch.Generator(native).manual_seed(seed)
         draw = torch.rand if distribution == "uniform" else torch.randn
         return draw(shape, generator=generator, dtype=dtype, device=native)
 

@@ -34,23 +34,6 @@ def _copy_(
     return destination
 
 
-def _copy_from(
-    source: torch.Tensor, destination: torch.Tensor, _non_blocking: bool = False
-) -> torch.Tensor:
-    return _copy_(destination, source)
-
-
-def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    return _copy_(destination.resize_(source.shape), source)
-
-
-def _foreach_copy_(
-    destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
-) -> None:
-    for destination, source in zip(destinations, sources, strict=True):
-        destination.copy_(source, non_blocking)
-
-
 def _to_copy(
     x: torch.Tensor,
     *,
@@ -149,9 +132,6 @@ def _has_compatible_shallow_copy_type(x: torch.Tensor, other: torch.Tensor) -> b
 
 COPY_KERNELS: Mapping[str, Callable[..., Any]] = {
     "copy_": _copy_,
-    "_copy_from": _copy_from,
-    "_copy_from_and_resize": _copy_from_and_resize,
-    "_foreach_copy_": _foreach_copy_,
     "_to_copy": _to_copy,
     "resize_": _resize_,
     "set_": _set_,
