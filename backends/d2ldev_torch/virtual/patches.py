@@ -60,15 +60,14 @@ def _share_no_memory() -> None:
     make_shared = storage_type._new_shared.__func__
 
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        native = torch.device(device)
-        if native.type == NAME:
-            raise UnsupportedValueError(
-                "share memory with other processes",
-                f"the memory of {native} belongs to this process",
-                "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
-                [native],
-            )
-        return make_shared(cls, size, device=device)
+        if torch.device(device).type != NAME:
+            return make_shared(cls, size, device=device)
+        raise UnsupportedValueError(
+            "share memory with other processes",
+            f"the memory of {device} belongs to this process",
+            "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
+            [device],
+        )
 
     storage_type._new_shared = classmethod(new_shared)
 
