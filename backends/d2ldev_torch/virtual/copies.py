@@ -35,26 +35,16 @@ def _copy_(
 
 
 def _to_copy(
-    x: torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
+    x: torch.Tensor, *, device: torch.device | None = None, **options: Any
 ) -> torch.Tensor:
     """Copy for ``to`` and all that is built on it."""
     target = x.device if device is None else device
-    options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
     if target.type not in (NAME, "cpu"):
-        elsewhere: torch.Tensor = _aten._to_copy.default(
-            _on_cpu(x), device=target, pin_memory=pin_memory, non_blocking=non_blocking, **options
-        )
+        elsewhere: torch.Tensor = _aten._to_copy.default(_on_cpu(x), device=target, **options)
         return elsewhere
     index = index_of(target) if target.type == NAME else -1
     new: torch.Tensor = _aten._to_copy.default.redispatch(
-        CPU_KEYS, _on_cpu(x), device=_CPU, pin_memory=pin_memory, **options
+        CPU_KEYS, _on_cpu(x), device=_CPU, **options
     )
     return new if index < 0 else as_virtual(new, index)
 
