@@ -16,19 +16,20 @@ class TorchFramework(Framework):
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
-        from d2ldev_torch.devices import TorchDevices, find_accelerator
+        from d2ldev_torch.devices import Accelerator, TorchDevices, find_accelerator
         from d2ldev_torch.files import TorchFiles
         from d2ldev_torch.models import TorchModels
         from d2ldev_torch.strict import TorchStrict
         from d2ldev_torch.tensors import TorchTensors
         from d2ldev_torch.training import TorchTraining
 
-        accelerator = find_accelerator()
         if virtual_gpus:
             # Imported only where they are asked for: they change what torch knows of devices.
             from d2ldev_torch.virtual.accelerator import VirtualAccelerator
 
-            accelerator = VirtualAccelerator(virtual_gpus, accelerator)
+            accelerator: Accelerator = VirtualAccelerator(virtual_gpus)
+        else:
+            accelerator = find_accelerator()
         self.devices = TorchDevices(accelerator)
         self.tensors = TorchTensors(self.devices)
         self.models = TorchModels()

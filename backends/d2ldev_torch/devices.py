@@ -106,10 +106,6 @@ class Accelerator:
             return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
         return [x.to(native, copy=True) for x in xs]
 
-    def generator(self, native: torch.device) -> torch.Generator:
-        """Return a new generator for random numbers on a device: one of these, or the CPU."""
-        return torch.Generator(native)
-
     def synchronize(self, index: int) -> None:
         """Wait for one; one without a context has nothing to wait for."""
         if self._has_context(index):

@@ -47,8 +47,7 @@ class TorchStrict(Strict):
         operation = _line_that_failed(error.__traceback__)
         generator = _GENERATOR.search(text)
         if generator is not None:
-            place, other = map(_device, generator.groups())
-            return generator_mismatch(operation, place, other, text)
+            return generator_mismatch(operation, *map(_device, generator.groups()))
         devices = _devices_of_types(text)
         if not devices and _SHOULD_AGREE.search(text):
             devices = [_device(kind, index) for kind, index in _DEVICE.findall(text)]
@@ -89,20 +88,11 @@ def _line_that_failed(traceback: TracebackType | None) -> str:
     return lines[-1] if lines and lines[-1] else "an operation"
 
 
-def generator_mismatch(
-    operation: str, place: Device, other: Device, text: str
-) -> DeviceMismatchError:
-    """Return the error of an operation whose generator is on another device.
-
-    Args:
-        operation: its name.
-        place: where its numbers are drawn.
-        other: where the generator is.
-        text: torch's own.
-    """
+def generator_mismatch(operation: str, place: Device, other: Device) -> DeviceMismatchError:
+    """Return the error of an operation that draws on a device by a generator on another one."""
     return DeviceMismatchError(
         f"run {operation}",
-        f"its numbers are drawn on {place}, by a generator on {other}: {text}",
+        f"its numbers are drawn on {place}, by a generator on {other}",
         f"generator = torch.Generator(backend.native('{place}'))",
         [place, other],
     )

@@ -129,9 +129,7 @@ class TorchTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        generator = None
-        if seed is not None:
-            generator = self._devices.accelerator.generator(native).manual_seed(seed)
+        generator = None if seed is None else torch.Generator(native).manual_seed(seed)
         draw = torch.rand if distribution == "uniform" else torch.randn
         return draw(shape, generator=generator, dtype=dtype, device=native)
 
@@ -162,8 +160,8 @@ class TorchTensors(Tensors):
         Raises:
             BufferError: if the memory is read-only or is walked backwards, or ``x`` refuses.
         """
-        if isinstance(x, torch.Tensor) and self._is_virtual(x):
-            # DLPack has no name for a virtual GPU, and needs none within torch.
+        if isinstance(x, torch.Tensor):  # also on a virtual GPU, for which DLPack has no name
+            self.device_of(x)  # a tensor without bytes is refused, by name
             if x.requires_grad:
                 raise BufferError("it requires a gradient: x.detach()")
             return x.detach()
@@ -174,10 +172,6 @@ class TorchTensors(Tensors):
         if description_of(capsule).is_walked_backwards:
             raise BufferError("torch has no negative strides")
         return torch.utils.dlpack.from_dlpack(capsule)
-
-    def _is_virtual(self, x: torch.Tensor) -> bool:
-        device = self._devices.from_native(x.device)
-        return device is not None and self._devices.platform(device) == "virtual"
 
     # -- for logs ---------------------------------------------------------------------------------
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from d2ldev.device import Device
 from d2ldev.errors import describe
-from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Training
+from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tensors, Training
 from d2ldev.framework.training import refused_state
 from d2ldev_torch.devices import Accelerator
 from d2ldev_torch.training.learner import TorchLearner
-from d2ldev_torch.training.prefetching import SideStream
 
 
 class TorchTraining(Training):
@@ -92,7 +92,7 @@ class TorchTraining(Training):
     def _check_state(self, native: torch.device, state: Any) -> None:
         """Set a state on a generator that is thrown away: torch refuses what is none."""
         try:
-            self._accelerator.generator(native).set_state(state)
+            torch.Generator(native).set_state(state)
         except (RuntimeError, TypeError) as error:
             raise refused_state("generator", str(error)) from error
 
@@ -104,3 +104,47 @@ def _generators(loader: Any) -> list[torch.Generator]:
     """
     own = (getattr(holder, "generator", None) for holder in (loader, loader.sampler))
     return list(dict.fromkeys([torch.default_generator, *(each for each in own if each)]))
+
+
+class SideStream(Copier):
+    """Copies to a GPU beside what it computes: from pinned memory, in a stream of their own.
+
+    Out of memory that the system may move, torch copies while Python waits; in the stream that
+    computes a copy waits for all that was queued before it.
+
+    Args:
+        tensors: the room of tensors, which makes the other copies.
+        module: ``torch.cuda`` or ``torch.xpu``.
+        native: where to.
+    """
+
+    def __init__(self, tensors: Tensors, module: ModuleType, native: torch.device) -> None:
+        self._tensors, self._module, self._native = tensors, module, native
+        self._stream = module.Stream(device=native)
+        self._copies: list[torch.Tensor] = []
+
+    def copy_all(self, xs: list[Tensor]) -> list[Tensor]:
+        return [self._copied(x) for x in xs]
+
+    def _copied(self, x: Tensor) -> Tensor:
+        if not (x.is_cpu and x.layout is torch.strided and not x.requires_grad):
+            # What a GPU computes, or what gradients flow through, keeps its place in the queue.
+            return self._tensors.copy(x, self._native)
+        with self._module.stream(self._stream):
+            new = x.pin_memory().to(self._native, non_blocking=True)
+        self._copies.append(new)
+        return new
+
+    def started(self) -> tuple[Any, list[torch.Tensor]]:
+        """Return the event after the copies of a batch, and these copies."""
+        copies, self._copies = self._copies, []
+        return self._stream.record_event(), copies
+
+    def finish(self, mark: tuple[Any, list[torch.Tensor]]) -> None:
+        event, copies = mark
+        current = self._module.current_stream(self._native)
+        current.wait_event(event)
+        for x in copies:
+            # Else the allocator, which knows only the side stream, would give the memory to the
+            # next batch while this one is still computed with.
+            x.record_stream(current)

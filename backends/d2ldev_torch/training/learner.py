@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -74,10 +73,12 @@ class TorchLearner(Learner):
                 "model.requires_grad_(True)",
             )
         self._loss = loss_among(settings, _LOSSES)
-        self._model, self._modes = model, Modes(model)
+        self._model = model
+        self._was_training = model.training
+        self._frozen = self._in_evaluation() if model.training else []
         self._optimizer: torch.optim.Optimizer | None = None
         if not (isinstance(settings.optimizer, str) and self._is_lazy()):
-            self._use(self._made_optimizer())
+            self._optimizer = self._made_optimizer()
 
     def _is_lazy(self) -> bool:
         return any(torch.nn.parameter.is_lazy(p) for p in self._model.parameters())
@@ -104,24 +105,18 @@ class TorchLearner(Learner):
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
         return placed
 
-    def _use(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        # LBFGS computes the loss several times in a step, and has no other way of stepping.
-        self._needs_closure = closure is not None and closure.default is inspect.Parameter.empty
-
     @property
     def parts(self) -> dict[str, Any]:
         return {"model": self._model, "optimizer": self._optimizer}
 
     def replace(self, parts: dict[str, Any]) -> None:
-        if parts["model"] is not self._model:
-            self._model, self._modes = parts["model"], Modes(parts["model"])
-        if parts["optimizer"] is not None:
-            self._use(parts["optimizer"])
+        self._model, self._optimizer = parts["model"], parts["optimizer"]
 
     def sync(self) -> None:
-        self._modes.restore()
+        if self._was_training:
+            self._train()
+        else:
+            self._evaluate()
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -129,19 +124,33 @@ class TorchLearner(Learner):
         return input_names(getattr(self._model, "_orig_mod", self._model).forward)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self._modes.train()
-        optimizer = self._optimizer
-        if optimizer is None:
+        if self._optimizer is None:
+            self.build(inputs)
+        self._train()
+        optimizer: Any = self._optimizer
+        results: list[tuple[Tensor, Any]] = []
+
+        def compute() -> Tensor:
+            optimizer.zero_grad()
             loss, prediction = self._losses(inputs, y)
-            self._use(self._made_optimizer())
-            return self._descend(self._optimizer, loss, prediction)
-        if self._needs_closure:
-            return self._search(optimizer, inputs, y)
-        optimizer.zero_grad()
-        return self._descend(optimizer, *self._losses(inputs, y))
+            loss.backward()
+            self._clip(optimizer)
+            results.append((loss.detach(), self._detached(prediction)))
+            return loss
+
+        if self._needs_closure():
+            optimizer.step(compute)
+        else:
+            compute()
+            optimizer.step()
+        return results[0]
+
+    def _needs_closure(self) -> bool:
+        # It computes the loss several times in a step.
+        return isinstance(self._optimizer, torch.optim.LBFGS)
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self._modes.evaluate()
+        self._evaluate()
         with torch.no_grad():
             return self._losses(inputs, y)
 
@@ -150,27 +159,6 @@ class TorchLearner(Learner):
         loss = self._loss(prediction, y)
         check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)
         return loss, prediction
-
-    def _descend(self, optimizer: Any, loss: Tensor, prediction: Any) -> tuple[Tensor, Any]:
-        loss.backward()
-        self._clip(optimizer)
-        optimizer.step()
-        return loss.detach(), self._detached(prediction)
-
-    def _search(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        first: list[Any] = []
-
-        def closure() -> Tensor:
-            optimizer.zero_grad()
-            loss, prediction = self._losses(inputs, y)
-            loss.backward()
-            self._clip(optimizer)
-            if not first:
-                first.extend((loss.detach(), self._detached(prediction)))
-            return loss
-
-        optimizer.step(closure)
-        return first[0], first[1]
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
@@ -185,6 +173,28 @@ class TorchLearner(Learner):
         flat = flatten(prediction, self._framework.kinds, "take a step of training")
         return flat.unflatten({key: x.detach() for key, x in flat.tensors.items()})
 
+    # -- modes ------------------------------------------------------------------------------------
+
+    # ``Module.train()`` puts every module in it into training mode, also those that the user put
+    # into evaluation mode to freeze them, such as the batch normalisation of a network that is
+    # fine-tuned. They stay in it here. Only the model's own flag is asked in every step.
+
+    def _train(self) -> None:
+        if not self._model.training:
+            self._model.train()
+            frozen = set(self._frozen)
+            for name, module in self._model.named_modules():
+                if name in frozen:
+                    module.training = False
+
+    def _evaluate(self) -> None:
+        if self._model.training:
+            self._frozen = self._in_evaluation()
+            self._model.eval()
+
+    def _in_evaluation(self) -> list[str]:
+        return [name for name, module in self._model.named_modules() if not module.training]
+
     # -- resuming ---------------------------------------------------------------------------------
 
     @property
@@ -193,95 +203,38 @@ class TorchLearner(Learner):
 
     def build(self, inputs: tuple[Any, ...]) -> None:
         # In evaluation mode, in which no running mean is changed.
-        self._modes.evaluate()
+        self._evaluate()
         with torch.no_grad():
             self._model(*inputs)
         if self._optimizer is None:
-            self._use(self._made_optimizer())
+            self._optimizer = self._made_optimizer()
 
     def modes(self) -> dict[str, list[str]]:
         parameters = self._model.named_parameters()
         return {
             "frozen": [name for name, parameter in parameters if not parameter.requires_grad],
-            "evaluation": self._modes.frozen,
+            "evaluation": self._in_evaluation() if self._model.training else self._frozen,
         }
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         known = {
-            "frozen": {name for name, _ in self._model.named_parameters()},
+            "frozen": [name for name, _ in self._model.named_parameters()],
             # Not the model itself, which is trained.
-            "evaluation": {name for name, _ in self._model.named_modules() if name},
+            "evaluation": [name for name, _ in self._model.named_modules() if name],
         }
-        if not isinstance(modes, Mapping) or modes.keys() != known.keys():
-            raise refused_state("model", f"{describe(modes)} says nothing of its modes")
         for key, names in known.items():
-            if not isinstance(modes[key], list) or not all(
-                isinstance(name, str) and name in names for name in modes[key]
-            ):
-                raise refused_state("model", f"{key} is {describe(modes[key])}")
+            found = modes.get(key) if isinstance(modes, Mapping) else None
+            if not isinstance(found, list) or not all(name in names for name in found):
+                raise refused_state("model", f"{key} is {describe(found)}")
 
         def put() -> None:
             for name, parameter in self._model.named_parameters():
                 # Not by ``requires_grad_``, which a parameter without a shape refuses.
                 parameter.requires_grad = name not in modes["frozen"]
-            self._modes.freeze(modes["evaluation"])
+            is_training = self._model.training
+            self._model.eval()
+            self._frozen = modes["evaluation"]
+            if is_training:
+                self._train()
 
         return put
-
-
-class Modes:
-    """The training and evaluation modes of a module and of all modules in it.
-
-    ``Module.train()`` puts every module in it into training mode, also those that the user put into
-    evaluation mode to freeze them, such as the batch normalisation of a network that is fine-tuned.
-    They stay in it here. Only the module's own flag is asked in every step, which costs nothing.
-
-    Args:
-        module: the module, in the mode in which ``restore`` will leave it. If it is in training
-            mode itself, those in it that are not are never put into it; else all of them are.
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._module = module
-        self._was_training = module.training
-        self._frozen = _in_evaluation(module) if module.training else []
-
-    def train(self) -> None:
-        """Put it into training mode, but for what is frozen."""
-        if not self._module.training:
-            self._begin()
-
-    def _begin(self) -> None:
-        self._module.train()
-        for module in self._frozen:
-            module.training = False
-
-    def evaluate(self) -> None:
-        """Put all of it into evaluation mode; what is in it now stays in it after this."""
-        if self._module.training:
-            self._frozen = _in_evaluation(self._module)
-            self._module.eval()
-
-    @property
-    def frozen(self) -> list[str]:
-        """The names of the modules that ``train`` leaves in evaluation mode."""
-        frozen = _in_evaluation(self._module) if self._module.training else self._frozen
-        ids = {id(inner) for inner in frozen}
-        return [name for name, inner in self._module.named_modules() if id(inner) in ids]
-
-    def freeze(self, names: list[str]) -> None:
-        """Have ``train`` leave these in evaluation mode, and no others."""
-        self._frozen = [inner for name, inner in self._module.named_modules() if name in names]
-        if self._module.training:
-            self._begin()
-
-    def restore(self) -> None:
-        """Put it into the mode in which it was handed over."""
-        if self._was_training:
-            self.train()
-        else:
-            self.evaluate()
-
-
-def _in_evaluation(module: torch.nn.Module) -> list[torch.nn.Module]:
-    return [inner for inner in module.modules() if not inner.training]

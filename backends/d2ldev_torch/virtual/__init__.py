@@ -24,8 +24,9 @@ What torch's hooks for backends in Python lack, and is not made up for:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 - The current device is always the first.
-- Where there are real GPUs, the engine's threads for those are started: after a backward pass, a
-  forked process goes forward only, as without virtual GPUs.
+- After a backward pass a forked process goes forward only, as with real GPUs.
+- Forward-mode derivatives (``forward_ad``) of operators that torch composes by device, such as
+  attention, are torch's own error; ``torch.func`` has them.
 - There is no allocator: a storage does not grow, and ``torch.accelerator`` tells no memory.
 - There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy, and
   ``torch.empty(..., pin_memory=True)`` is torch's own error.

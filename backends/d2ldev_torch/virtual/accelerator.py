@@ -32,17 +32,15 @@ class VirtualAccelerator(Accelerator):
 
     Args:
         number: of virtual GPUs.
-        hardware: the accelerator that this machine has.
 
     Raises:
-        DeviceUnavailableError: if another package uses the one spare device type that torch
-            has, or if there is another number of virtual GPUs already.
+        DeviceUnavailableError: if another package uses the one spare device type of torch's.
     """
 
-    def __init__(self, number: int, hardware: Accelerator) -> None:
+    def __init__(self, number: int) -> None:
         devices.make(number)
         if not _libraries:
-            _set_up(hardware)
+            _set_up()
         super().__init__(NAME, "virtual", torch_module)
 
     def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
@@ -57,7 +55,7 @@ class VirtualAccelerator(Accelerator):
 
     def memory(self, index: int) -> Memory:
         """Return what tensors hold; of the host's memory there is no share."""
-        return Memory(*memory.used_and_peak(index), None)
+        return Memory(memory.used(index), None, None)
 
 
 # What is registered with torch stays so for as long as these live.
@@ -65,9 +63,7 @@ _libraries: list[Any] = []
 _Library: Any = torch.library.Library
 
 
-def _set_up(hardware: Accelerator) -> None:
-    if not hardware.count():  # real GPUs have threads of the engine's anyway
-        autograd.start_engine()
+def _set_up() -> None:
     _name_the_device()
     everything = _Library("_", "IMPL")
     everything.fallback(fall_back, "PrivateUse1")

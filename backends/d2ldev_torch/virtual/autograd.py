@@ -19,7 +19,6 @@ as well, and has gradients of its own.
 from __future__ import annotations
 
 import ctypes
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -36,15 +35,13 @@ _raise_pending.restype = None
 _raise_pending.argtypes = []
 
 
-class _Pending(threading.local):
-    """The exceptions that the guard took in backward passes of a thread."""
+class _Taken(threading.local):
+    """The exception that the guard took last in this thread."""
 
-    def __init__(self) -> None:
-        self.depth = 0
-        self.errors: list[BaseException] = []
+    error: BaseException | None = None
 
 
-_pending = _Pending()
+_taken = _Taken()
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
@@ -55,11 +52,7 @@ class DeviceGuard(torch._C._acc.DeviceGuard):
         try:
             _raise_pending()
         except BaseException as error:
-            if _pending.depth:
-                _pending.errors.append(error)
-            else:
-                # Outside of a backward pass nobody is left to raise it.
-                sys.excepthook(type(error), error, error.__traceback__)
+            _taken.error = error
         return torch._C._autograd.DeviceType.PrivateUse1
 
 
@@ -68,29 +61,15 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
 
     def run_backward(self, *args: Any, **kwargs: Any) -> Any:
         """See ``torch.autograd.backward``."""
-        before = len(_pending.errors)
-        _pending.depth += 1
         try:
             with torch.autograd.set_multithreading_enabled(False):
                 return super().run_backward(*args, **kwargs)
         except SystemError:
             # An exception without an exception: the guard has it.
-            if len(_pending.errors) == before:
+            error, _taken.error = _taken.error, None
+            if error is None:
                 raise
-            raise _pending.errors[before] from None
-        finally:
-            _pending.depth -= 1
-            del _pending.errors[before:]
-
-
-def start_engine() -> None:
-    """Have torch start its engine while it knows no virtual GPU, and so without their thread.
-
-    With a thread, torch refuses every backward pass of a process that is forked after one.
-    https://github.com/pytorch/pytorch/wiki/Autograd-and-Fork
-    """
-    with torch.inference_mode(False), torch.enable_grad():
-        torch.autograd.backward(torch.ones((), requires_grad=True))
+            raise error from None
 
 
 def install() -> None:
@@ -127,10 +106,6 @@ class _AsCpu(torch.autograd.Function):
         ctx.saved_tensors  # noqa: B018 - raises if an operand was changed in place
         return _to_virtual(gradient, ctx.index)
 
-    @staticmethod
-    def jvp(_ctx: Any, tangent: torch.Tensor) -> torch.Tensor:
-        return _to_cpu(tangent)
-
 
 class _AsVirtual(torch.autograd.Function):
     """``as_virtual`` with a gradient."""
@@ -147,25 +122,9 @@ class _AsVirtual(torch.autograd.Function):
     def backward(_ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
         return _to_cpu(gradient), None
 
-    @staticmethod
-    def jvp(ctx: Any, tangent: torch.Tensor, _index: None) -> torch.Tensor:
-        return _to_virtual(tangent, ctx.index)
-
 
 _to_cpu: Callable[[torch.Tensor], torch.Tensor] = _AsCpu.apply
 _to_virtual: Callable[[torch.Tensor, int], torch.Tensor] = _AsVirtual.apply
-
-
-class _DifferentiableOperands(Operands):
-    """Operands whose aliases autograd records."""
-
-    __slots__ = ()
-
-    def _alias(self, value: torch.Tensor) -> torch.Tensor:
-        return _to_cpu(value)
-
-    def _take(self, result: torch.Tensor) -> torch.Tensor:
-        return _to_virtual(result, self.index)
 
 
 def run_composite(schema: Schema, *args: Any, **kwargs: Any) -> Any:
@@ -183,7 +142,7 @@ def _are_fake() -> bool:
 
 def run_differentiable(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     """Run a whole operator on the CPU: under its autocast, if ``torch.autocast('vgpu')`` is on."""
-    operands = _DifferentiableOperands(schema)
+    operands = Operands(schema, _to_cpu, _to_virtual)
     new, named = operands.to_cpu(args, kwargs)
     with autocast_of_kernels():
         return operands.to_virtual(schema.op(*new, **named))

@@ -34,44 +34,17 @@ def _copy_(
     return destination
 
 
-def _copy_from(
-    source: torch.Tensor, destination: torch.Tensor, _non_blocking: bool = False
-) -> torch.Tensor:
-    return _copy_(destination, source)
-
-
-def _copy_from_and_resize(source: torch.Tensor, destination: torch.Tensor) -> torch.Tensor:
-    return _copy_(destination.resize_(source.shape), source)
-
-
-def _foreach_copy_(
-    destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
-) -> None:
-    for destination, source in zip(destinations, sources, strict=True):
-        destination.copy_(source, non_blocking)
-
-
 def _to_copy(
-    x: torch.Tensor,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: torch.layout | None = None,
-    device: torch.device | None = None,
-    pin_memory: bool | None = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
+    x: torch.Tensor, *, device: torch.device | None = None, **options: Any
 ) -> torch.Tensor:
     """Copy for ``to`` and all that is built on it."""
     target = x.device if device is None else device
-    options = {"dtype": dtype, "layout": layout, "memory_format": memory_format}
     if target.type not in (NAME, "cpu"):
-        elsewhere: torch.Tensor = _aten._to_copy.default(
-            _on_cpu(x), device=target, pin_memory=pin_memory, non_blocking=non_blocking, **options
-        )
+        elsewhere: torch.Tensor = _aten._to_copy.default(_on_cpu(x), device=target, **options)
         return elsewhere
     index = index_of(target) if target.type == NAME else -1
     new: torch.Tensor = _aten._to_copy.default.redispatch(
-        CPU_KEYS, _on_cpu(x), device=_CPU, pin_memory=pin_memory, **options
+        CPU_KEYS, _on_cpu(x), device=_CPU, **options
     )
     return new if index < 0 else as_virtual(new, index)
 
@@ -149,9 +122,6 @@ def _has_compatible_shallow_copy_type(x: torch.Tensor, other: torch.Tensor) -> b
 
 COPY_KERNELS: Mapping[str, Callable[..., Any]] = {
     "copy_": _copy_,
-    "_copy_from": _copy_from,
-    "_copy_from_and_resize": _copy_from_and_resize,
-    "_foreach_copy_": _foreach_copy_,
     "_to_copy": _to_copy,
     "resize_": _resize_,
     "set_": _set_,

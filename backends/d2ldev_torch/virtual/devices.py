@@ -27,19 +27,8 @@ def count() -> int:
 
 
 def make(number: int) -> None:
-    """Set the number of virtual GPUs, once for a process.
-
-    Raises:
-        DeviceUnavailableError: if there is another number of them already.
-    """
+    """Set the number of virtual GPUs."""
     global _number
-    if _number not in (0, number):
-        raise DeviceUnavailableError(
-            f"make {number} virtual GPUs",
-            f"torch has {_number} already, and their number is fixed for the process",
-            f"use D2LDEV_VIRTUAL_GPUS={_number}, or start another process",
-            [gpu(i) for i in range(_number)],
-        )
     _number = number
 
 
@@ -65,18 +54,3 @@ def device_of(native: torch.device) -> Any:
     if native.type == "cpu":
         return CPU
     return gpu(native.index) if native.type == NAME else native
-
-
-def require_first(index: int) -> None:
-    """Refuse to make a virtual GPU torch's current device, unless it is the first one.
-
-    Raises:
-        DeviceUnavailableError: if it is another one.
-    """
-    if index > 0:
-        raise DeviceUnavailableError(
-            f"make {NAME}:{index} torch's current device",
-            "torch's current virtual GPU is always the first one",
-            f"name the device: device='{NAME}:{index}', or with torch.device('{NAME}:{index}'):",
-            [f"{NAME}:{index}"],
-        )

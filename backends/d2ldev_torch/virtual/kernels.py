@@ -7,6 +7,7 @@ none for. Operands on different devices are refused here.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from typing import Any
@@ -54,11 +55,6 @@ class Schema:
     Args:
         op: a ``torch._ops.OpOverload``.
     """
-
-    __slots__ = (
-        *("_generator", "_host", "_names", "_tensors", "_written"),
-        *("host_results", "is_mutable", "name", "op", "outs"),
-    )
 
     def __init__(self, op: Any) -> None:
         schema = op._schema
@@ -143,15 +139,22 @@ class Operands:
 
     Args:
         schema: of the operator.
+        alias: makes a CPU tensor of an operand.
+        take: makes a tensor on the virtual GPU of an index of a result.
     """
 
     __slots__ = (
-        *("_agree", "_hosts", "_is_made_elsewhere", "_schema"),
+        *("_agree", "_alias", "_hosts", "_is_made_elsewhere", "_schema", "_take"),
         *("aliases", "holds_nested", "index"),
     )
 
-    def __init__(self, schema: Schema) -> None:
-        self._schema = schema
+    def __init__(
+        self,
+        schema: Schema,
+        alias: Callable[[_Tensor], _Tensor] = as_cpu,
+        take: Callable[[_Tensor, int], _Tensor] = as_virtual,
+    ) -> None:
+        self._schema, self._alias, self._take = schema, alias, take
         self._hosts: list[_Tensor] = []
         self._agree = True
         # Whether a device was given that is none of ours, as in ``zeros_like(x, device='cpu')``.
@@ -213,19 +216,13 @@ class Operands:
             known = self.aliases.get(id(result))
             if known is not None:
                 return known[1]
-            return result if self._is_made_elsewhere else self._take(result)
+            return result if self._is_made_elsewhere else self._take(result, self.index)
         if isinstance(result, (list, tuple)):
             hosts = self._schema.host_results
             return type(result)(
                 item if i in hosts else self.to_virtual(item) for i, item in enumerate(result)
             )
         return result
-
-    def _alias(self, value: _Tensor) -> _Tensor:
-        return as_cpu(value)
-
-    def _take(self, result: _Tensor) -> _Tensor:
-        return as_virtual(result, self.index)
 
 
 def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:

@@ -7,13 +7,12 @@ the same memory, which it keeps alive. The way back gives the CPU's kernels thei
 
 from __future__ import annotations
 
-import ctypes
-import threading
-import weakref
+from weakref import ref
 
 import torch
 
 from d2ldev.errors import UnsupportedValueError
+from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_torch.virtual.devices import NAME
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
@@ -21,28 +20,9 @@ CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
 
 _aten = torch.ops.aten
 
-# https://dmlc.github.io/dlpack/latest/c_api.html
-_DL_CPU = 1
 _DL_EXTENSION = 12  # kDLExtDev, which torch reads as PrivateUse1
-
-
-class _DLTensor(ctypes.Structure):
-    """The beginning of ``DLManagedTensor``, up to the device."""
-
-    _fields_ = [
-        ("data", ctypes.c_void_p),
-        ("device_type", ctypes.c_int32),
-        ("device_id", ctypes.c_int32),
-    ]
-
-
-_pointer_in = ctypes.pythonapi.PyCapsule_GetPointer
-_pointer_in.restype = ctypes.c_void_p
-_pointer_in.argtypes = [ctypes.py_object, ctypes.c_char_p]
-
 _export = torch._C._to_dlpack
 _import = torch._C._from_dlpack
-_at = _DLTensor.from_address
 
 
 def as_cpu(x: torch.Tensor) -> torch.Tensor:
@@ -53,7 +33,7 @@ def as_cpu(x: torch.Tensor) -> torch.Tensor:
     """
     if x.is_nested:
         return _nested_view(as_cpu(_buffer_of(x)), x)
-    return _imported(_export(x), _DL_CPU, 0, x)
+    return _imported(_export(x), ON_CPU, 0, x)
 
 
 def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
@@ -73,13 +53,15 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     new = _imported(capsule, _DL_EXTENSION, index, x)
     if new.dtype is not x.dtype:  # integers of fewer than eight bits
         raise not_dense(f"make a tensor on {NAME}:{index}")
-    _count(new.untyped_storage(), index)
+    # A storage is held once, from when it comes to a virtual GPU until it dies: views share it.
+    storage = ref(new.untyped_storage(), _forget)
+    _held[id(storage)] = storage
     return new
 
 
 def _imported(capsule: object, device_type: int, index: int, x: torch.Tensor) -> torch.Tensor:
     """Return a tensor of the capsule of ``x``, on another device."""
-    description = _at(_pointer_in(capsule, b"dltensor"))
+    description = description_of(capsule)
     if description.data is None and x.numel():
         raise UnsupportedValueError(
             "compute with a tensor on a virtual GPU",
@@ -145,48 +127,15 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     return as_cpu(view)
 
 
-# A storage is counted once, when it comes to a virtual GPU, and released when it dies: views share
-# it, and the CPU tensors on its memory are not counted.
-_lock = threading.RLock()  # a storage may die while another one is being counted
-_used: dict[int, int] = {}
-_peak: dict[int, int] = {}
+# By the reference's identity: equal references are those of equal storages.
+_held: dict[int, ref[torch.UntypedStorage]] = {}
 
 
-class _Counted(weakref.ref):  # type: ignore[type-arg]
-    """A reference to a storage, in a third of the time of ``weakref.finalize``."""
-
-    __slots__ = ("index", "size")
-    index: int
-    size: int
+def _forget(storage: ref[torch.UntypedStorage]) -> None:
+    del _held[id(storage)]
 
 
-# A reference is kept, else it is never called; by identity, as equal are those of equal storages.
-_counted: dict[int, _Counted] = {}
-
-
-def _count(storage: torch.UntypedStorage, index: int) -> None:
-    counted = _Counted(storage, _release)
-    counted.index, counted.size = index, storage.nbytes()
-    with _lock:
-        _counted[id(counted)] = counted
-        _used[index] = used = _used.get(index, 0) + counted.size
-        if used > _peak.get(index, 0):
-            _peak[index] = used
-
-
-def _release(counted: _Counted) -> None:
-    with _lock:
-        del _counted[id(counted)]
-        _used[counted.index] -= counted.size
-
-
-def used_and_peak(index: int) -> tuple[int, int]:
-    """Return the bytes that tensors hold on a virtual GPU now, and the most they held."""
-    with _lock:
-        return _used.get(index, 0), _peak.get(index, 0)
-
-
-def reset_peak(index: int) -> None:
-    """Begin the count of the most bytes again."""
-    with _lock:
-        _peak[index] = _used.get(index, 0)
+def used(index: int) -> int:
+    """Return the bytes that tensors hold on a virtual GPU now."""
+    storages = (storage() for storage in _held.copy().values())
+    return sum(s.nbytes() for s in storages if s is not None and s.device.index == index)

@@ -5,11 +5,11 @@
 - ``x.new_tensor`` and ``x.new`` make a tensor on the current device, after they made ``x``'s
   device the current one, which is always the first.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
-- Memory of other processes: ``share_memory_`` would be silently ignored, and a ``DataLoader``
-  would wait for ever for a batch that a worker puts on a virtual GPU.
+- Memory of other processes: a ``DataLoader`` would wait for ever for a batch that a worker puts on
+  a virtual GPU.
 - ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
   and emptying the cache of pinned memory ends the process. What is about an allocator's memory is
-  an internal error of torch's; ``torch.vgpu.memory_allocated`` tells what tensors hold.
+  an internal error of torch's.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/DeviceAccelerator.cpp
 """
 
@@ -57,30 +57,19 @@ def _make_storages() -> None:
 
 def _share_no_memory() -> None:
     storage_type: Any = torch.UntypedStorage
-    share, is_shared = storage_type.share_memory_, storage_type.is_shared
     make_shared = storage_type._new_shared.__func__
 
-    def share_memory_(self: torch.UntypedStorage) -> Any:
-        _require_host(self.device)
-        return share(self)
-
     def new_shared(cls: Any, size: int, *, device: Any = "cpu") -> Any:
-        _require_host(torch.device(device))
-        return make_shared(cls, size, device=device)
-
-    storage_type.share_memory_ = share_memory_
-    storage_type._new_shared = classmethod(new_shared)
-    storage_type.is_shared = lambda self: self.device.type != NAME and is_shared(self)
-
-
-def _require_host(native: torch.device) -> None:
-    if native.type == NAME:
+        if torch.device(device).type != NAME:
+            return make_shared(cls, size, device=device)
         raise UnsupportedValueError(
             "share memory with other processes",
-            f"the memory of {native} belongs to this process",
+            f"the memory of {device} belongs to this process",
             "leave data on the CPU until it has arrived: x = backend.to(x, device) in this process",
-            [native],
+            [device],
         )
+
+    storage_type._new_shared = classmethod(new_shared)
 
 
 def _make_new_tensors() -> None:

@@ -2,28 +2,24 @@
 
 from __future__ import annotations
 
-import sys
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
 
-from d2ldev_torch.virtual import devices, memory
-from d2ldev_torch.virtual.devices import NAME, require_first
+from d2ldev.errors import DeviceUnavailableError
+from d2ldev_torch.virtual.devices import NAME, index_of
+from d2ldev_torch.virtual.devices import count as device_count
 
 
 def is_available() -> bool:
     """Return whether there are virtual GPUs."""
-    return devices.count() > 0
+    return device_count() > 0
 
 
 def is_initialized() -> bool:
     """Return True: there is nothing to initialise."""
     return True
-
-
-def device_count() -> int:
-    """Return the number of virtual GPUs."""
-    return devices.count()
 
 
 def current_device() -> int:
@@ -37,33 +33,26 @@ def set_device(device: Any) -> None:
     Raises:
         DeviceUnavailableError: for another one.
     """
-    require_first(_index(device))
+    index = _index(device)
+    if index > 0:
+        raise DeviceUnavailableError(
+            f"make {NAME}:{index} torch's current device",
+            "torch's current virtual GPU is always the first one",
+            f"name the device: device='{NAME}:{index}', or with torch.device('{NAME}:{index}'):",
+            [f"{NAME}:{index}"],
+        )
 
 
-class device:  # noqa: N801 - torch's name for it
-    """A context that torch's own code enters around code that names its devices.
+def device(device: Any) -> AbstractContextManager[None]:
+    """Return a context that changes nothing: the current device is always the first one.
 
-    A checkpoint enters it to keep the random state, and a storage that is moved around its copy.
+    torch's own code enters it around code that names its devices: a checkpoint to keep the random
+    state, and a storage that is moved around its copy.
     https://github.com/pytorch/pytorch/blob/main/torch/utils/checkpoint.py
     https://github.com/pytorch/pytorch/blob/main/torch/_utils.py
-
-    Args:
-        device: that is to be the current one.
-
-    Raises:
-        DeviceUnavailableError: when other code enters it, and it is not the first one.
     """
-
-    def __init__(self, device: Any) -> None:
-        self._index = _index(device)
-
-    def __enter__(self) -> None:
-        caller = str(sys._getframe(1).f_globals.get("__name__", ""))
-        if caller.partition(".")[0] != "torch":
-            require_first(self._index)
-
-    def __exit__(self, *_error: Any) -> None:
-        """Nothing was changed."""
+    _index(device)
+    return nullcontext()
 
 
 def synchronize(device: Any = None) -> None:
@@ -73,21 +62,6 @@ def synchronize(device: Any = None) -> None:
 
 def empty_cache() -> None:
     """Do nothing: there is no cache."""
-
-
-def memory_allocated(device: Any = None) -> int:
-    """Return the bytes that tensors hold on a virtual GPU."""
-    return memory.used_and_peak(_index(device))[0]
-
-
-def max_memory_allocated(device: Any = None) -> int:
-    """Return the most bytes that tensors held on a virtual GPU."""
-    return memory.used_and_peak(_index(device))[1]
-
-
-def reset_peak_memory_stats(device: Any = None) -> None:
-    """Begin the count of the most bytes again."""
-    memory.reset_peak(_index(device))
 
 
 def get_amp_supported_dtype() -> list[torch.dtype]:
@@ -117,6 +91,4 @@ def _is_in_bad_fork() -> bool:
 def _index(device: Any) -> int:
     if device is None:
         return 0
-    return devices.index_of(
-        torch.device(NAME, device) if isinstance(device, int) else torch.device(device)
-    )
+    return index_of(torch.device(NAME, device) if isinstance(device, int) else torch.device(device))

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 import torch
-from d2ldev_torch.training import prefetching
+from d2ldev_torch.training import SideStream
 from torch import nn
 from torch.utils import data
 from torch.utils.data import DataLoader, TensorDataset
@@ -381,7 +381,7 @@ def backend(ledger, copies, driver, monkeypatch):
             driver.log.append(f"copy {self.x.tolist()} {where}")
             return copies.copy(self.x, native)
 
-    monkeypatch.setattr(prefetching, "pinned", Pinned)
+    monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: Pinned(x))
     monkeypatch.setattr(
         torch.Tensor,
         "record_stream",
@@ -422,11 +422,6 @@ def test_the_memory_of_a_batch_is_known_to_be_used_where_it_is_computed_with(bac
     assert driver.log[-2:] == ["[1.0] is used in computing", "[0.0] is used in computing"]
 
 
-def test_no_stream_is_made_before_the_first_batch_is_asked_for(backend, driver):
-    backend.prefetch([torch.ones(1)], "gpu:0")
-    assert driver.made_on == []
-
-
 def test_gradients_flow_back_through_a_batch(backend):
     x = torch.ones(1, requires_grad=True)
     (moved,) = backend.prefetch([x], "gpu:0")
@@ -463,12 +458,6 @@ def test_to_the_cpu_nothing_is_copied_aside(backend, driver):
     assert driver.log == []
 
 
-def test_what_is_pinned_is_not_pinned_again():
-    x = torch.ones(1)
-    x.is_pinned = lambda: True
-    assert prefetching.pinned(x) is x
-
-
 @pytest.mark.parametrize(
     "x",
     [torch.ones(1, requires_grad=True), torch.ones(1).to_sparse()],
@@ -476,7 +465,7 @@ def test_what_is_pinned_is_not_pinned_again():
 )
 def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_backend, driver, x):
     tensors = torch_backend.framework.tensors
-    copier = prefetching.SideStream(tensors, driver, torch.device("cpu"))
+    copier = SideStream(tensors, driver, torch.device("cpu"))
     (copy,) = copier.copy_all([x])
     copier.finish(copier.started())
     assert copy.to_dense().tolist() == [1.0]

@@ -65,11 +65,6 @@ def test_setting_them_up_twice_changes_nothing(virtual):
     assert TorchFramework(virtual_gpus=2).tensors.device_of(x + x) is gpu(1)
 
 
-def test_their_number_is_fixed_for_the_process(virtual):
-    with pytest.raises(DeviceUnavailableError, match="2 already"):
-        TorchFramework(virtual_gpus=3)
-
-
 def test_more_than_eight_are_refused():
     with pytest.raises(DeviceUnavailableError, match="can make 8"):
         TorchFramework(virtual_gpus=9)
@@ -110,13 +105,11 @@ def test_a_process_ends_well_with_tensors_alive():
     assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["1"]
 
 
-@pytest.mark.parametrize("before", ["", "(x * x).sum().backward(); x.grad = None"])
 @pytest.mark.parametrize("device", ["cpu", "gpu:1"])
-def test_a_forked_process_computes_and_goes_backward(before, device):
+def test_a_forked_process_computes_and_goes_backward(device):
     code = (
         "import os, torch; from d2ldev import torch as d2l; d2l.num_gpus()\n"
         f"x = d2l.ones(2, device={device!r}).requires_grad_()\n"
-        f"{before}\n"
         "child = os.fork()\n"
         "if not child:\n"
         "    (x * x).sum().backward(); os._exit(int(x.grad.sum().item()))\n"
@@ -182,7 +175,6 @@ def test_what_torch_asks_the_module_of_a_device_is_answered(virtual):
     assert torch.vgpu.is_initialized()
     assert torch.get_device_module("vgpu") is torch.vgpu
     assert torch.equal(torch.vgpu.get_rng_state(), torch.get_rng_state())
-    assert torch.vgpu.memory_allocated(1) == virtual.memory("gpu:1").used
 
 
 def test_the_random_state_is_forked(virtual):
@@ -282,9 +274,11 @@ def test_a_context_of_the_first_one_is_entered_and_left(virtual, context, index)
         assert torch.empty(1, device="vgpu").device.index == 0
 
 
-@CONTEXTS
-def test_a_context_of_another_one_is_refused(virtual, context):
-    with pytest.raises(DeviceUnavailableError, match="device='vgpu:1'"), context(1):
+def test_a_context_of_another_one_is_refused(virtual):
+    with (
+        pytest.raises(DeviceUnavailableError, match="device='vgpu:1'"),
+        torch.accelerator.device_index(1),
+    ):
         torch.empty(1, device="vgpu")
 
 
@@ -294,7 +288,9 @@ def test_a_context_of_one_that_is_not_there_is_refused(virtual, context):
         torch.empty(1, device="vgpu")
 
 
-def test_a_context_that_torch_s_own_code_enters_is_no_error(virtual):
+def test_a_context_that_torch_s_own_code_enters_changes_nothing(virtual):
+    with torch.vgpu.device(1):
+        assert torch.empty(1, device="vgpu").device.index == 0
     storage = torch.ones(2).untyped_storage().to(device="vgpu:1")
     assert storage.device == torch.device("vgpu:1")
 
@@ -311,18 +307,6 @@ def test_a_cache_is_emptied_as_there_is_none(virtual):
     torch.accelerator.empty_cache()
     torch.accelerator.empty_host_cache()
     assert x.sum().item() == 1000
-
-
-def test_their_module_tells_the_memory_that_tensors_hold(virtual):
-    before = torch.vgpu.memory_allocated(1)
-    torch.vgpu.reset_peak_memory_stats(1)
-    x = torch.ones(1000, device="vgpu:1")
-    assert torch.vgpu.memory_allocated(1) == before + 4000
-    del x
-    assert torch.vgpu.memory_allocated("vgpu:1") == before
-    assert torch.vgpu.max_memory_allocated(1) == before + 4000
-    torch.vgpu.reset_peak_memory_stats("vgpu:1")
-    assert torch.vgpu.max_memory_allocated(1) == before
 
 
 @pytest.mark.parametrize("name", ["memory_stats", "get_memory_info", "reset_peak_memory_stats"])

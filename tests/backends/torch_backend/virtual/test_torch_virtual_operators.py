@@ -184,20 +184,6 @@ def test_what_copies_may_copy(x, vgpu):
     assert (x.device, other.device) == (vgpu, torch.device("vgpu:0"))
 
 
-def test_copies_of_several_tensors_at_once_go_between_devices(x, vgpu):
-    torch._foreach_copy_([x, x[0]], [torch.zeros(3, 3), torch.ones(3, device="vgpu:0")])
-    host = [torch.empty(3, 3)]
-    torch._foreach_copy_(host, [x])
-    assert host[0].tolist() == [[1, 1, 1], [0, 0, 0], [0, 0, 0]]
-
-
-@pytest.mark.parametrize("lengths", [(1, 2), (2, 1), (0, 1), (1, 0)])
-def test_copies_of_lists_of_different_lengths_are_refused(x, lengths):
-    number, other = lengths
-    with pytest.raises(ValueError, match="argument"):
-        torch._foreach_copy_([x] * number, [x] * other)
-
-
 def test_in_a_strict_block_it_is_the_same_error(virtual, x):
     with virtual.strict(), pytest.raises(DeviceMismatchError) as caught:
         x + torch.ones(3, 3)

