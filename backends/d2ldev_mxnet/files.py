@@ -28,9 +28,6 @@ class MXNetFiles(Files):
 
     # -- models -----------------------------------------------------------------------------------
 
-    def is_gradient(self, obj: Any, name: str) -> bool:
-        return isinstance(obj, mx.gluon.Parameter) and name.startswith("grad")
-
     def layers(self, model: Any) -> list[Layer] | None:
         if type(model) not in _SEQUENCES:
             return None

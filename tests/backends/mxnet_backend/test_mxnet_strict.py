@@ -305,7 +305,7 @@ def test_a_state_from_elsewhere_is_refused(backend):
     states = layer.begin_state(2, ctx=mx.cpu(2))
     with (
         backend.strict(),
-        pytest.raises(DeviceMismatchError, match="run RNN: .* operand_2 on gpu:1"),
+        pytest.raises(DeviceMismatchError, match=r"run RNN: .* operand_2 on gpu:1"),
     ):
         layer(array(1, (4, 2, 3)), states)
 
