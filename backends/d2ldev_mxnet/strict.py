@@ -31,6 +31,7 @@ from d2ldev.operations.mixing import Operand, mismatch, operands_of, replace
 from d2ldev_mxnet.framework import mx
 
 Function = Callable[..., Any]
+InForce = Callable[[], bool]
 Replacement = tuple[Any, str, Function]
 """An object, the name of one of its functions, and what stands in for it."""
 
@@ -58,29 +59,32 @@ class MXNetStrict(Strict):
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
-        self._in_force: Callable[[], bool] = lambda: False
 
-    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+    def refuse_mixing(self, in_force: InForce) -> Callable[[], None]:
         if mx.nd._internal._imperative_invoke.__module__ != "mxnet._ctypes.ndarray":
             raise UnsupportedValueError(
                 "put mxnet under strict()",
                 "this MXNet runs its operators from compiled Cython modules, past Python",
                 "MXNET_ENABLE_CYTHON=0, before anything imports mxnet",
             )
-        self._in_force = in_force
-        return replace(self.replacements())
+        return replace(self.replacements(in_force))
 
-    def replacements(self) -> Iterator[Replacement]:
+    def replacements(self, in_force: InForce) -> Iterator[Replacement]:
         """Yield what stands in for functions of MXNet while strictness is in force somewhere."""
         # The library's functions are attributes only after they were asked for once.
-        yield _library, "MXImperativeInvokeEx", self._invoking(_library.MXImperativeInvokeEx)
+        yield (
+            _library,
+            "MXImperativeInvokeEx",
+            self._invoking(_library.MXImperativeInvokeEx, in_force),
+        )
         for name in ("MXAutogradBackward", "MXAutogradBackwardEx"):
-            yield _library, name, self._backward(getattr(_library, name))
-        yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"])
+            yield _library, name, self._backward(getattr(_library, name), in_force)
+        yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"], in_force)
         for owner in (_NDArray, mx.np.ndarray):
             for name in ("__getitem__", "__setitem__"):
-                yield owner, name, self._indexing(vars(owner)[name])
-        yield mx.gluon.Block, "__call__", self._calling_block(vars(mx.gluon.Block)["__call__"])
+                yield owner, name, self._indexing(vars(owner)[name], in_force)
+        call = vars(mx.gluon.Block)["__call__"]
+        yield mx.gluon.Block, "__call__", self._calling_block(call, in_force)
 
     def _check(self, operation: str, operands: Sequence[Operand]) -> None:
         """Raise if operands are on different devices."""
@@ -103,7 +107,7 @@ class MXNetStrict(Strict):
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _invoking(self, function: Function) -> Function:
+    def _invoking(self, function: Function, in_force: InForce) -> Function:
         copies = frozenset(map(_operator_named, COPIES))
 
         def invoke(
@@ -120,16 +124,16 @@ class MXNetStrict(Strict):
                     if first is None:
                         first = context.value
                     elif context.value != first:
-                        if operator.value not in copies and self._in_force():
+                        if operator.value not in copies and in_force():
                             self._check(_name_of(operator), self._located(handles))
                         break
             return function(operator, count, inputs, out_count, outs, *settings)
 
         return invoke
 
-    def _backward(self, function: Function) -> Function:
+    def _backward(self, function: Function, in_force: InForce) -> Function:
         def backward(count: Any, heads: Any, gradients: Any, *settings: Any) -> Any:
-            if isinstance(gradients, ctypes.Array) and self._in_force():
+            if isinstance(gradients, ctypes.Array) and in_force():
                 listed = heads[: getattr(count, "value", count)]
                 for pair in zip(listed, gradients, strict=True):
                     self._check("backward", self._located(pair))
@@ -137,10 +141,10 @@ class MXNetStrict(Strict):
 
         return backward
 
-    def _calling_ffi(self, function: Function) -> Function:
+    def _calling_ffi(self, function: Function, in_force: InForce) -> Function:
         def call(self_: Any, *args: Any) -> Any:
             arrays = [x for x in args if isinstance(x, _NDArray)]
-            if len(arrays) > 1 and self._in_force():
+            if len(arrays) > 1 and in_force():
                 self._check(self_.__name__, operands_of(self._framework, arrays))
             return function(self_, *args)
 
@@ -148,17 +152,17 @@ class MXNetStrict(Strict):
 
     # -- what is written in Python ----------------------------------------------------------------
 
-    def _indexing(self, function: Function) -> Function:
+    def _indexing(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
         def index(x: Any, key: Any, *value: Any) -> Any:
-            if isinstance(key, _MAY_HOLD_ARRAYS) and self._in_force():
+            if isinstance(key, _MAY_HOLD_ARRAYS) and in_force():
                 operands = operands_of(self._framework, (), {"x": x, "index": key})
                 self._check(function.__name__, operands)
             return function(x, key, *value)
 
         return index
 
-    def _calling_block(self, function: Function) -> Function:
+    def _calling_block(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
         def call(block: Any, *args: Any) -> Any:
             try:
@@ -166,7 +170,7 @@ class MXNetStrict(Strict):
             except DeviceMismatchError:
                 raise
             except Exception as error:
-                operands = self._operands_of_block(block, args) if self._in_force() else []
+                operands = self._operands_of_block(block, args) if in_force() else []
                 if len({device for _, device in operands}) > 1:
                     raise mismatch(type(block).__name__, operands) from error
                 raise
