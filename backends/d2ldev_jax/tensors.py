@@ -18,6 +18,7 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -242,13 +243,15 @@ class JaxTensors(Tensors):
             # The protocol would lose which of several CPU devices it is.
             self.device_of(x)
             return x
-        # A capsule of no version, which every framework can give; it keeps the memory.
-        capsule = x.__dlpack__()
+        capsule = x.__dlpack__()  # of no version, which every framework can give
         memory = description_of(capsule)
+        address = memory.address
         if not _is_in_the_order_of_c(memory):
             raise BufferError("JAX takes memory in the order of C, without gaps")
-        made = jnp.from_dlpack(x)
-        if made.size and made.unsafe_buffer_pointer() != memory.address:
+        made = jnp.from_dlpack(
+            SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=x.__dlpack_device__)
+        )
+        if made.size and made.unsafe_buffer_pointer() != address:
             raise BufferError(
                 f"JAX has made a {made.dtype} copy: it takes the dtypes that it has now, and "
                 "memory that begins at a multiple of 64 bytes"
