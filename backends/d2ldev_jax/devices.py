@@ -16,7 +16,7 @@ import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -115,29 +115,24 @@ class JaxDevices(Devices):
         return scope
 
     def synchronize(self, device: Device) -> None:
-        if not is_initialized():
-            return
-        native = self.native(device)
-        marker = _marker(native)
-        for x in _results(native):
-            # What failed or was deleted meanwhile is done, too; whoever reads it gets the error.
-            with suppress(RuntimeError):
-                x.block_until_ready()
-        marker.block_until_ready()
+        if is_initialized():
+            for x in _queued(self.native(device)):
+                # What failed or was deleted is done, too; whoever reads it gets the error.
+                with suppress(RuntimeError):
+                    x.block_until_ready()
 
     def is_idle(self, device: Device) -> bool:
         if not is_initialized():
             return True
-        native = self.native(device)
-        marker = _marker(native)
-        for x in _results(native):
-            with suppress(RuntimeError):
-                if x is not marker and not x.is_ready():
-                    return False
+        queued = _queued(self.native(device))
         end = time.monotonic() + _PATIENCE
-        while not (ready := marker.is_ready()) and time.monotonic() < end:
-            time.sleep(0)
-        return bool(ready)
+        for x in queued:
+            with suppress(RuntimeError):
+                while not x.is_ready():
+                    if time.monotonic() > end:
+                        return False
+                    time.sleep(0)
+        return True
 
     def memory(self, device: Device) -> Memory:
         native = self.native(device)
@@ -297,21 +292,18 @@ class VirtualDevices(JaxDevices):
         return self.cpus()[1 : self._number + 1]
 
 
-def _results(native: jax.Device) -> Iterator[Any]:
-    """Yield the arrays of a device that somebody holds."""
-    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
-        with suppress(RuntimeError):
-            if native in x.devices():
-                yield x
-
-
 _add_one = jax.jit(lambda x: x + 1)
 
 
-def _marker(native: jax.Device) -> Any:
-    """Return the result of a small computation that is queued now, also while JAX traces."""
-    with jax.ensure_compile_time_eval():
-        return _add_one(jax.device_put(np.zeros((), np.int32), native))
+def _queued(native: jax.Device) -> list[Any]:
+    """Return the result of a small computation that is queued now, and all that somebody holds."""
+    with jax.ensure_compile_time_eval():  # also while JAX traces
+        found = [_add_one(jax.device_put(np.zeros((), np.int32), native))]
+    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):  # it was deleted
+            if native in x.devices():
+                found.append(x)
+    return found
 
 
 def _bytes_held(native: jax.Device) -> int:
