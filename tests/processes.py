@@ -79,14 +79,14 @@ def make_package(folder, name, source=""):
     (package / "__init__.py").write_text(textwrap.dedent(source), encoding="utf-8")
 
 
-def make_distribution(folder, distribution, backends):
-    """What installing a distribution leaves behind, with its entry points for d2ldev."""
+def make_distribution(folder, distribution, points, group="d2ldev.backends"):
+    """What installing a distribution leaves behind, with its entry points."""
     metadata = folder / f"{distribution}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(
         f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n", encoding="utf-8"
     )
-    lines = ["[d2ldev.backends]", *(f"{name} = {value}" for name, value in backends.items())]
+    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 

@@ -13,15 +13,11 @@ its results, as long as somebody holds them.
 from __future__ import annotations
 
 import os
-import pkgutil
 import re
-import sys
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from functools import lru_cache
-from importlib import util
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -30,15 +26,12 @@ import jax
 import numpy as np
 from jax._src.xla_bridge import backends_are_initialized
 
-from d2ldev.device import CPU, Device, gpu
+from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
 from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
 
-_PLATFORMS = ("cuda", "rocm")
-# The frameworks that may have loaded CUDA's libraries before JAX.
-_OTHERS = ("torch", "tensorflow", "mxnet")
 # The device file without which ROCm has no GPU.
 ROCM_DRIVER = Path("/dev/kfd")
 
@@ -73,7 +66,6 @@ class JaxDevices(Devices):
 
     def __init__(self) -> None:
         self.places: dict[jax.Device, tuple[Device, str]] = {}
-        self._cpus: list[jax.Device] = []
 
     @abstractmethod
     def gpus(self) -> list[jax.Device]:
@@ -85,16 +77,15 @@ class JaxDevices(Devices):
         Raises:
             DeviceUnavailableError: if JAX was told to have none, or cannot be initialised.
         """
-        if not self._cpus:
-            try:
-                self._cpus = jax.local_devices(backend="cpu")
-            except RuntimeError as error:
-                raise DeviceUnavailableError(
-                    "use the CPU",
-                    f"JAX has none here: {error}",
-                    "unset JAX_PLATFORMS, or add the CPU: JAX_PLATFORMS=cuda,cpu",
-                ) from error
-        return self._cpus
+        try:
+            cpus: list[jax.Device] = jax.local_devices(backend="cpu")
+        except RuntimeError as error:
+            raise DeviceUnavailableError(
+                "use the CPU",
+                f"JAX has none here: {error}",
+                "unset JAX_PLATFORMS, or add the CPU: JAX_PLATFORMS=cuda,cpu",
+            ) from error
+        return cpus
 
     def native(self, device: Device) -> jax.Device:
         return self.cpus()[0] if device is CPU else self.gpus()[device.index]
@@ -113,6 +104,7 @@ class JaxDevices(Devices):
         return self.places.get(native, (None, ""))[0]
 
     def default(self) -> jax.Device:
+        self.gpus()  # after which JAX goes on without one that fails
         default = jax.config.jax_default_device
         if default is None or isinstance(default, str):  # a platform's name
             default = jax.local_devices(backend=default)[0]
@@ -123,29 +115,24 @@ class JaxDevices(Devices):
         return scope
 
     def synchronize(self, device: Device) -> None:
-        if not is_initialized():
-            return
-        native = self.native(device)
-        marker = _marker(native)
-        for x in _results(native):
-            # What failed or was deleted meanwhile is done, too; whoever reads it gets the error.
-            with suppress(RuntimeError):
-                x.block_until_ready()
-        marker.block_until_ready()
+        if is_initialized():
+            for x in _queued(self.native(device)):
+                # What failed or was deleted is done, too; whoever reads it gets the error.
+                with suppress(RuntimeError):
+                    x.block_until_ready()
 
     def is_idle(self, device: Device) -> bool:
         if not is_initialized():
             return True
-        native = self.native(device)
-        marker = _marker(native)
-        for x in _results(native):
-            with suppress(RuntimeError):
-                if x is not marker and not x.is_ready():
-                    return False
+        queued = _queued(self.native(device))
         end = time.monotonic() + _PATIENCE
-        while not (ready := marker.is_ready()) and time.monotonic() < end:
-            time.sleep(0)
-        return bool(ready)
+        for x in queued:
+            with suppress(RuntimeError):
+                while not x.is_ready():
+                    if time.monotonic() > end:
+                        return False
+                    time.sleep(0)
+        return True
 
     def memory(self, device: Device) -> Memory:
         native = self.native(device)
@@ -173,15 +160,14 @@ class HardwareDevices(JaxDevices):
 
     def __init__(self) -> None:
         super().__init__()
-        self._gpus: list[jax.Device] = []
-        self._is_started = False
+        self._gpus: list[jax.Device] | None = None
         # Why hardware that is there cannot be used, and what helps.
         self._failure: tuple[str, str] | None = None
         self._let_memory_grow()
 
     def count(self) -> int:
         # ROCm's driver has nothing that counts as NVML does: JAX has to be asked.
-        if self._is_started or is_initialized() or self._may_use("rocm"):
+        if self._gpus is not None or is_initialized() or self._may_use("rocm"):
             number = len(self.gpus())
         else:
             number = self._counted()
@@ -190,18 +176,16 @@ class HardwareDevices(JaxDevices):
         return number
 
     def native(self, device: Device) -> jax.Device:
-        if device is CPU:
-            return self.cpus()[0]
-        gpus = self.gpus()
-        if device.index < len(gpus):
-            return gpus[device.index]
-        problem, fix = self._failure or (
-            f"the driver showed it, and JAX has {len(gpus)} GPUs",
-            f"backend.try_gpu({device.index}), which knows it now",
-        )
-        raise DeviceUnavailableError(
-            f"use {device}", problem, fix, [CPU, *map(gpu, range(len(gpus)))]
-        )
+        try:
+            return super().native(device)
+        except IndexError:
+            number = len(self.gpus())
+            problem, fix = self._failure or (
+                f"the driver showed it, and JAX has {gpus_in_words(number)}",
+                f"backend.try_gpu({device.index}), which knows it now",
+            )
+            there = [CPU, *map(gpu, range(number))]
+            raise DeviceUnavailableError(f"use {device}", problem, fix, there) from None
 
     def platform(self, device: Device) -> str:
         if device is CPU:
@@ -209,37 +193,30 @@ class HardwareDevices(JaxDevices):
         version = str(self.native(device).client.platform_version)
         return "rocm" if "rocm" in version.lower() else "cuda"
 
-    def default(self) -> jax.Device:
-        self._start()  # after which JAX goes on without a GPU that fails
-        return super().default()
-
     def cpus(self) -> list[jax.Device]:
-        self._start()
+        self.gpus()
         return super().cpus()
 
     def gpus(self) -> list[jax.Device]:
-        self._start()
-        return self._gpus
-
-    def _start(self) -> None:
-        """Initialise JAX, and find out what it has."""
-        if self._is_started:
-            return
-        reasons: list[str] = []
-        # Where a GPU fails, the first attempt does; after it JAX goes on without.
-        _local_devices(None, reasons)
-        for platform in _PLATFORMS:
-            self._gpus = self._gpus or _local_devices(platform, reasons)
-        if not self._gpus and (number := self._counted()):
-            others = [name for name in _OTHERS if name in sys.modules]
-            fix = "update the driver, or d2ldev[jax-cuda]"
-            if others:
-                fix = f"use jax before {' and '.join(others)}, which may bring another cuDNN"
+        if self._gpus is not None:
+            return self._gpus
+        reason, gpus = "", []
+        try:
+            jax.local_devices()
+        except RuntimeError as error:  # a GPU fails; at the next call JAX goes on without
+            reason = str(error)
+        try:
+            gpus = jax.local_devices(backend="gpu")
+        except RuntimeError as error:
+            reason = reason or str(error)
+        if not gpus and (number := self._counted()):
             self._failure = (
-                f"NVIDIA's driver shows {number} GPUs, and JAX can use none: {reasons[0]}",
-                fix,
+                f"NVIDIA's driver shows {gpus_in_words(number)}, and JAX can use none: {reason}",
+                "update the driver, or d2ldev[jax-cuda]; import jax before other frameworks, which "
+                "may bring another cuDNN",
             )
-        self._is_started = True
+        self._gpus = gpus
+        return gpus
 
     def _counted(self) -> int:
         """Return how many GPUs of CUDA's JAX will find, as far as the driver can say."""
@@ -260,7 +237,7 @@ class HardwareDevices(JaxDevices):
         allowed = jax.config.jax_platforms
         if allowed and not {platform, "gpu"} & set(allowed.split(",")):
             return False
-        return any(platform in name for name in _plugins())
+        return any(platform in point.value for point in entry_points(group="jax_plugins"))
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has said nothing else."""
@@ -315,46 +292,18 @@ class VirtualDevices(JaxDevices):
         return self.cpus()[1 : self._number + 1]
 
 
-def _local_devices(platform: str | None, reasons: list[str]) -> list[jax.Device]:
-    """Return the devices of a platform; none, and one reason more, if it fails."""
-    try:
-        devices: list[jax.Device] = jax.local_devices(backend=platform)
-    except RuntimeError as error:
-        reasons.append(str(error))
-        return []
-    return devices
-
-
-def _plugins() -> Iterator[str]:
-    """Yield JAX's plugins that are installed, which JAX looks up in these two ways."""
-    with suppress(ImportError, ValueError):
-        spec = util.find_spec("jax_plugins")
-        if spec is not None:
-            for module in pkgutil.iter_modules(spec.submodule_search_locations):
-                yield module.name
-    yield from (point.value for point in entry_points(group="jax_plugins"))
-
-
-def _results(native: jax.Device) -> Iterator[Any]:
-    """Yield the arrays of a device that somebody holds."""
-    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
-        with suppress(RuntimeError):
-            if native in x.devices():
-                yield x
-
-
 _add_one = jax.jit(lambda x: x + 1)
 
 
-def _marker(native: jax.Device) -> Any:
-    """Return the result of a small computation that is queued now, also while JAX traces."""
-    with jax.ensure_compile_time_eval():
-        return _add_one(_number(native))
-
-
-@lru_cache
-def _number(native: jax.Device) -> Any:
-    return jax.device_put(np.zeros((), np.int32), native)
+def _queued(native: jax.Device) -> list[Any]:
+    """Return the result of a small computation that is queued now, and all that somebody holds."""
+    with jax.ensure_compile_time_eval():  # also while JAX traces
+        found = [_add_one(jax.device_put(np.zeros((), np.int32), native))]
+    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
+        with suppress(RuntimeError):  # it was deleted
+            if native in x.devices():
+                found.append(x)
+    return found
 
 
 def _bytes_held(native: jax.Device) -> int:

@@ -1,7 +1,7 @@
 """Files: random keys are saved as numbers, and ``flax.nnx.Sequential`` has known layers.
 
-Their kernels are ``(*window, in, out)``. Between the layers may be functions. Known are the
-elementwise ones of ``jax.nn``, the pooling of Flax, and two ways of flattening:
+Their kernels are ``(*window, in, out)``. Between the layers may be functions. Known are common
+activations, the pooling of Flax, and two ways of flattening:
 ``partial(jax.lax.collapse, start_dimension=1)`` and ``partial(jnp.reshape, shape=(n, -1))``. What
 another function does to the channels of a convolution is not known, and then the order of the
 columns of the next dense layer is not known, either.
@@ -28,11 +28,8 @@ if TYPE_CHECKING:
 
 # The generators of random keys, by the names of the dtypes.
 _GENERATORS = {"key<fry>": "threefry2x32", "key<rbg>": "rbg", "key<urbg>": "unsafe_rbg"}
-_ELEMENTWISE = (
-    *("relu", "relu6", "leaky_relu", "elu", "celu", "selu", "gelu", "silu", "mish", "softplus"),
-    *("squareplus", "sigmoid", "log_sigmoid", "hard_sigmoid", "hard_silu", "hard_tanh", "tanh"),
-    *("soft_sign", "softmax", "log_softmax"),
-)
+_nn = jax.nn
+_ELEMENTWISE = (jnp.tanh, _nn.relu, _nn.sigmoid, _nn.gelu, _nn.silu, _nn.leaky_relu, _nn.elu)
 
 
 class JaxFiles(Files):
@@ -98,4 +95,4 @@ def _flattens(layer: Any) -> bool:
 def _is_known(nnx: Any, layer: Any) -> bool:
     if isinstance(layer, partial):
         return layer.func in (nnx.max_pool, nnx.avg_pool) or _is_known(nnx, layer.func)
-    return layer is jnp.tanh or any(layer is getattr(jax.nn, name, None) for name in _ELEMENTWISE)
+    return any(layer is function for function in _ELEMENTWISE)

@@ -18,6 +18,7 @@ import itertools
 import math
 import os
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -29,7 +30,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import Container
-from d2ldev.operations.dlpack import ON_CPU, description_of
+from d2ldev.operations.dlpack import Description, description_of
 from d2ldev_jax.devices import JaxDevices
 
 if TYPE_CHECKING:
@@ -42,24 +43,17 @@ _WIDE = {
     "float64": "float32",
     "complex128": "complex64",
 }
-_NARROW = tuple(
-    name
-    for name in (
-        *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
-        *("float16", "bfloat16", "float32", "complex64"),
-        *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-        *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4"),
-    )
-    if hasattr(jnp, name)
+_NARROW = (
+    *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
+    *("float16", "bfloat16", "float32", "complex64"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4"),
 )
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
-# The class of ``jnp.float32`` and its like.
-_SCALAR = type(jnp.float32)
 
 _LAST_32_BITS = 2**32 - 1
 # An array of fewer bytes is made without a look at the memory.
 _LARGE = 2**30
-_ALIGNMENT = 64
 # Arrays are stacked in groups of one size.
 _GROUP = 32
 
@@ -73,7 +67,7 @@ class JaxTensors(Tensors):
 
     # In newer releases a tracer is an instance of ``jax.Array``, but its class no subclass.
     types = (jax.Array, jax.core.Tracer)
-    plain_types = (np.dtype, _SCALAR, jax.Device, jax.sharding.Sharding)
+    plain_types = (np.dtype, type(jnp.float32), jax.Device, jax.sharding.Sharding)
 
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
@@ -145,20 +139,9 @@ class JaxTensors(Tensors):
     def dtype_of(self, x: Tensor) -> str:
         return str(x.dtype.name)
 
-    def dtype(self, name: str) -> np.dtype[Any]:
-        scalar = getattr(jnp, name, None)
-        if scalar is None:  # the dtype of random keys, which is not in ``dtype_names``
-            raise UnsupportedValueError(
-                f"convert an array of {name}",
-                "it holds random keys, and no numbers",
-                "jax.random.key_data(x) are their numbers",
-            )
-        native: np.dtype[Any] = np.dtype(scalar)
-        return native
-
-    def dtype_name(self, spec: Any) -> str | None:
-        # ``jnp.bool_`` has another name than its dtype.
-        return super().dtype_name(spec.dtype if isinstance(spec, _SCALAR) else spec)
+    def dtype(self, name: str) -> np.dtype[Any] | None:
+        scalar = getattr(jnp, name, None)  # None for random keys, which are converted to nothing
+        return None if scalar is None else np.dtype(scalar)
 
     def dtype_fix(self, name: str) -> str:
         return "jax.config.update('jax_enable_x64', True)" if name in _WIDE else ""
@@ -224,11 +207,14 @@ class JaxTensors(Tensors):
         dtype = dtype or _float()
         _check_capacity(math.prod(shape), dtype, native)
         draw = jax.random.uniform if distribution == "uniform" else jax.random.normal
-        words = [self._root, next(self._draws)] if seed is None else _words(seed)
+        if seed is None:
+            first, second = self._root, next(self._draws)
+        else:
+            first, second = seed & _LAST_32_BITS, seed >> 32 & _LAST_32_BITS
         with jax.default_device(native):
-            key = jax.random.key(words[0])
-            for word in words[1:]:
-                key = jax.random.fold_in(key, word)
+            key = jax.random.key(first)
+            if second:  # without, a small seed is JAX's own
+                key = jax.random.fold_in(key, second)
         # This is no copy: it commits the key, and with it what is computed from it.
         return _computed(draw(jax.device_put(key, native), shape, dtype))
 
@@ -257,10 +243,19 @@ class JaxTensors(Tensors):
             # The protocol would lose which of several CPU devices it is.
             self.device_of(x)
             return x
-        exported = _Exported(x)
-        made = jnp.from_dlpack(exported)
-        if made.size and made.unsafe_buffer_pointer() != exported.address:
-            raise BufferError(f"JAX cannot use this memory, and has made a {made.dtype} copy of it")
+        capsule = x.__dlpack__()  # of no version, which every framework can give
+        memory = description_of(capsule)
+        address = memory.address
+        if not _is_in_the_order_of_c(memory):
+            raise BufferError("JAX takes memory in the order of C, without gaps")
+        made = jnp.from_dlpack(
+            SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=x.__dlpack_device__)
+        )
+        if made.size and made.unsafe_buffer_pointer() != address:
+            raise BufferError(
+                f"JAX has made a {made.dtype} copy: it takes the dtypes that it has now, and "
+                "memory that begins at a multiple of 64 bytes"
+            )
         (native,) = made.devices()
         return jax.device_put(made, native)
 
@@ -292,14 +287,6 @@ def _float() -> np.dtype[Any]:
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32
 
 
-def _words(seed: int) -> list[int]:
-    """Return a seed of any size in pieces of 32 bits."""
-    words = [seed & _LAST_32_BITS]
-    while (seed := seed >> 32) not in (0, -1):
-        words.append(seed & _LAST_32_BITS)
-    return words
-
-
 def _check_capacity(count: int, dtype: Any, native: jax.Device) -> None:
     """Raise a ``MemoryError`` if so many numbers are more than a device's whole memory."""
     wanted = count * dtype.itemsize
@@ -323,38 +310,13 @@ def _stacked(xs: Sequence[jax.Array]) -> jax.Array:
     return jnp.stack(xs)
 
 
-class _Exported:
-    """Another framework's tensor, whose address is noted when it is handed over."""
-
-    def __init__(self, x: Any) -> None:
-        self._x = x
-        self._device: tuple[int, int] = x.__dlpack_device__()
-        self.address = 0
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return self._device
-
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        # A capsule of no version, which every framework can give.
-        capsule = self._x.__dlpack__(stream=stream)
-        memory = description_of(capsule)
-        self.address = memory.address
-        sizes = memory.shape[: memory.ndim]
-        if not _is_in_the_order_of_c(sizes, memory.strides and memory.strides[: memory.ndim]):
-            raise BufferError("JAX takes memory in the order of C, without gaps")
-        # JAX warns on the standard error of the process before it copies.
-        if self._device[0] == ON_CPU and self.address % _ALIGNMENT and 0 not in sizes:
-            raise BufferError(f"JAX takes memory that begins at a multiple of {_ALIGNMENT} bytes")
-        return capsule
-
-
-def _is_in_the_order_of_c(sizes: list[int], strides: list[int] | None) -> bool:
+def _is_in_the_order_of_c(memory: Description) -> bool:
     """Return whether neighbours in the last dimension are neighbours in memory, and so on."""
     expected = 1
-    for size, stride in zip(reversed(sizes), reversed(strides or ()), strict=False):
-        if size > 1 and stride != expected:
-            return 0 in sizes
-        expected *= size
+    for i in reversed(range(memory.ndim if memory.strides else 0)):
+        if memory.shape[i] > 1 and memory.strides[i] != expected:
+            return 0 in memory.shape[: memory.ndim]
+        expected *= memory.shape[i]
     return True
 
 

@@ -1,13 +1,11 @@
 """Devices: MXNet's contexts, of which those of the CPU after the first are virtual GPUs.
 
-``mx.context.num_gpus`` initialises CUDA, after which a forked child cannot use it. The driver is
-therefore asked in a process of its own, once, where the wheel has CUDA at all.
+``mx.context.num_gpus`` initialises CUDA, after which a forked child cannot use it. So the driver's
+management library is asked instead, where the wheel has CUDA at all.
 """
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -15,9 +13,8 @@ from typing import Any
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
+from d2ldev.operations import nvml
 from d2ldev_mxnet.framework import mx
-
-_CPU_TYPES = {mx.Context.devstr2type[name] for name in ("cpu", "cpu_pinned", "cpu_shared")}
 
 # MXNet has no exception for it: the words of the CPU's storage, of the C++ library, of the GPU's.
 _OUT_OF_MEMORY = (
@@ -27,30 +24,6 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "ALLOC_FAILED",
 )
-
-# Prints the compute capability of every card: "8.0 8.6". Without a driver there is no card, and
-# the driver's code 100 says the same.
-QUERY = """
-import ctypes, sys
-try:
-    cuda = ctypes.CDLL("libcuda.so.1" if sys.platform != "win32" else "nvcuda.dll")
-except OSError:
-    sys.exit()
-def ask(name, *arguments):
-    code = getattr(cuda, name)(*arguments)
-    if code == 100:
-        sys.exit()
-    if code:
-        sys.exit(f"{name} fails with CUDA's error {code}")
-number, card, major, minor = (ctypes.c_int() for _ in range(4))
-ask("cuInit", 0)
-ask("cuDeviceGetCount", ctypes.byref(number))
-for index in range(number.value):
-    ask("cuDeviceGet", ctypes.byref(card), index)
-    ask("cuDeviceGetAttribute", ctypes.byref(major), 75, card)
-    ask("cuDeviceGetAttribute", ctypes.byref(minor), 76, card)
-    print(f"{major.value}.{minor.value}")
-"""
 
 
 class MXNetDevices(Devices):
@@ -66,7 +39,7 @@ class MXNetDevices(Devices):
     def count(self) -> int:
         if self._virtual_gpus is not None:
             return self._virtual_gpus
-        return len(capabilities()) if has_cuda() else 0
+        return len(nvml.visible_cards() or ()) if has_cuda() else 0
 
     def native(self, device: Device) -> mx.Context:
         if device is CPU:
@@ -82,7 +55,7 @@ class MXNetDevices(Devices):
         index: int = native.device_id
         if native.device_type == "cpu" and 0 < index <= (self._virtual_gpus or 0):
             return gpu(index - 1)
-        if native.device_typeid in _CPU_TYPES:
+        if native.device_type.startswith("cpu"):  # also its memory that is pinned, or shared
             return CPU
         return None if self._virtual_gpus or index < 0 else gpu(index)
 
@@ -114,28 +87,14 @@ class MXNetDevices(Devices):
         return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        if not isinstance(error, mx.base.MXNetError):
-            return isinstance(error, MemoryError)
-        return any(words in str(error) for words in _OUT_OF_MEMORY)
+        if isinstance(error, mx.base.MXNetError):
+            return any(words in str(error) for words in _OUT_OF_MEMORY)
+        return super().is_out_of_memory(error)
 
 
 def has_cuda() -> bool:
     """Return whether this MXNet was built for CUDA."""
     return bool(mx.runtime.Features().is_enabled("CUDA"))
-
-
-@cache
-def capabilities() -> tuple[str, ...]:
-    """Return the compute capability of each card that this process may use.
-
-    Raises:
-        RuntimeError: if the driver found cards and cannot initialise them.
-    """
-    command = [sys.executable, "-c", QUERY]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603
-    if done.returncode:
-        raise RuntimeError(done.stderr.strip())
-    return tuple(done.stdout.split())
 
 
 @cache
@@ -148,13 +107,12 @@ def check_card(device: Device) -> None:
     try:
         mx.nd.ones((1,), ctx=mx.gpu(device.index)).wait_to_read()
     except mx.base.MXNetError as error:
-        lines = str(error).strip().splitlines()
+        reason = str(error).strip().rpartition("\n")[2]
         raise DeviceUnavailableError(
             f"use {device}",
-            f"MXNet's first kernel fails on this card, of compute capability "
-            f"{capabilities()[device.index]}: {lines[-1] if lines else 'it says no more'}; "
-            "the published wheels are for CUDA 10 to 11.7, with kernels for cards up to 8.6 and "
-            "no PTX, so that Hopper (9.0) and what comes after it cannot run them",
+            f"MXNet's first kernel fails on this card: {reason}; "
+            "the published wheels are for CUDA 10 to 11.7, with kernels for cards up to compute "
+            "capability 8.6 and no PTX, so that Hopper (9.0) and later ones cannot run them",
             "use the CPU: D2LDEV_BACKEND=mxnet with D2LDEV_VIRTUAL_GPUS=1, another framework "
             "such as D2LDEV_BACKEND=torch, or an MXNet built for this card",
             [device],

@@ -19,8 +19,6 @@ _nn = mx.gluon.nn
 _SEQUENCES = (_nn.Sequential, _nn.HybridSequential, NumPySequential)
 _CONVOLUTIONS = (_nn.Conv1D, _nn.Conv2D, _nn.Conv3D)
 _FUNCTIONS = (_nn.Lambda, _nn.HybridLambda)
-_LAYOUTS = {"NCW", "NCHW", "NCDHW"}
-_PARTS = ("numbers", "schedule", "counts", "states")
 
 
 class MXNetFiles(Files):
@@ -28,21 +26,17 @@ class MXNetFiles(Files):
 
     # -- models -----------------------------------------------------------------------------------
 
-    def is_gradient(self, obj: Any, name: str) -> bool:
-        return isinstance(obj, mx.gluon.Parameter) and name.startswith("grad")
-
     def layers(self, model: Any) -> list[Layer] | None:
         if type(model) not in _SEQUENCES:
             return None
         layers = []
         for layer in model._children.values():
-            if type(layer) is _nn.Dense or type(layer) in _CONVOLUTIONS:
-                layout = getattr(layer, "_kwargs", {}).get("layout", "NCHW")
-                if layout not in _LAYOUTS:
-                    return None
+            kind = type(layer)
+            is_convolution = kind in _CONVOLUTIONS and layer._kwargs["layout"].startswith("NC")
+            if is_convolution or kind is _nn.Dense:
                 layers.append(Layer(_array(layer.weight), _array(layer.bias)))
-            elif not _keeps_order(layer):
-                return None
+            elif layer._children or kind in _FUNCTIONS or not _is_gluon_s(kind):
+                return None  # it may change the order of what it is given
         return layers
 
     # -- optimizers -------------------------------------------------------------------------------
@@ -63,22 +57,15 @@ class MXNetFiles(Files):
         }
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        if not isinstance(state, Mapping) or not all(
-            isinstance(state.get(part), Mapping) for part in _PARTS
-        ):
-            raise ValueError(f"{describe(state)} is no state of a trainer")
         own, updater = optimizer.optimizer, optimizer._updaters[0]
         for what, mine in (("class", type(own).__name__), ("shapes", _shapes(optimizer))):
-            if state.get(what) != mine:
-                raise ValueError(f"its {what}: {mine}, {state.get(what)} in the state")
-        numbers = _checked_numbers("numbers", own, state["numbers"])
-        schedule = _checked_numbers("schedule", own.lr_scheduler, state["schedule"])
+            if state[what] != mine:
+                raise ValueError(f"its {what}: {mine}, {state[what]} in the state")
+        numbered = {"numbers": own, "schedule": own.lr_scheduler}
+        for what, obj in numbered.items():
+            _check_numbers(what, _numbers(obj), state[what])
         index_of = {str(rank): index for index, rank in _ranks(optimizer).items()}
-        if not (state["counts"].keys() | state["states"].keys()) <= index_of.keys():
-            raise ValueError("it has learned about other parameters")
         counts = {index_of[name]: count for name, count in state["counts"].items()}
-        if not all(type(count) is int and count >= 0 for count in counts.values()):
-            raise ValueError(f"its counts of steps are {describe(state['counts'])}")
         states = {
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
             for name, saved in state["states"].items()
@@ -86,9 +73,9 @@ class MXNetFiles(Files):
         device_id = optimizer._params[0].list_ctx()[0].device_id
 
         def put() -> None:
-            vars(own).update(numbers)
-            if own.lr_scheduler is not None:
-                vars(own.lr_scheduler).update(schedule)
+            for what, obj in numbered.items():
+                if obj is not None:
+                    vars(obj).update(state[what])
             updater.states = states
             updater.states_synced = dict.fromkeys(states, True)
             # Counted for each index of a device, of which a new optimizer knows only the first.
@@ -98,10 +85,8 @@ class MXNetFiles(Files):
         return put
 
 
-def _keeps_order(layer: Any) -> bool:
-    """Return whether a layer between dense ones leaves what it is given in its order."""
-    is_gluon_s = type(layer).__module__.startswith("mxnet.gluon.nn.")
-    return is_gluon_s and not layer._children and not isinstance(layer, _FUNCTIONS)
+def _is_gluon_s(kind: type) -> bool:
+    return kind.__module__.startswith("mxnet.gluon.nn.")
 
 
 def _array(parameter: Any) -> Any:
@@ -133,20 +118,12 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (bool, int, float))
 
 
-def _checked_numbers(what: str, obj: Any, saved: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the numbers of a state.
-
-    Raises:
-        ValueError: if they are not those of such an optimizer, or such a schedule.
-    """
-    mine = _numbers(obj)
-    different = sorted(map(str, mine.keys() ^ saved.keys()))
-    if different:
+def _check_numbers(what: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
+    if different := sorted(mine.keys() ^ saved.keys()):
         raise ValueError(f"its {what}: only one of the two has {different[0]}")
     for name, value in saved.items():
         if not _is_number(value) or isinstance(value, list) != isinstance(mine[name], list):
             raise ValueError(f"its {what}: {name} is {describe(value)}")
-    return dict(saved)
 
 
 def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
@@ -162,7 +139,7 @@ def _state_like(trainer: Any, index: int, name: str, saved: Any) -> Any:
     weight = parameter.data().as_nd_ndarray()
     made = trainer.optimizer.create_state_multi_precision(index, weight)
     arrays, values = list(_arrays(made)), list(_arrays(saved))
-    expected, found = [_form(x) for x in arrays], [_form(x) for x in values]
+    expected, found = list(map(_form, arrays)), list(map(_form, values))
     if expected != found:
         raise ValueError(f"the state of parameter {name} is {expected}, and {found} in the state")
     with NumPyShapes():

@@ -23,7 +23,6 @@ from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter
 _ParameterDict, _Trainer = mx.gluon.ParameterDict, mx.gluon.Trainer
-_Updater = mx.optimizer.Updater
 _nn = mx.gluon.nn
 _library = mx.base._LIB
 
@@ -38,20 +37,20 @@ _is_placing: ContextVar[bool] = ContextVar("d2ldev_mxnet_is_placing", default=Fa
 
 
 class MXNetModels(Models):
-    """Blocks, parameters, trainers, and their updaters.
+    """Blocks, parameters, and trainers.
 
     Args:
         devices: the room of devices.
     """
 
-    types = (_Block, _Parameter, _ParameterDict, _Trainer, _Updater)
+    types = (_Block, _Parameter, _ParameterDict, _Trainer)
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
         # MXNet makes another object each time it is asked for a gradient: by its address, it is the
         # same one for as long as somebody holds it.
         self._gradients: WeakValueDictionary[int, Any] = WeakValueDictionary()
-        # The parameters by the ids of their arrays, whose gradients are the parameter's to list.
+        # The parameters by the ids of their arrays: they have the gradients in a list of their own.
         self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
     # -- making -----------------------------------------------------------------------------------
@@ -76,7 +75,7 @@ class MXNetModels(Models):
             return _parts_of_block(obj)
         if isinstance(obj, _ParameterDict):
             return ((name, parameter, None, None) for name, parameter in obj.items())
-        return _parts_of_trainer(obj) if isinstance(obj, _Trainer) else _parts_of_updater(obj)
+        return _parts_of_trainer(obj)
 
     def _parts_of_parameter(self, parameter: Any) -> Iterator[Part]:
         arrays = parameter._data or []
@@ -90,21 +89,25 @@ class MXNetModels(Models):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
             yield f"data{suffix}", array, arrays.__setitem__, i
-            if parameter._grad is not None:
-                put = partial(_put_gradient, parameter, bool(array._fresh_grad))
-                yield f"grad{suffix}", parameter._grad[i], put, i
 
     def attached(self, x: Tensor) -> Iterator[Part]:
-        owner = self._owners.get(id(x))
-        if owner is not None and any(array is x for array in owner._data or ()):
-            return
         gradient = self._gradient_of(x)
         if gradient is None:
             return
         # Another handle on the array as it is marked now, for when it has other memory.
         handle = mx.base.NDArrayHandle()
         mx.base.check_call(_library.MXShallowCopyNDArray(x.handle, ctypes.byref(handle)))
-        yield "grad", gradient, partial(_reattach, x, type(x)(handle)), gradient
+        yield "grad", gradient, partial(self._reattach, x, type(x)(handle)), gradient
+
+    def _reattach(self, x: Any, before: Any, old: Any, new: Any) -> None:
+        """Give an array, which has other memory than ``before``, its gradient there."""
+        owner = self._owners.get(id(x))
+        if owner is not None and owner._data and owner._data[0] is x:
+            owner._grad[0], request = new, owner.grad_req
+        else:
+            request = _request_of(before, old)
+        mx.autograd.mark_variables([x], [new], request)
+        x._fresh_grad = bool(before._fresh_grad)
 
     def _gradient_of(self, x: Any) -> Any:
         gradient = x.grad
@@ -146,8 +149,6 @@ class MXNetModels(Models):
             _settle_parameter(obj, context)
         elif isinstance(obj, _Trainer):
             _settle_trainer(obj, context)
-        elif isinstance(obj, _Updater):
-            _settle_updater(obj, context)
 
 
 class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
@@ -201,28 +202,10 @@ def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
     for parameter in trainer._params:
         yield f"params.{parameter.name}", parameter, None, None
     for updater in trainer._updaters:
-        yield from _parts_of_updater(updater)
-
-
-def _parts_of_updater(updater: Any) -> Iterator[Part]:
-    named = ranks(updater.optimizer.param_dict)
-    for index in sorted(updater.states, key=lambda index: named.get(index, index)):
-        name = f"states.{named.get(index, index)}"
-        yield name, updater.states[index], updater.states.__setitem__, index
-
-
-def _put_gradient(parameter: Any, is_fresh: bool, i: int, gradient: Any) -> None:
-    parameter._grad[i] = gradient
-    _attach(parameter._data[i], gradient, parameter.grad_req, is_fresh)
-
-
-def _reattach(x: Any, before: Any, old: Any, new: Any) -> None:
-    _attach(x, new, _request_of(before, old), bool(before._fresh_grad))
-
-
-def _attach(x: Any, gradient: Any, request: str, is_fresh: bool) -> None:
-    mx.autograd.mark_variables([x], [gradient], request)
-    x._fresh_grad = is_fresh
+        named = ranks(updater.optimizer.param_dict)
+        for index in sorted(updater.states, key=lambda index: named.get(index, index)):
+            name = f"states.{named.get(index, index)}"
+            yield name, updater.states[index], updater.states.__setitem__, index
 
 
 def _request_of(x: Any, gradient: Any) -> str:
@@ -260,10 +243,6 @@ def _settle_parameter(parameter: Any, context: Any) -> None:
 def _settle_trainer(trainer: Any, context: Any) -> None:
     trainer._contexts = [mx.Context(context)]
     for updater in trainer._updaters:
-        _settle_updater(updater, context)
-
-
-def _settle_updater(updater: Any, context: Any) -> None:
-    # Optimizers count their steps for each index of a device, and would begin again.
-    optimizer = updater.optimizer
-    optimizer._all_index_update_counts[context.device_id] = optimizer._index_update_count
+        # Optimizers count their steps for each index of a device, and would begin again.
+        optimizer = updater.optimizer
+        optimizer._all_index_update_counts[context.device_id] = optimizer._index_update_count

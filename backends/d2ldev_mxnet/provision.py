@@ -53,20 +53,10 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     def rand(device: Device, seed: int, shape: tuple[int, ...]) -> Tensor:
         return backend.rand(shape, seed=seed, device=device)
 
-    def everything(device: Device) -> Everything:
-        return Everything(lambda shape: rand(device, len(shape), shape))
-
     def hybridized(device: Device) -> Any:
         net = backend.mlp([3, 4, 1], device=device)
         net.hybridize(static_alloc=True)
         net(rand(device, 0, (5, 3)))
-        return net
-
-    def normalized(device: Device) -> Any:
-        net = mx.gluon.nn.BatchNorm(in_channels=3)
-        for name, parameter in net._reg_params.items():
-            make = backend.zeros if name in ("beta", "running_mean") else backend.ones
-            initialise(parameter, make(3, device=device))
         return net
 
     def scratch(device: Device) -> list[Tensor]:
@@ -92,9 +82,8 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         return {"model": net, "trainer": trainer}
 
     return {
-        "block": everything,
+        "block": lambda device: Everything(lambda shape: rand(device, len(shape), shape)),
         "hybridized block": hybridized,
-        "batch normalization": normalized,
         "scratch parameters": scratch,
         **{title: partial(trained, *how) for title, how in _OPTIMIZERS.items()},
     }

@@ -3,12 +3,12 @@
 MXNet compares the kinds of devices only, and that not everywhere: two GPUs pass, and so do the
 CPU's contexts, which the virtual GPUs are. Every operator runs through one of three functions,
 which are looked up by name for each call, and replaced there. Beside them are indexing, which moves
-what it is given, and the call of a Gluon block, which has an error of its own.
+its indices, and the call of a Gluon block, which has an error of its own.
 
 - Python numbers and NumPy's arrays are operands of no device. A 0-dim array of the host is an
   operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
 - What MXNet's own code moves for its caller is no mixing: ``set_data``, a KVStore's sums,
-  ``mx.np.array(x, ctx=...)``.
+  ``mx.np.array(x, ctx=...)``. Assignment into an array is an explicit copy, as in PyTorch.
 - Not looked at is what MXNet copies to the host as ``x.asnumpy()`` does (its metrics, and functions
   that it leaves to NumPy), what it runs in threads of its own (a ``CustomOp``, the backward pass of
   an ``autograd.Function``), and the executors of symbols.
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from types import FrameType
@@ -30,6 +31,7 @@ from d2ldev.operations.mixing import Operand, mismatch, operands_of, replace
 from d2ldev_mxnet.framework import mx
 
 Function = Callable[..., Any]
+InForce = Callable[[], bool]
 Replacement = tuple[Any, str, Function]
 """An object, the name of one of its functions, and what stands in for it."""
 
@@ -41,7 +43,6 @@ _FFI = mx._ffi.function._FunctionBase
 _MAY_HOLD_ARRAYS = (_NDArray, tuple, list)
 # Functions of MXNet's that its library calls.
 _CALLED_BACK = {"updater_handle", "forward_entry", "backward_entry"}
-_PREFIXES = ("_npi_", "_npx_", "_np_", "_contrib_", "_internal_", "_")
 
 _library = mx.base._LIB
 # An object of its own, which knows its arguments' types: a handle from an array is a number.
@@ -59,52 +60,41 @@ class MXNetStrict(Strict):
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
 
-    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+    def refuse_mixing(self, in_force: InForce) -> Callable[[], None]:
         if mx.nd._internal._imperative_invoke.__module__ != "mxnet._ctypes.ndarray":
             raise UnsupportedValueError(
                 "put mxnet under strict()",
                 "this MXNet runs its operators from compiled Cython modules, past Python",
                 "MXNET_ENABLE_CYTHON=0, before anything imports mxnet",
             )
-        return replace(Guards(self._framework, in_force))
+        return replace(self.replacements(in_force))
 
-
-class Guards:
-    """What stands in for functions of MXNet while strictness is in force somewhere.
-
-    Args:
-        framework: whose operands they are.
-        in_force: whether it is in force here.
-    """
-
-    def __init__(self, framework: Framework, in_force: Callable[[], bool]) -> None:
-        self._framework = framework
-        self._in_force = in_force
-
-    def __iter__(self) -> Iterator[Replacement]:
+    def replacements(self, in_force: InForce) -> Iterator[Replacement]:
+        """Yield what stands in for functions of MXNet while strictness is in force somewhere."""
         # The library's functions are attributes only after they were asked for once.
-        yield _library, "MXImperativeInvokeEx", self._invoking(_library.MXImperativeInvokeEx)
+        yield (
+            _library,
+            "MXImperativeInvokeEx",
+            self._invoking(_library.MXImperativeInvokeEx, in_force),
+        )
         for name in ("MXAutogradBackward", "MXAutogradBackwardEx"):
-            yield _library, name, self._backward(getattr(_library, name))
-        yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"])
+            yield _library, name, self._backward(getattr(_library, name), in_force)
+        yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"], in_force)
         for owner in (_NDArray, mx.np.ndarray):
             for name in ("__getitem__", "__setitem__"):
-                yield owner, name, self._indexing(vars(owner)[name])
-        yield mx.gluon.Block, "__call__", self._calling_block(vars(mx.gluon.Block)["__call__"])
+                yield owner, name, self._indexing(vars(owner)[name], in_force)
+        call = vars(mx.gluon.Block)["__call__"]
+        yield mx.gluon.Block, "__call__", self._calling_block(call, in_force)
 
     def _check(self, operation: str, operands: Sequence[Operand]) -> None:
         """Raise if operands are on different devices."""
         if len({device for _, device in operands}) > 1 and not _is_called_back():
             raise mismatch(operation, operands)
 
-    def _located(self, names: Iterable[str], handles: Iterable[int | None]) -> list[Operand]:
-        """Return where the arrays of some handles are, of which there may be more than names."""
-        listed = list(names)
-        found = []
-        for i, handle in enumerate(handles):
-            if (device := self._device_of(handle)) is not None:
-                found.append((listed[i] if i < len(listed) else f"operand_{i}", device))
-        return found
+    def _located(self, handles: Iterable[int | None]) -> list[Operand]:
+        """Return where the arrays of some handles are."""
+        devices = enumerate(map(self._device_of, handles))
+        return [(f"operand_{i}", device) for i, device in devices if device is not None]
 
     def _device_of(self, handle: int | None) -> Device | None:
         """Return the device of an array; None for none, or one that has no memory yet."""
@@ -117,7 +107,7 @@ class Guards:
 
     # -- operators --------------------------------------------------------------------------------
 
-    def _invoking(self, function: Function) -> Function:
+    def _invoking(self, function: Function, in_force: InForce) -> Function:
         copies = frozenset(map(_operator_named, COPIES))
 
         def invoke(
@@ -134,28 +124,27 @@ class Guards:
                     if first is None:
                         first = context.value
                     elif context.value != first:
-                        if operator.value not in copies and self._in_force():
-                            name, names = _description(operator, n)
-                            self._check(name, self._located(names, handles))
+                        if operator.value not in copies and in_force():
+                            self._check(_name_of(operator), self._located(handles))
                         break
             return function(operator, count, inputs, out_count, outs, *settings)
 
         return invoke
 
-    def _backward(self, function: Function) -> Function:
+    def _backward(self, function: Function, in_force: InForce) -> Function:
         def backward(count: Any, heads: Any, gradients: Any, *settings: Any) -> Any:
-            if isinstance(gradients, ctypes.Array) and self._in_force():
+            if isinstance(gradients, ctypes.Array) and in_force():
                 listed = heads[: getattr(count, "value", count)]
                 for pair in zip(listed, gradients, strict=True):
-                    self._check("backward", self._located(("head", "head_grad"), pair))
+                    self._check("backward", self._located(pair))
             return function(count, heads, gradients, *settings)
 
         return backward
 
-    def _calling_ffi(self, function: Function) -> Function:
+    def _calling_ffi(self, function: Function, in_force: InForce) -> Function:
         def call(self_: Any, *args: Any) -> Any:
             arrays = [x for x in args if isinstance(x, _NDArray)]
-            if len(arrays) > 1 and self._in_force():
+            if len(arrays) > 1 and in_force():
                 self._check(self_.__name__, operands_of(self._framework, arrays))
             return function(self_, *args)
 
@@ -163,19 +152,17 @@ class Guards:
 
     # -- what is written in Python ----------------------------------------------------------------
 
-    def _indexing(self, function: Function) -> Function:
+    def _indexing(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
         def index(x: Any, key: Any, *value: Any) -> Any:
-            may_mix = isinstance(key, _MAY_HOLD_ARRAYS)
-            may_mix = may_mix or bool(value and isinstance(value[0], _MAY_HOLD_ARRAYS))
-            if may_mix and self._in_force() and not _is_mxnet_s(sys._getframe(1)):
-                operands = {"x": x, "index": key, **({"value": value[0]} if value else {})}
-                self._check(function.__name__, operands_of(self._framework, (), operands))
+            if isinstance(key, _MAY_HOLD_ARRAYS) and in_force():
+                operands = operands_of(self._framework, (), {"x": x, "index": key})
+                self._check(function.__name__, operands)
             return function(x, key, *value)
 
         return index
 
-    def _calling_block(self, function: Function) -> Function:
+    def _calling_block(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
         def call(block: Any, *args: Any) -> Any:
             try:
@@ -183,7 +170,7 @@ class Guards:
             except DeviceMismatchError:
                 raise
             except Exception as error:
-                operands = self._operands_of_block(block, args) if self._in_force() else []
+                operands = self._operands_of_block(block, args) if in_force() else []
                 if len({device for _, device in operands}) > 1:
                     raise mismatch(type(block).__name__, operands) from error
                 raise
@@ -218,15 +205,11 @@ def _is_called_back() -> bool:
     """
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
-        if frame.f_code.co_name in _CALLED_BACK and _is_mxnet_s(frame):
+        module = str(frame.f_globals.get("__name__", ""))
+        if frame.f_code.co_name in _CALLED_BACK and module.startswith("mxnet."):
             return True
         frame = frame.f_back
     return False
-
-
-def _is_mxnet_s(frame: FrameType) -> bool:
-    """Return whether a frame runs code of MXNet's."""
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "mxnet"
 
 
 def _operator_named(name: str) -> int | None:
@@ -235,20 +218,9 @@ def _operator_named(name: str) -> int | None:
     return handle.value  # type: ignore[no-any-return]
 
 
-def _description(operator: Any, inputs: int) -> tuple[str, list[str]]:
-    """Return the name of an operator and those of its operands: its inputs, and ``out``."""
-    name, text, variable, returned = (ctypes.c_char_p() for _ in range(4))
-    count = mx.base.mx_uint()
-    names, types, texts = (ctypes.POINTER(ctypes.c_char_p)() for _ in range(3))
-    arguments = (name, text, count, names, types, texts, variable, returned)
-    mx.base.check_call(
-        _library.MXSymbolGetAtomicSymbolInfo(operator, *map(ctypes.byref, arguments))
-    )
-    kinds = [(names[i].decode(), types[i]) for i in range(count.value)]
-    arrays = [name for name, kind in kinds if kind.startswith((b"NDArray", b"Symbol"))]
-    if any(kind.endswith(b"[]") for _, kind in kinds):
-        arrays = []  # its inputs are a list, which is one argument
-    arrays = arrays[:inputs] + [f"operand_{i}" for i in range(len(arrays), inputs)]
-    operation = (name.value or b"operator").decode()
-    prefix = next((prefix for prefix in _PREFIXES if operation.startswith(prefix)), "")
-    return operation.removeprefix(prefix), [*arrays, "out"]
+def _name_of(operator: Any) -> str:
+    """Return the name of an operator, without MXNet's prefixes: ``add`` for ``_npi_add``."""
+    name = ctypes.c_char_p()
+    mx.base.check_call(_library.MXSymbolGetAtomicSymbolName(operator, ctypes.byref(name)))
+    found = (name.value or b"operator").decode()
+    return re.sub("^_((npi|npx|np|contrib|internal)_)?", "", found)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -129,14 +128,18 @@ class MXNetTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        dtype = dtype or "float32"
-        if seed is not None:
-            return self.from_data(_seeded(distribution, shape, seed, dtype), dtype, native)
-        draw = mx.np.random.uniform if distribution == "uniform" else mx.np.random.normal
+        dtype, is_uniform = dtype or "float32", distribution == "uniform"
         with NumPyShapes():
-            x = draw(0.0, 1.0, shape, dtype=dtype, ctx=native, out=_empty(shape, dtype, native))
-            if draw is mx.np.random.uniform and x.dtype == np.float16:
-                # MXNet rounds numbers just below 1 to 1, which is not in the interval.
+            if seed is not None:
+                generator = np.random.Generator(np.random.PCG64(seed % 2**64))
+                wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
+                draw = generator.random if is_uniform else generator.standard_normal
+                x = self.from_data(draw(shape, wide), dtype, native)
+            else:
+                draw = mx.np.random.uniform if is_uniform else mx.np.random.normal
+                x = draw(0.0, 1.0, shape, dtype=dtype, ctx=native, out=_empty(shape, dtype, native))
+            if is_uniform and x.dtype == np.float16:
+                # Numbers just below 1 are rounded to 1, which is not in the interval.
                 x = mx.np.minimum(x, 1 - 2**-11, out=x)
         return x
 
@@ -222,11 +225,9 @@ def _empty(shape: tuple[int, ...], dtype: Any, native: Any) -> Any:
     except Exception as error:  # of several kinds, some from before MXNet is called
         if math.prod(shape) < _TOO_MANY:
             raise
-        problem = f"no more than {_TOO_MANY - 1} elements fit into an array of MXNet's wheels"
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        if math.prod(shape) * np.dtype(dtype).itemsize > memory:
-            raise MemoryError(problem) from error
-        raise ValueError(problem) from error
+        raise MemoryError(
+            f"no more than {_TOO_MANY - 1} elements fit into an array of MXNet's wheels"
+        ) from error
 
 
 def _is_exact(*numbers: Any) -> bool:
@@ -240,15 +241,3 @@ def _number_dtype(*numbers: Any) -> str:
         return "bool"
     integers = all(isinstance(number, (int, np.integer, np.bool_)) for number in numbers)
     return "int64" if integers else "float32"
-
-
-def _seeded(distribution: str, shape: tuple[int, ...], seed: int, dtype: Any) -> Any:
-    """Return random numbers of NumPy's."""
-    generator = np.random.Generator(np.random.PCG64(seed % 2**64))
-    wide = np.float64 if np.dtype(dtype) == np.float64 else np.float32
-    if distribution == "normal":
-        return generator.standard_normal(shape, wide).astype(dtype)
-    if np.dtype(dtype) == np.float16:
-        # Rounded to 11 bits, a float32 just below 1 would be 1.
-        return (generator.integers(0, 2**11, shape) / 2**11).astype(dtype)
-    return generator.random(shape, wide)

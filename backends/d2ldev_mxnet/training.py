@@ -91,17 +91,16 @@ class MXNetLearner(Learner):
                 "it is no gluon.Block",
                 "put the parameters into a gluon.Block",
             )
-        _check_parameters(model)
-        self._loss = loss_among(settings, _LOSSES)
         self._model = model
+        _check_parameters(model, self._parameters())
+        self._loss = loss_among(settings, _LOSSES)
         self._trainer = self._made(framework, settings)
 
     def _made(self, framework: Framework, settings: Settings) -> Any:
         optimizer = settings.optimizer
-        # In the order of the layers: by MXNet's names, which count on, two models differ.
-        parameters = list(self._model.collect_params().values())
+        parameters = self._parameters()
         if isinstance(optimizer, mx.gluon.Trainer):
-            _check_trainer(optimizer, self._model)
+            _check_trainer(optimizer, parameters)
             return place(framework, optimizer, parameters[0].list_ctx()[0])
         with NumPySemantics():
             if isinstance(optimizer, str):
@@ -190,11 +189,9 @@ class MXNetLearner(Learner):
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         parameters = self._parameters()
-        if not isinstance(modes, list) or len(modes) != len(parameters):
+        is_list = isinstance(modes, list) and len(modes) == len(parameters)
+        if not is_list or not all(request in _REQUESTS for request in modes):
             raise refused_state("model", f"{describe(modes)} are no modes of its parameters")
-        for parameter, request in zip(parameters, modes, strict=True):
-            if request not in _REQUESTS:
-                raise refused_state("model", f"{parameter.name} has the mode {describe(request)}")
 
         def put() -> None:
             with NumPySemantics():
@@ -205,6 +202,7 @@ class MXNetLearner(Learner):
         return put
 
     def _parameters(self) -> list[Any]:
+        # In the order of the layers: by MXNet's names, which count on, two models differ.
         return list(self._model.collect_params().values())
 
 
@@ -233,8 +231,7 @@ def _as_numpy(x: Any) -> Any:
     return x.as_np_ndarray() if type(x) is mx.nd.NDArray else x
 
 
-def _check_parameters(model: Any) -> None:
-    parameters = list(model.collect_params().values())
+def _check_parameters(model: Any, parameters: list[Any]) -> None:
     attempted = f"train the {type(model).__name__}"
     if all(parameter.grad_req == "null" for parameter in parameters):
         raise UnsupportedValueError(
@@ -253,12 +250,12 @@ def _check_parameters(model: Any) -> None:
             )
 
 
-def _check_trainer(trainer: Any, model: Any) -> None:
-    known = {id(parameter) for parameter in model.collect_params().values()}
-    if not any(id(parameter) in known for parameter in trainer._params):
+def _check_trainer(trainer: Any, parameters: list[Any]) -> None:
+    known = {id(parameter) for parameter in parameters}
+    if known.isdisjoint(map(id, trainer._params)):
         raise UnsupportedValueError(
             "train with a gluon.Trainer",
-            f"none of its parameters is one of the {type(model).__name__}'s",
+            "none of its parameters is one of the model's",
             "gluon.Trainer(net.collect_params(), ...), of this very net",
         )
     store = trainer._kvstore_params["kvstore"]

@@ -118,10 +118,6 @@ class Files:
 
     # -- models -----------------------------------------------------------------------------------
 
-    def is_gradient(self, obj: Any, name: str) -> bool:
-        """Return whether the part of that name of an object is a gradient, which is not saved."""
-        return False
-
     def layers(self, model: Any) -> Sequence[Layer] | None:
         """Return the dense and convolution layers of a model in one sequence, in order.
 

@@ -70,7 +70,7 @@ class Models:
         return ()
 
     def attached(self, x: Tensor) -> Iterable[Part]:
-        """Return what hangs on a tensor and has to be where it is, such as its gradient."""
+        """Return what hangs on a tensor and has to be where it is: its gradient. Not saved."""
         return ()
 
     def is_refilled(self, x: Tensor) -> bool:

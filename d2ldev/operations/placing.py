@@ -106,9 +106,8 @@ class Inventory:
                 may_be_put_back((full_name, inner, put, key))
 
     def _parts_of(self, value: Any, name: str) -> list[Part]:
-        framework = self.framework
         try:
-            parts = list(framework.models.parts(value))
+            return list(self.framework.models.parts(value))
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
@@ -118,9 +117,6 @@ class Inventory:
                 f"the {type(value).__name__}{where} cannot be looked through: {error}",
                 "make it whole first: super().__init__() in its __init__",
             ) from error
-        if self._is_saved:
-            return [part for part in parts if not framework.files.is_gradient(value, part[0])]
-        return parts
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""

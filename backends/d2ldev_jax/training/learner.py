@@ -25,7 +25,7 @@ from d2ldev.framework.training import (
     MOMENTUM,
     refused_state,
 )
-from d2ldev.operations import creation, placing
+from d2ldev.operations import placing
 from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
 from d2ldev.operations.signatures import input_names
 
@@ -120,11 +120,9 @@ class JaxLearner(Learner):
         return _set_flags(self._model)
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
-        names = {name for name, _, _ in _flags(self._model)}
-        if not isinstance(modes, list) or not all(isinstance(name, str) for name in modes):
-            raise refused_state("model", f"what is in evaluation mode is {describe(modes)}")
-        if unknown := sorted({*modes} - names):
-            raise refused_state("model", f"only the state has {unknown[0]}")
+        names = [name for name, _, _ in _flags(self._model)]
+        if not isinstance(modes, list) or any(name not in names for name in modes):
+            raise refused_state("model", f"its flags are {names}, and set were {describe(modes)}")
 
         def put() -> None:
             self.sync()
@@ -134,34 +132,26 @@ class JaxLearner(Learner):
 
     def _take(self) -> None:
         """Take the arrays from the model and the optimizer."""
-        if nnx.state(self._model, nnx.Intermediate):
-            nnx.pop(self._model, nnx.Intermediate)
-        model_split, model_arrays = _split(self._model)
-        optimizer_split, optimizer_arrays = _split(self._optimizer)
-        self._model_arrays = self._settled(model_arrays)
-        self._optimizer_arrays = self._settled(optimizer_arrays)
+        model_split, self._model_arrays = self._settled(self._model)
+        optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
-            self._step = jax.jit(
-                _make_step(model_split, optimizer_split, self._loss, self.settings)
-            )
-            self._evaluate = jax.jit(_make_evaluation(model_split, self._loss))
+            compare = _comparison(self._loss)
+            step = _make_step(model_split, optimizer_split, compare, self.settings)
+            self._step = jax.jit(step)
+            self._evaluate = jax.jit(_make_evaluation(model_split, compare))
         self._is_synced = False
 
-    def _settled(self, leaves: list[Any]) -> list[Tensor]:
-        """Return arrays as a step returns them, committed, so that it is traced once."""
+    def _settled(self, obj: Any) -> tuple[_Split, list[Tensor]]:
+        """Take an object apart; its arrays as a step returns them, so that it is traced once."""
+        split, leaves = _split(obj)
         strong = [
-            jnp.asarray(x, jnp.result_type(x)) if getattr(x, "weak_type", False) else x
+            x
+            if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
+            else jnp.asarray(x, jnp.result_type(x))
             for x in leaves
         ]
-        made = [
-            x
-            if isinstance(x, jax.Array)
-            else creation.asarray(self._framework, x, None, self._device, None)
-            for x in strong
-        ]
-        arrays: list[Tensor] = jax.device_put(made, self._framework.devices.native(self._device))
-        return arrays
+        return split, jax.device_put(strong, self._framework.devices.native(self._device))
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
@@ -188,12 +178,10 @@ class _Split(NamedTuple):
     Args:
         graph: what is not in ``structure``, such as who is whose attribute.
         structure: where the arrays belong.
-        names: the path of each of them.
     """
 
     graph: Any
     structure: Any
-    names: tuple[str, ...]
 
     def merge(self, arrays: list[Any]) -> Any:
         """Return such an object with these arrays."""
@@ -205,21 +193,20 @@ class _Split(NamedTuple):
 
 
 def _split(obj: Any) -> tuple[_Split, list[Any]]:
+    if nnx.state(obj, nnx.Intermediate):
+        nnx.pop(obj, nnx.Intermediate)  # what ``sow`` leaves behind grows with each call
     graph, state = nnx.split(obj)
-    named, structure = jax.tree_util.tree_flatten_with_path(state)
-    names = tuple(jax.tree_util.keystr(path) for path, _ in named)
-    return _Split(graph, structure, names), [x for _, x in named]
+    arrays, structure = jax.tree.flatten(state)
+    return _Split(graph, structure), arrays
 
 
 def _arrays(obj: Any, before: _Split) -> list[Any]:
     """Return the arrays of an object after a step, one for each that it had before."""
-    if nnx.state(obj, nnx.Intermediate):
-        nnx.pop(obj, nnx.Intermediate)  # what ``sow`` leaves behind grows with each call
     after, arrays = _split(obj)
-    if after.names != before.names:
+    if after.structure != before.structure:
         raise UnsupportedValueError(
             f"train {describe(obj)}",
-            f"a step made or deleted {sorted({*after.names} ^ {*before.names})}",
+            f"a step has made or deleted variables: {after.structure}",
             "make all variables in __init__",
         )
     return arrays
@@ -228,21 +215,26 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
 # -- what is compiled -----------------------------------------------------------------------------
 
 
-def _make_step(
-    model_split: _Split, optimizer_split: _Split, loss: Callable[..., Any], settings: Settings
-) -> Callable[..., Any]:
-    def loss_and_prediction(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
+    def compare(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = model(*inputs)
-        return _checked(loss(prediction, y)), prediction
+        value = loss(prediction, y)
+        check_loss(getattr(value, "shape", None), value)
+        return value, prediction
 
+    return compare
+
+
+def _make_step(
+    model_split: _Split, optimizer_split: _Split, compare: Callable[..., Any], settings: Settings
+) -> Callable[..., Any]:
     def step(
         model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
     ) -> Any:
         model, optimizer = model_split.merge(model_arrays), optimizer_split.merge(optimizer_arrays)
         _train(model)
-        gradient = nnx.value_and_grad(
-            loss_and_prediction, argnums=nnx.DiffState(0, optimizer.wrt), has_aux=True
-        )
+        trained = nnx.DiffState(0, optimizer.wrt)
+        gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
         (value, prediction), gradients = gradient(model, inputs, y)
         if settings.gradient_clip_val:
             gradients = _clipped(gradients, settings.gradient_clip_val)
@@ -253,12 +245,12 @@ def _make_step(
     return step
 
 
-def _make_evaluation(split: _Split, loss: Callable[..., Any]) -> Callable[..., Any]:
+def _make_evaluation(split: _Split, compare: Callable[..., Any]) -> Callable[..., Any]:
     def evaluate(arrays: list[Any], inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         model = split.merge(arrays)
         model.eval()
-        prediction = model(*inputs)
-        return _checked(loss(prediction, y)), prediction
+        value, prediction = compare(model, inputs, y)
+        return value, prediction
 
     return evaluate
 
@@ -268,11 +260,6 @@ def _clipped(gradients: Any, largest: float) -> Any:
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
     factor = jnp.minimum(1.0, largest / (norm + 1e-6))
     return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
-
-
-def _checked(loss: Any) -> Any:
-    check_loss(getattr(loss, "shape", None), loss)
-    return loss
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:

