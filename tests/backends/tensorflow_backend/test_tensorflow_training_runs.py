@@ -1,5 +1,6 @@
 """``Trainer`` on TensorFlow: ``tf.data``, batches by name, Keras' losses, traces, resuming."""
 
+import os
 from functools import partial
 
 import keras
@@ -503,7 +504,7 @@ def test_what_is_no_state_of_a_generator_is_refused(backend, state):
 
 _KILLED = """
 import os, sys
-sys.path.insert(0, os.environ["FOLDER"])
+sys.path[:0] = os.environ["FOLDERS"].split(os.pathsep)
 import test_tensorflow_training_runs as runs
 
 backend = d2ldev.get_backend("tensorflow")
@@ -526,7 +527,8 @@ show(runs.run_of(backend, "float16", 4, **options))
 
 def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(run, request, path):
     def running(batches, file):
-        variables = {"FOLDER": str(request.path.parent), "D2LDEV_VIRTUAL_GPUS": "1"}
+        folders = os.pathsep.join(str(request.path.parents[i]) for i in (0, 2))  # and ``tests``
+        variables = {"FOLDERS": folders, "D2LDEV_VIRTUAL_GPUS": "1"}
         (shown,) = run(_KILLED, **variables, BATCHES=str(batches), FILE=str(file))
         return shown
 
