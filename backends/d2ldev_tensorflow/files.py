@@ -40,9 +40,8 @@ class TensorFlowFiles(Files):
         self._framework = framework
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
-        return self.tensors.from_data(
-            array, None, native
-        )  # of the array's own dtype: one copy less
+        # Of the array's own dtype: one copy less.
+        return self.tensors.from_data(array, None, native)
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         keras: Any = sys.modules.get("keras")
@@ -58,7 +57,8 @@ class TensorFlowFiles(Files):
                 return None  # Keras' Flatten transposes these, and a layer beside it may not
             if type(layer) is of.Flatten:
                 if has_channels:
-                    channels = _channels_of(layer.input.shape)
+                    shape = layer.input.shape
+                    channels = shape[-1] if len(shape) > 2 else 0  # or nothing is flattened
             elif type(layer) is of.Dense:
                 layout: Any = turned
                 if channels:
@@ -124,8 +124,3 @@ def _class_of(optimizer: Any) -> str:
 def _layer(layer: Any, layout: Any) -> Layer:
     bias = layer.bias
     return Layer(layer._kernel._value, None if bias is None else bias._value, layout)
-
-
-def _channels_of(shape: tuple[int | None, ...]) -> int:
-    """Return how many channels come last; 0 where there is nothing to flatten."""
-    return 0 if len(shape) < 3 else shape[-1] or 0

@@ -10,6 +10,7 @@ NumPy, as TensorFlow itself has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tensorflow.python.eager import record
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
-from d2ldev.nesting.containers import Container
+from d2ldev.nesting.containers import DICT, Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
 
@@ -62,8 +63,10 @@ class TensorFlowTensors(Tensors):
         module.mapping, module.pair = {}, ({},)
         self._containers = {
             **dict.fromkeys((tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
-            type(module.mapping): Container(Mapping.values, _numbered, _mapping_like),
-            type(module.pair): Container(list, _numbered, _pair_like),
+            type(module.mapping): Container(
+                Mapping.values, _numbered, lambda old, new: type(old)(DICT.rebuild(old, new))
+            ),
+            type(module.pair): Container(list, _numbered, lambda old, new: type(old)(tuple(new))),
         }
 
     # -- asking -----------------------------------------------------------------------------------
@@ -322,28 +325,18 @@ class _Exported:
 # -- containers -----------------------------------------------------------------------------------
 
 
+def _numbered(x: Any) -> range:
+    return range(len(x))
+
+
 def _parts_of_composite(x: Any) -> list[Any]:
     parts: list[Any] = tf.nest.flatten(x, expand_composites=True)
     return parts
 
 
-def _composite_like(old: Any, new: list[Any]) -> Any:
-    return tf.nest.pack_sequence_as(old, new, expand_composites=True)
-
-
 # Tensors of several parts.
 _COMPOSITE = Container(
-    _parts_of_composite, lambda x: range(len(_parts_of_composite(x))), _composite_like
+    _parts_of_composite,
+    lambda x: _numbered(_parts_of_composite(x)),
+    partial(tf.nest.pack_sequence_as, expand_composites=True),
 )
-
-
-def _numbered(x: Any) -> range:
-    return range(len(x))
-
-
-def _mapping_like(old: Any, new: list[Any]) -> Any:
-    return type(old)(dict(zip(old, new, strict=True)))
-
-
-def _pair_like(old: Any, new: list[Any]) -> Any:
-    return type(old)(tuple(new))
