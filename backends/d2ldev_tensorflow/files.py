@@ -81,19 +81,17 @@ class TensorFlowFiles(Files):
         return {"class": _class_of(optimizer), "variables": list(self._variables_of(optimizer))}
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        current = self.state(optimizer)
-        if current is None or not isinstance(state, Mapping) or state.keys() != current.keys():
-            raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
-        if state["class"] != current["class"]:
-            raise ValueError(f"its class: {current['class']}, {state['class']} in the state")
         if not optimizer.built:
             raise ValueError(
                 "it has not been built: call optimizer.build(model.trainable_variables) first"
             )
-        variables, values = current["variables"], state["variables"]
-        here, there = ([(tuple(x.shape), x.dtype.name) for x in xs] for xs in (variables, values))
+        if not isinstance(state, Mapping) or state.keys() != {"class", "variables"}:
+            raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
+        variables, values = list(self._variables_of(optimizer)), state["variables"]
+        here = _class_of(optimizer), [(tuple(x.shape), x.dtype.name) for x in variables]
+        there = state["class"], [(tuple(x.shape), x.dtype.name) for x in values]
         if here != there:
-            raise ValueError(f"its variables: {here}, {there} in the state")
+            raise ValueError(f"its class and variables: {here}, {there} in the state")
         framework = self._framework
         pairs = [
             (variable, moving.to(framework, x, framework.tensors.device_of(variable)))

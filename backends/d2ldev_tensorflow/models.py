@@ -46,10 +46,8 @@ class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
         keras: Any = sys.modules.get("keras")
         if not hasattr(keras, "Optimizer") or keras.config.backend() != "tensorflow":
             return False
-        layers = keras.Layer, keras.metrics.Metric
-        return issubclass(
-            other, (*layers, keras.Optimizer, keras.random.SeedGenerator, keras.Variable)
-        )
+        with_variables = keras.Layer, keras.Optimizer, keras.metrics.Metric
+        return issubclass(other, (*with_variables, keras.random.SeedGenerator, keras.Variable))
 
 
 class TensorFlowModels(Models):
@@ -131,7 +129,8 @@ class TensorFlowModels(Models):
         x._handle = handle
         # A function that was traced before holds the old handle for ever. Without its memory it
         # fails, instead of computing with forgotten values; and the memory is free at once.
-        tf.raw_ops.AssignVariableOp(resource=old, value=_nothing(x.dtype))
+        nothing = tf.constant(np.zeros(0, x.dtype.as_numpy_dtype))
+        tf.raw_ops.AssignVariableOp(resource=old, value=nothing)
 
     def write(self, x: Tensor, new: Tensor) -> None:
         # Into the memory that is there: a function that was traced computes with it.
@@ -237,11 +236,6 @@ def _own_attributes() -> frozenset[str]:
     x = keras.Input((1,), name="any")
     made = keras.Layer(name="any"), keras.Sequential(name="any"), keras.Model(x, x, name="any")
     return frozenset({"build", "call"}.union(*map(vars, made)))
-
-
-@lru_cache
-def _nothing(dtype: tf.DType) -> tf.Tensor:
-    return tf.constant(np.zeros(0, dtype.as_numpy_dtype))
 
 
 @lru_cache(1024)

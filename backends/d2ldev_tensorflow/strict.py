@@ -20,17 +20,10 @@ of it; they are what is replaced while a block is in force, and what makes tenso
   it is refused when it is called, whatever it does with them. While it is traced, tensors have no
   place that could be told. So is one of ``tf.vectorized_map``, with what its function closes over.
 
-What it does not see:
-
-- ``tape.jacobian``, which computes all rows by one function that TensorFlow makes of the whole
-  tape, also where that leads from device to device.
-- ``fit``, ``evaluate`` and ``predict`` of Keras' models, which bring arrays to the model; if Keras
-  was imported before the block.
-- ``tf.numpy_function`` that is called eagerly. It is no operation then: each of its operands is
-  copied to the host, as by ``numpy()``, and the function is called with the arrays.
-- What the function of a ``tf.py_function`` does in a ``tf.function``: it runs in a thread of
-  TensorFlow's, which is not in the block (it is, under ``D2LDEV_STRICT=1``). Called eagerly, the
-  error in it comes as TensorFlow's ``UnknownError`` that quotes it. It has its operands on the CPU.
+What it does not see is in the README, under "Mixing devices". ``tape.jacobian`` computes all rows
+by one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone
+if Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it
+is called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
 """
 
 from __future__ import annotations

@@ -250,15 +250,11 @@ def _constant(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
     if dtype is not None:
         # By NumPy's rules, which convert where TensorFlow refuses: of [1, 2] it makes no float8.
         obj = np.asarray(obj).astype(dtype.as_numpy_dtype)
-    elif isinstance(obj, (list, tuple)) and _holds_arrays(obj):
+    elif isinstance(obj, (list, tuple)) and any(
+        hasattr(item, "__array__") for item in tf.nest.flatten(obj)
+    ):
         obj = np.array(obj)
     return tf.constant(obj)  # which copies, also memory that is aligned
-
-
-def _holds_arrays(obj: Any) -> bool:
-    if isinstance(obj, (list, tuple)):
-        return any(_holds_arrays(item) for item in obj)
-    return hasattr(obj, "__array__")
 
 
 def _cast(x: Any, dtype: tf.DType) -> tf.Tensor:
