@@ -633,9 +633,8 @@ class Backend:
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
         self.framework.require("train", attempted)
-        training = self.framework.training
-        check_labels(*training.shapes(prediction, y), self.framework.tensors.dtype_of(y))
-        return training.accuracy(prediction, y)
+        check_labels(prediction.shape, y.shape, self.framework.tensors.dtype_of(y))
+        return self.framework.training.accuracy(prediction, y)
 
     def prefetch(
         self, batches: Iterable[Any], device: DeviceLike, depth: int = 2

@@ -11,13 +11,13 @@ from __future__ import annotations
 import re
 import threading
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
 
 # Private, and the only place that says whether TensorFlow has started, and which scope is in force.
 from tensorflow.python.eager.context import async_wait, context
-from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
@@ -26,12 +26,14 @@ from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
 from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
 
+OF_THE_HOST = frozenset({tf.string, tf.resource, tf.variant})
+"""The dtypes that no device but the CPU can hold: strings, and handles of tables and the like."""
+
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _NAME = re.compile(
     r"(?:/job:localhost)?(?:/replica:0)?(?:/task:0)?/(?:device:)?(cpu|gpu):([0-9]{1,9})",
     re.IGNORECASE | re.ASCII,
 )
-_TOO_LARGE = "would have more than 2**63 - 1 elements"
 
 
 class TensorFlowDevices(Devices):
@@ -147,10 +149,7 @@ class TensorFlowDevices(Devices):
         return Memory(int(held["current"]), int(held["peak"]), total)
 
     def is_out_of_memory(self, error: Exception) -> bool:
-        if isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError)):
-            return True
-        # Sizes that no address reaches.
-        return isinstance(error, tf.errors.InvalidArgumentError) and _TOO_LARGE in str(error)
+        return isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))
 
     def _start(self) -> None:
         """Let TensorFlow initialise its devices, as it would with the first operation."""
@@ -208,18 +207,9 @@ def let_memory_grow() -> None:
             return
 
 
-class _Specifications(dict[str, Any]):
-    """TensorFlow's parsed device, with the full name, for what ``tf.device`` takes."""
-
-    def __missing__(self, native: str) -> Any:
-        whole = DeviceSpecV2.from_string(context()._context_devices[0])
-        self[native] = found = whole.make_merged_spec(DeviceSpecV2.from_string(native))
-        _of_defaults.add(id(found))
-        return found
-
-
-_specifications = _Specifications()
-_of_defaults: set[int] = set()
+# TensorFlow's parsed device of a name. ``tf.device`` parses for itself: what it has set is another
+# object.
+default_specification = lru_cache(1024)(tf.DeviceSpec.from_string)
 
 
 class DefaultDevice:
@@ -233,25 +223,23 @@ class DefaultDevice:
     """
 
     def __init__(self, native: str) -> None:
-        self._native = native
         self._scope = tf.device(native)
-        # What ``tf.device`` has set; ours is told from it by its identity.
-        self._theirs: Any = None
+        self._theirs: Any = None  # what ``tf.device`` has set
 
     def __enter__(self) -> None:
         self._scope.__enter__()
         if tf.executing_eagerly():
             current = context()
             self._theirs = current.device_spec
-            current._set_device(current.device_name, _specifications[self._native])
+            current._set_device(current.device_name, default_specification(current.device_name))
 
     def __exit__(self, *error: object) -> None:
-        current = context()
-        if self._theirs is not None and current.device_spec is _specifications[self._native]:
-            current._set_device(current.device_name, self._theirs)
+        current, theirs = context(), self._theirs
+        if theirs and current.device_spec is default_specification(theirs.to_string()):
+            current._set_device(current.device_name, theirs)
         self._scope.__exit__(*error)
 
 
 def is_default_only(specification: Any) -> bool:
     """Return whether the innermost scope is a ``DefaultDevice``, by TensorFlow's parsed device."""
-    return id(specification) in _of_defaults
+    return specification is default_specification(specification.to_string())

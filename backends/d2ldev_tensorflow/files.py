@@ -40,9 +40,8 @@ class TensorFlowFiles(Files):
         self._framework = framework
 
     def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
-        return self.tensors.from_data(
-            array, None, native
-        )  # of the array's own dtype: one copy less
+        # Of the array's own dtype: one copy less.
+        return self.tensors.from_data(array, None, native)
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         keras: Any = sys.modules.get("keras")
@@ -58,7 +57,8 @@ class TensorFlowFiles(Files):
                 return None  # Keras' Flatten transposes these, and a layer beside it may not
             if type(layer) is of.Flatten:
                 if has_channels:
-                    channels = _channels_of(layer.input.shape)
+                    shape = layer.input.shape
+                    channels = shape[-1] if len(shape) > 2 else 0  # or nothing is flattened
             elif type(layer) is of.Dense:
                 layout: Any = turned
                 if channels:
@@ -81,19 +81,17 @@ class TensorFlowFiles(Files):
         return {"class": _class_of(optimizer), "variables": list(self._variables_of(optimizer))}
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        current = self.state(optimizer)
-        if current is None or not isinstance(state, Mapping) or state.keys() != current.keys():
-            raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
-        if state["class"] != current["class"]:
-            raise ValueError(f"its class: {current['class']}, {state['class']} in the state")
         if not optimizer.built:
             raise ValueError(
                 "it has not been built: call optimizer.build(model.trainable_variables) first"
             )
-        variables, values = current["variables"], state["variables"]
-        here, there = ([(tuple(x.shape), x.dtype.name) for x in xs] for xs in (variables, values))
+        if not isinstance(state, Mapping) or state.keys() != {"class", "variables"}:
+            raise ValueError(f"{describe(state)} is no state of an optimizer of Keras'")
+        variables, values = list(self._variables_of(optimizer)), state["variables"]
+        here = _class_of(optimizer), [(tuple(x.shape), x.dtype.name) for x in variables]
+        there = state["class"], [(tuple(x.shape), x.dtype.name) for x in values]
         if here != there:
-            raise ValueError(f"its variables: {here}, {there} in the state")
+            raise ValueError(f"its class and variables: {here}, {there} in the state")
         framework = self._framework
         pairs = [
             (variable, moving.to(framework, x, framework.tensors.device_of(variable)))
@@ -124,8 +122,3 @@ def _class_of(optimizer: Any) -> str:
 def _layer(layer: Any, layout: Any) -> Layer:
     bias = layer.bias
     return Layer(layer._kernel._value, None if bias is None else bias._value, layout)
-
-
-def _channels_of(shape: tuple[int | None, ...]) -> int:
-    """Return how many channels come last; 0 where there is nothing to flatten."""
-    return 0 if len(shape) < 3 else shape[-1] or 0

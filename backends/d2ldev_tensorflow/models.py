@@ -25,24 +25,14 @@ from tensorflow.python.eager.context import anonymous_name
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
-from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
+from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices
 from d2ldev_tensorflow.tensors import TensorFlowTensors
 
-# Of Keras: what a layer, a model or an optimizer is besides its variables. Most of it is in every
-# object's ``__dict__``, which is read below; this is what only functional models have.
-_OF_FUNCTIONAL_MODELS = frozenset(
-    {
-        *("_functional", "_nodes", "_nodes_by_depth", "_operations", "_operations_by_depth"),
-        *("_inputs", "_inputs_struct", "_outputs", "_outputs_struct", "output_names"),
-    }
-)
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
 # Functions that Keras has traced, with the memory that the variables had then.
 _TRACED = ("train_function", "test_function", "predict_function")
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
-# What no device but the CPU can hold: strings, and handles of tables and the like.
-_OF_THE_HOST = (tf.string, tf.resource, tf.variant)
 
 
 class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
@@ -53,17 +43,11 @@ class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        return issubclass(other, _keras_classes())
-
-
-def _keras_classes() -> tuple[type, ...]:
-    keras: Any = sys.modules.get("keras")
-    if not hasattr(keras, "Optimizer") or keras.config.backend() != "tensorflow":
-        return ()
-    return (
-        *(keras.Layer, keras.Optimizer, keras.metrics.Metric),
-        *(keras.random.SeedGenerator, keras.Variable),
-    )
+        keras: Any = sys.modules.get("keras")
+        if not hasattr(keras, "Optimizer") or keras.config.backend() != "tensorflow":
+            return False
+        with_variables = keras.Layer, keras.Optimizer, keras.metrics.Metric
+        return issubclass(other, (*with_variables, keras.random.SeedGenerator, keras.Variable))
 
 
 class TensorFlowModels(Models):
@@ -145,7 +129,8 @@ class TensorFlowModels(Models):
         x._handle = handle
         # A function that was traced before holds the old handle for ever. Without its memory it
         # fails, instead of computing with forgotten values; and the memory is free at once.
-        tf.raw_ops.AssignVariableOp(resource=old, value=_nothing(x.dtype))
+        nothing = tf.constant(np.zeros(0, x.dtype.as_numpy_dtype))
+        tf.raw_ops.AssignVariableOp(resource=old, value=nothing)
 
     def write(self, x: Tensor, new: Tensor) -> None:
         # Into the memory that is there: a function that was traced computes with it.
@@ -163,8 +148,8 @@ class TensorFlowModels(Models):
             function._descriptor_cache.pop(obj, None)
 
     def placing(self, device: Device) -> AbstractContextManager[Any]:
-        scope: AbstractContextManager[Any] = tf.init_scope()
-        return scope  # variables are moved now, also while a function is being traced
+        # Variables are moved now, also while a function is being traced.
+        return tf.init_scope()
 
     def settle(self, obj: Any, device: Device) -> None:
         if isinstance(obj, KerasObject) and self._devices.count():
@@ -192,17 +177,12 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
 
 
 def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
-    listed = {id(variable) for variable in optimizer._variables}
     keras = sys.modules["keras"]
-    # Nadam's product, a plain attribute (``Nadam.build`` in Keras' ``src/optimizers/nadam.py``).
-    # Where another optimizer builds it, nothing tracks attributes: ``LossScaleOptimizer.build`` is
-    # under ``no_automatic_dependency_tracking``.
-    others = [
-        value
-        for value in vars(optimizer).values()
-        if isinstance(value, keras.Variable) and id(value) not in listed
-    ]
-    yield from _variables([*optimizer._variables, *others])
+    # Besides those that are listed Nadam's product, a plain attribute (``Nadam.build`` in Keras'
+    # ``src/optimizers/nadam.py``). Where another optimizer builds it, nothing tracks attributes:
+    # ``LossScaleOptimizer.build`` is under ``no_automatic_dependency_tracking``.
+    attributes = [x for x in vars(optimizer).values() if isinstance(x, keras.Variable)]
+    yield from _variables(list({id(x): x for x in [*optimizer._variables, *attributes]}.values()))
     for name, inner in inner_optimizers(optimizer):
         yield name, inner, None, None
 
@@ -246,20 +226,16 @@ def _put_past_setattr(obj: Any, name: str, value: Any) -> None:
 
 
 def _stays_on_the_host(value: Any) -> bool:
-    return isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype in _OF_THE_HOST
+    return isinstance(value, (tf.Tensor, tf.Variable)) and value.dtype in OF_THE_HOST
 
 
 @lru_cache(1)
 def _own_attributes() -> frozenset[str]:
-    """Return what every layer and every model has in its ``__dict__``."""
+    """Return what every layer and every model has in its ``__dict__``, besides its variables."""
     keras = sys.modules["keras"]
-    own = {*vars(keras.Layer(name="any")), *vars(keras.Sequential(name="any"))}
-    return frozenset(own | _OF_FUNCTIONAL_MODELS | {"build", "call"})
-
-
-@lru_cache
-def _nothing(dtype: tf.DType) -> tf.Tensor:
-    return tf.constant(np.zeros(0, dtype.as_numpy_dtype))
+    x = keras.Input((1,), name="any")
+    made = keras.Layer(name="any"), keras.Sequential(name="any"), keras.Model(x, x, name="any")
+    return frozenset({"build", "call"}.union(*map(vars, made)))
 
 
 @lru_cache(1024)
@@ -301,7 +277,6 @@ class _InScope:
         self.native = native
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Run the method."""
         with DefaultDevice(self.native):
             return self._method(*arguments, **named)
 
@@ -318,7 +293,6 @@ class _BuildInScope(_InScope):
         self._owner = owner
 
     def __call__(self, *arguments: Any, **named: Any) -> Any:
-        """Build, and see to the variables that are put off."""
         built = super().__call__(*arguments, **named)
         for variable in self._owner.variables:
             later = variable._deferred_initialize

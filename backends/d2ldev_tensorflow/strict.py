@@ -20,17 +20,10 @@ of it; they are what is replaced while a block is in force, and what makes tenso
   it is refused when it is called, whatever it does with them. While it is traced, tensors have no
   place that could be told. So is one of ``tf.vectorized_map``, with what its function closes over.
 
-What it does not see:
-
-- ``tape.jacobian``, which computes all rows by one function that TensorFlow makes of the whole
-  tape, also where that leads from device to device.
-- ``fit``, ``evaluate`` and ``predict`` of Keras' models, which bring arrays to the model; if Keras
-  was imported before the block.
-- ``tf.numpy_function`` that is called eagerly. It is no operation then: each of its operands is
-  copied to the host, as by ``numpy()``, and the function is called with the arrays.
-- What the function of a ``tf.py_function`` does in a ``tf.function``: it runs in a thread of
-  TensorFlow's, which is not in the block (it is, under ``D2LDEV_STRICT=1``). Called eagerly, the
-  error in it comes as TensorFlow's ``UnknownError`` that quotes it. It has its operands on the CPU.
+What it does not see is in the README, under "Mixing devices". ``tape.jacobian`` computes all rows
+by one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone
+if Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it
+is called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
 """
 
 from __future__ import annotations
@@ -40,52 +33,46 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache, wraps
-from itertools import islice
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager.context import context
 from tensorflow.python.framework import constant_op, op_def_registry
-from tensorflow.python.framework.device_spec import DeviceSpecV2
 
 from d2ldev.framework import Strict
 from d2ldev.operations.mixing import mismatch, replace
 from d2ldev.scopes import Scopes
-from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices, is_default_only
+from d2ldev_tensorflow.devices import (
+    OF_THE_HOST,
+    DefaultDevice,
+    TensorFlowDevices,
+    default_specification,
+    is_default_only,
+)
 
 _Function = Callable[..., Any]
 _may_mix: Scopes[bool] = Scopes("tensorflow_may_mix")
 _EagerTensor: type = tf.__internal__.EagerTensor
 # TensorFlow's name of the CPU.
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
-_ON_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in (tf.string, tf.resource, tf.variant))
-# What every GPU kernel with an input of that name asks for in the host's memory, as TensorFlow's
-# registry of kernels says; and what it computes from a seed, which is made where it is asked for.
+_OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
+# Inputs of such names every GPU kernel asks for in the host's memory, as TensorFlow's registry of
+# kernels says; and what it computes from a seed, which is made where it is asked for.
 _READ_BY_THE_HOST = re.compile(
-    r"a_shape|alg|algorithm|axes|axis|base_dilations|begin|block_shape|broadcast_dims|buffer_size"
-    r"|concat_dim|counter|crop_size|crops|dense_output_dim0|dense_shape|depth|dim|dimension|dims"
-    r"|element_shape|end|fft_length|filter_sizes|image_size|index|input_shape|input_size"
-    r"|input_sizes|k|key|ksize|leading_dims|lengths|lhs_dilation|limit|max_num_elements"
-    r"|max_output_size|maxval|min_size|minval|multiples|nbins|new_shape|nrows|num_bits|num_cols"
-    r"|num_elements|num_layers|num_lower|num_rows|num_samples|num_segments|num_units|num_upper"
-    r"|orig_input_shape|output_dim0|output_index|output_shape|padding|padding_high"
-    r"|padding_interior|padding_low|padding_value|paddings|perm|pre_nms_topn|rank"
-    r"|reduction_indices|rhs_dilation|seed|seq_len_max|sequence_length|sequence_lengths|shape"
-    r"|shape_to_prepend|shapes|shift|size|size_indices|size_splits|slice_sizes|split_dim|start"
-    r"|strides|window_dilations|window_dimensions|window_strides"
+    r"(\w+_)?(shapes?|k?sizes?|dims?|dim\d|dimensions?|axis|axes|dilations?|strides|seed)"
+    r"|num_\w+|paddings?(_\w+)?|shape_to_prepend|size_splits|size_indices|output_index|limit"
+    r"|reduction_indices|max_num_elements|pre_nms_topn|fft_length|lengths|sequence_lengths?"
+    r"|seq_len_max|alg|algorithm|begin|counter|crops|depth|end|index|k|key|maxval|minval|multiples"
+    r"|nbins|nrows|perm|rank|shift|start"
 )
 # Writing values into a variable is a copy that the user wrote, as ``copy_`` is in torch; reading
 # them is done where it is. Data sets and their iterators are the host's, whatever they are given.
 _LEFT_ALONE = re.compile(r"AssignVariableOp|ReadVariableOp|\w*(Dataset|Iterator)\w*")
 # In a scope it copies, which is what the user wrote.
 _IDENTITY = "Identity"
-_LOOPS = frozenset(
-    {
-        *("fit", "evaluate", "predict"),
-        *("train_on_batch", "test_on_batch", "predict_on_batch"),
-    }
-)
+# Keras' methods that bring arrays to the model by themselves.
+_LOOPS = {"fit", "evaluate", "predict"}
 # The attribute of a tensor that has no place of its own.
 _UNPLACED = "_d2ldev_unplaced"
 
@@ -98,13 +85,13 @@ class TensorFlowStrict(Strict):
     """
 
     def __init__(self, devices: TensorFlowDevices) -> None:
-        self._operands = Operands(devices)
+        self._devices = devices
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
         replacing: tuple[tuple[Any, str, Callable[..., _Function]], ...] = (
-            (pywrap_tfe, "TFE_Py_FastPathExecute", _refusing),
-            (pywrap_tfe, "TFE_Py_Execute", _refusing_flat),
-            (pywrap_tfe, "TFE_Py_ExecuteCancelable", _refusing_flat),
+            (pywrap_tfe, "TFE_Py_FastPathExecute", self._refusing),
+            (pywrap_tfe, "TFE_Py_Execute", self._refusing_flat),
+            (pywrap_tfe, "TFE_Py_ExecuteCancelable", self._refusing_flat),
             (constant_op, "convert_to_eager_tensor", _converting),
             (tf.GradientTape, "gradient", _at_target),
             (tf.GradientTape, "jacobian", _free_at_target),
@@ -112,8 +99,7 @@ class TensorFlowStrict(Strict):
             *_loops_of_keras(),
         )
         return replace(
-            (owner, name, make(in_force, self._operands, vars(owner)[name]))
-            for owner, name, make in replacing
+            (owner, name, make(in_force, vars(owner)[name])) for owner, name, make in replacing
         )
 
     def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
@@ -121,67 +107,10 @@ class TensorFlowStrict(Strict):
         context().zeros_cache().flush()
         return nullcontext()
 
+    # -- where operands are -----------------------------------------------------------------------
 
-# -- operands -------------------------------------------------------------------------------------
-
-
-class Inputs(NamedTuple):
-    """The inputs of an operation.
-
-    Args:
-        names: what each is called.
-        several: whether each is a list of tensors.
-        operands: the positions of those that are operands.
-    """
-
-    names: tuple[str, ...]
-    several: tuple[bool, ...]
-    operands: tuple[int, ...]
-
-
-_NOT_LOOKED_AT = Inputs((), (), ())
-
-
-class Definitions(dict[str, Inputs | None]):
-    """Operation -> its inputs, as TensorFlow's registry has them; None for a function."""
-
-    def __missing__(self, operation: str) -> Inputs | None:
-        definition = op_def_registry.get(operation)
-        found = None
-        if _LEFT_ALONE.fullmatch(operation):
-            found = _NOT_LOOKED_AT
-        elif definition is not None:
-            each = list(definition.input_arg)
-            found = Inputs(
-                tuple("variable" if one.name in ("resource", "var") else one.name for one in each),
-                tuple(bool(one.number_attr or one.type_list_attr) for one in each),
-                tuple(i for i, one in enumerate(each) if not _READ_BY_THE_HOST.fullmatch(one.name)),
-            )
-        self[operation] = found
-        return found
-
-
-class Operands:
-    """Where the operands of operations are.
-
-    Args:
-        devices: the room of devices.
-
-    Attributes:
-        inputs: operation -> ``Inputs``.
-    """
-
-    def __init__(self, devices: TensorFlowDevices) -> None:
-        self._devices = devices
-        self.inputs = Definitions()
-
-    def home_of(self, operation: str, inputs: Inputs, values: Sequence[Any]) -> str | None:
+    def _home_of(self, operation: str, inputs: Inputs, values: Sequence[Any]) -> str | None:
         """Return TensorFlow's name of the device where all operands are; None if there are none.
-
-        Args:
-            operation: its name in TensorFlow's registry.
-            inputs: what is known of it.
-            values: its inputs, those that are lists as lists; what follows is not looked at.
 
         Raises:
             DeviceMismatchError: if they are on several.
@@ -195,14 +124,12 @@ class Operands:
                 named.append((name, value))
         return self._agreed(operation, named)
 
-    def home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
+    def _home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
         """Return the same of inputs in one flat list; also of a call of a function."""
-        inputs = self.inputs[operation]
-        if inputs is None or sum(inputs.several) > 1:
+        inputs = inputs_of(operation)
+        if inputs is None or len(inputs.names) != len(values):
             return self._agreed(operation, [(_name(i, x), x) for i, x in enumerate(values)])
-        left, length = iter(values), len(values) - len(inputs.names) + 1
-        nested = [list(islice(left, length)) if each else next(left) for each in inputs.several]
-        return self.home_of(operation, inputs, nested)
+        return self._home_of(operation, inputs, values)
 
     def _agreed(self, operation: str, named: list[tuple[str, Any]]) -> str | None:
         places = [(name, there) for name, value in named if (there := _place_of(value)) is not None]
@@ -211,18 +138,94 @@ class Operands:
             return homes.pop()
         if not homes or _may_mix.is_in_force():
             return None
-        error = mismatch(
-            _title_of(operation),
-            [
-                (name, device)
-                for name, there in places
-                if (device := self._devices.from_native(there)) is not None
-            ],
-        )
+        located = [(name, self._devices.from_native(there)) for name, there in places]
+        error = mismatch(_title_of(operation), [(x, device) for x, device in located if device])
         # Otherwise a layer of Keras makes a RuntimeError of it, to add what it was called with, and
         # AutoGraph an error of its own, to add a line of the user's.
         vars(error).update(_keras_call_info_injected=True, ag_pass_through=True)
         raise error
+
+    # -- functions that run operations ------------------------------------------------------------
+
+    def _refusing(self, in_force: _Function, function: _Function) -> _Function:
+        """Wrap what runs operations whose inputs are given as they are, before any conversion."""
+
+        def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
+            if not in_force():
+                return function(ctx, operation, name, *inputs)
+            known = inputs_of(operation)
+            if known is None or known is _NOT_LOOKED_AT:
+                return function(ctx, operation, name, *inputs)
+            # From here on it is what strictness costs an operation.
+            default = _default_of(ctx)
+            home: str | None = None
+            for index in known.operands:
+                value = inputs[index]
+                if type(value) is not _EagerTensor or (there := value.device) != home is not None:
+                    home = None
+                    break
+                home = there
+            if home is None or (home in (_HOST, default) and _may_be_unplaced(known, inputs)):
+                home = self._home_of(operation, known, inputs)
+            local = ctx._thread_local_data
+            outer, before = local.device_name, local.device_spec
+            if home is None and not outer:
+                return _unplaced(function(ctx, operation, name, *inputs))
+            if home is None or _runs_there(operation, home, default, outer, before):
+                return function(ctx, operation, name, *inputs)
+            # As ``tf.device`` does it, at a tenth of the time.
+            local.device_name, local.device_spec = home, default_specification(home)
+            try:
+                return function(ctx, operation, name, *inputs)
+            finally:
+                local.device_name, local.device_spec = outer, before
+
+        return run
+
+    def _refusing_flat(self, in_force: _Function, function: _Function) -> _Function:
+        """Wrap what runs functions, and operations whose inputs are all tensors, in one list."""
+
+        def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
+            name = operation.decode() if isinstance(operation, bytes) else operation
+            if not in_force() or inputs_of(name) is _NOT_LOOKED_AT:
+                return function(handle, device, operation, inputs, *others)
+            home = self._home_of_flat(name, inputs)
+            ctx = context()
+            if home is None and not device:
+                return _unplaced(function(handle, device, operation, inputs, *others))
+            if home and not _runs_there(name, home, _default_of(ctx), device, ctx.device_spec):
+                device = home
+            return function(handle, device, operation, inputs, *others)
+
+        return run
+
+
+# -- operands -------------------------------------------------------------------------------------
+
+
+class Inputs(NamedTuple):
+    """The inputs of an operation: what each is called, and which of them are operands."""
+
+    names: tuple[str, ...]
+    operands: tuple[int, ...]
+
+
+_NOT_LOOKED_AT = Inputs((), ())
+
+
+@lru_cache(4096)
+def inputs_of(operation: str) -> Inputs | None:
+    """Return the inputs of an operation, as TensorFlow's registry has them; None for a function."""
+    if _LEFT_ALONE.fullmatch(operation):
+        return _NOT_LOOKED_AT
+    definition = op_def_registry.get(operation)
+    if definition is None:
+        return None
+    names = [each.name for each in definition.input_arg]
+    return Inputs(
+        tuple("variable" if name in ("resource", "var") else name for name in names),
+        tuple(i for i, name in enumerate(names) if not _READ_BY_THE_HOST.fullmatch(name)),
+    )
 
 
 def _place_of(value: Any) -> str | None:
@@ -242,7 +245,7 @@ def _place_of(value: Any) -> str | None:
     # Where the operation ran that made it. The bytes are elsewhere only where TensorFlow keeps them
     # in the host's memory, as it does int32, shapes, and handles of variables.
     there: str = value.device
-    if value._datatype_enum() in _ON_THE_HOST:
+    if value._datatype_enum() in _OF_THE_HOST:
         # A variable's handle knows the shape of what it leads to; an iterator's does not.
         data = getattr(value, "_handle_data", None)
         if data is None or not data.is_set:
@@ -283,81 +286,13 @@ def _title_of(operation: str) -> str:
     """Return the name of an operation: that of ``'AddV2'`` is add, of ``'__inference_f_12'`` f."""
     if operation.startswith("__"):
         return operation.removeprefix("__").partition("_")[2].rpartition("_")[0]
-    operation = operation.removesuffix("VariableOp")
-    plain, version, number = operation.rpartition("V")
-    return (plain if version and number.isdigit() else operation).lower()
+    return re.sub(r"(V\d+|VariableOp)$", "", operation).lower()
 
 
 # -- functions that are replaced ------------------------------------------------------------------
 
 
-class _Specifications(dict[str, Any]):
-    """TensorFlow's parsed device for a device's name."""
-
-    def __missing__(self, name: str) -> Any:
-        self[name] = found = DeviceSpecV2.from_string(name)
-        return found
-
-
-_specifications = _Specifications()
-
-
-def _refusing(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """Wrap what runs operations whose inputs are given as they are, before they are converted."""
-    definitions = operands.inputs
-
-    def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
-        if not in_force():
-            return function(ctx, operation, name, *inputs)
-        known = definitions[operation]
-        if known is None or known is _NOT_LOOKED_AT:
-            return function(ctx, operation, name, *inputs)
-        # From here on it is what strictness costs an operation.
-        default = _default_of(ctx)
-        home: str | None = None
-        for index in known.operands:
-            value = inputs[index]
-            if type(value) is not _EagerTensor or (there := value.device) != home is not None:
-                home = None
-                break
-            home = there
-        if home is None or (home in (_HOST, default) and _may_be_unplaced(known, inputs)):
-            home = operands.home_of(operation, known, inputs)
-        local = ctx._thread_local_data
-        outer, before = local.device_name, local.device_spec
-        if home is None and not outer:
-            return _unplaced(function(ctx, operation, name, *inputs))
-        if home is None or _runs_there(operation, home, default, outer, before):
-            return function(ctx, operation, name, *inputs)
-        # As ``tf.device`` does it, at a tenth of the time.
-        local.device_name, local.device_spec = home, _specifications[home]
-        try:
-            return function(ctx, operation, name, *inputs)
-        finally:
-            local.device_name, local.device_spec = outer, before
-
-    return run
-
-
-def _refusing_flat(in_force: _Function, operands: Operands, function: _Function) -> _Function:
-    """Wrap what runs operations whose inputs are all tensors, in one list, and for functions."""
-
-    def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
-        name = operation.decode() if isinstance(operation, bytes) else operation
-        if not in_force() or operands.inputs[name] is _NOT_LOOKED_AT:
-            return function(handle, device, operation, inputs, *others)
-        home = operands.home_of_flat(name, inputs)
-        ctx = context()
-        if home is None and not device:
-            return _unplaced(function(handle, device, operation, inputs, *others))
-        if home and not _runs_there(name, home, _default_of(ctx), device, ctx.device_spec):
-            device = home
-        return function(handle, device, operation, inputs, *others)
-
-    return run
-
-
-def _converting(in_force: _Function, _: Operands, function: _Function) -> _Function:
+def _converting(in_force: _Function, function: _Function) -> _Function:
     """Wrap what makes tensors of numbers and NumPy arrays, for TensorFlow and Keras too."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
@@ -368,20 +303,20 @@ def _converting(in_force: _Function, _: Operands, function: _Function) -> _Funct
     return convert
 
 
-def _at_target(in_force: _Function, _: Operands, function: _Function) -> _Function:
+def _at_target(in_force: _Function, function: _Function) -> _Function:
     """Wrap ``tape.gradient``, which begins with ones, to run where its target was computed."""
 
     def differentiate(tape: Any, target: Any, *arguments: Any, **named: Any) -> Any:
         is_free = in_force() and tf.executing_eagerly() and not context().device_name
         places = map(_place_of, tf.nest.flatten(target)) if is_free else ()
-        home = next((there for there in places if there is not None), None)
-        with nullcontext() if home is None else DefaultDevice(home):
+        home = next(filter(None, places), None)
+        with DefaultDevice(home) if home else nullcontext():
             return function(tape, target, *arguments, **named)
 
     return differentiate
 
 
-def _free_to_mix(_: Any, __: Any, function: _Function) -> _Function:
+def _free_to_mix(_: _Function, function: _Function) -> _Function:
     """Wrap a function in which nothing is refused."""
 
     @wraps(function)
@@ -395,13 +330,12 @@ def _free_to_mix(_: Any, __: Any, function: _Function) -> _Function:
     return run
 
 
-def _free_at_target(in_force: _Function, operands: Operands, function: _Function) -> _Function:
+def _free_at_target(in_force: _Function, function: _Function) -> _Function:
     """Wrap ``tape.jacobian``, which computes by one function that is made of the whole tape."""
-    return _at_target(in_force, operands, _free_to_mix(None, None, function))
+    return _at_target(in_force, _free_to_mix(in_force, function))
 
 
 def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
-    """Yield the methods of Keras' models that bring arrays to the model by themselves."""
     keras: Any = sys.modules.get("keras")
     for owner in keras.Model.__mro__ if hasattr(keras, "Model") else ():
         for name in vars(owner).keys() & _LOOPS:
@@ -411,12 +345,8 @@ def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
     """Return whether an operation runs at its operands by itself, or elsewhere by the user's word.
 
-    Args:
-        operation: its name.
-        home: the device of its operands.
-        default: where it runs if it is in no scope.
-        outer: the device of the innermost scope, empty if there is none.
-        specification: the same, parsed.
+    ``outer`` is the device of the innermost scope, empty if there is none, and ``specification``
+    the same, parsed; ``default`` is where an operation runs that is in no scope.
     """
     if outer:
         return home == outer or operation == _IDENTITY or not is_default_only(specification)

@@ -10,6 +10,7 @@ NumPy, as TensorFlow itself has them.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from tensorflow.python.eager import record
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
-from d2ldev.nesting.containers import Container
+from d2ldev.nesting.containers import DICT, Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
 
@@ -34,9 +35,6 @@ _WITH_SNAPSHOT = frozenset(
         *(tf.uint64, tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
     }
 )
-
-
-_OF_THE_HOST = frozenset({tf.resource, tf.variant, tf.string})
 
 
 class TensorFlowTensors(Tensors):
@@ -62,8 +60,10 @@ class TensorFlowTensors(Tensors):
         module.mapping, module.pair = {}, ({},)
         self._containers = {
             **dict.fromkeys((tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
-            type(module.mapping): Container(Mapping.values, _numbered, _mapping_like),
-            type(module.pair): Container(list, _numbered, _pair_like),
+            type(module.mapping): Container(
+                Mapping.values, _numbered, lambda old, new: type(old)(DICT.rebuild(old, new))
+            ),
+            type(module.pair): Container(list, _numbered, lambda old, new: type(old)(tuple(new))),
         }
 
     # -- asking -----------------------------------------------------------------------------------
@@ -179,7 +179,7 @@ class TensorFlowTensors(Tensors):
             return [self._copied(x, there, native) for x in xs]
 
     def _copied(self, x: Tensor, there: Device, native: Any) -> Tensor:
-        if x.dtype in _OF_THE_HOST and (x.dtype != tf.string or there is not CPU):
+        if x.dtype in OF_THE_HOST and (x.dtype != tf.string or there is not CPU):
             raise UnsupportedValueError(
                 f"copy a tensor of {x.dtype.name} to {there}",
                 "TensorFlow keeps strings, and handles of its own objects, in the CPU's memory",
@@ -247,15 +247,11 @@ def _constant(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
     if dtype is not None:
         # By NumPy's rules, which convert where TensorFlow refuses: of [1, 2] it makes no float8.
         obj = np.asarray(obj).astype(dtype.as_numpy_dtype)
-    elif isinstance(obj, (list, tuple)) and _holds_arrays(obj):
+    elif isinstance(obj, (list, tuple)) and any(
+        hasattr(item, "__array__") for item in tf.nest.flatten(obj)
+    ):
         obj = np.array(obj)
     return tf.constant(obj)  # which copies, also memory that is aligned
-
-
-def _holds_arrays(obj: Any) -> bool:
-    if isinstance(obj, (list, tuple)):
-        return any(_holds_arrays(item) for item in obj)
-    return hasattr(obj, "__array__")
 
 
 def _cast(x: Any, dtype: tf.DType) -> tf.Tensor:
@@ -322,28 +318,18 @@ class _Exported:
 # -- containers -----------------------------------------------------------------------------------
 
 
+def _numbered(x: Any) -> range:
+    return range(len(x))
+
+
 def _parts_of_composite(x: Any) -> list[Any]:
     parts: list[Any] = tf.nest.flatten(x, expand_composites=True)
     return parts
 
 
-def _composite_like(old: Any, new: list[Any]) -> Any:
-    return tf.nest.pack_sequence_as(old, new, expand_composites=True)
-
-
 # Tensors of several parts.
 _COMPOSITE = Container(
-    _parts_of_composite, lambda x: range(len(_parts_of_composite(x))), _composite_like
+    _parts_of_composite,
+    lambda x: _numbered(_parts_of_composite(x)),
+    partial(tf.nest.pack_sequence_as, expand_composites=True),
 )
-
-
-def _numbered(x: Any) -> range:
-    return range(len(x))
-
-
-def _mapping_like(old: Any, new: list[Any]) -> Any:
-    return type(old)(dict(zip(old, new, strict=True)))
-
-
-def _pair_like(old: Any, new: list[Any]) -> Any:
-    return type(old)(tuple(new))

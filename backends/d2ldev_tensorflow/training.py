@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
-from operator import attrgetter
+from inspect import signature
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +23,7 @@ from d2ldev.framework.training import (
 from d2ldev.operations import devices, placing
 from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
 from d2ldev.operations.signatures import input_names
-from d2ldev_tensorflow.models import inner_optimizers
+from d2ldev_tensorflow.devices import OF_THE_HOST
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
@@ -33,8 +32,6 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     # Keras adds it below the root.
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
-# What is never in a GPU's memory, and would stop ``tf.data`` on its way there.
-_OF_THE_HOST = (tf.string, tf.variant, tf.resource)
 
 
 class TensorFlowTraining(Training):
@@ -51,26 +48,17 @@ class TensorFlowTraining(Training):
         return TensorFlowLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        # What is only traced has no device yet: the tf.function's caller decides.
-        is_traced = not tf.executing_eagerly()
-        with nullcontext() if is_traced else self._at(prediction):
-            rows = prediction.shape[:-1]
-            if not (rows.is_fully_defined() and y.shape.is_fully_defined()):
-                # What does not fit fails here, and would be broadcast below.
-                y = tf.reshape(y, tf.shape(prediction)[:-1])
-            found = tf.argmax(prediction, -1) == tf.cast(y, tf.int64)
-            return tf.reduce_mean(tf.cast(found, tf.float32))
-
-    def shapes(self, prediction: Tensor, y: Tensor) -> tuple[Any, Any]:
-        logits, labels = prediction.shape, y.shape
-        # What is not known while a function is traced is taken to fit.
-        if logits.rank is None:
-            logits = tf.TensorShape([] if labels.rank is None else labels).concatenate([None])
-        return tuple(logits), tuple(logits[:-1] if labels.rank is None else labels)
+        # What is only traced has no device yet: the caller of its function decides.
+        with tf.device(getattr(prediction, "backing_device", "")):
+            found = tf.argmax(prediction, -1)
+            # Lengths that are not known while a function is traced would be broadcast.
+            labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
+            return tf.reduce_mean(tf.cast(found == labels, tf.float32))
 
     def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
+        # What is never in a GPU's memory would stop ``tf.data`` on its way there.
         if not isinstance(batches, tf.data.Dataset) or not all(
-            isinstance(spec, tf.TensorSpec) and spec.dtype not in _OF_THE_HOST
+            isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
             for spec in tf.nest.flatten(batches.element_spec)
         ):
             return None
@@ -96,13 +84,8 @@ class TensorFlowTraining(Training):
             raise refused_state("generator", f"{describe(state)} is no state of TensorFlow's")
         return lambda: generator.reset(numbers)
 
-    @contextmanager
-    def computing_at(self, device: Device) -> Iterator[None]:
-        with devices.on(self._framework, device):
-            yield
-
-    def _at(self, x: Tensor) -> AbstractContextManager[Any]:
-        return devices.on(self._framework, self._framework.tensors.device_of(x))
+    def computing_at(self, device: Device) -> AbstractContextManager[Any]:
+        return devices.on(self._framework, device)
 
 
 class TensorFlowLearner(Learner):
@@ -111,7 +94,8 @@ class TensorFlowLearner(Learner):
     A model that has no variables yet, as Keras allows, gets them from the first batch. Layers may
     be frozen and thawed between two steps: what ``trainable`` says counts from the next one on. So
     an optimizer is built for all that may be thawed. One that the user has built for some variables
-    trains these and no others.
+    trains these and no others. One that averages variables (``use_ema``) averages in each step all
+    that it was built for, also what is frozen, as in Keras.
 
     Python's ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of
     their own.
@@ -128,8 +112,7 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
-        losses = {"mse": _mse, "cross_entropy": partial(_cross_entropy, framework.training)}
-        self._loss = loss_among(settings, losses)
+        self._loss = loss_among(settings, {"mse": _mse, "cross_entropy": _cross_entropy})
         self.replace({"model": model, "optimizer": _made(settings)})
 
     # -- model and optimizer ----------------------------------------------------------------------
@@ -145,9 +128,8 @@ class TensorFlowLearner(Learner):
         # Functional, that is: a list of them is one argument.
         self._takes_list = isinstance(self._model, keras.Model) and hasattr(self._model, "inputs")
         self._is_layer = isinstance(self._model, keras.Layer)
-        takes_training = self._is_layer or _takes_training(self._model)
-        self._in_training = {"training": True} if takes_training else {}
-        self._in_use = {"training": False} if takes_training else {}
+        # A module may be told, as Keras' layers are, that it is trained.
+        self._is_told = self._is_layer or "training" in signature(self._model).parameters
         self._is_ready = False
         self.sync()
 
@@ -164,31 +146,26 @@ class TensorFlowLearner(Learner):
         if not self._has_variables():
             device = self._framework.tensors.device_of(tf.nest.flatten(inputs)[0])
             with devices.on(self._framework, device):
-                self._call(inputs, self._in_use)
+                self._call(inputs, training=False)
         self._get_ready()
 
     def _has_variables(self) -> bool:
         return bool(self._model.built if self._is_layer else self._model.variables)
 
     def _get_ready(self) -> None:
-        tensors = placing.named_tensors(self._framework, self._model)
-        device_of = self._framework.tensors.device_of
-        self._device = next((device_of(x) for _, x in tensors), None)
-        self._flagged = _flagged_in(self._model) if self._is_layer else []
-        self._take_trainable()
-        self._is_ready = True
-
-    def _take_trainable(self) -> None:
         """Train what is trainable now, as Keras does when a model is compiled."""
+        self._flagged = self._with_flags()
         flags = _flags_of(self._flagged)
         self._variables = list(self._model.trainable_variables)
-        if not self._variables or self._device is None:
+        if not self._variables:
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
                 "it has no trainable variables",
                 "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
             )
-        self._build_optimizer(self._device)
+        (_, first), *_ = placing.named_tensors(self._framework, self._variables)
+        self._device = self._framework.tensors.device_of(first)
+        self._build_optimizer()
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
         # AutoGraph, as in Keras' own fit: it would wrap the errors of what it converts. TensorFlow
         # counts the traces of a method in all its objects, and warns; those of a partial it does
@@ -196,26 +173,25 @@ class TensorFlowLearner(Learner):
         self._step = tf.function(partial(self._train), autograph=False)
         self._evaluate = tf.function(partial(self._predict), autograph=False)
         self._flags = flags
+        self._is_ready = True
 
-    def _build_optimizer(self, device: Device) -> None:
+    def _build_optimizer(self) -> None:
         optimizer = self._optimizer
         # A ``MultiOptimizer`` takes the gradients of all that it was built for.
         takes_all = hasattr(optimizer, "_inner_optimizers")
         if not optimizer.built:
-            with devices.on(self._framework, device):
+            with devices.on(self._framework, self._device):
                 optimizer.build(self._variables if takes_all else self._may_be_trained())
-        known = {id(_plain(x)) for x in optimizer._trainable_variables}
-        wanted = {id(_plain(x)) for x in self._variables}
+        known = optimizer._trainable_variables_indices.keys()
+        wanted = {optimizer._var_key(x) for x in self._variables}
         if not wanted <= known or (takes_all and wanted != known):
             name = type(optimizer).__name__
             raise UnsupportedValueError(
                 f"train {describe(self._model)} with the optimizer {name}",
-                f"it was built for {len(known)} variables, and these are {len(wanted)} others"
-                if wanted.isdisjoint(known)
-                else "it was built for other variables than are trainable now",
+                f"it was built for other variables than the {len(wanted)} that are trainable now",
                 f"keras.optimizers.{name}(...), not built yet; before what is frozen is thawed",
             )
-        placing.place(self._framework, optimizer, device)
+        placing.place(self._framework, optimizer, self._device)
 
     def _may_be_trained(self) -> list[Any]:
         """Return what is trainable, and what would be if nothing were frozen."""
@@ -228,12 +204,16 @@ class TensorFlowLearner(Learner):
 
     # -- modes ------------------------------------------------------------------------------------
 
-    def modes(self) -> Any:
+    def _with_flags(self) -> list[Any]:
+        """Return what says whether it is trained: a Keras model's layers, and their variables."""
         # Of a ``tf.Module`` the variables are trainable or not for ever.
-        return _flags_of(_flagged_in(self._model)) if self._is_layer else []
+        return [*self._model._flatten_layers(), *self._model.variables] if self._is_layer else []
+
+    def modes(self) -> Any:
+        return _flags_of(self._with_flags())
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
-        flagged = _flagged_in(self._model) if self._is_layer else []
+        flagged = self._with_flags()
         is_list = isinstance(modes, list) and all(type(flag) is bool for flag in modes)
         if not is_list or len(modes) != len(flagged):
             raise refused_state(
@@ -253,21 +233,14 @@ class TensorFlowLearner(Learner):
     def input_names(self) -> tuple[str, ...]:
         if not self._takes_list:
             return input_names(self._model.call if self._is_layer else self._model)
-        inputs = self._inputs
-        if isinstance(inputs, Mapping):
-            return tuple(inputs)
-        several = inputs if isinstance(inputs, (list, tuple)) else [inputs]
-        return tuple(getattr(each, "name", "") for each in several)
+        if self.takes_mapping:
+            return tuple(self._model.input)
+        return tuple(each.name for each in self._model.inputs)
 
     @property
     def takes_mapping(self) -> bool:
-        return self._takes_list and isinstance(self._inputs, Mapping)
-
-    @property
-    def _inputs(self) -> Any:
-        """A functional model's inputs, nested as they were given; a Sequential has only a list."""
-        model = self._model
-        return model.input if hasattr(model, "input") else model.inputs
+        # A Sequential has nothing but ``inputs``.
+        return self._takes_list and isinstance(getattr(self._model, "input", None), Mapping)
 
     # -- steps ------------------------------------------------------------------------------------
 
@@ -276,7 +249,7 @@ class TensorFlowLearner(Learner):
             self.build(inputs)
         # A microsecond, for a model of ten layers.
         if _flags_of(self._flagged) != self._flags:
-            self._take_trainable()
+            self._get_ready()
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
         loss, prediction = self._step(*inputs, y)
         return loss, prediction
@@ -291,24 +264,24 @@ class TensorFlowLearner(Learner):
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
             with tf.GradientTape() as tape:
-                prediction = self._call(inputs, self._in_training)
+                prediction = self._call(inputs, training=True)
                 loss = self._whole_loss(prediction, y)
                 # Times 1 but in an optimizer that works around the range of float16.
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, self._variables)
             if self.settings.gradient_clip_val:
                 gradients = self._clipped(gradients)
-            with _averaging_only(self._optimizer, self._variables):
-                self._optimizer.apply(gradients, self._variables)
+            self._optimizer.apply(gradients, self._variables)
             return loss, prediction
 
     def _predict(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            prediction = self._call(inputs, self._in_use)
+            prediction = self._call(inputs, training=False)
             return self._whole_loss(prediction, y), prediction
 
-    def _call(self, inputs: Sequence[Any], mode: dict[str, bool]) -> Any:
+    def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
+        mode = {"training": training} if self._is_told else {}
         if len(inputs) == 1 or not self._takes_list:
             return self._model(*inputs, **mode)
         if self.takes_mapping:
@@ -337,24 +310,8 @@ class TensorFlowLearner(Learner):
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
 
 
-# -- models ---------------------------------------------------------------------------------------
-
-
-def _takes_training(module: tf.Module) -> bool:
-    """Return whether a module is told, as Keras' layers are, that it is trained."""
-    return "training" in inspect.signature(module).parameters
-
-
-def _flagged_in(model: Any) -> list[Any]:
-    """Return what says whether it is trained: the layers of a Keras model, and their variables."""
-    return [*model._flatten_layers(), *model.variables]
-
-
-_is_trainable = attrgetter("trainable")
-
-
 def _flags_of(flagged: list[Any]) -> list[bool]:
-    return list(map(_is_trainable, flagged))
+    return [each.trainable for each in flagged]
 
 
 # -- optimizers -----------------------------------------------------------------------------------
@@ -376,38 +333,6 @@ def _made(settings: Settings) -> Any:
     return optimizer
 
 
-def _plain(variable: Any) -> tf.Variable:
-    """Return TensorFlow's variable in one of Keras'."""
-    return variable if isinstance(variable, tf.Variable) else variable._value
-
-
-@contextmanager
-def _averaging_only(optimizer: Any, variables: Sequence[Any]) -> Iterator[None]:
-    """Have an optimizer that averages variables write into these, and into none that is frozen.
-
-    ``BaseOptimizer`` averages at the end of a step all that it was built for, and not what it was
-    given: ``_backend_apply_gradients`` in Keras' ``src/optimizers/base_optimizer.py``.
-    """
-    names = "_trainable_variables", "_model_variables_moving_average"
-    keys = {id(_plain(x)) for x in variables}
-    averaging = [each for each in (optimizer, *_inner(optimizer)) if each.use_ema]
-    before = [{name: vars(each)[name] for name in names} for each in averaging]
-    for each in averaging:
-        is_trained = [id(_plain(x)) in keys for x in each._trainable_variables]
-        for name in names:
-            both = zip(vars(each)[name], is_trained, strict=True)
-            vars(each)[name] = [x for x, is_one in both if is_one]
-    try:
-        yield
-    finally:
-        for each, attributes in zip(averaging, before, strict=True):
-            vars(each).update(attributes)
-
-
-def _inner(optimizer: Any) -> list[Any]:
-    return [inner for _, inner in inner_optimizers(optimizer)]
-
-
 # -- losses ---------------------------------------------------------------------------------------
 
 
@@ -418,8 +343,8 @@ def _mse(prediction: Tensor, y: Tensor) -> Tensor:
     return tf.reduce_mean((prediction - tf.cast(y, prediction.dtype)) ** 2)
 
 
-def _cross_entropy(training: Training, prediction: Tensor, y: Tensor) -> Tensor:
-    check_labels(*training.shapes(prediction, y), y.dtype.name)
+def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+    check_labels(prediction.shape, y.shape, y.dtype.name)
     if y.dtype not in (tf.int32, tf.int64):
         y = tf.cast(y, tf.int64)
     return tf.reduce_mean(

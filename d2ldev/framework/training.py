@@ -233,10 +233,6 @@ class Training:
             "metrics=[lambda prediction, y: ...]",
         )
 
-    def shapes(self, prediction: Tensor, y: Tensor) -> tuple[Any, Any]:
-        """Return the shapes of logits and labels, with None for a length that is not known yet."""
-        return tuple(prediction.shape), tuple(y.shape)
-
     # -- feeding ----------------------------------------------------------------------------------
 
     def copier(self, device: Device) -> Copier | None:

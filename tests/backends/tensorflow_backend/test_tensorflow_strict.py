@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from d2ldev_tensorflow.strict import Definitions
+from d2ldev_tensorflow.strict import inputs_of
 from keras import layers
 from tensorflow.python import pywrap_tfe
 from tensorflow.python.framework import constant_op, op_def_registry
@@ -83,12 +83,11 @@ def test_every_operation_of_tensorflow_refuses(backend, here, elsewhere):
 
 def operations_of_two(x, y):
     """Raw operations that take at least two operands, called with both tensors in turn."""
-    definitions = Definitions()
     for name in sorted(dir(tf.raw_ops)):
         definition = None if name.startswith("_") else op_def_registry.get(name)
         if definition is None or any(each.is_ref for each in definition.input_arg):
             continue
-        used = [definition.input_arg[index] for index in definitions[name].operands]
+        used = [definition.input_arg[index] for index in inputs_of(name).operands]
         lists = [each.name for each in used if each.number_attr or each.type_list_attr]
         if len(used) + len(lists) < 2:
             continue

@@ -156,10 +156,11 @@ def test_the_kernels_of_a_model_are_uniform_and_its_biases_zero(backend):
     assert not bias.any()
 
 
-@pytest.mark.parametrize("shape", [(2**50,), (2**40, 2**40)])
-def test_more_than_any_memory_is_an_error_and_the_process_goes_on(backend, shape):
+def test_more_than_any_memory_is_an_error_and_the_process_goes_on(backend):
     with pytest.raises(OutOfDeviceMemoryError, match="cpu"):
-        backend.zeros(shape)
+        backend.zeros(2**50)
+    with pytest.raises(UnsupportedValueError, match="elements"):
+        backend.zeros((2**40, 2**40))
     assert backend.to_numpy(backend.zeros(1)).tolist() == [0]
 
 

@@ -146,7 +146,7 @@ OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(0.1, amsgrad=True),
     "Nadam": lambda: keras.optimizers.Nadam(0.1),
     "Adafactor": lambda: keras.optimizers.Adafactor(0.1),
-    "averaging": lambda: keras.optimizers.Adam(0.1, use_ema=True, ema_overwrite_frequency=2),
+    "averaging": lambda: keras.optimizers.Adam(0.1, use_ema=True),
     "accumulating": lambda: keras.optimizers.Adam(0.1, gradient_accumulation_steps=2),
     "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.1)),
 }
@@ -324,7 +324,7 @@ def test_a_model_of_which_all_is_frozen_is_refused_until_something_is_thawed(bac
 def test_an_optimizer_of_another_model_is_refused(backend):
     optimizer = keras.optimizers.Adam(0.1)
     optimizer.build(network(backend).trainable_variables)
-    with pytest.raises(UnsupportedValueError, match="built for 6 variables"):
+    with pytest.raises(UnsupportedValueError, match="other variables than the 6"):
         learner_of(backend, network(backend), optimizer)
 
 
@@ -347,7 +347,7 @@ def test_several_optimizers_refuse_what_is_frozen_since(backend, batch, several)
     learner = learner_of(backend, net, several)
     losses(learner, batch, 1)
     freeze(net, [0])
-    with pytest.raises(UnsupportedValueError, match="built for other variables than are trainable"):
+    with pytest.raises(UnsupportedValueError, match="other variables than the 4"):
         learner.step(*batch)
     freeze(net, [])
     losses(learner, batch, 1)

@@ -527,9 +527,9 @@ show(runs.run_of(backend, "float16", 4, **options))
 
 def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(run, request, path):
     def running(batches, file):
-        folders = os.pathsep.join(map(str, (request.path.parent, request.path.parents[2])))
-        variables = {"D2LDEV_VIRTUAL_GPUS": "1", "BATCHES": str(batches), "FILE": str(file)}
-        (shown,) = run(_KILLED, FOLDERS=folders, **variables)
+        folders = os.pathsep.join(str(request.path.parents[i]) for i in (0, 2))  # and ``tests``
+        variables = {"FOLDERS": folders, "D2LDEV_VIRTUAL_GPUS": "1"}
+        (shown,) = run(_KILLED, **variables, BATCHES=str(batches), FILE=str(file))
         return shown
 
     expected = running(-1, "")
