@@ -24,7 +24,6 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
-from d2ldev.files.paths import PathLike, as_path
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import (
@@ -38,13 +37,14 @@ from d2ldev.nesting.walk import (
     leaves,
     too_deep,
 )
+from d2ldev.operations.arguments import as_path
 from d2ldev.operations.placing import Inventory
 
 # How many names an error lists.
 _SHOWN = 10
 
 
-def load_into(framework: Framework, obj: Any, path: PathLike) -> Any:
+def load_into(framework: Framework, obj: Any, path: Any) -> Any:
     """Read a file into a nesting; see ``Backend.load_into``."""
     path = as_path(path, "load")
     attempted = f"load {path} into {type(obj).__name__}"

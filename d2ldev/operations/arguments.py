@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import os
 from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
@@ -94,6 +95,25 @@ def checked_mlp(
             "net = backend.mlp([20, 64, 1], activation='relu', seed=0)",
         )
     return numbers, number
+
+
+def as_path(path: object, verb: str) -> str:
+    """Return the path of a file, to ``save`` to or ``load`` from, as text.
+
+    Raises:
+        UnsupportedValueError: if it is none.
+    """
+    try:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        text = ""
+    if not text or "\0" in text:
+        raise UnsupportedValueError(
+            f"{verb} parameters",
+            f"{describe(path)} is no path of a file",
+            f"backend.{verb}(..., 'net.safetensors')",
+        )
+    return text
 
 
 def is_iterable(data: object) -> bool:

@@ -16,9 +16,9 @@ from d2ldev.errors import CheckpointError, D2LDevError
 from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import prepared
-from d2ldev.files.paths import as_path
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
+from d2ldev.operations.arguments import as_path
 from d2ldev.training.order import Order
 
 _FORMAT = "d2ldev training state 4"
