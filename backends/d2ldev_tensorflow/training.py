@@ -96,11 +96,6 @@ class TensorFlowTraining(Training):
             raise refused_state("generator", f"{describe(state)} is no state of TensorFlow's")
         return lambda: generator.reset(numbers)
 
-    @contextmanager
-    def computing_at(self, device: Device) -> Iterator[None]:
-        with devices.on(self._framework, device):
-            yield
-
     def _at(self, x: Tensor) -> AbstractContextManager[Any]:
         return devices.on(self._framework, self._framework.tensors.device_of(x))
 

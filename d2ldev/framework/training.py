@@ -6,8 +6,7 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -291,8 +290,3 @@ class Training:
             CheckpointError: if it is none of such a loader. Nothing is changed then.
         """
         return lambda: None
-
-    @contextmanager
-    def computing_at(self, device: Device) -> Iterator[None]:
-        """Run what a metric computes on a device, for a framework that looks at no operands."""
-        yield

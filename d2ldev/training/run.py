@@ -21,7 +21,7 @@ from d2ldev.framework import Framework, Learner
 from d2ldev.operations.arguments import as_path
 from d2ldev.training.order import Order
 
-_FORMAT = "d2ldev training state 4"
+_FORMAT = "d2ldev training state 5"
 _ANEW = "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew"
 
 

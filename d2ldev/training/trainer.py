@@ -5,8 +5,9 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from operator import length_hint
 from os import PathLike
 from typing import Any
 
@@ -22,7 +23,6 @@ from d2ldev.training.data import count_of, inputs_and_target
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.order import begin_epoch
-from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
 
 History = dict[str, list[float]]
@@ -182,7 +182,7 @@ class Trainer:
                 run.resume(self.device, lambda: self._first_inputs(learner, train_data))
             else:
                 run.save(self.device)
-            with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
+            with _progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
                     begin_epoch(train_data, epoch)
                     found = self._epoch(learner, learner.step, train_data, functions)
@@ -248,6 +248,26 @@ class Trainer:
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Trainer, hook)
 
 
+@contextmanager
+def _progress_bar(wanted: bool, epochs: int, done: int) -> Iterator[Callable[[int, str], None]]:
+    """Show a bar in the terminal; yield what is called with the epochs done and a few words."""
+    if not wanted:
+        yield lambda _done, _words: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("epoch"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("", total=epochs, completed=done, words="")
+        yield lambda done, words: progress.update(task, completed=done, words=words)
+
+
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
     there = backend.num_gpus()
     number = there if wanted == -1 else wanted
@@ -294,14 +314,7 @@ def _check_data(data: Any, name: str, max_epochs: int) -> None:
             f"{describe(data)} is an iterator, which is used up after one epoch",
             f"{name}=list({name}), or a loader",
         )
-    if max_epochs and isinstance(data, Sized) and _is_empty(data):
+    if max_epochs and not length_hint(data, 1):  # 1 also for what has no length
         raise UnsupportedValueError(
             f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
         )
-
-
-def _is_empty(data: Sized) -> bool:
-    try:
-        return not len(data)
-    except TypeError:
-        return False  # a loader of what has no length
