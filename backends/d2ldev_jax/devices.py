@@ -34,7 +34,7 @@ from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
-from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
+from d2ldev.operations.devices import user_has_chosen, warn_too_late
 
 _PLATFORMS = ("cuda", "rocm")
 # The frameworks that may have loaded CUDA's libraries before JAX.

@@ -24,7 +24,7 @@ from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, w
 from d2ldev.framework import Devices, Memory
 from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
-from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
+from d2ldev.operations.devices import user_has_chosen, warn_too_late
 
 _GROWTH = "TF_FORCE_GPU_ALLOW_GROWTH"
 _NAME = re.compile(

@@ -22,8 +22,7 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import devices, placing
-from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
-from d2ldev.operations.signatures import input_names
+from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
 from d2ldev_tensorflow.models import inner_optimizers
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {

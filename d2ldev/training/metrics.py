@@ -11,7 +11,7 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.losses import comparison, stateful
+from d2ldev.operations.steps import comparison, stateful
 
 Metric = str | Callable[[Any, Any], Any]
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
