@@ -15,7 +15,7 @@ from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, D2LDevError
 from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
-from d2ldev.files.load_into import prepared
+from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
 from d2ldev.operations.arguments import as_path
@@ -184,7 +184,7 @@ class Run:
             finally:
                 put_data_back()
         learner.sync()
-        put = prepared(self._framework, learner.parts, checkpoint, found)
+        put = Fitting(self._framework, checkpoint).prepared(learner.parts, found)
         return lambda: learner.replace(put())
 
     def _settings(self) -> dict[str, Any]:
