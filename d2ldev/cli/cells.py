@@ -80,7 +80,9 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> Outcome:
     """Run a code cell as a notebook does, and say what it printed and whether it failed."""
     printed = io.StringIO()
     error = None
-    with contextlib.redirect_stdout(printed), _printoptions():
+    # In lines so long that whoever shows them does the folding.
+    short_numbers = np.printoptions(precision=4, suppress=True, linewidth=160)
+    with contextlib.redirect_stdout(printed), short_numbers:
         try:
             _execute(cell.source, namespace)
         except Exception as problem:
@@ -89,11 +91,6 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> Outcome:
     if cell.raises and error is None:
         return Outcome(f"{output}no error was raised, but one should have been", failed=True)
     return Outcome(output.rstrip("\n"), failed=error is not None and not cell.raises)
-
-
-def _printoptions() -> contextlib.AbstractContextManager[Any]:
-    """Short numbers, in lines so long that whoever shows them does the folding."""
-    return np.printoptions(precision=4, suppress=True, linewidth=160)
 
 
 def _execute(source: str, namespace: dict[str, Any]) -> None:

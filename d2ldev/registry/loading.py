@@ -71,7 +71,8 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     except BROKEN as error:
         # A framework that is there but broken: a missing shared library, a NumPy too new.
         problem = f"{point.value} fails to import: {type(error).__name__}: {error}"
-        raise _refusal(name, source, problem, f"reinstall it: {install}".rstrip(": ")) from error
+        fix = f"reinstall it: {install}" if install else "reinstall it"
+        raise _refusal(name, source, problem, fix) from error
     if missing:
         fix = install or f"install {missing}, which {point.value} needs"
         raise _refusal(name, source, f"{missing} is not installed", fix)
@@ -98,8 +99,7 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
         # NumPy that is too new an AttributeError.
         what, fix = "cannot be made", "mend its __init__, which takes virtual_gpus=None"
         if name in _INSTALL or isinstance(error, ImportError):
-            what = "fails to import"
-            fix = f"reinstall it: {_INSTALL.get(name, '')}".rstrip(": ")
+            what, fix = "fails to import", f"reinstall it: {_INSTALL.get(name, name)}"
         problem = f"{value} {what}: {type(error).__name__}: {error}"
         raise _refusal(name, source, problem, fix) from error
     missing = [room for room in ("devices", "tensors") if not hasattr(framework, room)]

@@ -22,7 +22,6 @@ from d2ldev.operations.arguments import as_path
 from d2ldev.training.order import Order
 
 _FORMAT = "d2ldev training state 5"
-_ANEW = "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew"
 
 
 class Run:
@@ -119,9 +118,7 @@ class Run:
         children = self._children(checkpoint)
         run = checkpoint.part(children["run"])
         if not _is_whole(run):
-            raise CheckpointError(
-                checkpoint.attempted, "the file holds no state of a training run", _ANEW
-            )
+            raise _foreign(checkpoint)
         self._check_settings(run["settings"])
         self._check_names(run["history"].keys())
         put = self._parts_put(checkpoint, children["parts"], first_inputs)
@@ -157,9 +154,7 @@ class Run:
                 "go on with that version, or begin another run in another file",
             )
         if children.keys() != {"format", "run", "parts"}:
-            raise CheckpointError(
-                checkpoint.attempted, "the file holds no state of a training run", _ANEW
-            )
+            raise _foreign(checkpoint)
         return children
 
     def _parts_put(
@@ -217,6 +212,14 @@ class Run:
                 f"the run has measured {', '.join(saved)}",
                 "give the metrics, and val_data or none, that the run began with",
             )
+
+
+def _foreign(checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        checkpoint.attempted,
+        "the file holds no state of a training run",
+        "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
+    )
 
 
 def _is_whole(run: Any) -> bool:

@@ -191,7 +191,9 @@ class Trainer:
                         found |= {f"val_{name}": value for name, value in after.items()}
                     run.record(found)
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
-                    self._tell(epoch, run.history)
+                    if self.callback is not None or self._overrides("on_epoch_end"):
+                        learner.sync()  # the user's model is as it is after the last step
+                        self.on_epoch_end(epoch, run.history)
                     run.save(self.device)
         finally:
             # The user's own object has what was learned, also where an error ends the run.
@@ -230,13 +232,6 @@ class Trainer:
             return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
         raise _no_batch()
 
-    def _tell(self, epoch: int, history: History) -> None:
-        """Call what watches the run, with the user's model as it is after the last step."""
-        is_watched = self.callback is not None or self._overrides("on_epoch_end")
-        if self._learner is not None and is_watched:
-            self._learner.sync()
-            self.on_epoch_end(epoch, history)
-
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """Return the batches on the device: ahead of their use, unless the user prepares them."""
         if self.gpus and not self._overrides("prepare_batch"):
@@ -271,18 +266,15 @@ def _progress_bar(wanted: bool, epochs: int, done: int) -> Iterator[Callable[[in
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
     there = backend.num_gpus()
     number = there if wanted == -1 else wanted
-    if number > there:
+    if number > min(there, 1):
+        problem = "a model is trained on one device"
+        if number > there:
+            too_late = asked_for_too_late(number - 1)
+            problem = f"{backend.name} has {gpus_in_words(there)} here{too_late}"
         raise DeviceUnavailableError(
             f"train on {gpus_in_words(number)}",
-            f"{backend.name} has {gpus_in_words(there)} here{asked_for_too_late(number - 1)}",
+            problem,
             f"Trainer(max_epochs, num_gpus={min(there, 1)})",
-            backend.devices(),
-        )
-    if number > 1:
-        raise DeviceUnavailableError(
-            f"train on {number} GPUs",
-            "a model is trained on one device",
-            "Trainer(max_epochs, num_gpus=1)",
             backend.devices(),
         )
     return [gpu(i) for i in range(number)]

@@ -192,7 +192,8 @@ def _entry(name: str, what: Any) -> Entry:
     tag, shape, offsets = what["dtype"], what["shape"], what["data_offsets"]
     if not isinstance(tag, str) or tag not in NAMES:
         raise HeaderError(f"its tensor {quoted} has an unknown dtype: {_quoted(str(tag))}")
-    if not is_sizes(shape) or _extent(shape) >= 2**60:
+    # NumPy limits the product of the sizes that are not 0 even if another one is 0.
+    if not is_sizes(shape) or math.prod(filter(None, shape)) >= 2**60:
         raise HeaderError(f"its tensor {quoted} has an invalid shape")
     if not is_sizes(offsets) or len(offsets) != 2:
         raise HeaderError(f"its tensor {quoted} has invalid offsets")
@@ -200,8 +201,3 @@ def _entry(name: str, what: Any) -> Entry:
     if end - begin != math.prod(shape) * numpy_dtype(NAMES[tag]).itemsize:
         raise HeaderError(f"its tensor {quoted} has offsets that do not fit its shape")
     return Entry(tag, tuple(shape), begin, end)
-
-
-def _extent(shape: Sequence[int]) -> int:
-    """Multiply the sizes that are not 0, which NumPy limits even if another one is 0."""
-    return math.prod(size for size in shape if size)
