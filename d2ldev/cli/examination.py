@@ -31,17 +31,7 @@ _SIZE = 64
 
 @dataclass
 class BackendReport:
-    """One known backend.
-
-    Args:
-        name: as in ``D2LDEV_BACKEND``.
-        status: ``'installed'``, ``'missing'`` or ``'broken'``.
-        missing: the modules that it needs and that are not installed.
-        versions: of its distributions, the framework's first; None where there is none.
-        error: why it cannot be used; None if it can, or was not tried.
-        devices: what ``examine`` gives for each; None if it was not tried.
-        real_gpus: how many GPUs it finds in the machine, used or not; None if it was not tried.
-    """
+    """One known backend; its fields are the keys that ``d2ldev.cli.doctor`` describes."""
 
     name: str
     status: str
@@ -54,15 +44,9 @@ class BackendReport:
 
 @dataclass
 class Examination:
-    """Everything that ``d2ldev doctor`` shows.
+    """Everything that ``d2ldev doctor`` shows, under the keys that its module describes.
 
-    Args:
-        active: the active backend's name; None if there is none that works.
-        reason: why it is the active one.
-        backends: every known backend, in the order of preference.
-        notes: what d2ldev warned of meanwhile.
-        error: why there is no active backend, in d2ldev's own words.
-        status: the exit status: 0; 1 if something is broken; 2 if something is misspelt.
+    And ``status``, the exit status: 0; 1 if something is broken; 2 if something is misspelt.
     """
 
     active: str | None = None
@@ -92,8 +76,13 @@ def examine_machine(*, every_backend: bool) -> Examination:
     """Examine the active backend's devices; with ``every_backend`` also the others'."""
     examination = Examination()
     with collected_warnings() as notes:
-        active, error = _resolve()
-        for name in sorted(discovery.known_backends(), key=_rank):
+        active = error = None
+        try:
+            active = active_backend()
+        except Exception as problem:  # a third party's ``__init__`` may raise anything
+            error = problem
+        available = discovery.available_backends()
+        for name in [*available, *sorted(discovery.known_backends().keys() - {*available})]:
             report = look_up(name)
             if active is not None and name == active.name:
                 add_devices(report, active)
@@ -111,18 +100,6 @@ def examine_machine(*, every_backend: bool) -> Examination:
         examination.error = str(error) if isinstance(error, D2LDevError) else in_words(error)
         examination.status = exit_status(error)
     return examination
-
-
-def _rank(name: str) -> tuple[bool, int, str]:
-    available = discovery.available_backends()
-    return name not in available, available.index(name) if name in available else 0, name
-
-
-def _resolve() -> tuple[Backend, None] | tuple[None, Exception]:
-    try:
-        return active_backend(), None
-    except Exception as error:  # a third party's ``__init__`` may raise anything
-        return None, error
 
 
 def _wanted() -> str:

@@ -141,20 +141,16 @@ class Checkpoint:
             CheckpointError: if the framework cannot have one of them; nothing is read then.
             HeaderError: if they are not what was written.
         """
-        for each in wanted:
-            self._check_dtype(each.stored)
+        names = self._framework.tensors.dtype_names
+        for stored, *_ in wanted:
+            if stored.kind == "tensor" and stored.numbers not in names:
+                what = f"its tensor {stored.name!r} is of {stored.dtype}"
+                raise CheckpointError(
+                    self.attempted,
+                    f"{what}, which {self._framework.name} has not now",
+                    f"load it with a backend that has, or save it as one of {', '.join(names)}",
+                )
         return [self._tensor(each) for each in wanted]
-
-    def _check_dtype(self, stored: Stored) -> None:
-        framework = self._framework
-        names = framework.tensors.dtype_names
-        if stored.kind == "tensor" and stored.numbers not in names:
-            what = f"its tensor {stored.name!r} is of {stored.dtype}"
-            raise CheckpointError(
-                self.attempted,
-                f"{what}, which {framework.name} has not now",
-                f"load it with a backend that has, or save it as one of {', '.join(names)}",
-            )
 
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""

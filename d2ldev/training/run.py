@@ -241,12 +241,10 @@ def _is_whole(run: Any) -> bool:
 
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:
-    values = {name: settings.get(name) for name in names}
-    words = [
-        f"{name} of the user's own" if value is None else f"{name}={value!r}"
-        for name, value in values.items()
-    ]
-    return ", ".join(words)
+    return ", ".join(
+        f"{name} of the user's own" if settings.get(name) is None else f"{name}={settings[name]!r}"
+        for name in names
+    )
 
 
 def _fix(saved: dict[str, Any], names: list[str]) -> str:
