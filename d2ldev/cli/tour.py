@@ -130,7 +130,7 @@ class Tour:
             variable = "" if can_make_them else f"{settings.BACKEND}={discovery.FALLBACK} "
             self._console.print(
                 f"{_cells(left_out)} left out, for want of GPUs: {self._has()}. With two "
-                f"virtual ones they run: {variable}d2ldev tour --virtual-gpus 2",
+                f"virtual ones they run:\n{variable}d2ldev tour --virtual-gpus 2",
                 style="yellow",
             )
         if failed:
