@@ -29,7 +29,7 @@ from d2ldev.framework import (
 )
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
-from d2ldev.operations.losses import check_labels
+from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:

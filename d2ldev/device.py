@@ -12,6 +12,7 @@ from __future__ import annotations
 import operator
 import re
 from contextlib import AbstractContextManager
+from functools import total_ordering
 from typing import Any, NoReturn, Protocol
 
 from d2ldev.errors import InvalidDeviceError, shown
@@ -43,6 +44,7 @@ def _checked_index(kind: str, index: object) -> int:
     raise InvalidDeviceError(f"make {kind}({shown(index)})", problem, _FIX)
 
 
+@total_ordering
 class Device:
     """A place for tensors: the CPU, or the GPU of an index.
 
@@ -135,7 +137,7 @@ class Device:
 
     def __exit__(self, *exception: Any) -> bool | None:
         # A device is one object for all threads, which cannot keep what it entered.
-        entry = _entered.innermost(lambda value: value[0] is self)
+        entry = next((e for e in reversed(_entered.entries()) if e.value[0] is self), None)
         if entry is None:
             return None  # it was entered in another thread or task, which has it still
         _entered.leave(entry)
@@ -153,17 +155,6 @@ class Device:
         if not isinstance(other, Device):
             return NotImplemented
         return (self.kind, self.index) < (other.kind, other.index)
-
-    def __le__(self, other: object) -> bool:
-        return self is other or self.__lt__(other)
-
-    def __gt__(self, other: object) -> bool:
-        if not isinstance(other, Device):
-            return NotImplemented
-        return other < self
-
-    def __ge__(self, other: object) -> bool:
-        return self is other or self.__gt__(other)
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickle, copy and deepcopy all come back to the interned object.

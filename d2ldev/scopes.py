@@ -9,7 +9,6 @@ Held by ``tests/core/operations/test_leaving.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
@@ -73,13 +72,6 @@ class Scopes(Generic[T]):
     def entries(self) -> tuple[Entry[T], ...]:
         """Return the entries of this thread or task, the outermost first."""
         return self._entries.get()
-
-    def innermost(self, holds: Callable[[T], bool]) -> Entry[T] | None:
-        """Return the innermost entry whose value is such; None if there is none.
-
-        For an object that can be entered again inside its own block, and so cannot keep its entry.
-        """
-        return next((each for each in reversed(self.entries()) if holds(each.value)), None)
 
     def is_in_force(self) -> bool:
         """Tell whether this thread or task is in a block that has not ended elsewhere."""

@@ -30,7 +30,7 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
-from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
+from d2ldev.operations.devices import user_has_chosen, warn_too_late
 
 # The device file without which ROCm has no GPU.
 ROCM_DRIVER = Path("/dev/kfd")

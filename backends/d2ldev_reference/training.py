@@ -14,7 +14,7 @@ import array_api_strict as xp
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training
 from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM
-from d2ldev.operations.losses import check_labels, check_shapes
+from d2ldev.operations.steps import check_labels, check_shapes
 from d2ldev_reference.models import MLP, activate
 
 # The derivative of an activation, from what it gave.

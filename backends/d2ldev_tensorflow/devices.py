@@ -24,7 +24,7 @@ from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, w
 from d2ldev.framework import Devices, Memory
 from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
-from d2ldev.operations.memory_policy import user_has_chosen, warn_too_late
+from d2ldev.operations.devices import user_has_chosen, warn_too_late
 
 OF_THE_HOST = frozenset({tf.string, tf.resource, tf.variant})
 """The dtypes that no device but the CPU can hold: strings, and handles of tables and the like."""

@@ -22,7 +22,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import DICT, Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
-from d2ldev_tensorflow.devices import DefaultDevice, TensorFlowDevices
+from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices
 
 # TensorFlow's operations end the process when memory of the CPU does not begin at a multiple of
 # this, and its ``from_dlpack`` does not look: https://github.com/dmlc/dgl/issues/995. Most of

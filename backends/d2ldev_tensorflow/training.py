@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -21,8 +20,7 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import devices, placing
-from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
-from d2ldev.operations.signatures import input_names
+from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
 from d2ldev_tensorflow.devices import OF_THE_HOST
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -83,9 +81,6 @@ class TensorFlowTraining(Training):
         if algorithm != generator.algorithm or not fits:
             raise refused_state("generator", f"{describe(state)} is no state of TensorFlow's")
         return lambda: generator.reset(numbers)
-
-    def computing_at(self, device: Device) -> AbstractContextManager[Any]:
-        return devices.on(self._framework, device)
 
 
 class TensorFlowLearner(Learner):

@@ -10,7 +10,6 @@ import importlib.util
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,7 +32,6 @@ class Request:
         require_gpus: the suite fails with fewer; None does not say.
         virtual_gpus: for ``D2LDEV_VIRTUAL_GPUS``; None leaves the environment as it is.
         report: the folder for the report; None writes none.
-        expression: pytest's ``-k``.
         extra: further arguments for pytest, as they are.
     """
 
@@ -41,28 +39,17 @@ class Request:
     require_gpus: int | None = None
     virtual_gpus: int | None = None
     report: Path | None = None
-    expression: str | None = None
     extra: tuple[str, ...] = ()
 
 
-def command(
-    request: Request, *, python: str, suite: Path, environment: Mapping[str, str]
-) -> tuple[list[str], dict[str, str]]:
-    """Return the command line and the environment of the process that runs the suite.
+def command(request: Request, suite: Path) -> list[str]:
+    """Return the command line of the process that runs the suite.
 
     Args:
         request: what was asked for.
-        python: the interpreter.
         suite: the folder of the suite's package, which holds its ``pytest.ini``.
-        environment: what the process inherits.
-
-    >>> argv, environment = command(
-    ...     Request('torch', virtual_gpus=2), python='python', suite=Path('suite'), environment={}
-    ... )
-    >>> argv[:5], environment
-    (['python', '-m', 'pytest', '--pyargs', 'd2ldev_conformance'], {'D2LDEV_VIRTUAL_GPUS': '2'})
     """
-    argv = [python, "-m", "pytest", "--pyargs", SUITE, "--d2ldev-backend", request.name]
+    argv = [sys.executable, "-m", "pytest", "--pyargs", SUITE, "--d2ldev-backend", request.name]
     if request.require_gpus is not None:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
     if request.report is not None:
@@ -70,13 +57,7 @@ def command(
     # The suite's own settings: those of the project in whose folder one happens to be could
     # turn warnings into errors, or leave tests out.
     argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]
-    if request.expression is not None:
-        argv += ["-k", request.expression]
-    argv += request.extra
-    changed = dict(environment)
-    if request.virtual_gpus is not None:
-        changed[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
-    return argv, changed
+    return [*argv, *request.extra]
 
 
 def thrice(request: Request) -> list[Request]:
@@ -105,18 +86,13 @@ def thrice(request: Request) -> list[Request]:
     ]
 
 
-def run_everywhere(request: Request) -> int:
-    """Run the suite on the CPU alone, on two virtual GPUs and on real ones; the worst status."""
-    try:
-        requests = thrice(request)
-    except D2LDevError as error:
-        complain(str(error))
-        return exit_status(error)
-    return max(run(each) for each in requests)
+def run(request: Request, *, everywhere: bool) -> int:
+    """Run the suite and return the exit status: pytest's, or 4 if there is no pytest.
 
-
-def run(request: Request) -> int:
-    """Run the suite and return the exit status: pytest's, or 4 if there is no pytest."""
+    Args:
+        request: what was asked for.
+        everywhere: whether to run it as ``thrice`` says, and return the worst status.
+    """
     if importlib.util.find_spec("pytest") is None:
         complain(
             "cannot run the conformance suite: pytest is not installed\n"
@@ -130,17 +106,20 @@ def run(request: Request) -> int:
             "installation of d2ldev\n  fix: pip install --force-reinstall 'd2ldev[test]'"
         )
         return USAGE_ERROR
-    argv, environment = command(
-        request,
-        python=sys.executable,
-        suite=Path(next(iter(spec.submodule_search_locations))),
-        environment=os.environ,
-    )
-    return _exit_status(argv, environment)
+    try:
+        requests = thrice(request) if everywhere else [request]
+    except D2LDevError as error:
+        complain(str(error))
+        return exit_status(error)
+    suite = Path(next(iter(spec.submodule_search_locations)))
+    return max(_status_of(each, suite) for each in requests)
 
 
-def _exit_status(argv: list[str], environment: dict[str, str]) -> int:
-    with subprocess.Popen(argv, env=environment) as process:  # noqa: S603 - made by ``command``
+def _status_of(request: Request, suite: Path) -> int:
+    environment = dict(os.environ)
+    if request.virtual_gpus is not None:
+        environment[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
+    with subprocess.Popen(command(request, suite), env=environment) as process:  # noqa: S603
         while True:
             try:
                 status = process.wait()

@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import json
 import sys
-from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -40,11 +39,11 @@ from d2ldev.cli.examination import (
     examine_machine,
     versions,
 )
-from d2ldev.cli.probe import human
 from d2ldev.cli.screen import complain, make_console, only_for_the_result
 from d2ldev.registry import discovery
 
 _STATUS_STYLES = {INSTALLED: "green", MISSING: "dim", BROKEN: "red"}
+_UNITS = ("KiB", "MiB", "GiB", "TiB")
 
 
 def run(*, as_json: bool, every_backend: bool) -> int:
@@ -154,19 +153,12 @@ def _show_errors(console: Console, report: BackendReport) -> None:
 
 
 def _about_virtual_gpus(examination: Examination) -> list[str]:
-    notes = [
+    return [
         f"{', '.join(names)} of {report.name}: virtual. Memory and device rules are a GPU's, and "
         f"the CPU computes. {_replaced(report.real_gpus)}"
         for report in examination.backends
-        if (names := [device["device"] for device in report.devices or [] if _is_virtual(device)])
+        if (names := [d["device"] for d in report.devices or [] if d["platform"] == "virtual"])
     ]
-    text = settings.given().get(settings.VIRTUAL_GPUS, "").strip()
-    if text.isdecimal():
-        notes.append(
-            f"{settings.VIRTUAL_GPUS}={text} asks every backend for so many virtual GPUs, "
-            "instead of those that the machine has."
-        )
-    return notes
 
 
 def _replaced(real_gpus: int | None) -> str:
@@ -176,5 +168,15 @@ def _replaced(real_gpus: int | None) -> str:
     return f"They replace the {number} of the machine in this process."
 
 
-def _is_virtual(device: dict[str, Any]) -> bool:
-    return bool(device["platform"] == "virtual")
+def human(size: int | None) -> str:
+    """Return a number of bytes for people; ``'-'`` for None.
+
+    >>> human(None), human(512), human(80 * 2**30)
+    ('-', '512 B', '80.0 GiB')
+    """
+    if size is None:
+        return "-"
+    if size < 1024:
+        return f"{size} B"
+    power = min((size.bit_length() - 1) // 10, len(_UNITS))
+    return f"{size / 1024**power:.1f} {_UNITS[power - 1]}"

@@ -19,27 +19,19 @@ from typing import Any
 from d2ldev import __version__, settings
 from d2ldev.active import active_backend
 from d2ldev.backend import Backend
-from d2ldev.cli.probe import examine
 from d2ldev.cli.screen import collected_warnings, exit_status, in_words
+from d2ldev.device import Device
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
+from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.registry import discovery, loading, selection
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
+_SIZE = 64
 
 
 @dataclass
 class BackendReport:
-    """One known backend.
-
-    Args:
-        name: as in ``D2LDEV_BACKEND``.
-        status: ``'installed'``, ``'missing'`` or ``'broken'``.
-        missing: the modules that it needs and that are not installed.
-        versions: of its distributions, the framework's first; None where there is none.
-        error: why it cannot be used; None if it can, or was not tried.
-        devices: what ``DeviceReport.as_json`` gives for each; None if it was not tried.
-        real_gpus: how many GPUs it finds in the machine, used or not; None if it was not tried.
-    """
+    """One known backend; its fields are the keys that ``d2ldev.cli.doctor`` describes."""
 
     name: str
     status: str
@@ -52,15 +44,9 @@ class BackendReport:
 
 @dataclass
 class Examination:
-    """Everything that ``d2ldev doctor`` shows.
+    """Everything that ``d2ldev doctor`` shows, under the keys that its module describes.
 
-    Args:
-        active: the active backend's name; None if there is none that works.
-        reason: why it is the active one.
-        backends: every known backend, in the order of preference.
-        notes: what d2ldev warned of meanwhile.
-        error: why there is no active backend, in d2ldev's own words.
-        status: the exit status: 0; 1 if something is broken; 2 if something is misspelt.
+    And ``status``, the exit status: 0; 1 if something is broken; 2 if something is misspelt.
     """
 
     active: str | None = None
@@ -90,8 +76,13 @@ def examine_machine(*, every_backend: bool) -> Examination:
     """Examine the active backend's devices; with ``every_backend`` also the others'."""
     examination = Examination()
     with collected_warnings() as notes:
-        active, error = _resolve()
-        for name in sorted(discovery.known_backends(), key=_rank):
+        active = error = None
+        try:
+            active = active_backend()
+        except Exception as problem:  # a third party's ``__init__`` may raise anything
+            error = problem
+        available = discovery.available_backends()
+        for name in [*available, *sorted(discovery.known_backends().keys() - {*available})]:
             report = look_up(name)
             if active is not None and name == active.name:
                 add_devices(report, active)
@@ -109,18 +100,6 @@ def examine_machine(*, every_backend: bool) -> Examination:
         examination.error = str(error) if isinstance(error, D2LDevError) else in_words(error)
         examination.status = exit_status(error)
     return examination
-
-
-def _rank(name: str) -> tuple[bool, int, str]:
-    available = discovery.available_backends()
-    return name not in available, available.index(name) if name in available else 0, name
-
-
-def _resolve() -> tuple[Backend, None] | tuple[None, Exception]:
-    try:
-        return active_backend(), None
-    except Exception as error:  # a third party's ``__init__`` may raise anything
-        return None, error
 
 
 def _wanted() -> str:
@@ -159,7 +138,7 @@ def add_devices(report: BackendReport, backend: Backend) -> None:
     """Add what a backend that is in use says of itself, and try each of its devices."""
     try:
         report.versions = {name: installed_version(name) for name in backend.distributions}
-        report.devices = [examine(backend, device).as_json() for device in backend.devices()]
+        report.devices = [examine(backend, device) for device in backend.devices()]
         report.real_gpus = loading.count_real_gpus(backend.name)
     except Exception as error:
         report.error = in_words(error)
@@ -192,6 +171,57 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
         if found["name"] == report.name:
             vars(report).update(found)
     notes += [note for note in document["notes"] if note not in notes]
+
+
+def examine(backend: Backend, device: Device) -> dict[str, Any]:
+    """Ask about a device and compute on it; an error is part of what is found."""
+    platform = error = None
+    memory = UNKNOWN_MEMORY
+    try:
+        platform = backend.platform(device)
+        use(backend, device)
+        memory = backend.memory(device)
+    except Exception as problem:  # whatever a driver or a third party's backend raises
+        error = in_words(problem)
+    return {
+        "device": str(device),
+        "platform": platform,
+        "memory": memory._asdict(),
+        "probe": "failed" if error else "ok",
+        "error": error,
+    }
+
+
+def use(backend: Backend, device: Device) -> None:
+    """Allocate on a device, compute there, copy to the CPU and back, and check every value.
+
+    Raises:
+        RuntimeError: if a result is somewhere else, or is wrong.
+        Exception: whatever the framework raises.
+    """
+    ones = backend.ones((_SIZE, _SIZE), dtype="float32", device=device)
+    _check_place(backend, ones, device, "the tensor of ones")
+    with backend.strict():  # outside of a scope TensorFlow computes on its default device
+        product = ones @ ones
+    _check_place(backend, product, device, "the product")
+    # ``copy``, because on the CPU itself ``to`` would have nothing to do.
+    on_cpu = backend.copy(product, backend.cpu())
+    _check_place(backend, on_cpu, backend.cpu(), "the copy to the CPU")
+    again = backend.copy(on_cpu, device)
+    _check_place(backend, again, device, "the copy back to the device")
+    backend.synchronize(device)
+    values = backend.to_numpy(again)
+    wrong = int((values != _SIZE).sum())
+    if values.shape != (_SIZE, _SIZE) or wrong:
+        raise RuntimeError(
+            f"ones @ ones of shape {values.shape} has {wrong} values that are not {_SIZE}"
+        )
+
+
+def _check_place(backend: Backend, x: object, device: Device, what: str) -> None:
+    there = backend.device_of(x)
+    if there is not device:
+        raise RuntimeError(f"{what} is on {there}, not on {device}")
 
 
 def installed_version(name: str) -> str | None:

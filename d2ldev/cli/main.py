@@ -31,7 +31,6 @@ VirtualGpus = Annotated[
         min=0,
         max=MAX_VIRTUAL_GPUS,
         help="Use N GPUs that are not there, as D2LDEV_VIRTUAL_GPUS=N does.",
-        show_default=False,
     ),
 ]
 
@@ -87,17 +86,11 @@ def conformance(
     ],
     pytest_arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Handed to pytest as they are."),
+        typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Handed to pytest: -k EXPRESSION ..."),
     ] = None,
     require_gpus: Annotated[
         int | None,
-        typer.Option(
-            "--require-gpus",
-            metavar="N",
-            min=0,
-            help="Fail if there are fewer GPUs.",
-            show_default=False,
-        ),
+        typer.Option("--require-gpus", metavar="N", min=0, help="Fail if there are fewer GPUs."),
     ] = None,
     virtual_gpus: VirtualGpus = None,
     everywhere: Annotated[
@@ -115,16 +108,6 @@ def conformance(
             file_okay=False,
             resolve_path=True,
             help="Write the report into this folder.",
-            show_default=False,
-        ),
-    ] = None,
-    expression: Annotated[
-        str | None,
-        typer.Option(
-            "-k",
-            metavar="EXPRESSION",
-            help="Only the tests that match, as in pytest.",
-            show_default=False,
         ),
     ] = None,
 ) -> None:
@@ -136,8 +119,6 @@ def conformance(
         require_gpus=require_gpus,
         virtual_gpus=virtual_gpus,
         report=report,
-        expression=expression,
         extra=tuple(pytest_arguments or ()),
     )
-    run = conformance_command.run_everywhere if everywhere else conformance_command.run
-    raise typer.Exit(run(request))
+    raise typer.Exit(conformance_command.run(request, everywhere=everywhere))

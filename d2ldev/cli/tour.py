@@ -89,7 +89,7 @@ class Tour:
                 self._console.print(Padding(Markdown(cell.source), (1, 0, 0, 0)))
             elif cell.gpus > self._gpus:
                 self._counts["left out"] += 1
-                words = f"needs {cell.gpus} GPUs: {self._has()}\n{self._how_to_get_gpus()}"
+                words = f"needs {cell.gpus} GPUs: {self._has()}"
                 self._show(cell, Text(words, style="yellow"))
             else:
                 outcome = run_cell(cell, namespace)
@@ -101,11 +101,6 @@ class Tour:
 
     def _has(self) -> str:
         return f"{self._backend.name} has {self._gpus} here"
-
-    def _how_to_get_gpus(self) -> str:
-        if self._backend.max_virtual_gpus >= 2:
-            return "d2ldev tour --virtual-gpus 2"
-        return f"{settings.BACKEND}={discovery.FALLBACK} d2ldev tour --virtual-gpus 2"
 
     def _show(self, cell: Cell, output: Text) -> None:
         code = Syntax(
@@ -131,9 +126,11 @@ class Tour:
         ran, failed, left_out = (self._counts[key] for key in ("ran", "failed", "left out"))
         self._console.print(f"{_cells(ran)} ran on {self._backend.name}.", style="green")
         if left_out:
+            can_make_them = self._backend.max_virtual_gpus >= 2
+            variable = "" if can_make_them else f"{settings.BACKEND}={discovery.FALLBACK} "
             self._console.print(
                 f"{_cells(left_out)} left out, for want of GPUs: {self._has()}. With two "
-                f"virtual ones they run: {self._how_to_get_gpus()}",
+                f"virtual ones they run:\n{variable}d2ldev tour --virtual-gpus 2",
                 style="yellow",
             )
         if failed:

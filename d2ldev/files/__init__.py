@@ -7,8 +7,7 @@ out. Nothing in a file is ever executed: there is no pickle, and a file names no
 - ``save.py``, ``load.py``, ``load_into.py``: the three calls.
 - ``description.py``: from a nesting to its description as JSON, and back.
 - ``layouts.py``: the same layers in the layouts of another framework.
-- ``objects.py``: which tensors of a model are saved.
-- ``format/``: the header, dtypes, checksums, and a file that is either the old or the new one.
+- ``format/``: the header, checksums, dtypes, and a file that is either the old or the new one.
 
 Source of the format: https://github.com/huggingface/safetensors#format; D2L, section 6.6,
 "File I/O".

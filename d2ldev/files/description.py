@@ -32,10 +32,7 @@ from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 3
-"""Of the description; a reader refuses a higher one.
-
-Since 2 it names the algorithm of the checksums; since 3 no classes.
-"""
+"""Of the description; a reader refuses any other."""
 
 # The types of rows: without labels, and with them.
 SETS: dict[str, Any] = {"set": set, "frozenset": frozenset}
@@ -47,8 +44,7 @@ MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
 """An optimizer: what it has learned, in a dict."""
-# What older versions have written is loaded as a dict, too.
-_DICTS = frozenset({"dict", MODEL, STATE, "dataclass", "defaultdict", "Counter"})
+_LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
 
 # Python goes through a nesting recursively, to compare it or to show it.
 _MAX_DEPTH = 500
@@ -65,13 +61,15 @@ class Saved(NamedTuple):
 
     Args:
         name: its name there, which no other has.
-        value: the tensor or the array.
+        value: the tensor or the array; of a tensor without numbers, those that stand for it.
         dtype: the name of its dtype.
+        numbers: the name of the dtype of its numbers, the same but for random keys.
     """
 
     name: str
     value: Any
     dtype: str
+    numbers: str
 
 
 class Stored(NamedTuple):
@@ -80,13 +78,14 @@ class Stored(NamedTuple):
     Args:
         kind: ``'tensor'``, or ``'array'`` for a NumPy array.
         name: its name there.
-        dtype: its true dtype.
+        dtype, numbers: see ``Saved``.
         shape: its shape; of random keys that of their numbers.
     """
 
     kind: str
     name: str
     dtype: str
+    numbers: str
     shape: tuple[int, ...]
 
 
@@ -175,7 +174,10 @@ class Description:
         return node
 
     def _tensor(self, kind: str, x: Any, dtype: str, path: str) -> dict[str, int]:
-        if storage_of(dtype) is None and self._framework.files.numbers_dtype(dtype) is None:
+        numbers = self._framework.files.numbers_dtype(dtype)
+        if numbers is not None:
+            x = self._framework.tensors.to_numpy(x)
+        elif storage_of(dtype) is None:
             raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
         # A name in the file is Unicode, which half of a surrogate pair is not.
         name = path.encode("utf-8", "backslashreplace").decode() or "tensor"
@@ -184,7 +186,7 @@ class Description:
             count += 1
             unique = f"{name}#{count}"
         self._names.add(unique)
-        self.saved.append(Saved(unique, x, dtype))
+        self.saved.append(Saved(unique, x, dtype, numbers or dtype))
         return {kind: len(self.saved) - 1}
 
     def _object(self, x: Any, path: str) -> Any:
@@ -352,7 +354,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             _check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
             if kind not in _UNLABELLED:
-                _check(kind in (*_DICTS, "OrderedDict", NAMEDTUPLE), "a type that is known")
+                _check(kind in _LABELLED, "a type that is known")
                 _check(isinstance(row["labels"], list), "labels")
                 labels = [key(node) for node in row["labels"]]
                 _check(len(labels) == len(items), "as many labels as items")

@@ -47,14 +47,9 @@ def layouts_of(told: Any) -> dict[str, Layout]:
 
 
 def _layout_of(what: Any) -> Layout:
-    if not isinstance(what, list) or len(what) != 4:
-        raise HeaderError("one of its layouts is none")
-    role, split, axes, shape = what
-    if (
-        not isinstance(role, str)
-        or not all(is_sizes(size) for size in (split, axes, shape))
-        or sorted(axes) != list(range(len(split)))
-        or math.prod(split) != math.prod(shape)
-    ):
-        raise HeaderError("one of its layouts is none")
-    return Layout(role, tuple(split), tuple(axes), tuple(shape))
+    is_four = isinstance(what, list) and len(what) == 4 and isinstance(what[0], str)
+    if is_four and all(map(is_sizes, what[1:])):
+        role, split, axes, shape = what
+        if sorted(axes) == list(range(len(split))) and math.prod(split) == math.prod(shape):
+            return Layout(role, tuple(split), tuple(axes), tuple(shape))
+    raise HeaderError("one of its layouts is none")

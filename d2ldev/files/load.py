@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import stat
 import zlib
@@ -14,20 +15,22 @@ import numpy as np
 from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Stored, built, filled, flat, outlined
-from d2ldev.files.format.checksums import OLDEST, PIECE, check_algorithm, checksum_of
 from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
+    ALGORITHM,
     CHECKSUM,
+    PIECE,
     STRUCTURE,
     Header,
     HeaderError,
+    checksum_of,
     length_of,
     parse_json,
     read_header,
 )
-from d2ldev.files.paths import PathLike, as_path
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
+from d2ldev.operations.arguments import as_path
 from d2ldev.operations.creation import refused
 
 if TYPE_CHECKING:
@@ -112,7 +115,7 @@ class Checkpoint:
                 f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        return Stored("tensor", name, dtype, entry.shape[:rank]), total
+        return Stored("tensor", name, dtype, numbers, entry.shape[:rank]), total
 
     def part(self, node: Any, device: Device = CPU) -> Any:
         """Read a part of the file.
@@ -138,26 +141,22 @@ class Checkpoint:
             CheckpointError: if the framework cannot have one of them; nothing is read then.
             HeaderError: if they are not what was written.
         """
-        for each in wanted:
-            self._check_dtype(each.stored)
+        names = self._framework.tensors.dtype_names
+        for stored, *_ in wanted:
+            if stored.kind == "tensor" and stored.numbers not in names:
+                what = f"its tensor {stored.name!r} is of {stored.dtype}"
+                raise CheckpointError(
+                    self.attempted,
+                    f"{what}, which {self._framework.name} has not now",
+                    f"load it with a backend that has, or save it as one of {', '.join(names)}",
+                )
         return [self._tensor(each) for each in wanted]
-
-    def _check_dtype(self, stored: Stored) -> None:
-        framework, dtype = self._framework, stored.dtype
-        numbers = framework.files.numbers_dtype(dtype)
-        if stored.kind == "tensor" and (numbers or dtype) not in framework.tensors.dtype_names:
-            raise CheckpointError(
-                self.attempted,
-                f"its tensor {stored.name!r} is of {dtype}, which {framework.name} has not now",
-                "load it with a backend that has, or save it as one of "
-                f"{', '.join(framework.tensors.dtype_names)}",
-            )
 
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""
         entry, total = self._entries[stored.name], self._sums[stored.name]
-        checksum = checksum_of(stored.dtype, entry.shape, self._told["checksums"])
-        dtype = numpy_dtype(self._framework.files.numbers_dtype(stored.dtype) or stored.dtype)
+        checksum = checksum_of(stored.dtype, entry.shape)
+        dtype = numpy_dtype(stored.numbers)
         is_array = stored.kind == "array"
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
         view = memoryview(bytes_of(array))  # type: ignore[arg-type]
@@ -180,11 +179,9 @@ class Checkpoint:
             array = wanted.convert(self._array(stored))
             if stored.kind == "array":
                 return array
-            numbers = framework.files.numbers_dtype(stored.dtype)
-            if numbers is None:
-                return framework.files.adopt(array, framework.tensors.dtype(stored.dtype), native)
-            made = framework.files.adopt(array, framework.tensors.dtype(numbers), native)
-            return framework.files.from_numbers(made, stored.dtype)
+            made = framework.files.adopt(array, framework.tensors.dtype(stored.numbers), native)
+            has_numbers = stored.numbers == stored.dtype
+            return made if has_numbers else framework.files.from_numbers(made, stored.dtype)
         except (HeaderError, OSError):
             raise
         except Exception as error:
@@ -213,7 +210,7 @@ def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoi
         ) from error
 
 
-def load(framework: Framework, path: PathLike, device: DeviceLike) -> Any:
+def load(framework: Framework, path: Any, device: DeviceLike) -> Any:
     """Read a nesting; see ``Backend.load``."""
     target = devices.existing(framework, device, "load tensors")
     path = as_path(path, "load")
@@ -224,7 +221,7 @@ def load(framework: Framework, path: PathLike, device: DeviceLike) -> Any:
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return new memory that a framework may keep: XLA copies what begins elsewhere."""
-    size = int(np.prod(shape, dtype=object)) * dtype.itemsize
+    size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
     array: NDArray[Any] = memory[begin : begin + size].view(dtype).reshape(shape)
@@ -237,7 +234,6 @@ def _description(header: Header) -> dict[str, Any]:
     if text is None:
         return {
             "backend": None,
-            "checksums": OLDEST,
             "root": {"at": 0},
             "containers": [
                 {
@@ -253,18 +249,18 @@ def _description(header: Header) -> dict[str, Any]:
     told = parse_json(text)
     if not isinstance(told, dict) or type(told.get("version")) is not int:
         raise HeaderError("its description cannot be read: it lacks a version")
-    if told["version"] > VERSION:
+    if told["version"] != VERSION:
+        age = "a newer" if told["version"] > VERSION else "an older"
         raise HeaderError(
             f"its description is of version {told['version']}, and this d2ldev reads "
-            f"{VERSION}: a newer one wrote it"
+            f"{VERSION}: {age} one wrote it"
         )
-    told.setdefault("checksums", OLDEST)
     if (
         set(told) != {"version", "backend", "root", "containers", "checksums", "tensors"}
+        or told["checksums"] != ALGORITHM
         or not isinstance(told["backend"], str)
         or not isinstance(told["tensors"], list)
         or not isinstance(told["containers"], list)
     ):
         raise HeaderError("its description cannot be read: it lacks a part")
-    check_algorithm(told["checksums"])
     return told

@@ -24,7 +24,6 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
-from d2ldev.files.paths import PathLike, as_path
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import (
@@ -38,43 +37,19 @@ from d2ldev.nesting.walk import (
     leaves,
     too_deep,
 )
+from d2ldev.operations.arguments import as_path
 from d2ldev.operations.placing import Inventory
 
 # How many names an error lists.
 _SHOWN = 10
 
 
-def load_into(framework: Framework, obj: Any, path: PathLike) -> Any:
+def load_into(framework: Framework, obj: Any, path: Any) -> Any:
     """Read a file into a nesting; see ``Backend.load_into``."""
     path = as_path(path, "load")
     attempted = f"load {path} into {type(obj).__name__}"
     with opened(framework, path, attempted) as checkpoint:
-        return prepared(framework, obj, checkpoint, checkpoint.outline)()
-
-
-def prepared(
-    framework: Framework, obj: Any, checkpoint: Checkpoint, found: Any
-) -> Callable[[], Any]:
-    """Compare a nesting with a part of a file, and read it; nothing is changed yet.
-
-    Args:
-        framework: whose tensors they are.
-        obj: what is like what was saved.
-        checkpoint: the open file.
-        found: the part, as ``checkpoint.outline`` or a child of it.
-
-    Returns:
-        A function that puts what was read in place and returns what to use from then on. It cannot
-        fail.
-
-    Raises:
-        CheckpointError: if it does not fit.
-        HeaderError: if the file is damaged.
-    """
-    try:
-        return _Fitting(framework, checkpoint).prepared(obj, found)
-    except RecursionError:
-        raise too_deep(checkpoint.attempted) from None
+        return Fitting(framework, checkpoint).prepared(obj, checkpoint.outline)()
 
 
 class _Pair(NamedTuple):
@@ -91,8 +66,13 @@ class _Pair(NamedTuple):
     layouts: tuple[Layout, Layout] | None
 
 
-class _Fitting:
-    """One file that is read into one nesting."""
+class Fitting:
+    """One file that is read into one nesting.
+
+    Args:
+        framework: whose tensors they are.
+        checkpoint: the open file.
+    """
 
     def __init__(self, framework: Framework, checkpoint: Checkpoint) -> None:
         self._framework = framework
@@ -113,7 +93,24 @@ class _Fitting:
         self._replaced: dict[int, Any] = {}
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
-        remade = self._compare(obj, found, "")
+        """Compare a nesting with a part of the file, and read it; nothing is changed yet.
+
+        Args:
+            obj: what is like what was saved.
+            found: the part, as ``checkpoint.outline`` or a child of it.
+
+        Returns:
+            A function that puts what was read in place and returns what to use from then on. It
+            cannot fail.
+
+        Raises:
+            CheckpointError: if it does not fit.
+            HeaderError: if the file is damaged.
+        """
+        try:
+            remade = self._compare(obj, found, "")
+        except RecursionError:
+            raise too_deep(self._attempted) from None
         self._check()
         pairs = list(self._pairs.values())
         tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
@@ -201,12 +198,8 @@ class _Fitting:
     def _named(self, x: Any) -> dict[str, Any]:
         """Return the tensors and arrays that are read by their names."""
         kinds, attempted = self._framework.kinds, self._attempted
-        arrays = {
-            name: leaf
-            for name, leaf, _ in leaves(x, kinds, "", attempted)
-            if type(leaf) is np.ndarray
-        }
-
+        found = leaves(x, kinds, "", attempted)
+        arrays = {name: leaf for name, leaf, _ in found if type(leaf) is np.ndarray}
         # A model has no arrays, and what looks for its tensors refuses them.
         flattened = flatten(x, kinds, attempted)
         others = flattened.others.items()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import zlib
 from collections.abc import Mapping
@@ -13,14 +14,23 @@ import numpy as np
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
-from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
-from d2ldev.files.format.header import CHECKSUM, STRUCTURE, Entry, HeaderError, make_header
-from d2ldev.files.paths import PathLike, as_path
+from d2ldev.files.format.header import (
+    ALGORITHM,
+    CHECKSUM,
+    DIGITS,
+    PIECE,
+    STRUCTURE,
+    Entry,
+    HeaderError,
+    checksum_of,
+    make_header,
+)
 from d2ldev.framework import Framework
+from d2ldev.operations.arguments import as_path
 
 
-def save(framework: Framework, obj: Any, path: PathLike) -> None:
+def save(framework: Framework, obj: Any, path: Any) -> None:
     """Write a nesting; see ``Backend.save``."""
     path = as_path(path, "save")
     attempted = f"save to {path}"
@@ -28,7 +38,7 @@ def save(framework: Framework, obj: Any, path: PathLike) -> None:
     # Large elements first, so that each tensor is aligned.
     order = sorted(
         range(len(description.saved)),
-        key=lambda i: -_stored_dtype(framework, description.saved[i].dtype).itemsize,
+        key=lambda i: -numpy_dtype(description.saved[i].numbers).itemsize,
     )
     try:
         with replacing(path) as descriptor:
@@ -49,12 +59,12 @@ def _write(
     entries: dict[str, Entry] = {}
     position = 0
     for i in order:
-        entries[saved[i].name] = entry = _entry(framework, saved[i], position)
+        entries[saved[i].name] = entry = _entry(saved[i], position)
         position = entry.end
     sums = ["0" * DIGITS] * len(saved)
     os.lseek(descriptor, len(_header(framework, description, entries, sums)), os.SEEK_SET)
     for i in order:
-        name, x, dtype = saved[i]
+        name, x, dtype, _ = saved[i]
         array = x if isinstance(x, np.ndarray) else framework.files.borrow(x)
         data = memoryview(bytes_of(array))  # type: ignore[arg-type]
         if len(data) != entries[name].end - entries[name].begin:
@@ -69,18 +79,11 @@ def _write(
     _write_all(descriptor, memoryview(_header(framework, description, entries, sums)))
 
 
-def _stored_dtype(framework: Framework, name: str) -> np.dtype[Any]:
-    return numpy_dtype(framework.files.numbers_dtype(name) or name)
-
-
-def _entry(framework: Framework, saved: Saved, begin: int) -> Entry:
-    x, numbers = saved.value, framework.files.numbers_dtype(saved.dtype)
-    shape = tuple(int(size) for size in x.shape)
-    if numbers is not None:
-        shape = framework.tensors.to_numpy(x).shape
-    storage = storage_of(numbers or saved.dtype)
+def _entry(saved: Saved, begin: int) -> Entry:
+    shape = tuple(int(size) for size in saved.value.shape)
+    storage = storage_of(saved.numbers)
     assert storage is not None
-    size = int(np.prod(shape, dtype=object)) * _stored_dtype(framework, saved.dtype).itemsize
+    size = math.prod(shape) * numpy_dtype(saved.numbers).itemsize
     return Entry(storage.tag, (*shape, *storage.suffix), begin, begin + size)
 
 
@@ -92,7 +95,7 @@ def _header(
         "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
-        "checksums": NEWEST,
+        "checksums": ALGORITHM,
         "tensors": [
             [tensor.name, tensor.dtype, total]
             for tensor, total in zip(description.saved, sums, strict=True)

@@ -31,8 +31,7 @@ class Devices(ABC):
 
     Every ``device`` that is an argument here exists: it was compared with ``count`` before.
 
-    Required: ``count``, ``native``, ``from_native``, ``platform``, ``default``. A framework that
-    computes before it returns leaves out ``synchronize`` and ``is_idle``.
+    A framework that computes before it returns leaves out ``synchronize`` and ``is_idle``.
     """
 
     @abstractmethod

@@ -8,11 +8,9 @@ Held by ``tests/core/operations/test_strictness.py`` and the requirements ``stri
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from types import TracebackType
 from typing import Any
 
 from d2ldev.errors import DeviceMismatchError
@@ -83,7 +81,6 @@ class Strictness:
         self._begin()
         self._everywhere = True
         self._strict.scope(everywhere=True).__enter__()
-        translate_uncaught(self._strict.mismatch_in)
 
     def _begin(self) -> None:
         with self._lock:
@@ -97,37 +94,3 @@ class Strictness:
             if not self._count and self._restore is not None:
                 self._restore()
                 self._restore = None
-
-
-def translate_uncaught(
-    translation: Callable[[BaseException], DeviceMismatchError | None],
-) -> None:
-    """Have an error that ends the program, or a thread, shown as its translation.
-
-    Under ``D2LDEV_STRICT=1`` the process is the block that it leaves.
-    """
-    shown, shown_of_thread = sys.excepthook, threading.excepthook
-
-    def translated(error: BaseException) -> BaseException:
-        found = None if isinstance(error, DeviceMismatchError) else translation(error)
-        if found is None:
-            return error
-        found.__cause__ = error
-        return found
-
-    def show(
-        kind: type[BaseException], error: BaseException, traceback: TracebackType | None
-    ) -> None:
-        after = translated(error)
-        shown(kind if after is error else type(after), after, traceback)
-
-    def show_of_thread(arguments: threading.ExceptHookArgs) -> None:
-        error = arguments.exc_value
-        after = None if error is None else translated(error)
-        if after is not None and after is not error:
-            arguments = threading.ExceptHookArgs(
-                (type(after), after, arguments.exc_traceback, arguments.thread)
-            )
-        shown_of_thread(arguments)
-
-    sys.excepthook, threading.excepthook = show, show_of_thread

@@ -6,8 +6,7 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -18,7 +17,7 @@ from d2ldev.framework.tensors import Tensor
 Loss = str | Callable[[Any, Any], Any]
 """``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
 
-Or ``(y_true, y_pred) -> scalar tensor``, with these names.
+Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
 """
 
 LOSSES = ("mse", "cross_entropy")
@@ -38,8 +37,7 @@ class Settings(NamedTuple):
     Args:
         loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
             labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
-            ``(prediction, y) -> scalar tensor``. Of a function or an object whose first parameter
-            is named ``y_true``, as in Keras, ``y`` is the first.
+            a function or an object: see ``Loss``.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
             or the framework's own object, whose learning rate is its own.
         lr: the learning rate.
@@ -83,8 +81,6 @@ class Settings(NamedTuple):
 
 class Learner(ABC):
     """A model that is trained, one step after the other, on the device where it is.
-
-    Required: ``parts``, ``replace``, ``input_names``, ``step``, ``evaluate``.
 
     Args:
         settings: how it is trained; checked already.
@@ -287,8 +283,3 @@ class Training:
             CheckpointError: if it is none of such a loader. Nothing is changed then.
         """
         return lambda: None
-
-    @contextmanager
-    def computing_at(self, device: Device) -> Iterator[None]:
-        """Run what a metric computes on a device, for a framework that looks at no operands."""
-        yield

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Iterable, Sequence
+import os
+from collections.abc import Sequence
 from typing import Any
 
 from d2ldev.errors import UnsupportedValueError, describe, shown
@@ -61,39 +62,23 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
     return number
 
 
-def checked_mlp(
-    sizes: Iterable[int], activation: str, seed: int, activations: Collection[str]
-) -> tuple[list[int], int]:
-    """Return the sizes and the seed of ``Backend.mlp`` as integers of Python's.
-
-    Args:
-        sizes, activation, seed: as they were given to ``mlp``.
-        activations: the names that the backend knows.
+def as_path(path: object, verb: str) -> str:
+    """Return the path of a file, to ``save`` to or ``load`` from, as text.
 
     Raises:
-        UnsupportedValueError: for fewer than two sizes or such that are no positive integers,
-            an activation that is not known, or a seed that is no integer.
-
-    >>> checked_mlp((3, 1), 'relu', 0, {'relu'})
-    ([3, 1], 0)
+        UnsupportedValueError: if it is none.
     """
-    problem = ""
     try:
-        numbers = [operator.index(size) for size in sizes]
-        number = operator.index(seed)
-    except TypeError as error:
-        numbers, number, problem = [], 0, str(error)
-    if isinstance(sizes, (str, bytes)) or len(numbers) < 2 or min(numbers) < 1:
-        problem = problem or "it takes two sizes at least, which count from 1"
-    elif not isinstance(activation, str) or activation not in activations:
-        problem = f"the activations are {', '.join(map(repr, activations))}"
-    if problem:
+        text = os.fsdecode(path)  # type: ignore[arg-type]
+    except TypeError:
+        text = ""
+    if not text or "\0" in text:
         raise UnsupportedValueError(
-            f"make an MLP of sizes {shown(sizes)} with {shown(activation)} and seed {shown(seed)}",
-            problem,
-            "net = backend.mlp([20, 64, 1], activation='relu', seed=0)",
+            f"{verb} parameters",
+            f"{describe(path)} is no path of a file",
+            f"backend.{verb}(..., 'net.safetensors')",
         )
-    return numbers, number
+    return text
 
 
 def is_iterable(data: object) -> bool:

@@ -97,13 +97,7 @@ def random(
     device: DeviceLike = None,
     like: Tensor = None,
 ) -> Tensor:
-    """Draw random numbers; see ``Backend.rand``.
-
-    Args:
-        framework: whose tensor is made.
-        distribution: ``'uniform'`` or ``'normal'``.
-        shape, seed, dtype, device, like: see ``Backend.rand``.
-    """
+    """Draw random numbers, ``'uniform'`` or ``'normal'`` ones; see ``Backend.rand``."""
     dtype, native = destination(framework, "make a random tensor", dtype, device, like)
     sizes = as_shape(shape)
     attempted = f"make a random tensor of shape {sizes} with seed {shown(seed)}"

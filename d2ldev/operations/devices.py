@@ -5,6 +5,7 @@ Source: D2L, section 6.7.1, "Computing Devices".
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import get_ident
@@ -16,8 +17,10 @@ from d2ldev.errors import (
     D2LDevError,
     DeviceUnavailableError,
     InvalidDeviceError,
+    MemoryPolicyWarning,
     OutOfDeviceMemoryError,
     describe,
+    warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Placed
 from d2ldev.scopes import Entry
@@ -160,3 +163,38 @@ def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable
     if device is None:
         return all_devices(framework)
     return [existing(framework, device, attempted)]
+
+
+# -- the memory that a framework takes at the start -------------------------------------------
+
+# By default JAX takes three quarters of a GPU, and TensorFlow all of it, as soon as they use one,
+# so that no other framework fits beside them. d2ldev asks both to take what they need: only before
+# the framework has initialised its GPU, and not if the user has said something else, in the
+# framework's own variables or with ``D2LDEV_GPU_MEMORY=framework``.
+
+
+def user_has_chosen(variables: Iterable[str]) -> bool:
+    """Return whether the framework's memory is to be left as it is.
+
+    Args:
+        variables: the framework's own environment variables for it.
+
+    Raises:
+        UnsupportedValueError: if ``D2LDEV_GPU_MEMORY`` has another value than it can have.
+    """
+    return not settings.memory_grows() or any(variable in os.environ for variable in variables)
+
+
+def warn_too_late(framework: str, before: str) -> None:
+    """Say that a framework already holds its GPU's memory, and how to prevent it.
+
+    Args:
+        framework: its name.
+        before: what has to be set before it is used, as ``VARIABLE=value``.
+    """
+    warn(
+        f"{framework} had initialised its GPU before d2ldev was first used, and may hold most of "
+        f"its memory. fix: use d2ldev first, set {before}, or "
+        f"{settings.GPU_MEMORY}=framework to agree",
+        MemoryPolicyWarning,
+    )

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable
 from typing import Any
 
+from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.framework.models import ACTIVATIONS
 from d2ldev.operations import creation, devices, placing
-from d2ldev.operations.arguments import checked_mlp
 
 
 def mlp(
@@ -21,7 +22,7 @@ def mlp(
 ) -> Any:
     """Make a multilayer perceptron; see ``Backend.mlp``."""
     framework.require("mlp", "make an MLP")
-    numbers, first_seed = checked_mlp(sizes, activation, seed, ACTIVATIONS)
+    numbers, first_seed = _checked(sizes, activation, seed)
     place = devices.current(framework) if device is None else device
     place = devices.existing(framework, place, "make an MLP")
     layers = []
@@ -34,3 +35,24 @@ def mlp(
         with devices.on(framework, place):  # where TensorFlow computes
             layers.append(((2 * uniform - 1) / math.sqrt(n_in), bias))
     return placing.settled(framework, framework.models.mlp(layers, activation), place)
+
+
+def _checked(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int], int]:
+    """Return the sizes and the seed as integers of Python's."""
+    problem = ""
+    try:
+        numbers = [operator.index(size) for size in sizes]
+        number = operator.index(seed)
+    except TypeError as error:
+        numbers, number, problem = [], 0, str(error)
+    if isinstance(sizes, (str, bytes)) or len(numbers) < 2 or min(numbers) < 1:
+        problem = problem or "it takes two sizes at least, which count from 1"
+    elif activation not in ACTIVATIONS:
+        problem = f"the activations are {', '.join(map(repr, ACTIVATIONS))}"
+    if problem:
+        raise UnsupportedValueError(
+            f"make an MLP of sizes {shown(sizes)} with {shown(activation)} and seed {shown(seed)}",
+            problem,
+            "net = backend.mlp([20, 64, 1], activation='relu', seed=0)",
+        )
+    return numbers, number

@@ -24,7 +24,12 @@ def prefetch(
 ) -> Generator[Any, None, None]:
     """Move batches to a device ahead of their use; see ``Backend.prefetch``."""
     target = devices.existing(framework, device, "prefetch batches")
-    check_source(batches)
+    if not is_iterable(batches):
+        raise UnsupportedValueError(
+            f"prefetch {describe(batches)}",
+            "it is no iterable of batches",
+            "backend.prefetch([batch], device)",
+        )
     fix = "backend.prefetch(batches, device, depth=2)"
     depth = whole_number("prefetch", "depth", depth, least=0, fix=fix)
     if depth:
@@ -69,16 +74,6 @@ def _beside(
         return batch
 
     return moved_ahead(batches, depth, start, finish)
-
-
-def check_source(batches: Any) -> None:
-    """Raise an ``UnsupportedValueError`` if there is nothing to go through."""
-    if not is_iterable(batches):
-        raise UnsupportedValueError(
-            f"prefetch {describe(batches)}",
-            "it is no iterable of batches",
-            "backend.prefetch([batch], device)",
-        )
 
 
 def moved_ahead(

@@ -58,11 +58,7 @@ def missing_modules(name: str) -> list[str]:
 
 
 def required_modules(name: str) -> tuple[str, ...]:
-    """Return what a known backend needs, as its package says.
-
-    Raises:
-        Exception: as ``missing_modules``.
-    """
+    """Return what a known backend needs, as its package says; see ``missing_modules``."""
     package = importlib.import_module(known_backends()[name].module.partition(".")[0])
     requires = getattr(package, "requires", ())
     return (requires,) if isinstance(requires, str) else tuple(requires)

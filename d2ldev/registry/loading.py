@@ -63,38 +63,33 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     Raises:
         BackendNotInstalledError: as ``load``.
     """
-    attempted = f"use the {name} backend{source}"
     point = known_backends()[name]
     install = _INSTALL.get(name, "")
     try:
-        missing = missing_modules(name)
-        if missing:
-            raise BackendNotInstalledError(
-                attempted,
-                f"{' and '.join(missing)} is not installed; {choices()}",
-                install or f"install {' and '.join(missing)}, which {point.value} needs",
-            )
-        cls = point.load()
-    except BackendNotInstalledError:
-        raise
+        missing = " and ".join(missing_modules(name))
+        cls = None if missing else point.load()
     except BROKEN as error:
         # A framework that is there but broken: a missing shared library, a NumPy too new.
-        raise BackendNotInstalledError(
-            attempted,
-            f"{point.value} fails to import: {type(error).__name__}: {error}; {choices()}",
-            f"reinstall it: {install}" if install else "reinstall it",
-        ) from error
+        problem = f"{point.value} fails to import: {type(error).__name__}: {error}"
+        fix = f"reinstall it: {install}" if install else "reinstall it"
+        raise _refusal(name, source, problem, fix) from error
+    if missing:
+        fix = install or f"install {missing}, which {point.value} needs"
+        raise _refusal(name, source, f"{missing} is not installed", fix)
     if isinstance(cls, type) and issubclass(cls, Framework):
         return cls
-    raise BackendNotInstalledError(
-        attempted,
-        f"{point.value} is no subclass of d2ldev.framework.Framework; {choices()}",
-        "mend the entry point of its distribution, or uninstall it",
-    )
+    problem = f"{point.value} is no subclass of d2ldev.framework.Framework"
+    fix = "mend the entry point of its distribution, or uninstall it"
+    raise _refusal(name, source, problem, fix)
+
+
+def _refusal(name: str, source: str, problem: str, fix: str) -> BackendNotInstalledError:
+    attempted = f"use the {name} backend{source}"
+    return BackendNotInstalledError(attempted, f"{problem}; {choices()}", fix)
 
 
 def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None) -> Framework:
-    attempted, value = f"use the {name} backend{source}", known_backends()[name].value
+    value = known_backends()[name].value
     try:
         framework = cls(virtual_gpus=virtual_gpus)
     except D2LDevError:
@@ -102,22 +97,16 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
     except BROKEN as error:
         # Most import their framework only here: without a shared library that is an OSError, with a
         # NumPy that is too new an AttributeError.
-        install = _INSTALL.get(name, "")
-        is_import = bool(install) or isinstance(error, ImportError)
-        what = "fails to import" if is_import else "cannot be made"
-        fix = f"reinstall it: {install}" if install else "reinstall it"
-        if not is_import:
-            fix = "mend its __init__, which takes virtual_gpus=None, or choose another backend"
-        raise BackendNotInstalledError(
-            attempted, f"{value} {what}: {type(error).__name__}: {error}; {choices()}", fix
-        ) from error
+        what, fix = "cannot be made", "mend its __init__, which takes virtual_gpus=None"
+        if name in _INSTALL or isinstance(error, ImportError):
+            what, fix = "fails to import", f"reinstall it: {_INSTALL.get(name, name)}"
+        problem = f"{value} {what}: {type(error).__name__}: {error}"
+        raise _refusal(name, source, problem, fix) from error
     missing = [room for room in ("devices", "tensors") if not hasattr(framework, room)]
     if missing:
-        raise BackendNotInstalledError(
-            attempted,
-            f"{value} lacks the rooms {', '.join(missing)}; {choices()}",
-            f"make them in its __init__: self.{missing[0]} = ...",
-        )
+        problem = f"{value} lacks the rooms {', '.join(missing)}"
+        fix = f"make them in its __init__: self.{missing[0]} = ..."
+        raise _refusal(name, source, problem, fix)
     return framework
 
 

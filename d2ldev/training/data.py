@@ -66,8 +66,8 @@ class ArrayLoader:
                 "ArrayLoader(X, y, batch_size=32) with len(X) == len(y)",
             )
         self._batch_size = _whole("batch_size", batch_size, least=1)
-        self._shuffle = _truth("shuffle", shuffle)
-        self._drop_last = _truth("drop_last", drop_last)
+        self._shuffle = shuffle
+        self._drop_last = drop_last
         drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
         self._seed = drawn if seed is None else _whole("seed", seed, least=0)
         # How many epochs were begun: the one that is under way is counted, so that whoever goes on
@@ -169,14 +169,6 @@ def _column(array: Any, number: int) -> _Column:
 
 def _whole(name: str, value: Any, least: int) -> int:
     return whole_number("make batches", name, value, least=least, fix=f"{name}={least}")
-
-
-def _truth(name: str, value: Any) -> bool:
-    if not isinstance(value, (bool, np.bool_)):
-        raise UnsupportedValueError(
-            f"make batches with {name}={describe(value)}", "it is True or False", f"{name}=True"
-        )
-    return bool(value)
 
 
 # -- batches ----------------------------------------------------------------------------------

@@ -96,15 +96,12 @@ class DeviceLog:
                     "it is a number that is not negative",
                     "log.add(len(y), loss=loss)",
                 )
-            device = self._device
-            entries = []
+            framework, device, entries = self._backend.framework, self._device, []
             for name, x in scalars.items():
-                is_tensor = self._backend.framework.kinds[type(x)] is TENSOR
+                is_tensor = framework.kinds[type(x)] is TENSOR
                 if is_tensor:
                     device = self._checked(name, x, device)
-                value = (
-                    self._backend.framework.tensors.detached(x) if is_tensor else _number(name, x)
-                )
+                value = framework.tensors.detached(x) if is_tensor else _number(name, x)
                 entries.append(_Entry(name, float(weight), value, is_tensor))
             self._device = device
             self._pending += entries
@@ -160,10 +157,8 @@ class DeviceLog:
             is_wide = dtypes & _WIDE and "float64" in self._backend.dtype_names
             common = "float64" if is_wide else "float32"
             xs = [self._backend.asarray(x, dtype=common) for x in xs]
-        return [
-            float(value)
-            for value in self._backend.to_numpy(self._backend.framework.tensors.stack(xs))
-        ]
+        stacked = self._backend.framework.tensors.stack(xs)
+        return [float(value) for value in self._backend.to_numpy(stacked)]
 
     def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
         """Return the device of a tensor that can be logged."""

@@ -7,11 +7,9 @@ from contextlib import nullcontext
 from typing import Any
 
 from d2ldev.backend import Backend
-from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.losses import comparison, stateful
+from d2ldev.operations.steps import comparison, stateful
 
 Metric = str | Callable[[Any, Any], Any]
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
@@ -72,22 +70,15 @@ def check_names(names: Sequence[str]) -> None:
 def _where_predictions_are(
     backend: Backend, function: Callable[[Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
-    """Return a metric that is computed on the predictions' device.
+    """Return a metric that is computed where the first tensor of the predictions is.
 
     TensorFlow computes outside a ``tf.function`` on its default device, wherever the operands are.
     """
 
     def measure(prediction: Any, y: Any) -> Any:
-        device = _device_in(backend, prediction)
+        flat = flatten(prediction, backend.framework.kinds, "measure a prediction")
+        device = next(map(backend.device_of, flat.tensors.values()), None)
         with nullcontext() if device is None else backend.on(device):
             return function(prediction, y)
 
     return measure
-
-
-def _device_in(backend: Backend, x: Any) -> Device | None:
-    """Return the device of the first tensor of a nesting; None if there is none."""
-    if backend.framework.kinds[type(x)] is TENSOR:
-        return backend.device_of(x)
-    tensors = flatten(x, backend.framework.kinds, "measure a prediction").tensors.values()
-    return next(map(backend.device_of, tensors), None)

@@ -100,12 +100,8 @@ def random_state() -> dict[str, Any]:
     """Return the state of ``random`` and of ``np.random``, as a nesting that ``save`` takes."""
     version, numbers, next_gauss = random.getstate()
     return {
-        "python": {
-            "version": version,
-            "numbers": np.asarray(numbers, "uint32").tobytes().hex(),
-            "next_gauss": next_gauss,
-        },
-        "numpy": _plain(np.random.get_state(legacy=False)),
+        "python": [version, np.asarray(numbers, "uint32"), next_gauss],
+        "numpy": np.random.get_state(legacy=False),
     }
 
 
@@ -116,13 +112,12 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
         CheckpointError: if that is not it, or ``np.random`` has another kind of generator now.
     """
     try:
-        python = saved["python"]
-        numbers = np.frombuffer(bytes.fromhex(python["numbers"]), "uint32")
-        python_state = (python["version"], tuple(map(int, numbers)), python["next_gauss"])
-        if not isinstance(python_state[2], (float, NoneType)):
-            raise TypeError(f"{describe(python_state[2])} was drawn")
+        version, numbers, next_gauss = saved["python"]
+        if not isinstance(next_gauss, (float, NoneType)):
+            raise TypeError(f"{describe(next_gauss)} was drawn")
+        python_state = version, tuple(map(int, numbers)), next_gauss
         random.Random().setstate(python_state)  # noqa: S311  # which refuses what is no state
-        numpy_state = _native(saved["numpy"])
+        numpy_state = saved["numpy"]
         _check_numpy(numpy_state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise CheckpointError(
@@ -152,23 +147,3 @@ def _check_numpy(state: Any) -> None:
     for key, holder, largest in positions:
         if not 0 <= holder.get(key, 0) <= largest:
             raise ValueError(f"{key} is {holder[key]}")
-
-
-def _plain(state: Any) -> Any:
-    """Return a state of NumPy's as text and numbers that every framework can save."""
-    if isinstance(state, dict):
-        return {key: _plain(value) for key, value in state.items()}
-    if isinstance(state, np.ndarray):
-        return {"dtype": state.dtype.name, "bytes": state.tobytes().hex()}
-    return {"integer": str(state)} if isinstance(state, int) else state
-
-
-def _native(state: Any) -> Any:
-    """Return the state of NumPy's that ``_plain`` made this of."""
-    if not isinstance(state, dict):
-        return state
-    if state.keys() == {"dtype", "bytes"}:
-        return np.frombuffer(bytes.fromhex(state["bytes"]), state["dtype"])
-    if state.keys() == {"integer"}:
-        return int(state["integer"])
-    return {key: _native(value) for key, value in state.items()}

@@ -15,14 +15,13 @@ from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, D2LDevError
 from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
-from d2ldev.files.load_into import prepared
-from d2ldev.files.paths import as_path
+from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
+from d2ldev.operations.arguments import as_path
 from d2ldev.training.order import Order
 
-_FORMAT = "d2ldev training state 4"
-_ANEW = "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew"
+_FORMAT = "d2ldev training state 5"
 
 
 class Run:
@@ -119,9 +118,7 @@ class Run:
         children = self._children(checkpoint)
         run = checkpoint.part(children["run"])
         if not _is_whole(run):
-            raise CheckpointError(
-                checkpoint.attempted, "the file holds no state of a training run", _ANEW
-            )
+            raise _foreign(checkpoint)
         self._check_settings(run["settings"])
         self._check_names(run["history"].keys())
         put = self._parts_put(checkpoint, children["parts"], first_inputs)
@@ -157,9 +154,7 @@ class Run:
                 "go on with that version, or begin another run in another file",
             )
         if children.keys() != {"format", "run", "parts"}:
-            raise CheckpointError(
-                checkpoint.attempted, "the file holds no state of a training run", _ANEW
-            )
+            raise _foreign(checkpoint)
         return children
 
     def _parts_put(
@@ -184,7 +179,7 @@ class Run:
             finally:
                 put_data_back()
         learner.sync()
-        put = prepared(self._framework, learner.parts, checkpoint, found)
+        put = Fitting(self._framework, checkpoint).prepared(learner.parts, found)
         return lambda: learner.replace(put())
 
     def _settings(self) -> dict[str, Any]:
@@ -219,6 +214,14 @@ class Run:
             )
 
 
+def _foreign(checkpoint: Checkpoint) -> CheckpointError:
+    return CheckpointError(
+        checkpoint.attempted,
+        "the file holds no state of a training run",
+        "name the file that fit(..., checkpoint=...) wrote, or another one to begin anew",
+    )
+
+
 def _is_whole(run: Any) -> bool:
     """Tell whether everything is there that ``save`` has written, of its types."""
     types = {"epoch": int, "history": dict, "settings": dict, "data": dict}
@@ -238,12 +241,10 @@ def _is_whole(run: Any) -> bool:
 
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:
-    values = {name: settings.get(name) for name in names}
-    words = [
-        f"{name} of the user's own" if value is None else f"{name}={value!r}"
-        for name, value in values.items()
-    ]
-    return ", ".join(words)
+    return ", ".join(
+        f"{name} of the user's own" if settings.get(name) is None else f"{name}={settings[name]!r}"
+        for name in names
+    )
 
 
 def _fix(saved: dict[str, Any], names: list[str]) -> str:

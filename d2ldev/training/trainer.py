@@ -5,8 +5,9 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from operator import length_hint
 from os import PathLike
 from typing import Any
 
@@ -22,7 +23,6 @@ from d2ldev.training.data import count_of, inputs_and_target
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.order import begin_epoch
-from d2ldev.training.progress import progress_bar
 from d2ldev.training.run import Run
 
 History = dict[str, list[float]]
@@ -182,7 +182,7 @@ class Trainer:
                 run.resume(self.device, lambda: self._first_inputs(learner, train_data))
             else:
                 run.save(self.device)
-            with progress_bar(self.progress, self.max_epochs, run.epoch) as show:
+            with _progress_bar(self.progress, self.max_epochs, run.epoch) as show:
                 for epoch in range(run.epoch, self.max_epochs):
                     begin_epoch(train_data, epoch)
                     found = self._epoch(learner, learner.step, train_data, functions)
@@ -191,7 +191,9 @@ class Trainer:
                         found |= {f"val_{name}": value for name, value in after.items()}
                     run.record(found)
                     show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
-                    self._tell(epoch, run.history)
+                    if self.callback is not None or self._overrides("on_epoch_end"):
+                        learner.sync()  # the user's model is as it is after the last step
+                        self.on_epoch_end(epoch, run.history)
                     run.save(self.device)
         finally:
             # The user's own object has what was learned, also where an error ends the run.
@@ -230,13 +232,6 @@ class Trainer:
             return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
         raise _no_batch()
 
-    def _tell(self, epoch: int, history: History) -> None:
-        """Call what watches the run, with the user's model as it is after the last step."""
-        is_watched = self.callback is not None or self._overrides("on_epoch_end")
-        if self._learner is not None and is_watched:
-            self._learner.sync()
-            self.on_epoch_end(epoch, history)
-
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """Return the batches on the device: ahead of their use, unless the user prepares them."""
         if self.gpus and not self._overrides("prepare_batch"):
@@ -248,21 +243,38 @@ class Trainer:
         return getattr(getattr(self, hook), "__func__", None) is not getattr(Trainer, hook)
 
 
+@contextmanager
+def _progress_bar(wanted: bool, epochs: int, done: int) -> Iterator[Callable[[int, str], None]]:
+    """Show a bar in the terminal; yield what is called with the epochs done and a few words."""
+    if not wanted:
+        yield lambda _done, _words: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    columns = (
+        TextColumn("epoch"),
+        MofNCompleteColumn(),
+        BarColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns) as progress:
+        task = progress.add_task("", total=epochs, completed=done, words="")
+        yield lambda done, words: progress.update(task, completed=done, words=words)
+
+
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
     there = backend.num_gpus()
     number = there if wanted == -1 else wanted
-    if number > there:
+    if number > min(there, 1):
+        problem = "a model is trained on one device"
+        if number > there:
+            too_late = asked_for_too_late(number - 1)
+            problem = f"{backend.name} has {gpus_in_words(there)} here{too_late}"
         raise DeviceUnavailableError(
             f"train on {gpus_in_words(number)}",
-            f"{backend.name} has {gpus_in_words(there)} here{asked_for_too_late(number - 1)}",
+            problem,
             f"Trainer(max_epochs, num_gpus={min(there, 1)})",
-            backend.devices(),
-        )
-    if number > 1:
-        raise DeviceUnavailableError(
-            f"train on {number} GPUs",
-            "a model is trained on one device",
-            "Trainer(max_epochs, num_gpus=1)",
             backend.devices(),
         )
     return [gpu(i) for i in range(number)]
@@ -294,14 +306,7 @@ def _check_data(data: Any, name: str, max_epochs: int) -> None:
             f"{describe(data)} is an iterator, which is used up after one epoch",
             f"{name}=list({name}), or a loader",
         )
-    if max_epochs and isinstance(data, Sized) and _is_empty(data):
+    if max_epochs and not length_hint(data, 1):  # 1 also for what has no length
         raise UnsupportedValueError(
             f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
         )
-
-
-def _is_empty(data: Sized) -> bool:
-    try:
-        return not len(data)
-    except TypeError:
-        return False  # a loader of what has no length

@@ -26,8 +26,7 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import placing
-from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
-from d2ldev.operations.signatures import input_names
+from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,

@@ -17,9 +17,8 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.losses import check_labels, check_loss, check_shapes, loss_among
 from d2ldev.operations.placing import place
-from d2ldev.operations.signatures import input_names
+from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,

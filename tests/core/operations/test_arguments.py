@@ -9,7 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
-from d2ldev.operations.arguments import as_shape, checked_mlp
+from d2ldev.operations.arguments import as_shape
 
 
 class Shy:
@@ -31,21 +31,21 @@ def test_a_text_or_a_number_with_a_point_is_no_shape(shape):
 @pytest.mark.parametrize(
     "sizes", [[], [3], [0, 1], [3, -1], [3.0, 1], "31", b"31", None, 5, [[3], 1]]
 )
-def test_sizes_that_make_no_layers_are_refused(sizes):
+def test_sizes_that_make_no_layers_are_refused(reference, sizes):
     with pytest.raises(UnsupportedValueError, match="make an MLP of sizes"):
-        checked_mlp(sizes, "relu", 0, {"relu"})
+        reference.mlp(sizes)
 
 
 @pytest.mark.parametrize("activation", ["relo", None, ["relu"], Shy()])
-def test_an_activation_that_is_none_is_refused_with_those_that_are(activation):
+def test_an_activation_that_is_none_is_refused_with_those_that_are(reference, activation):
     with pytest.raises(UnsupportedValueError, match="the activations are 'relu'"):
-        checked_mlp([3, 1], activation, 0, ["relu"])
+        reference.mlp([3, 1], activation=activation)
 
 
 @pytest.mark.parametrize("seed", [1.5, "1", None])
-def test_a_seed_that_is_no_integer_is_refused(seed):
+def test_a_seed_that_is_no_integer_is_refused(reference, seed):
     with pytest.raises(UnsupportedValueError, match="seed"):
-        checked_mlp([3, 1], "relu", seed, {"relu"})
+        reference.mlp([3, 1], seed=seed)
 
 
 @pytest.mark.parametrize(

@@ -283,36 +283,3 @@ def test_a_value_that_is_neither_yes_nor_no_is_an_error(monkeypatch):
     monkeypatch.setenv(settings.STRICT, "maybe")
     with pytest.raises(UnsupportedValueError, match="maybe"):
         settings.is_strict()
-
-
-TRANSLATED = (
-    "from d2ldev.framework.strict import translate_uncaught\n"
-    "from d2ldev.operations.mixing import mismatch\n"
-    "from d2ldev.device import CPU, gpu\n"
-    "def translation(error):\n"
-    "    words = [('x', CPU), ('y', gpu(0))]\n"
-    "    return mismatch('add', words) if 'two devices' in str(error) else None\n"
-    "translate_uncaught(translation)\n"
-)
-
-
-def test_an_error_that_ends_the_program_is_shown_translated():
-    done = run(TRANSLATED + "raise RuntimeError('two devices')")
-    assert done.returncode == 1
-    assert "RuntimeError: two devices" in done.stderr
-    assert "DeviceMismatchError: cannot run add" in done.stderr
-
-
-def test_an_error_that_ends_a_thread_is_shown_translated():
-    done = run(
-        TRANSLATED + "import threading\n"
-        "def work():\n    raise RuntimeError('two devices')\n"
-        "thread = threading.Thread(target=work); thread.start(); thread.join()"
-    )
-    assert "DeviceMismatchError: cannot run add" in done.stderr
-
-
-def test_another_error_that_ends_the_program_is_shown_as_it_is():
-    done = run(TRANSLATED + "raise RuntimeError('something else')")
-    assert "DeviceMismatchError" not in done.stderr
-    assert "RuntimeError: something else" in done.stderr

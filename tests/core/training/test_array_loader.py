@@ -226,8 +226,6 @@ def test_what_is_no_state_is_refused_and_changes_nothing(state):
         ([np.zeros(2)], {"batch_size": True}, "batch_size"),
         ([np.zeros(2)], {"seed": -1}, "seed"),
         ([np.zeros(2)], {"seed": 0.5}, "seed"),
-        ([np.zeros(2)], {"shuffle": 1}, "shuffle"),
-        ([np.zeros(2)], {"drop_last": None}, "drop_last"),
     ],
 )
 def test_what_cannot_be_used_is_refused(arrays, options, words):

@@ -7,7 +7,7 @@ import pytest
 
 from d2ldev import UnsupportedValueError, gpu
 from d2ldev.framework import Settings
-from d2ldev.operations.losses import loss_among
+from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import named_metrics
 from d2ldev.training.trainer import Trainer
 
