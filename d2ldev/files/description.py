@@ -32,7 +32,10 @@ from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 3
-"""Of the description; a reader refuses any other."""
+"""Of the description; a reader refuses a higher one.
+
+Since 2 it names the algorithm of the checksums; since 3 no classes.
+"""
 
 # The types of rows: without labels, and with them.
 SETS: dict[str, Any] = {"set": set, "frozenset": frozenset}
@@ -45,6 +48,8 @@ MODEL = "model"
 STATE = "state"
 """An optimizer: what it has learned, in a dict."""
 _LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
+# What older versions have written, which is loaded as a dict.
+_OLDER = frozenset({"dataclass", "defaultdict", "Counter"})
 
 # Python goes through a nesting recursively, to compare it or to show it.
 _MAX_DEPTH = 500
@@ -354,7 +359,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             _check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
             if kind not in _UNLABELLED:
-                _check(kind in _LABELLED, "a type that is known")
+                _check(kind in _LABELLED | _OLDER, "a type that is known")
                 _check(isinstance(row["labels"], list), "labels")
                 labels = [key(node) for node in row["labels"]]
                 _check(len(labels) == len(items), "as many labels as items")

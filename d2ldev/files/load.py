@@ -15,15 +15,13 @@ import numpy as np
 from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Stored, built, filled, flat, outlined
+from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
-    ALGORITHM,
     CHECKSUM,
-    PIECE,
     STRUCTURE,
     Header,
     HeaderError,
-    checksum_of,
     length_of,
     parse_json,
     read_header,
@@ -155,7 +153,7 @@ class Checkpoint:
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""
         entry, total = self._entries[stored.name], self._sums[stored.name]
-        checksum = checksum_of(stored.dtype, entry.shape)
+        checksum = checksum_of(stored.dtype, entry.shape, self._told["checksums"])
         dtype = numpy_dtype(stored.numbers)
         is_array = stored.kind == "array"
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
@@ -234,6 +232,7 @@ def _description(header: Header) -> dict[str, Any]:
     if text is None:
         return {
             "backend": None,
+            "checksums": OLDEST,
             "root": {"at": 0},
             "containers": [
                 {
@@ -249,15 +248,19 @@ def _description(header: Header) -> dict[str, Any]:
     told = parse_json(text)
     if not isinstance(told, dict) or type(told.get("version")) is not int:
         raise HeaderError("its description cannot be read: it lacks a version")
-    if told["version"] != VERSION:
-        age = "a newer" if told["version"] > VERSION else "an older"
+    if told["version"] > VERSION:
         raise HeaderError(
             f"its description is of version {told['version']}, and this d2ldev reads "
-            f"{VERSION}: {age} one wrote it"
+            f"{VERSION}: a newer one wrote it"
+        )
+    algorithm = told.setdefault("checksums", OLDEST)
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise HeaderError(
+            f"its checksums are {str(algorithm)[:40]!r}, and this d2ldev computes "
+            f"{', '.join(ALGORITHMS)}: a newer one wrote it"
         )
     if (
         set(told) != {"version", "backend", "root", "containers", "checksums", "tensors"}
-        or told["checksums"] != ALGORITHM
         or not isinstance(told["backend"], str)
         or not isinstance(told["tensors"], list)
         or not isinstance(told["containers"], list)

@@ -14,16 +14,13 @@ import numpy as np
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
+from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
-    ALGORITHM,
     CHECKSUM,
-    DIGITS,
-    PIECE,
     STRUCTURE,
     Entry,
     HeaderError,
-    checksum_of,
     make_header,
 )
 from d2ldev.framework import Framework
@@ -95,7 +92,7 @@ def _header(
         "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
-        "checksums": ALGORITHM,
+        "checksums": NEWEST,
         "tensors": [
             [tensor.name, tensor.dtype, total]
             for tensor, total in zip(description.saved, sums, strict=True)

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
-
-import xxhash
 
 from d2ldev.files.format.dtypes import NAMES, numpy_dtype
 
@@ -25,15 +23,6 @@ CHECKSUM = "d2ldev.checksum"
 
 It is CRC-32 in every version, so that a reader can tell a newer file from a damaged one.
 """
-ALGORITHM = "xxh3_64"
-"""That of the tensors' checksums: XXH3, which takes less time than copying the bytes does.
-
-Other threads run meanwhile. Source: https://github.com/Cyan4973/xxHash.
-"""
-DIGITS = 2 * xxhash.xxh3_64().digest_size
-"""How many characters a tensor's checksum has."""
-PIECE = 1 << 20
-"""How many bytes to read or write at once; the checksum then finds them in the cache."""
 # The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
 
@@ -62,11 +51,6 @@ class Header(NamedTuple):
 
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
-
-
-def checksum_of(dtype: str, shape: Sequence[int]) -> xxhash.xxh3_64:
-    """Start the checksum of a tensor: of its true dtype, its shape in the file, and its bytes."""
-    return xxhash.xxh3_64(f"{dtype}{list(shape)}".encode())
 
 
 def make_header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
