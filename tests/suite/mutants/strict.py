@@ -57,6 +57,12 @@ class HasNoNameForTheOperation(Mutant, caught_by="strict.names-the-operation"):
             return DeviceMismatchError("run something", error.problem, error.fix, error.devices)
 
 
+class NamesEveryOperation(Mutant, caught_by="strict.names-the-operation"):
+    class Backend(Rewording):
+        def reworded(self, error):
+            return DeviceMismatchError("run add, mm or dot", error.problem, error.fix, error.devices)
+
+
 class NamesNoDevices(Mutant, caught_by="strict.names-the-devices"):
     class Backend(Rewording):
         def reworded(self, error):
