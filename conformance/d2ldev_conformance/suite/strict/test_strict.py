@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 import re
 
 import numpy as np
@@ -62,6 +63,16 @@ def test_the_error_can_be_caught_inside_the_block(backend, elsewhere, operation)
         with pytest.raises(DeviceMismatchError):
             operation(x, y)
         assert backend.device_of(operation(x, x)) is backend.device_of(x)
+
+
+@requirement("strict.refused-in-place", section=SECTION)
+@pytest.mark.parametrize("name", ["iadd", "isub", "imul"])
+def test_an_operation_in_place_that_is_refused_changes_nothing(backend, elsewhere, name):
+    x, y = elsewhere
+    before = backend.to_numpy(x)
+    with pytest.raises(DeviceMismatchError), backend.strict():
+        getattr(operator, name)(x, y)
+    assert_same(backend.to_numpy(x), before)
 
 
 @requirement("strict.names-the-operation", section=SECTION)

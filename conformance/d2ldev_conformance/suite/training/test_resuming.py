@@ -110,9 +110,14 @@ def test_a_network_with_dropout_ends_where_it_does_in_an_unbroken_run(backend, r
 def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(backend, runs_of, freezable):
     build, freeze = freezables(backend)[freezable]
 
-    def callback(epoch, net):
-        freeze(net, epoch < EPOCHS // 2)
+    def frozen(device):
+        net = build(device)
+        freeze(net, True)
+        return net
 
-    (unbroken, expected), (resumed, history) = runs_of(build, callback)
+    def callback(epoch, net):
+        freeze(net, epoch % 2 == 1)
+
+    (unbroken, expected), (resumed, history) = runs_of(frozen, callback)
     assert history == expected
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))

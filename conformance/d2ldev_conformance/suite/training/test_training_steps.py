@@ -188,7 +188,7 @@ def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
     found = [learner.evaluate((x,), y) for _ in range(2)]
     (loss, prediction), (same_loss, _) = ([backend.to_numpy(each) for each in two] for two in found)
     assert loss == same_loss
-    part = learner.evaluate((x[:4],), y[:4])[1]
+    part = learner.evaluate((x[:4, :],), y[:4])[1]
     # Devices add in other orders for other numbers of rows.
     np.testing.assert_allclose(backend.to_numpy(part), prediction[:4], rtol=1e-4, atol=1e-6)
     learner.sync()
