@@ -107,17 +107,21 @@ def test_a_network_with_dropout_ends_where_it_does_in_an_unbroken_run(backend, r
 
 
 @requirement("fit.resumes-what-is-frozen", section=SECTION)
-def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(backend, runs_of, freezable):
+@pytest.mark.parametrize("begins_frozen", [False, True], ids=["frozen later", "thawed later"])
+def test_what_a_callback_has_frozen_or_thawed_stays_so_in_a_resumed_run(
+    backend, runs_of, freezable, begins_frozen
+):
+    """From the first epoch to the third, in a run that is broken off after the second."""
     build, freeze = freezables(backend)[freezable]
 
-    def frozen(device):
+    def begun(device):
         net = build(device)
-        freeze(net, True)
+        freeze(net, begins_frozen)
         return net
 
     def callback(epoch, net):
-        freeze(net, epoch % 2 == 1)
+        freeze(net, begins_frozen if epoch >= EPOCHS // 2 else not begins_frozen)
 
-    (unbroken, expected), (resumed, history) = runs_of(frozen, callback)
+    (unbroken, expected), (resumed, history) = runs_of(begun, callback)
     assert history == expected
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
