@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -28,22 +29,85 @@ class Everything(nnx.Module):
         self.same = nnx.data([self.kept["masks"][0], self.weight])
 
 
+class Network(nnx.Module):
+    """Dense layers with batch normalization and dropout between them."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0, dropout=1)
+        self.hidden = nnx.Linear(4, 8, rngs=rngs)
+        self.norm = nnx.BatchNorm(8, rngs=rngs)
+        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.outer = nnx.Linear(8, 2, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map four features to two classes."""
+        return self.outer(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
+
+
+class Masked(nnx.Module):
+    """A dense layer of whose outputs some are masked."""
+
+    def __init__(self) -> None:
+        self.dense = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
+
+    def __call__(self, x: jax.Array, mask: Any = None, scale: float = 1) -> jax.Array:
+        """Map both to ``(n, 3)``."""
+        return self.dense(x) * mask * scale
+
+
+class MaskedLinen(linen.Module):
+    """The same in linen."""
+
+    @linen.compact
+    def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
+        """Map both to ``(n, 3)``."""
+        return linen.Dense(3)(x) * mask
+
+
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
+    return {
+        "module": partial(_made_there, backend, Everything),
+        "module and optimizer": partial(_made_there, backend, _trained_module),
+        "linen train state": partial(_made_there, backend, _train_state),
+        "random keys": partial(_made_there, backend, _random_keys),
+    }
 
-    def made_there(make: Callable[[], Any]) -> Callable[[Device], Any]:
-        def made(device: Device) -> Any:
-            with backend.on(device):
-                return make()
 
-        return made
+def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a network with batch normalization and dropout."""
+    return {"module": lambda device: backend.place(Network(), device)}
+
+
+def freezables(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of a network, and what freezes and thaws its statistics."""
+
+    def freeze(net: Network, is_frozen: bool) -> None:
+        net.norm.set_attributes(use_running_average=is_frozen)
+
+    return {"statistics": (lambda device: backend.place(Network(), device), freeze)}
+
+
+def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of modules that are called with ``x`` and ``mask``, by name."""
+
+    def wrapped() -> Any:
+        x = jnp.ones((1, 3))
+        return nnx.bridge.ToNNX(MaskedLinen(), rngs=nnx.Rngs(0)).lazy_init(x, x)
 
     return {
-        "module": made_there(Everything),
-        "module and optimizer": made_there(_trained_module),
-        "linen train state": made_there(_train_state),
-        "random keys": made_there(lambda: (jax.random.key(0), jax.random.split(jax.random.key(1)))),
+        "module": lambda device: backend.place(Masked(), device),
+        "wrapped linen": lambda device: backend.place(wrapped(), device),
     }
+
+
+def _made_there(backend: Any, make: Callable[[], Any], device: Device) -> Any:
+    with backend.on(device):
+        return make()
+
+
+def _random_keys() -> Any:
+    return jax.random.key(0), jax.random.split(jax.random.key(1))
 
 
 def _trained_module() -> dict[str, Any]:

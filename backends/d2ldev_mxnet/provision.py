@@ -87,3 +87,84 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "scratch parameters": scratch,
         **{title: partial(trained, *how) for title, how in _OPTIMIZERS.items()},
     }
+
+
+class WithNumPyArrays(mx.gluon.Block):  # type: ignore[misc]
+    """A block that is called with arrays of NumPy's kind, whatever the user has set."""
+
+    def __call__(self, *args: Tensor) -> Tensor:
+        """Call ``forward``."""
+        with NumPySemantics():
+            return super().__call__(*args)
+
+
+class Network(WithNumPyArrays, mx.gluon.nn.HybridSequential):  # type: ignore[misc]
+    """Layers, one after the other."""
+
+
+class Masked(WithNumPyArrays):
+    """A dense layer of whose outputs some are masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = mx.gluon.nn.Dense(3, in_units=3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1) -> Tensor:
+        """Map both to ``(n, 3)``."""
+        return self.dense(x) * mask * scale
+
+
+class MaskedHybrid(WithNumPyArrays, mx.gluon.HybridBlock):  # type: ignore[misc]
+    """The same with a parameter of its own, which Gluon gives to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = self.params.get("weight", shape=(3, 3))
+
+    def hybrid_forward(self, F: Any, x: Tensor, mask: Tensor, *, weight: Tensor) -> Tensor:  # noqa: N803
+        """Map both to ``(n, 3)``."""
+        return F.np.dot(x, weight) * mask
+
+
+def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of networks with batch normalization and dropout, by name."""
+    return {
+        "block": partial(_network, backend, is_deferred=False),
+        "deferred block": partial(_network, backend, is_deferred=True),
+    }
+
+
+def freezables(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of a network, and what freezes and thaws its first layer."""
+
+    def freeze(net: Network, is_frozen: bool) -> None:
+        net[0].collect_params().setattr("grad_req", "null" if is_frozen else "write")
+
+    return {"parameters": (partial(_network, backend, is_deferred=False), freeze)}
+
+
+def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of blocks that are called with ``x`` and ``mask``, by name."""
+
+    def made(cls: type, device: Device) -> Any:
+        with NumPySemantics():
+            block = cls()
+            block.initialize(ctx=backend.native(device))
+        return block
+
+    return {"block": partial(made, Masked), "hybrid block": partial(made, MaskedHybrid)}
+
+
+def _network(backend: Any, device: Device, *, is_deferred: bool) -> Network:
+    nn = mx.gluon.nn
+    first, last = (
+        (nn.Dense(8), nn.Dense(2))
+        if is_deferred
+        else (nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
+    )
+    with NumPySemantics():
+        net = Network()
+        net.add(first, nn.BatchNorm(in_channels=0 if is_deferred else 8))
+        net.add(nn.Activation("tanh"), nn.Dropout(0.3), last)
+        net.initialize(mx.init.Xavier(), ctx=backend.native(device))
+    return net

@@ -84,3 +84,102 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "scratch parameters": scratch,
         **{name: partial(trained, *made) for name, made in _OPTIMIZERS.items()},
     }
+
+
+def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of networks with batch normalization and dropout, by name."""
+    import keras
+
+    class Subclass(keras.Model):
+        """It makes its variables with the first batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.parts = _layers()
+
+        def call(self, x: Tensor, training: bool = False) -> Tensor:
+            hidden, norm, dropout, outer = self.parts
+            return outer(dropout(norm(hidden(x), training=training), training=training))
+
+    return {
+        "built layers": partial(_network, backend),
+        "layers": lambda device: backend.place(keras.Sequential(_layers()), device),
+        "subclass": lambda device: backend.place(Subclass(), device),
+    }
+
+
+def freezables(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of a network, and what freezes and thaws a part of it, by name."""
+
+    def freezing(number: int) -> Callable[[Any, bool], None]:
+        def freeze(net: Any, is_frozen: bool) -> None:
+            net.layers[number].trainable = not is_frozen
+
+        return freeze
+
+    build = partial(_network, backend)
+    return {"parameters": (build, freezing(0)), "statistics": (build, freezing(1))}
+
+
+def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of models that are called with ``x`` and ``mask``, by name."""
+    import keras
+
+    class Called(keras.Model):
+        """It makes its variables with the first batch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(3, kernel_initializer=_drawn(0))
+
+        def call(self, x: Tensor, mask: Tensor, training: bool = False) -> Tensor:
+            return self.dense(x) * mask
+
+    return {
+        "layers": lambda device: backend.place(Called(), device),
+        "module": lambda device: backend.place(Masked(), device),
+    }
+
+
+def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a model of sequences; Keras gives that of an MLP no third dimension."""
+    import keras
+
+    def dense(device: Device) -> Any:
+        layer = keras.layers.Dense(3, kernel_initializer=_drawn(0))
+        return backend.place(keras.Sequential([keras.Input((None, 2)), layer]), device)
+
+    return {"layers": dense}
+
+
+class Masked(tf.Module):
+    """A product some of whose numbers are masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.reshape(tf.range(9.0), (3, 3)))
+
+    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Map both to ``(n, 3)``."""
+        return x @ self.weight * mask
+
+
+def _network(backend: Any, device: Device) -> Any:
+    import keras
+
+    return backend.place(keras.Sequential([keras.Input((4,)), *_layers()]), device)
+
+
+def _layers() -> list[Any]:
+    from keras import layers
+
+    hidden = layers.Dense(8, kernel_initializer=_drawn(0))
+    outer = layers.Dense(2, kernel_initializer=_drawn(1))
+    return [hidden, layers.BatchNormalization(), layers.Dropout(0.3, seed=1), outer]
+
+
+def _drawn(seed: int) -> Any:
+    """Return what draws a kernel without the random state of Keras."""
+    import keras
+
+    return keras.initializers.GlorotUniform(seed=seed)

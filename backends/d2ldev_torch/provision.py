@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
@@ -47,6 +48,55 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         ],
         **{name: partial(trained, make) for name, make in _OPTIMIZERS.items()},
     }
+
+
+def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of networks with batch normalization and dropout, by name."""
+    return {"module": partial(_network, backend), "lazy module": partial(_lazy_network, backend)}
+
+
+def freezables(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of a network, and what freezes and thaws a part of it, by name."""
+    build = partial(_network, backend)
+    return {
+        "parameters": (build, lambda net, is_frozen: net[0].requires_grad_(not is_frozen)),
+        "statistics": (build, lambda net, is_frozen: net[1].train(not is_frozen)),
+    }
+
+
+def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that is called with ``x`` and ``mask``."""
+    return {"module": lambda device: backend.place(Masked(), device)}
+
+
+def _network(backend: Any, device: Device) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        return backend.place(_layers(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)), device)
+
+
+def _lazy_network(backend: Any, device: Device) -> Any:
+    with warnings.catch_warnings():
+        # Older versions of torch say so at every lazy layer.
+        warnings.filterwarnings("ignore", "Lazy modules are a new feature")
+        return backend.place(_layers(torch.nn.LazyLinear(8), torch.nn.LazyLinear(2)), device)
+
+
+def _layers(first: torch.nn.Module, last: torch.nn.Module) -> torch.nn.Module:
+    norm, dropout = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3)
+    return torch.nn.Sequential(first, norm, torch.nn.ReLU(), dropout, last)
+
+
+class Masked(torch.nn.Module):
+    """A linear layer of whose outputs some are masked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        with torch.random.fork_rng(devices=[]):
+            self.linear = torch.nn.Linear(3, 3)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1) -> Tensor:
+        """Map both to ``(n, 3)``."""
+        return self.linear(x) * mask * scale
 
 
 class Everything(torch.nn.Module):

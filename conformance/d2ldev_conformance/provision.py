@@ -14,6 +14,7 @@ from typing import Any
 from d2ldev import Backend, Device
 
 Builders = Mapping[str, Callable[[Device], Any]]
+Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], Any]]]
 
 
 def samples(backend: Backend) -> Builders:
@@ -21,15 +22,56 @@ def samples(backend: Backend) -> Builders:
 
     Each is made on the device that is given: those of ``provision.samples(backend)``, and an MLP.
     """
-    found: dict[str, Callable[[Device], Any]] = {
-        "mlp": lambda device: backend.mlp([3, 4, 1], device=device)
+    return {
+        "mlp": lambda device: backend.mlp([3, 4, 1], device=device),
+        **_provided(backend, "samples"),
     }
+
+
+def networks(backend: Backend) -> Builders:
+    """Return builders of networks with batch normalization and dropout, by name.
+
+    They map four features to two classes; also one whose shapes come with its first batch, where
+    the framework has such.
+    """
+    return _provided(backend, "networks")
+
+
+def freezables(backend: Backend) -> Freezables:
+    """Return what a user freezes during a run, by name: a builder of a network, and a function.
+
+    The function is given a network as ``networks`` has them. It freezes one of its parts if it is
+    given True as well, and thaws it if that is False.
+    """
+    return _provided(backend, "freezables")
+
+
+def masked_models(backend: Backend) -> Builders:
+    """Return builders of models that are called with ``x`` and ``mask``, by name.
+
+    Both, and what the model returns, are of shape ``(n, 3)``, and it matters which is which.
+    """
+    return _provided(backend, "masked_models")
+
+
+def models_of_sequences(backend: Backend) -> Builders:
+    """Return builders of models that map ``(n, steps, 2)`` to ``(n, steps, 3)``, by name.
+
+    That is an MLP, for a framework whose module does not say otherwise.
+    """
+    return _provided(backend, "models_of_sequences") or {
+        "mlp": lambda device: backend.mlp([2, 3], device=device)
+    }
+
+
+def _provided(backend: Backend, what: str) -> Mapping[str, Any]:
+    """Return what the module ``provision`` of the backend's package has; empty if it has none."""
     for cls in type(backend.framework).__mro__:
         name = f"{cls.__module__.partition('.')[0]}.provision"
         if _exists(name):
-            found.update(importlib.import_module(name).samples(backend))
-            break
-    return found
+            provide = getattr(importlib.import_module(name), what, None)
+            return {} if provide is None else provide(backend)
+    return {}
 
 
 def _exists(name: str) -> bool:

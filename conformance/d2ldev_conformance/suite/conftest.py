@@ -11,7 +11,13 @@ import d2ldev
 from d2ldev import Backend, Device
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test
-from d2ldev_conformance.provision import samples
+from d2ldev_conformance.provision import (
+    freezables,
+    masked_models,
+    models_of_sequences,
+    networks,
+    samples,
+)
 
 PLACES = (
     pytest.param("cpu", id="cpu"),
@@ -27,16 +33,30 @@ ROUTES = (
 )
 
 
+# By the name of the argument of a test, which is given the names of what there is.
+PROVIDED = {
+    "sample": samples,
+    "network": networks,
+    "freezable": freezables,
+    "masked_model": masked_models,
+    "model_of_sequences": models_of_sequences,
+}
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Give each test the places, routes, dtypes and samples of the backend."""
+    """Give each test the places, routes, dtypes, and what the backend provides for the suite."""
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", backend_under_test(metafunc.config).dtype_names)
     if "place" in metafunc.fixturenames:
         metafunc.parametrize("place", PLACES, indirect=True)
     if "route" in metafunc.fixturenames:
         metafunc.parametrize("route", ROUTES, indirect=True)
-    if "sample" in metafunc.fixturenames:
-        metafunc.parametrize("sample", sorted(samples(backend_under_test(metafunc.config))))
+    for argument, provide in PROVIDED.items():
+        if argument in metafunc.fixturenames:
+            backend = backend_under_test(metafunc.config)
+            reason = f"{backend.name} provides no {provide.__name__} for the suite"
+            nothing = pytest.param(None, id="none", marks=pytest.mark.skip(reason=reason))
+            metafunc.parametrize(argument, sorted(provide(backend)) or [nothing])
 
 
 @pytest.fixture(scope="session")

@@ -8,17 +8,15 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
-from processes import run_python
 from saved_files import bits
 
 from d2ldev import CheckpointError
 from d2ldev.files.layouts import layouts_of_model
 
 
-@pytest.mark.parametrize("wide", [False, True], ids=["narrow", "x64"])
 @pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
-def test_every_dtype_comes_back_bit_for_bit(backend, path, configure, shape, wide):
-    configure("jax_enable_x64", wide)
+def test_every_dtype_comes_back_also_where_jax_has_wide_ones(backend, path, configure, shape):
+    configure("jax_enable_x64", True)
     size = int(np.prod(shape))
     saved = {}
     for name in backend.dtype_names:
@@ -97,19 +95,6 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
         bits(backend, x) for x in values[1].values()
     ]
     assert resumed["net"].same is resumed["net"].head.kernel
-
-
-def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path):
-    backend.save(backend.arange(4, dtype="bfloat16", device="gpu:1"), path)
-    code = f"""
-import d2ldev
-backend = d2ldev.get_backend("jax")
-x = backend.load({str(path)!r})
-show([backend.num_gpus(), str(backend.device_of(x)), str(x.dtype), x.tolist()])
-"""
-    without = {"D2LDEV_VIRTUAL_GPUS": "0", "JAX_PLATFORMS": "cpu"}
-    shown = run_python(code, hide=(), environment=without)
-    assert shown == [[0, "cpu", "bfloat16", [0, 1, 2, 3]]]
 
 
 def test_arrays_are_loaded_to_a_device_and_bound_to_it(backend, path):

@@ -31,22 +31,6 @@ def legacy(index, shape=(3, 3)):
     return nd.ones(shape, ctx=mx.cpu(index))
 
 
-NUMPY_PAIRS = (
-    *("add", "append", "arctan2", "copysign", "divide", "dot"),
-    *("equal", "greater", "greater_equal", "hypot", "inner"),
-    *("ldexp", "less", "less_equal", "matmul", "maximum", "minimum", "mod"),
-    *("multiply", "not_equal", "outer", "power", "remainder", "subtract", "take", "tensordot"),
-    *("true_divide", "vdot"),
-)
-NUMPY_LISTS = (
-    *("column_stack", "concatenate", "dstack", "hstack", "row_stack", "stack", "vstack"),
-)
-OPERATORS = (
-    *("add", "sub", "mul", "truediv", "mod", "pow", "eq", "ne", "lt", "le", "gt", "ge", "iadd"),
-    *("isub", "imul", "itruediv", "imod"),
-)
-
-
 def mixed(backend, call, *operands):
     """The error of a call in a strict block; the same call outside of it is none."""
     call(*operands)
@@ -60,28 +44,18 @@ def refused(backend, call, *operands):
     return caught.value
 
 
-@pytest.mark.parametrize("name", NUMPY_PAIRS)
-def test_a_function_of_np_with_operands_on_two_gpus_is_refused(backend, name):
-    error = mixed(backend, getattr(np, name), array(1), array(2))
-    assert error.devices == ("gpu:0", "gpu:1")
-
-
-@pytest.mark.parametrize("name", NUMPY_LISTS)
-def test_a_function_of_np_with_a_list_on_two_gpus_is_refused(backend, name):
-    error = mixed(backend, getattr(np, name), [array(1), array(2)])
-    assert error.devices == ("gpu:0", "gpu:1")
-
-
-@pytest.mark.parametrize("name", OPERATORS)
-@pytest.mark.parametrize("make", [array, legacy])
-def test_an_operator_of_python_is_refused(backend, name, make):
-    error = mixed(backend, getattr(operator, name), make(1), make(2))
+@pytest.mark.parametrize("name", ["add", "truediv", "mod", "eq", "le", "iadd"])
+def test_an_operator_of_python_is_refused_with_legacy_arrays(backend, name):
+    error = mixed(backend, getattr(operator, name), legacy(1), legacy(2))
     assert error.devices == ("gpu:0", "gpu:1")
 
 
 @pytest.mark.parametrize(
     ("call", "operation"),
     [
+        (lambda x, y: np.take(x, y), "take"),
+        (lambda x, y: np.tensordot(x, y), "tensordot"),
+        (lambda x, y: np.stack([x, y]), "stack"),
         (lambda x, y: np.einsum("ij,jk->ik", x, y), "einsum"),
         (lambda x, y: np.where(x > 0, x, y), "where"),
         (lambda x, y: np.add(x, x, out=y), "add"),
@@ -137,13 +111,6 @@ def test_a_mask_from_elsewhere_is_refused(backend):
     x, mask = array(1), array(2) > 0
     assert "index on gpu:1" in str(refused(backend, lambda: x[mask]))
     assert "index on gpu:1" in str(refused(backend, lambda: operator.setitem(x, mask, 2)))
-
-
-def test_a_refused_operation_in_place_changes_nothing(backend):
-    x = array(1)
-    with backend.strict(), pytest.raises(DeviceMismatchError):
-        x += array(2)
-    assert (x.asnumpy() == 1).all()
 
 
 def test_every_operator_of_the_library_is_refused(backend):
@@ -211,17 +178,11 @@ def test_what_mxnet_leaves_to_numpy_is_copied_to_the_host_as_in_metrics(backend)
 # -- Gluon's blocks ---------------------------------------------------------------------------
 
 LAYERS = {
-    "Dense": (lambda: nn.Dense(2, in_units=3), (2, 3)),
     "deferred Dense": (lambda: nn.Dense(2), (2, 3)),
     "Conv2D": (lambda: nn.Conv2D(2, 3, in_channels=1), (1, 1, 5, 5)),
     "BatchNorm": (lambda: nn.BatchNorm(in_channels=3), (2, 3)),
-    "LayerNorm": (lambda: nn.LayerNorm(in_channels=3), (2, 3)),
     "Embedding": (lambda: nn.Embedding(4, 2), (2, 3)),
-    "PReLU": (nn.PReLU, (2, 3)),
     "LSTM": (lambda: rnn.LSTM(2, input_size=3), (4, 2, 3)),
-    "GRU": (lambda: rnn.GRU(2, input_size=3), (4, 2, 3)),
-    "Sequential": (lambda: sequential(nn.Sequential()), (2, 3)),
-    "HybridSequential": (lambda: sequential(nn.HybridSequential()), (2, 3)),
 }
 
 
@@ -414,9 +375,10 @@ def test_an_update_with_a_gradient_from_elsewhere_is_refused(backend, name):
     assert set(caught.value.devices) == {"gpu:0", "gpu:1"}
 
 
-@pytest.mark.parametrize("contexts", [[mx.cpu(2)], [mx.cpu(1), mx.cpu(2)]], ids=str)
 @pytest.mark.parametrize("store", ["local", "device", None])
-def test_training_on_one_device_or_on_several_works(contexts, store, backend):
+def test_training_on_several_devices_works(store, backend):
+    contexts = [mx.cpu(1), mx.cpu(2)]
+
     def train():
         net = nn.Dense(1, in_units=3)
         net.initialize(mx.init.One(), ctx=contexts)
@@ -433,23 +395,6 @@ def test_training_on_one_device_or_on_several_works(contexts, store, backend):
     plain = train()
     with backend.strict():
         assert train() == plain
-
-
-@pytest.mark.parametrize(
-    "loss",
-    [
-        mx.gluon.loss.L1Loss(),
-        mx.gluon.loss.L2Loss(),
-        mx.gluon.loss.SigmoidBinaryCrossEntropyLoss(),
-        mx.gluon.loss.SoftmaxCrossEntropyLoss(sparse_label=False),
-        mx.gluon.loss.HuberLoss(),
-    ],
-    ids=lambda loss: type(loss).__name__,
-)
-def test_a_loss_refuses_labels_from_elsewhere(backend, loss):
-    with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
-        loss(array(1), array(2))
-    assert set(caught.value.devices) == {"gpu:0", "gpu:1"}
 
 
 # -- what is in place ---------------------------------------------------------------------------

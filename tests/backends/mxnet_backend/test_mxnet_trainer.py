@@ -61,7 +61,6 @@ def in_another_order(net):
 
 
 OPTIMIZERS = {
-    **{name: lambda net, name=name: name for name in ("sgd", "momentum", "adam", "adagrad")},
     "nadam": lambda net: mx.optimizer.Nadam(),
     "rmsprop": lambda net: mx.optimizer.RMSProp(centered=True),
     "lamb": lambda net: mx.optimizer.LAMB(),
@@ -95,27 +94,6 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     history, resumed = run(EPOCHS, "run", hybridized=True, resume=True)
     assert history == expected
     np.testing.assert_equal(values(resumed), values(model))
-
-
-def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(backend, set_np, tmp_path):
-    """As from the first epoch on, and thawed after the third."""
-
-    def run(epochs, path, **options):
-        net = classifier()
-
-        def freeze(epoch, history):
-            net[0].collect_params().setattr("grad_req", "write" if epoch == 2 else "null")
-
-        trainer = Trainer(epochs, 1, backend=backend, callback=freeze)
-        trainer.fit(
-            net, BATCHES, loss="cross_entropy", optimizer="adam", checkpoint=path, **options
-        )
-        return values(net)
-
-    expected = run(4, tmp_path / "unbroken")
-    run(2, tmp_path / "run")
-    found = run(4, tmp_path / "run", resume=True)
-    np.testing.assert_equal(found, expected)
 
 
 def test_a_run_that_keeps_its_state_is_repeated_by_its_seed(backend, set_np, tmp_path):
@@ -382,17 +360,6 @@ def initialized(model):
 def loss_of(net, *inputs):
     prediction = net(*map(mx.np.array, inputs)).asnumpy()
     return pytest.approx([np.mean((prediction - TARGET) ** 2)], rel=1e-5)
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1])
-@pytest.mark.parametrize("batch", ORDERS, ids=lambda batch: "".join(batch))
-@pytest.mark.parametrize("model", [Masked, Hybrid])
-def test_a_dict_gives_inputs_by_name(backend, set_np, model, batch, num_gpus):
-    net = initialized(model)
-    expected = loss_of(net, INPUT, MASK)
-    history = Trainer(1, num_gpus, backend=backend).fit(net, [batch], [batch], lr=0.0)
-    assert history["loss"] == expected
-    assert history["val_loss"] == expected
 
 
 def test_a_hybridized_block_has_the_same_names(backend, set_np):

@@ -4,35 +4,11 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from saved_files import bits
 
 from d2ldev import CheckpointError
 
 layers = keras.layers
-
-
-@pytest.fixture
-def path(tmp_path):
-    return tmp_path / "saved.safetensors"
-
-
-def bits(backend, x):
-    array = backend.to_numpy(x)
-    return array.dtype.name, array.shape, array.tobytes()
-
-
-@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)], ids=str)
-def test_every_dtype_comes_back_bit_for_bit(backend, path, shape):
-    size = int(np.prod(shape))
-    saved = {}
-    for name in backend.dtype_names:
-        dtype = np.dtype(tf.as_dtype(name).as_numpy_dtype)
-        data = np.arange(size * dtype.itemsize) % (2 if name == "bool" else 256)
-        saved[name] = tf.constant(data.astype("uint8").view(dtype).reshape(shape))
-    backend.save(saved, path)
-    loaded = backend.load(path)
-    assert [(x.dtype, bits(backend, x)) for x in loaded.values()] == [
-        (x.dtype, bits(backend, x)) for x in saved.values()
-    ]
 
 
 def made(seed):
@@ -167,24 +143,6 @@ def test_variables_stay_who_they_are_and_what_was_traced_computes_with_the_new_v
     backend.save({"w": tf.constant([3.0, 4.0])}, path)
     assert backend.load_into({"w": weight}, path)["w"] is weight
     assert traced().numpy().tolist() == [3, 4]
-
-
-def test_a_file_from_a_virtual_gpu_is_read_in_a_process_without_one(backend, path, run):
-    x = backend.arange(4, dtype="bfloat16", device="gpu:1")
-    backend.save(x, path)
-    program = f"""
-backend = d2ldev.get_backend("tensorflow")
-x = backend.load({str(path)!r})
-show([backend.num_gpus(), str(backend.device_of(x)), x.dtype.name, x.numpy().tolist()])
-"""
-    assert run(program, D2LDEV_VIRTUAL_GPUS="0") == [[0, "cpu", "bfloat16", [0, 1, 2, 3]]]
-
-
-@pytest.mark.parametrize("dtype", ["int32", "float32", "bool", "bfloat16"])
-def test_tensors_are_loaded_to_a_device(backend, path, dtype):
-    backend.save(backend.ones(2, dtype=dtype), path)
-    loaded = backend.load(path, device="gpu:1")
-    assert str(backend.device_of(loaded)) == "gpu:1"
 
 
 def sequential(shape, *parts):

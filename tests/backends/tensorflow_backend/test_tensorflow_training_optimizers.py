@@ -367,28 +367,6 @@ def test_an_optimizer_that_was_built_for_some_trains_no_others(backend, batch):
     assert changed(net, before) == [False] * 2 + [True] * 6
 
 
-def test_a_run_that_has_thawed_goes_on_in_another_learner(backend, path):
-    """What a callback thaws and freezes is in the checkpoint, and so are all slots."""
-    x, y = np.random.default_rng(0).random((6, 3), "float32"), np.array([0, 1, 0, 1, 1, 0])
-
-    def trained(epochs, **options):
-        net = network(backend, [0, 1])
-
-        def callback(epoch, _history):
-            freeze(net, [[0], [], [2]][epoch % 3])
-
-        trainer = Trainer(epochs, backend=backend, callback=callback)
-        options |= {"loss": "cross_entropy", "optimizer": "adam"}
-        return trainer.fit(net, [(x, y)], **options), values(net)
-
-    expected = trained(7)
-    trained(4, checkpoint=path)
-    resumed = trained(7, checkpoint=path, resume=True)
-    assert resumed[0] == expected[0]
-    for v, other in zip(resumed[1], expected[1], strict=True):
-        np.testing.assert_array_equal(v, other)
-
-
 @pytest.mark.parametrize("modes", [None, [True], ["yes"] * 12, {}], ids=repr)
 def test_modes_of_another_model_are_refused(backend, modes):
     learner = learner_of(backend, network(backend), "sgd")

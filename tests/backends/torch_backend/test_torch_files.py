@@ -67,22 +67,6 @@ def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):
     assert bits(loaded["1.running_mean"]) == bits(net[1].running_mean)
 
 
-def test_gradients_are_not_saved(torch_backend, path):
-    net = torch_backend.mlp([2, 1])
-    net(torch.ones(1, 2)).sum().backward()
-    torch_backend.save(net, path)
-    assert list(torch_backend.load(path)) == ["0.weight", "0.bias"]
-
-
-@pytest.mark.parametrize("index", [0, 1])
-def test_a_file_from_a_virtual_gpu_is_read_where_there_is_none(virtual, torch_backend, path, index):
-    x = virtual.arange(4, dtype="bfloat16", device=f"gpu:{index}")
-    virtual.save({"x": x}, path)
-    loaded = torch_backend.load(path)["x"]
-    assert loaded.device.type == "cpu"
-    assert bits(loaded) == bits(x)
-
-
 # -- layers ----------------------------------------------------------------------------------------
 
 

@@ -13,8 +13,6 @@ from torch.utils.data import DataLoader, TensorDataset
 from d2ldev import CheckpointError, OutOfDeviceMemoryError, gpu
 from d2ldev.training.trainer import Trainer
 
-# Older versions of torch say so at every lazy layer.
-pytestmark = pytest.mark.filterwarnings("ignore:Lazy modules are a new feature")
 EPOCHS = 3
 
 # -- runs ------------------------------------------------------------------------------------------
@@ -68,82 +66,7 @@ def test_a_data_loader_gives_the_hand_written_loop(virtual, dataset, num_gpus, w
     assert set(virtual.placement(model).values()) == {device}
 
 
-def test_evaluation_is_of_the_model_as_it_is_used(virtual, dataset):
-    loader = DataLoader(dataset, len(dataset))
-    history, model = fit(virtual, 1, loader, val_data=loader, metrics=["accuracy"])
-    x, y = (x.to("vgpu:0") for x in dataset.tensors)
-    with torch.no_grad():
-        prediction = model.eval()(x)
-    assert history["val_loss"][-1] == nn.functional.cross_entropy(prediction, y).item()
-    accuracy = (prediction.argmax(1) == y).float().mean().item()
-    np.testing.assert_allclose(history["val_accuracy"][-1], accuracy, rtol=1e-6)
-
-
 # -- resumed runs ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1])
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
-def test_a_resumed_run_ends_where_an_unbroken_one_does(virtual, dataset, num_gpus, optimizer, path):
-    """With the order of the batches and the dropout that it would have had."""
-    loader = DataLoader(dataset, 16, shuffle=True)
-    expected, unbroken = fit(virtual, num_gpus, loader, optimizer=optimizer)
-    fit(virtual, num_gpus, loader, epochs=1, optimizer=optimizer, checkpoint=path)
-    torch.manual_seed(99)
-    history, resumed = fit(
-        virtual, num_gpus, loader, optimizer=optimizer, checkpoint=path, resume=True
-    )
-    assert history == expected
-    values = unbroken.state_dict()
-    assert all(torch.equal(x, values[name]) for name, x in resumed.state_dict().items())
-
-
-def test_what_a_callback_has_frozen_stays_frozen_in_a_resumed_run(virtual, dataset, tmp_path):
-    """As from the first epoch on, and thawed after the third."""
-
-    def run(epochs, path, **options):
-        net = classifier()
-
-        def freeze(epoch, history):
-            net[0].requires_grad_(epoch == 2)
-
-        trainer = Trainer(epochs, 1, backend=virtual, callback=freeze)
-        trainer.fit(
-            net, batches, loss="cross_entropy", optimizer="adam", checkpoint=path, **options
-        )
-        return {name: x.cpu() for name, x in net.state_dict().items()}
-
-    batches = list(DataLoader(dataset, 16))
-    expected = run(4, tmp_path / "unbroken")
-    run(2, tmp_path / "run")
-    found = run(4, tmp_path / "run", resume=True)
-    assert all(torch.equal(x, expected[name]) for name, x in found.items())
-
-
-@pytest.mark.parametrize("training", [True, False])
-def test_what_a_callback_has_put_into_evaluation_mode_stays_in_it_in_a_resumed_run(
-    virtual, dataset, training, tmp_path
-):
-    """From the second epoch to the fourth, in a run that is killed in between."""
-
-    def run(epochs, path, **options):
-        net = classifier().train(training)
-
-        def freeze(epoch, history):
-            net.train()
-            net[1].train(not 1 <= epoch < 4)
-
-        trainer = Trainer(epochs, 1, backend=virtual, callback=freeze)
-        trainer.fit(net, batches, batches, loss="cross_entropy", checkpoint=path, **options)
-        return {name: x.cpu() for name, x in net.state_dict().items()}
-
-    batches = list(DataLoader(dataset, 16))
-    torch.manual_seed(0)
-    expected = run(6, tmp_path / "unbroken")
-    run(3, tmp_path / "run")
-    found = run(6, tmp_path / "run", resume=True)
-    assert all(torch.equal(x, expected[name]) for name, x in found.items())
-    assert found["1.num_batches_tracked"] == 3 * len(batches)
 
 
 OWN = {
@@ -167,23 +90,6 @@ def test_a_run_with_an_optimizer_of_the_users_own_is_resumed(
     expected = run(EPOCHS)
     run(2, checkpoint=path)
     assert run(EPOCHS, checkpoint=path, resume=True) == expected
-
-
-@pytest.mark.parametrize("done", [0, 2])
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_a_lazy_model_is_given_its_shapes_when_a_run_is_resumed(
-    virtual, dataset, done, optimizer, path
-):
-    loader = DataLoader(dataset, 16)
-
-    def run(epochs, seed, **options):
-        torch.manual_seed(seed)
-        net = nn.Sequential(nn.LazyLinear(8), nn.ReLU(), nn.Dropout(0.3), nn.LazyLinear(2))
-        return fit(virtual, 1, loader, net, epochs, optimizer=optimizer, **options)[0]
-
-    expected = run(EPOCHS, 0)
-    run(done, 0, checkpoint=path)
-    assert run(EPOCHS, 9, checkpoint=path, resume=True) == expected
 
 
 def test_a_schedule_whose_state_the_user_has_kept_goes_on(virtual, dataset, path):

@@ -3,7 +3,6 @@
 import array_api_strict as xp
 import numpy as np
 import pytest
-from sequences import assert_the_loss_is_the_mean_over_all_labels
 
 from d2ldev import UnsupportedValueError, cpu, gpu
 
@@ -91,8 +90,3 @@ def test_there_is_nothing_to_wait_for(reference, device):
 @pytest.mark.parametrize("device", DEVICES)
 def test_it_cannot_say_how_much_memory_there_is(reference, device):
     assert reference.memory(device) == (None, None, None)
-
-
-def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(reference):
-    net = reference.mlp([2, 3])
-    assert_the_loss_is_the_mean_over_all_labels(reference, net)

@@ -26,6 +26,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Device
 from d2ldev.backend import Backend
 from d2ldev.framework import Strictness
+from mutants.provision import NetworkLearner
 
 MUTANTS: list[type[Mutant]] = []
 
@@ -48,6 +49,8 @@ class Mutant(ReferenceFramework):
     caught_by: ClassVar[str]
     """The requirement that has to fail."""
     asked_virtual_gpus: ClassVar[int] = 2
+    is_frozen = False
+    """Whether the first layer of a network is not trained."""
 
     Backend = Backend
     Devices = ReferenceDevices
@@ -55,7 +58,7 @@ class Mutant(ReferenceFramework):
     Models = ReferenceModels
     Files = ReferenceFiles
     Training = ReferenceTraining
-    Learner = d2ldev_reference.training.ReferenceLearner
+    Learner = NetworkLearner
     Strict = ReferenceStrict
     Strictness = Strictness
 

@@ -11,6 +11,7 @@ from d2ldev import Backend, CheckpointError
 from d2ldev.device import CPU
 from d2ldev.framework.files import turned
 from mutants import Mutant
+from mutants.provision import NetworkLearner
 
 
 class LoadsNarrow(Mutant, caught_by="io.keeps-every-dtype"):
@@ -65,6 +66,23 @@ class LoadsToWhereItWas(Mutant, caught_by="io.from-any-device-to-the-cpu"):
 
         def load(self, path, *, device="cpu"):
             return super().load(path, device=self.was)
+
+
+class ReadsNothingWithoutAGpu(Mutant, caught_by="io.from-a-gpu-without-one"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            return super().load(path, device=device) if self.num_gpus() else {}
+
+
+class SavesGradients(Mutant, caught_by="io.gradients-are-not-saved"):
+    class Learner(NetworkLearner):
+        def sync(self):
+            self.framework.trained = self.parts["model"]
+
+    class Backend(Backend):
+        def save(self, obj, path):
+            is_trained = obj is getattr(self.framework, "trained", None)
+            super().save([obj, self.ones(3)] if is_trained else obj, path)
 
 
 class EmptiesTheFileFirst(Mutant, caught_by="io.a-failing-save-keeps-the-file"):

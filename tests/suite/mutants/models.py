@@ -122,6 +122,16 @@ class MakesConstantModels(Mutant, caught_by="mlp.not-constant"):
             return dataclasses.replace(net, layers=layers)
 
 
+class BeginsWithLargeWeights(Mutant, caught_by="mlp.initial-values"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+            layers = [
+                {"weight": layer["weight"] * 2.0, "bias": layer["bias"]} for layer in net.layers
+            ]
+            return dataclasses.replace(net, layers=layers)
+
+
 class EndsWithAnActivation(Mutant, caught_by="mlp.last-layer-is-affine"):
     class Backend(Backend):
         def mlp(self, sizes, *, activation="relu", device=None, seed=0):

@@ -32,6 +32,19 @@ class IsNotStrict(Mutant, caught_by="strict.mixing-raises"):
     Strict = Lenient
 
 
+class ChangesWhatItRefuses(Mutant, caught_by="strict.refused-in-place"):
+    class Strict(ReferenceStrict):
+        def refuse_mixing(self, in_force):
+            def changing(add, x, y):
+                try:
+                    return add(x, y)
+                except DeviceMismatchError:
+                    x[...] = 0.0
+                    raise
+
+            return _replacing("__iadd__", changing, super().refuse_mixing(in_force))
+
+
 class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
     class Strict(Lenient):
         def mismatch_in(self, error):
@@ -55,6 +68,14 @@ class HasNoNameForTheOperation(Mutant, caught_by="strict.names-the-operation"):
     class Backend(Rewording):
         def reworded(self, error):
             return DeviceMismatchError("run something", error.problem, error.fix, error.devices)
+
+
+class NamesEveryOperation(Mutant, caught_by="strict.names-the-operation"):
+    class Backend(Rewording):
+        def reworded(self, error):
+            return DeviceMismatchError(
+                "run add, mm or dot", error.problem, error.fix, error.devices
+            )
 
 
 class NamesNoDevices(Mutant, caught_by="strict.names-the-devices"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 from contextlib import suppress
 
@@ -13,6 +14,7 @@ from d2ldev import Backend
 from d2ldev.device import CPU
 from d2ldev.training import run
 from mutants import Mutant, ReferenceTraining
+from mutants.provision import Network, NetworkLearner
 
 ReferenceLearner = d2ldev_reference.training.ReferenceLearner
 
@@ -59,6 +61,61 @@ class ComputesOtherBits(Mutant, caught_by="train.same-bits"):
             return super().step((x * factor,), y)
 
 
+class TakesColumnsForRows(Mutant, caught_by="train.refuses-other-shapes"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            return super().step(inputs, _column(y))
+
+        def evaluate(self, inputs, y):
+            return super().evaluate(inputs, _column(y))
+
+
+class TakesAnyLoss(Mutant, caught_by="train.refuses-losses-that-are-no-scalar"):
+    class Training(ReferenceTraining):
+        def learner(self, model, settings):
+            loss = "mse" if callable(settings.loss) else settings.loss
+            return super().learner(model, settings._replace(loss=loss))
+
+
+class SkipsStepsWithoutANumber(Mutant, caught_by="train.passes-on-what-is-no-number"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            before = self.parts
+            loss, prediction = super().step(inputs, y)
+            if xp.isnan(loss):
+                self.replace(before)
+            return loss, prediction
+
+
+class ClipsByTheNormAlone(Mutant, caught_by="train.clips-as-torch-does"):
+    class Learner(NetworkLearner):
+        def _clipped(self, gradients):
+            largest = self.settings.gradient_clip_val
+            squares = [float(xp.sum(g * g)) for layer in gradients for g in layer.values()]
+            factor = min(1.0, largest / sum(squares) ** 0.5) if largest and any(squares) else 1.0
+            return [{name: g * factor for name, g in layer.items()} for layer in gradients]
+
+
+class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
+    class Learner(NetworkLearner):
+        def evaluate(self, inputs, y):
+            is_network = isinstance(self.parts["model"], Network)
+            return super().evaluate(self.dropped(inputs) if is_network else inputs, y)
+
+
+class TrainsWhatIsFrozen(Mutant, caught_by="train.leaves-what-is-frozen"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            is_frozen, self.framework.is_frozen = self.framework.is_frozen, False
+            result = super().step(inputs, y)
+            self.framework.is_frozen = is_frozen
+            return result
+
+
+def _column(y):
+    return xp.expand_dims(y, axis=1) if y.ndim == 1 and y.dtype == xp.float32 else y
+
+
 # -- runs -----------------------------------------------------------------------------------------
 
 
@@ -74,6 +131,11 @@ class CountsTheFirstClassOnly(Mutant, caught_by="fit.classifies"):
     class Training(ReferenceTraining):
         def accuracy(self, prediction, y):
             return super().accuracy(prediction, y * 0)
+
+
+class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
+    class Learner(NetworkLearner):
+        input_names = ()
 
 
 class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
@@ -140,6 +202,22 @@ class RestoresTheModelOnly(Mutant, caught_by="fit.resumes"):
     class Learner(ReferenceLearner):
         def replace(self, parts):
             super().replace({**parts, "optimizer": self.parts["optimizer"]})
+
+
+class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):
+    class Learner(NetworkLearner):
+        seeds = itertools.count()
+
+        def dropped(self, inputs):
+            (x,) = inputs
+            seed = next(self.seeds)
+            return (x * self.framework.backend.rand(x.shape, seed=seed, device=x.device),)
+
+
+class ForgetsWhatIsFrozen(Mutant, caught_by="fit.resumes-what-is-frozen"):
+    class Learner(NetworkLearner):
+        def checked_modes(self, modes):
+            return lambda: None
 
 
 class ForgetsTheOptimizerElsewhere(Mutant, caught_by="fit.resumes-elsewhere"):
@@ -254,6 +332,21 @@ class FlattensLabels(Mutant, caught_by="labels.cross-entropy-refuses"):
     class Learner(OfOtherLabels):
         def spoilt(self, y):
             return xp.reshape(y, (-1,))
+
+
+class SumsOverSequences(Mutant, caught_by="labels.cross-entropy-sequences"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            loss, prediction = super().step(inputs, y)
+            return loss * _steps(y), prediction
+
+        def evaluate(self, inputs, y):
+            loss, prediction = super().evaluate(inputs, y)
+            return loss * _steps(y), prediction
+
+
+def _steps(y):
+    return 1.0 * y.shape[1] if y.ndim > 1 and y.dtype == xp.int32 else 1.0
 
 
 class ClipsLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):

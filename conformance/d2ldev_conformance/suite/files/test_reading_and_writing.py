@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
-from d2ldev.operations.placing import named_tensors
+from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, numbers
+from d2ldev_conformance.suite.data import assert_same, numbers, saved_values
 
 SECTION = "6.6"
 
@@ -19,14 +23,6 @@ SECTION = "6.6"
 def path(tmp_path):
     """Where nothing is yet, in a folder of its own."""
     return tmp_path / "saved.safetensors"
-
-
-def _saved_values(backend, obj):
-    """The values of all that is saved of an object, by name."""
-    return {
-        name: backend.to_numpy(x)
-        for name, x in named_tensors(backend.framework, obj, "compare", is_saved=True)
-    }
 
 
 def _flipped(array):
@@ -65,9 +61,9 @@ def test_what_was_one_tensor_in_two_places_is_one_again(backend, path):
 
 
 @requirement("io.loads-to-the-device", section=SECTION)
-def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place):
-    data = numbers("float32")
-    backend.save([backend.asarray(data), None], path)
+def test_tensors_are_loaded_to_the_device_that_is_given(backend, path, place, dtype):
+    data = numbers(dtype)
+    backend.save([backend.asarray(data, dtype=dtype), None], path)
     loaded = backend.load(path, device=place)[0]
     assert backend.device_of(loaded) is place
     assert_same(backend.to_numpy(loaded), data)
@@ -104,6 +100,44 @@ def test_what_was_saved_anywhere_is_loaded_to_the_cpu(backend, path, place):
     loaded = backend.load(path)["x"]
     assert backend.device_of(loaded) is backend.cpu()
     assert_same(backend.to_numpy(loaded), backend.to_numpy(x))
+
+
+PROGRAM = """
+import sys
+import d2ldev
+import numpy as np
+
+name, path = sys.argv[1:]
+backend = d2ldev.get_backend(name)
+x = backend.load(path)["x"]
+print(backend.num_gpus(), backend.device_of(x), backend.to_numpy(x).tolist())
+"""
+
+
+@requirement("io.from-a-gpu-without-one", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_what_was_saved_on_a_gpu_is_loaded_by_a_process_that_has_none(backend, path):
+    backend.save({"x": backend.arange(4, device="gpu:0")}, path)
+    without = {VIRTUAL_GPUS: "0", "CUDA_VISIBLE_DEVICES": "", "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(  # noqa: S603
+        [sys.executable, "-c", PROGRAM, backend.name, path],
+        env=os.environ | without,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "0 cpu [0, 1, 2, 3]\n"
+
+
+@requirement("io.gradients-are-not-saved", section=SECTION)
+def test_a_model_that_was_trained_is_saved_without_its_gradients(backend, path, place):
+    learner = backend.learner(backend.mlp([2, 1], device=place))
+    learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
+    learner.sync()
+    backend.save(learner.parts["model"], path)
+    saved = [backend.to_numpy(x) for x in backend.load(path).values()]
+    assert sorted(value.size for value in saved) == [1, 2]
 
 
 @requirement("io.a-failing-save-keeps-the-file", section=SECTION)
@@ -163,14 +197,14 @@ def test_a_file_that_is_not_there_is_a_checkpoint_error(backend, path):
 @requirement("io.load-into-brings-every-value", section=SECTION)
 def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch):
     obj = samples(backend)[sample](backend.cpu())
-    saved = {name: _flipped(value) for name, value in _saved_values(backend, obj).items()}
+    saved = {name: _flipped(value) for name, value in saved_values(backend, obj).items()}
     borrow = backend.framework.files.borrow
     # Other numbers than the builder gives to the next object.
     with monkeypatch.context() as patch:
         patch.setattr(backend.framework.files, "borrow", lambda x: _flipped(borrow(x)))
         backend.save(obj, path)
     loaded = backend.load_into(samples(backend)[sample](place), path)
-    values = _saved_values(backend, loaded)
+    values = saved_values(backend, loaded)
     assert list(values) == list(saved)
     for name, value in saved.items():
         assert_same(values[name], value)
@@ -189,10 +223,10 @@ def test_load_into_leaves_everything_on_its_device(backend, path, place, sample)
 def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes):
     backend.save(backend.mlp([3, 4, 1], seed=1), path)
     net = backend.mlp(sizes, seed=2)
-    before = _saved_values(backend, net)
+    before = saved_values(backend, net)
     with pytest.raises(CheckpointError):
         backend.load_into(net, path)
-    after = _saved_values(backend, net)
+    after = saved_values(backend, net)
     assert list(after) == list(before)
     for name, value in before.items():
         assert_same(after[name], value)

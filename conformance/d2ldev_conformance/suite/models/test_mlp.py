@@ -31,6 +31,22 @@ def test_an_mlp_has_a_weight_and_a_bias_for_each_layer(backend):
     assert [sorted(shape) for shape in weights] in ([[2, 4], [3, 4]], [[3, 4], [2, 4]])
 
 
+@requirement("mlp.initial-values", section=SECTION)
+@pytest.mark.parametrize("sizes", [[16, 400], [400, 16]], ids=str)
+def test_weights_are_uniform_below_one_by_the_root_of_the_inputs_and_biases_zero(
+    backend, place, sizes
+):
+    values = values_of(backend, backend.mlp(sizes, device=place)).values()
+    # Gradients that are made with the parameters are zero.
+    (weight,) = (value for value in values if value.ndim == 2 and value.any())
+    bound = sizes[0] ** -0.5
+    assert 0.99 * bound < np.abs(weight).max() <= bound
+    np.testing.assert_allclose(
+        [weight.mean(), weight.std()], [0, bound / 3**0.5], atol=0.03 * bound
+    )
+    assert not any(value.any() for value in values if value.ndim == 1)
+
+
 @requirement("mlp.on-the-device", section=SECTION)
 def test_an_mlp_is_made_where_it_is_wanted(backend, place, monkeypatch):
     monkeypatch.setattr(backend.framework.tensors, "copy", None)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import D2LDevError, UnsupportedValueError
+from d2ldev_conformance.provision import models_of_sequences
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.3"
@@ -45,9 +46,8 @@ def _learner(backend, device, classes=3):
     return backend.learner(net, loss="cross_entropy")
 
 
-def _losses(backend, device, x, labels, classes, **options):
+def _losses(backend, device, learner, x, labels, **options):
     """The loss of an evaluation and of a step, and what NumPy computes from the prediction."""
-    learner = _learner(backend, device, classes)
     x, y = backend.asarray(x, device=device), backend.asarray(labels, device=device, **options)
     losses = []
     for method in (learner.evaluate, learner.step):
@@ -101,10 +101,21 @@ def test_accuracy_refuses_what_is_no_tensor_of_the_backend(backend):
 @requirement("labels.cross-entropy-of-every-width", section=SECTION)
 def test_cross_entropy_takes_labels_of_every_integer_dtype(backend, place, integers):
     x = _logits(4, 2)
-    for name in integers:
-        losses, expected = _losses(backend, place, x, [0, 5, 100, 127], MANY, dtype=name)
+    for name, labels in [
+        *((name, [0, 5, 100, 127]) for name in integers),
+        ("uint8", [0, 5, 128, MANY - 1]),
+    ]:
+        learner = _learner(backend, place, MANY)
+        losses, expected = _losses(backend, place, learner, x, labels, dtype=name)
         np.testing.assert_allclose(losses, expected, rtol=1e-5)
-    losses, expected = _losses(backend, place, x, [0, 5, 128, MANY - 1], MANY, dtype="uint8")
+
+
+@requirement("labels.cross-entropy-sequences", section=SECTION)
+def test_cross_entropy_is_the_mean_over_all_labels_of_sequences(backend, place, model_of_sequences):
+    net = models_of_sequences(backend)[model_of_sequences](place)
+    learner = backend.learner(net, loss="cross_entropy")
+    labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
+    losses, expected = _losses(backend, place, learner, _logits(4, 5, 2), labels)
     np.testing.assert_allclose(losses, expected, rtol=1e-5)
 
 

@@ -1,12 +1,15 @@
-"""D2L 6.7.3 with 6.6: a run that was kept on one device goes on on another."""
+"""D2L 6.7.3 with 6.6: a run goes on, on another device, and with all that it depends on."""
 
 from __future__ import annotations
+
+import shutil
 
 import numpy as np
 import pytest
 
 from d2ldev import ArrayLoader
 from d2ldev.training.trainer import Trainer
+from d2ldev_conformance.provision import freezables, networks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -67,3 +70,58 @@ def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
     values = values_of(backend, resumed.model)
     for name, value in values_of(backend, unbroken.model).items():
         np.testing.assert_allclose(values[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"])
+def runs_of(request, backend, tmp_path):
+    """Both runs of a network, one unbroken and one that was broken off and resumed.
+
+    They begin with the same state of all random numbers: what a run of no epochs has kept.
+    """
+    inputs = np.random.default_rng(0).standard_normal((14, 4)).astype("float32")
+    batches = [(x, (x.sum(1) > 0).astype("int32")) for x in np.split(inputs, [5, 10])]
+    paths = [tmp_path / name for name in ("begun", "unbroken", "broken")]
+
+    def run(build, epochs, path, callback):
+        trainer = Trainer(epochs, request.param, backend=backend)
+        trainer.callback = callback and (lambda epoch, _: callback(epoch, trainer.model))
+        options = {"loss": "cross_entropy", "optimizer": "adam", "checkpoint": path, "resume": True}
+        return trainer, trainer.fit(build(backend.cpu()), batches, batches, **options)
+
+    def made(build, callback=None):
+        begun, unbroken, broken = paths
+        run(build, 0, begun, callback)
+        for path in (unbroken, broken):
+            shutil.copy(begun, path)
+        run(build, EPOCHS // 2, broken, callback)
+        return [run(build, EPOCHS, path, callback) for path in (unbroken, broken)]
+
+    return made
+
+
+@requirement("fit.resumes-random-numbers", section=SECTION)
+def test_a_network_with_dropout_ends_where_it_does_in_an_unbroken_run(backend, runs_of, network):
+    (unbroken, expected), (resumed, history) = runs_of(networks(backend)[network])
+    assert history == expected
+    assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
+
+
+@requirement("fit.resumes-what-is-frozen", section=SECTION)
+@pytest.mark.parametrize("begins_frozen", [False, True], ids=["frozen later", "thawed later"])
+def test_what_a_callback_has_frozen_or_thawed_stays_so_in_a_resumed_run(
+    backend, runs_of, freezable, begins_frozen
+):
+    """From the first epoch to the third, in a run that is broken off after the second."""
+    build, freeze = freezables(backend)[freezable]
+
+    def begun(device):
+        net = build(device)
+        freeze(net, begins_frozen)
+        return net
+
+    def callback(epoch, net):
+        freeze(net, begins_frozen if epoch >= EPOCHS // 2 else not begins_frozen)
+
+    (unbroken, expected), (resumed, history) = runs_of(begun, callback)
+    assert history == expected
+    assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))

@@ -7,6 +7,7 @@ import pytest
 
 from d2ldev import DeviceUnavailableError
 from d2ldev.training.trainer import Trainer
+from d2ldev_conformance.provision import masked_models
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -192,9 +193,31 @@ def test_tensors_lists_and_dicts_give_the_same_as_numpy(backend, batches, num_gp
     assert _fit(backend, named, num_gpus)[1] == expected
 
 
+@requirement("fit.inputs-by-name", section=SECTION)
+@pytest.mark.parametrize("names", [("mask", "x", "y"), ("y", "x", "mask")], ids="-".join)
+def test_a_dict_gives_inputs_by_the_names_that_the_model_has(
+    backend, num_gpus, masked_model, names
+):
+    draw = np.random.default_rng(0)
+    arrays = {name: draw.random((8, 3), "float32") for name in ("x", "mask", "y")}
+    batch = {name: arrays[name] for name in names}
+    trainer = Trainer(1, num_gpus, backend=backend)
+    net = masked_models(backend)[masked_model](trainer.device)
+    # Without learning, so that the model predicts afterwards what it did before.
+    history = trainer.fit(net, [batch], [batch], lr=0.0)
+    inputs = [backend.asarray(arrays[name], device=trainer.device) for name in ("x", "mask")]
+    prediction = backend.to_numpy(trainer.model(*inputs))
+    expected = [np.mean((prediction - arrays["y"]) ** 2)]
+    np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
+    np.testing.assert_allclose(history["val_loss"], expected, rtol=1e-5)
+
+
 @requirement("fit.resumes", section=SECTION)
-def test_a_resumed_run_ends_where_an_unbroken_one_does(backend, batches, num_gpus, tmp_path):
-    options = {"optimizer": "adam", "lr": 0.1}
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+def test_a_resumed_run_ends_where_an_unbroken_one_does(
+    backend, batches, num_gpus, optimizer, tmp_path
+):
+    options = {"optimizer": optimizer, "lr": 0.1}
     unbroken = Trainer(4, num_gpus, backend=backend)
     expected = unbroken.fit(backend.mlp([2, 4, 1]), batches, **options)
     path = tmp_path / "run.safetensors"

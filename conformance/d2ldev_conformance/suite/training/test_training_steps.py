@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import DeviceMismatchError
+from d2ldev import DeviceMismatchError, UnsupportedValueError
+from d2ldev_conformance.provision import freezables, networks
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, values_of
+from d2ldev_conformance.suite.data import assert_same_values, saved_values, values_of
 
 SECTION = "6.7.3"
 STEPS = 4
@@ -110,3 +111,107 @@ def test_a_step_with_targets_from_elsewhere_raises(backend, route, data):
     x, y = backend.asarray(data[0], device=source), backend.asarray(data[1], device=target)
     with pytest.raises(DeviceMismatchError), backend.strict():
         learner.step((x,), y)
+
+
+# -- losses and gradients --------------------------------------------------------------------------
+
+
+@requirement("train.refuses-other-shapes", section=SECTION)
+@pytest.mark.parametrize("method", ["step", "evaluate"])
+def test_targets_that_would_be_broadcast_are_refused(backend, place, method):
+    learner = backend.learner(backend.mlp([2, 1], device=place))
+    x, y = backend.ones((4, 2), device=place), backend.ones(4, device=place)
+    with pytest.raises(UnsupportedValueError, match=r"\(4, 1\).*\(4,\)"):
+        getattr(learner, method)((x,), y)
+
+
+@requirement("train.refuses-losses-that-are-no-scalar", section=SECTION)
+@pytest.mark.parametrize("loss", [lambda p, y: (p - y) ** 2, lambda *_: 1.0], ids=["rows", "1.0"])
+def test_a_loss_that_is_no_scalar_is_refused_and_nothing_changes(backend, place, loss):
+    net = backend.mlp([2, 1], device=place)
+    before = values_of(backend, net)
+    x, y = backend.ones((4, 2), device=place), backend.ones((4, 1), device=place)
+    with pytest.raises(UnsupportedValueError, match="loss"):
+        backend.learner(net, loss=loss).step((x,), y)
+    after = values_of(backend, net)
+    assert all(np.array_equal(after[name], value) for name, value in before.items() if value.any())
+
+
+@requirement("train.passes-on-what-is-no-number", section=SECTION)
+@pytest.mark.parametrize("clip", [0.0, 1.0])
+def test_what_is_not_a_number_passes_through(backend, place, clip):
+    net = backend.mlp([2, 1], device=place)
+    learner = backend.learner(net, gradient_clip_val=clip)
+    x = backend.full((4, 2), float("nan"), device=place)
+    loss, _ = learner.step((x,), backend.zeros((4, 1), device=place))
+    assert np.isnan(backend.to_numpy(loss))
+    learner.sync()
+    prediction = learner.parts["model"](backend.zeros((1, 2), device=place))
+    assert np.isnan(backend.to_numpy(prediction)).all()
+
+
+# The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
+@requirement("train.clips-as-torch-does", section=SECTION)
+@pytest.mark.parametrize(
+    ("norm", "clip"), [(2.0, 4.0), (2.0, 0.5), (2e-6, 1e-6)], ids=["below", "above", "tiny"]
+)
+def test_gradients_are_divided_by_their_norm_plus_a_millionth(backend, place, norm, clip):
+    net = backend.mlp([2, 1], device=place)
+    learner = backend.learner(net, lr=1.0, gradient_clip_val=clip)
+    x = backend.zeros((4, 2), device=place)
+    learner.step((x,), backend.full((4, 1), norm / 2, device=place))
+    learner.sync()
+    bias = backend.to_numpy(learner.parts["model"](x))[0, 0]
+    np.testing.assert_allclose(bias, norm * min(1, clip / (norm + 1e-6)), rtol=1e-4)
+
+
+# -- networks that are not the same in training and in use -----------------------------------------
+
+
+@pytest.fixture
+def examples():
+    """Four features and the number of one of two classes."""
+    inputs = np.random.default_rng(0).standard_normal((16, 4)).astype("float32")
+    return inputs, (inputs.sum(1) > 0).astype("int32")
+
+
+@requirement("train.evaluates-the-model-in-use", section=SECTION)
+def test_evaluation_has_no_dropout_and_no_statistics_of_the_batch(
+    backend, place, examples, network
+):
+    learner = backend.learner(networks(backend)[network](place), loss="cross_entropy", lr=0.0)
+    x, y = (backend.asarray(array, device=place) for array in examples)
+    drawn = {float(backend.to_numpy(learner.step((x,), y)[0])) for _ in range(3)}
+    assert len(drawn) == 3
+    learner.sync()
+    before = values_of(backend, learner.parts["model"])
+    found = [learner.evaluate((x,), y) for _ in range(2)]
+    (loss, prediction), (same_loss, _) = ([backend.to_numpy(each) for each in two] for two in found)
+    assert loss == same_loss
+    part = learner.evaluate((x[:4, :],), y[:4])[1]
+    # Devices add in other orders for other numbers of rows.
+    np.testing.assert_allclose(backend.to_numpy(part), prediction[:4], rtol=1e-4, atol=1e-6)
+    learner.sync()
+    assert_same_values(backend, learner.parts["model"], before)
+
+
+@requirement("train.leaves-what-is-frozen", section=SECTION)
+def test_what_is_frozen_between_two_steps_stays_and_is_trained_when_it_is_thawed(
+    backend, place, examples, freezable
+):
+    build, freeze = freezables(backend)[freezable]
+    learner = backend.learner(build(place), loss="cross_entropy", optimizer="adam")
+    x, y = (backend.asarray(array, device=place) for array in examples)
+    changed = []
+    for is_frozen in (False, True, False):
+        learner.sync()
+        freeze(learner.parts["model"], is_frozen)
+        before = saved_values(backend, learner.parts["model"])
+        for _ in range(2):
+            learner.step((x,), y)
+        learner.sync()
+        after = saved_values(backend, learner.parts["model"])
+        changed.append({name for name in before if not np.array_equal(before[name], after[name])})
+    trained, while_frozen, thawed = changed
+    assert set() < while_frozen < trained
+    assert thawed == trained
