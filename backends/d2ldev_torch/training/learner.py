@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -46,6 +48,13 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+
+
+@lru_cache
+def _needs_closure(cls: type[torch.optim.Optimizer]) -> bool:
+    """Return whether a class of optimizers computes the loss several times in a step, as LBFGS."""
+    closure = inspect.signature(cls.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 class TorchLearner(Learner):
@@ -134,19 +143,16 @@ class TorchLearner(Learner):
             loss, prediction = self._losses(inputs, y)
             loss.backward()
             self._clip(optimizer)
-            results.append((loss.detach(), self._detached(prediction)))
+            if not results:
+                results.append((loss.detach(), self._detached(prediction)))
             return loss
 
-        if self._needs_closure():
+        if _needs_closure(type(optimizer)):
             optimizer.step(compute)
         else:
             compute()
             optimizer.step()
         return results[0]
-
-    def _needs_closure(self) -> bool:
-        # It computes the loss several times in a step.
-        return isinstance(self._optimizer, torch.optim.LBFGS)
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._evaluate()

@@ -308,6 +308,27 @@ def test_lbfgs_steps_as_by_hand(virtual, vgpu, largest):
     assert losses[-1] != losses[0]
 
 
+class Twice(torch.optim.SGD):
+    """An optimizer of somebody else's that cannot step without a closure."""
+
+    def step(self, closure):
+        """Step twice."""
+        for _ in range(2):
+            with torch.enable_grad():
+                loss = closure()
+            super().step()
+        return loss
+
+
+def test_an_optimizer_that_needs_a_closure_is_given_one(virtual):
+    (inputs, y), plain, twice = examples("cpu"), small(), small()
+    learner = virtual.learner(plain, optimizer=torch.optim.SGD(plain.parameters(), lr=0.1))
+    expected = [learner.step(inputs, y)[0] for _ in range(3)]
+    learner = virtual.learner(twice, optimizer=Twice(twice.parameters(), lr=0.1))
+    found = [learner.step(inputs, y)[0] for _ in range(2)]
+    torch.testing.assert_close(found, [expected[0], expected[2]])
+
+
 # -- inputs by name --------------------------------------------------------------------------------
 
 
