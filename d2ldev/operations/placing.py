@@ -13,6 +13,7 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from d2ldev.device import Device
@@ -43,8 +44,6 @@ class Inventory:
         self.framework = framework
         self._kinds = framework.kinds
         self._attempted = attempted
-        self._is_saved = is_saved
-        self._attached = framework.models.attached
         self._seen: set[int] = set()
         self.parts: list[tuple[str, Any, Put, Any]] = []
         """The parts that may have to be put back, each under its full name."""
@@ -59,6 +58,8 @@ class Inventory:
                 self._add(name, value, kind)
         except RecursionError:
             raise too_deep(attempted) from None
+        if not is_saved:
+            self._add_attached()
 
     def _refusal(self, name: str, value: object) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
@@ -71,32 +72,21 @@ class Inventory:
 
     def _add(self, name: str, value: Any, kind: Kind) -> None:
         if kind is TENSOR:
-            self._add_tensor(name, value)
+            self.entries.append((name, value))
         elif kind is OBJECT and id(value) not in self._seen:
             self._add_object(name, value)
-
-    def _add_tensor(self, name: str, value: Any) -> None:
-        self.entries.append((name, value))
-        if id(value) not in self._seen:
-            self._seen.add(id(value))
-            attached = () if self._is_saved else self._attached(value)
-            for part_name, inner, put, key in attached:
-                full_name = joined(name, part_name)
-                self.entries.append((full_name, inner))
-                if put is not None:
-                    self.parts.append((full_name, inner, put, key))
 
     def _add_object(self, name: str, value: Any) -> None:
         self._seen.add(id(value))
         self.objects.append(value)
         kinds, seen = self._kinds, self._seen
-        add_tensor, may_be_put_back = self._add_tensor, self.parts.append
+        add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
         for part_name, inner, put, key in self._parts_of(value, name):
             full_name = prefix + part_name
             kind = kinds[type(inner)]
             if kind is TENSOR:
-                add_tensor(full_name, inner)
+                add_entry((full_name, inner))
                 if put is not None:
                     may_be_put_back((full_name, inner, put, key))
             elif kind is OBJECT:
@@ -105,9 +95,23 @@ class Inventory:
             elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner) and put:
                 may_be_put_back((full_name, inner, put, key))
 
-    def _parts_of(self, value: Any, name: str) -> list[Part]:
+    def _add_attached(self) -> None:
+        """Add what is attached to the tensors that were found, each of them once."""
+        attached = self.framework.models.attached
+        seen: set[int] = set()
+        for name, x in tuple(self.entries):
+            if id(x) not in seen:
+                seen.add(id(x))
+                for part_name, inner, put, key in attached(x):
+                    full_name = joined(name, part_name)
+                    self.entries.append((full_name, inner))
+                    if put is not None:
+                        self.parts.append((full_name, inner, put, key))
+
+    def _parts_of(self, value: Any, name: str) -> Iterable[Part]:
         try:
-            return list(self.framework.models.parts(value))
+            # All of them, so that whatever goes wrong does so here.
+            return tuple(self.framework.models.parts(value))
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's

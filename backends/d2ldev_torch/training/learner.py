@@ -51,7 +51,7 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy"
 
 
 @lru_cache
-def _needs_closure(cls: type[torch.optim.Optimizer]) -> bool:
+def _needs_closure(cls: Any) -> bool:
     """Return whether a class of optimizers computes the loss several times in a step, as LBFGS."""
     closure = inspect.signature(cls.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
@@ -136,6 +136,7 @@ class TorchLearner(Learner):
             self.build(inputs)
         self._train()
         optimizer: Any = self._optimizer
+        cls: type = type(optimizer)
         results: list[tuple[Tensor, Any]] = []
 
         def compute() -> Tensor:
@@ -147,7 +148,7 @@ class TorchLearner(Learner):
                 results.append((loss.detach(), self._detached(prediction)))
             return loss
 
-        if _needs_closure(type(optimizer)):
+        if _needs_closure(cls):
             optimizer.step(compute)
         else:
             compute()

@@ -73,7 +73,7 @@ def test_they_are_placed_there_and_back(backend):
 def test_a_gradient_is_named_and_is_one_object_while_it_is_held(backend):
     parameters = scratch(backend)
     named = backend.named_tensors(parameters)
-    assert list(named) == ["0", "0.grad", "1", "1.grad"]
+    assert list(named) == ["0", "1", "0.grad", "1.grad"]
     assert all(backend.named_tensors(parameters)[name] is x for name, x in named.items())
 
 
