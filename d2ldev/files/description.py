@@ -66,7 +66,7 @@ class Saved(NamedTuple):
 
     Args:
         name: its name there, which no other has.
-        value: the tensor or the array; of a tensor without numbers, those that stand for it.
+        value: the tensor or the array.
         dtype: the name of its dtype.
         numbers: the name of the dtype of its numbers, the same but for random keys.
     """
@@ -180,9 +180,7 @@ class Description:
 
     def _tensor(self, kind: str, x: Any, dtype: str, path: str) -> dict[str, int]:
         numbers = self._framework.files.numbers_dtype(dtype)
-        if numbers is not None:
-            x = self._framework.tensors.to_numpy(x)
-        elif storage_of(dtype) is None:
+        if numbers is None and storage_of(dtype) is None:
             raise self._refusal(x, path, f"no file can hold its dtype, {dtype}")
         # A name in the file is Unicode, which half of a surrogate pair is not.
         name = path.encode("utf-8", "backslashreplace").decode() or "tensor"

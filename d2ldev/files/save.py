@@ -56,7 +56,7 @@ def _write(
     entries: dict[str, Entry] = {}
     position = 0
     for i in order:
-        entries[saved[i].name] = entry = _entry(saved[i], position)
+        entries[saved[i].name] = entry = _entry(framework, saved[i], position)
         position = entry.end
     sums = ["0" * DIGITS] * len(saved)
     os.lseek(descriptor, len(_header(framework, description, entries, sums)), os.SEEK_SET)
@@ -76,8 +76,10 @@ def _write(
     _write_all(descriptor, memoryview(_header(framework, description, entries, sums)))
 
 
-def _entry(saved: Saved, begin: int) -> Entry:
-    shape = tuple(int(size) for size in saved.value.shape)
+def _entry(framework: Framework, saved: Saved, begin: int) -> Entry:
+    has_numbers = saved.numbers == saved.dtype
+    shape = (saved.value if has_numbers else framework.tensors.to_numpy(saved.value)).shape
+    shape = tuple(int(size) for size in shape)
     storage = storage_of(saved.numbers)
     assert storage is not None
     size = math.prod(shape) * numpy_dtype(saved.numbers).itemsize
