@@ -107,6 +107,7 @@ def test_a_network_with_dropout_ends_where_it_does_in_an_unbroken_run(backend, r
 
 
 @requirement("fit.resumes-what-is-frozen", section=SECTION)
+@pytest.mark.parametrize("runs_of", [0], indirect=True, ids=["cpu"])
 @pytest.mark.parametrize("begins_frozen", [False, True], ids=["frozen later", "thawed later"])
 def test_what_a_callback_has_frozen_or_thawed_stays_so_in_a_resumed_run(
     backend, runs_of, freezable, begins_frozen
