@@ -34,7 +34,7 @@ _ROUNDS = 15
 
 
 def results(backend: d2ldev.Backend, folder: Path, count: int = 100) -> list[Result]:
-    """Every comparison, with ``count`` tensors of 1 MB."""
+    """Return every comparison, with ``count`` tensors of 1 MB."""
     generator = np.random.default_rng(0)
     arrays = {f"w{i}": generator.random((250, 1000), np.float32) for i in range(count)}
     tensors = {name: backend.asarray(array) for name, array in arrays.items()}

@@ -33,7 +33,7 @@ print([between - start, time.perf_counter() - between])
 
 
 def _nothing() -> None:
-    """What is waited for where nothing is queued."""
+    """Wait for nothing, where nothing is queued."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _result(
 def _interleaved(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[float, float]:
-    """The medians of both, measured in turn."""
+    """Return the medians of both, measured in turn."""
     ours(), theirs()  # the first time of each is not like the others
     samples: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
@@ -171,7 +171,7 @@ def _sampler(
     within: Callable[[], AbstractContextManager[Any]],
     finish: Callable[[], object],
 ) -> Callable[[], float]:
-    """A function that gives the seconds of one execution, from as many as make a sample."""
+    """Return a function that times one execution, as the mean of as many as make a sample."""
     timer = Timer(statement, globals=dict(names))
 
     def sample(number: int) -> float:
@@ -189,7 +189,7 @@ def _sampler(
 
 
 def _process(program: str) -> tuple[float, str]:
-    """The seconds that a program takes in an interpreter of its own, and what it printed."""
+    """Return the seconds that a program takes in an interpreter of its own, and its output."""
     command = [sys.executable, "-c", program]
     # With bytecode, as every installed package has it: else compiling ours is what is measured.
     # Without virtual GPUs, which a framework that was used before d2ldev could not make any more.

@@ -34,7 +34,7 @@ _EPOCHS = 81
 
 
 def results(name: str) -> list[Result]:
-    """Every comparison for one framework."""
+    """Return every comparison for one framework."""
     backend, framework = d2ldev.get_backend(name), FRAMEWORKS[name]()
     found = []
     for case, make_model, batches in _cases(backend, framework):
@@ -50,7 +50,7 @@ def results(name: str) -> list[Result]:
 def _cases(
     backend: d2ldev.Backend, framework: Framework
 ) -> list[tuple[str, Callable[[], Any], Batches]]:
-    """Two models of the book with the sizes of its batches: sections 5.2 and 7.6."""
+    """Return two models of the book with the sizes of its batches: sections 5.2 and 7.6."""
     images = (28, 28, 1) if framework.is_channels_last else (1, 28, 28)
 
     def mlp() -> Any:
@@ -78,7 +78,7 @@ def _batches(backend: d2ldev.Backend, number: int, size: int, shape: tuple[int, 
 
 
 def _hybridized(model: Any) -> Any:
-    """The model as its framework runs fastest, where that is the user's to say."""
+    """Return the model as its framework runs fastest, where the user has to ask for that."""
     if hasattr(model, "hybridize"):
         model.hybridize(static_alloc=True, static_shape=True)
     return model
@@ -90,7 +90,7 @@ def _epochs(
     batches: Batches,
     make_epoch: Callable[[Any], Epoch],
 ) -> tuple[list[float], list[float]]:
-    """The seconds of each epoch of ours, and of the one of theirs after it."""
+    """Return the seconds of each epoch of ours, and of the native one after it."""
     epoch_of_theirs = make_epoch(make_model())
     ours: list[float] = []
     theirs: list[float] = []

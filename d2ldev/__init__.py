@@ -87,9 +87,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``from d2ldev import torch as d2l``: any backend that is known, by its name.
+    """Return any known backend by its name: ``from d2ldev import torch as d2l``.
 
-    And what is imported when it is first asked for, such as ``Trainer``.
+    Or return a name that is imported when it is first asked for, such as ``Trainer``.
     """
     if name in _LAZY:
         import importlib

@@ -145,7 +145,7 @@ def _memory(memory: dict[str, int | None]) -> str:
 
 
 def _show_errors(console: Console, report: BackendReport) -> None:
-    """In full and under the table, where there is room for them."""
+    """Print the errors in full below the table, where there is room for them."""
     for device in report.devices or []:
         if device["error"] is not None:
             place = f"{report.name}, {device['device']}: "

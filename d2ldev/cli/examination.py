@@ -235,7 +235,7 @@ def installed_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that is not a backend's own."""
+    """Return the versions of everything that does not belong to one backend."""
     return {
         "d2ldev": __version__,
         "python": platform.python_version(),

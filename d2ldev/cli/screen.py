@@ -40,7 +40,7 @@ def complain(message: str) -> None:
 
 
 def exit_status(error: Exception) -> int:
-    """2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
+    """Return 2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
     return 2 if isinstance(error, (UnknownBackendError, InvalidDeviceError)) else 1
 
 

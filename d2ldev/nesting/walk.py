@@ -111,7 +111,7 @@ def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
 
 
 def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
-    """``flatten`` of several nestings: what they share stays shared.
+    """Go through several nestings as ``flatten`` does; what they share stays shared.
 
     Args:
         named: ``(name, nesting)``; the name is where the names in it begin.
@@ -249,7 +249,7 @@ def _collect(
 def _places(
     x: Any, kinds: Kinds, name: str, attempted: str, entered: dict[int, tuple[Any, bool]]
 ) -> Iterator[tuple[str, Any]]:
-    """Every leaf and container with its name, in the order of ``_collect``, each container once.
+    """Yield every leaf and container with its name, in ``_collect``'s order, each container once.
 
     Args:
         x, kinds, name, attempted: see ``leaves``.
@@ -279,7 +279,7 @@ def _places(
 def leaves(
     x: Any, kinds: Kinds, path: str = "", attempted: str = "look through a nesting"
 ) -> Iterator[tuple[str, Any, Kind]]:
-    """Every value in a nesting that is no container, with its name and kind.
+    """Yield every value in a nesting that is no container, with its name and kind.
 
     Args:
         x: a nesting; containers that contain themselves are entered once.

@@ -30,7 +30,7 @@ _entry_points: dict[str, EntryPoint] | None = None
 
 
 def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
-    """Every backend that some installed distribution announces, by name.
+    """Return every backend that an installed distribution announces, by name.
 
     Args:
         refresh: look again, for what was installed since.

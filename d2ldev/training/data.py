@@ -206,7 +206,7 @@ def inputs_and_target(
 
 
 def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
-    """Inputs in the order of their names, if they are the model's, else as they are."""
+    """Return inputs in the order of their names, if these are the model's, else as they are."""
     if not values or not all(key in names for key in values):
         return values.values()
     if takes_mapping:

@@ -134,7 +134,7 @@ class DeviceLog:
             return found
 
     def means(self) -> dict[str, float]:
-        """Name -> the weighted mean of everything that was added; NaN if nothing has a weight."""
+        """Return name -> the weighted mean of all that was added; NaN if nothing has a weight."""
         with self._lock:
             self.flush()
             return {
@@ -143,7 +143,7 @@ class DeviceLog:
             }
 
     def last(self) -> dict[str, float]:
-        """Name -> the value that was added last."""
+        """Return name -> the value that was added last."""
         with self._lock:
             self.flush()
             return dict(self._last)

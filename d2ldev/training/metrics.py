@@ -57,7 +57,7 @@ def named_metrics(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """UnsupportedValueError if the history would have two numbers of one name."""
+    """Raise an UnsupportedValueError if the history would have two numbers of one name."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UnsupportedValueError(

@@ -96,7 +96,7 @@ class Trainer:
         return self.backend.to(batch, self.device)
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
-        """After each epoch; to be overridden, or given as ``callback``.
+        """Do nothing after an epoch; to be overridden, or given as ``callback``.
 
         What it does to the model and the optimizer is in the checkpoint that is kept afterwards.
         What it raises ends the run, whose file is then that of the epoch before.

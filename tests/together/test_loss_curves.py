@@ -33,12 +33,12 @@ clips = pytest.mark.parametrize("clip", [0, CLIP], ids=["unclipped", "clipped"])
 
 
 def batched(inputs, y):
-    """Batches of which the last one is smaller."""
+    """Return batches of which the last one is smaller."""
     return [(inputs[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(inputs), BATCH)]
 
 
 def linear_regression():
-    """D2L 3.3: the data of a line, with noise of 0.01."""
+    """Return the data of a line, with noise of 0.01: D2L 3.3."""
     random = np.random.default_rng(1)
     inputs = random.standard_normal((150, 2))
     y = inputs @ [[2.0], [-3.4]] + 4.2 + 0.01 * random.standard_normal((150, 1))
@@ -46,7 +46,7 @@ def linear_regression():
 
 
 def classification():
-    """Three classes, for an MLP with two hidden layers."""
+    """Return data of three classes, for an MLP with two hidden layers."""
     random = np.random.default_rng(2)
     inputs = random.standard_normal((150, 8)).astype("float32")
     y = np.argmax(inputs[:, :3] ** 2 + inputs[:, 3:6], axis=1).astype("int32")
@@ -54,7 +54,7 @@ def classification():
 
 
 def regression():
-    """A curve, for an MLP with a hidden layer."""
+    """Return the data of a curve, for an MLP with a hidden layer."""
     random = np.random.default_rng(3)
     inputs = random.standard_normal((150, 4)).astype("float32")
     return batched(inputs, inputs[:, :1] ** 2 - inputs[:, 1:2]), drawn([4, 16, 1], 0), "mse"
@@ -66,7 +66,7 @@ tasks = pytest.mark.parametrize(
 
 
 def curve(name, task, optimizer, clip=0, rate=1.0, num_gpus=0):
-    """The losses of a framework, one per epoch."""
+    """Return the losses of a framework, one per epoch."""
     data, layers, loss = task()
     backend = d2ldev.get_backend(name)
     trainer = Trainer(EPOCHS, num_gpus, clip, backend=backend)

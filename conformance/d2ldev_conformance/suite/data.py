@@ -13,7 +13,7 @@ from d2ldev.operations.placing import named_tensors
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
-    """NumPy data of a dtype in which no two neighbours are equal, extremes included."""
+    """Return NumPy data of a dtype, extremes included, in which no two neighbours are equal."""
     if dtype.startswith(("bfloat16", "float8")):
         import ml_dtypes
 
@@ -30,14 +30,14 @@ def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
 
 
 def aligned(count: int, alignment: int) -> NDArray[np.float32]:
-    """Zeros that begin at a multiple of ``alignment`` bytes, as some frameworks want memory."""
+    """Return zeros that begin at a multiple of ``alignment`` bytes; some frameworks want it."""
     buffer = np.zeros(4 * count + alignment, np.uint8)
     start = -buffer.ctypes.data % alignment
     return buffer[start : start + 4 * count].view(np.float32)
 
 
 def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Same dtype, shape and bytes: also NaN and the sign of zero."""
+    """Check that dtype, shape and bytes are the same: also NaN and the sign of zero."""
     assert x.dtype == y.dtype
     assert x.shape == y.shape
     assert x.tobytes() == y.tobytes()
@@ -74,7 +74,7 @@ def saved_values(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
 
 
 def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[Any]]) -> None:
-    """Same names in the same order, and the same bytes."""
+    """Check that the names are the same, in the same order, and the bytes too."""
     after = values_of(backend, obj)
     assert list(after) == list(values)
     for name, value in values.items():

@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def classifier(hybridized=False):
-    """With deferred shapes, and numbers in its names that count on from model to model."""
+    """Return a model with deferred shapes, whose names have numbers that count its class."""
     mx.random.seed(0)
     net = nn.HybridSequential()
     net.add(nn.Dense(8), nn.BatchNorm(), nn.Activation("tanh"), nn.Dropout(0.3), nn.Dense(2))
@@ -55,7 +55,7 @@ def scheduled(_net):
 
 
 def in_another_order(net):
-    """Of the weights and biases, backwards."""
+    """Return a trainer that has the weights and biases in reverse order."""
     parameters = list(net.collect_params(".*weight|.*bias").values())
     return mx.gluon.Trainer(parameters[::-1], "adam", {"learning_rate": 0.05})
 
@@ -213,12 +213,12 @@ SCHEDULES = {
 
 
 def handed_in_alone(net, schedule):
-    """The optimizer, of which d2ldev makes the ``gluon.Trainer``."""
+    """Return the optimizer, of which d2ldev makes the ``gluon.Trainer``."""
     return mx.optimizer.create("adam", learning_rate=0.1, lr_scheduler=schedule)
 
 
 def in_a_trainer(net, schedule):
-    """The user's own ``gluon.Trainer``, made before the model is placed."""
+    """Return the user's own ``gluon.Trainer``, made before the model is placed."""
     parameters = list(net.collect_params().values())
     return mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1, "lr_scheduler": schedule})
 
@@ -230,7 +230,7 @@ def test_a_schedule_goes_on_where_it_was(backend, tmp_path, made, schedule):
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
 
     def trained(epochs, seed=0, **options):
-        """The history and the parameters; the model and the order begin with the seed."""
+        """Return the history and the parameters; the model and the order begin with the seed."""
         loader = d2ldev.ArrayLoader(
             inputs, inputs[:, :1] ** 2, batch_size=4, shuffle=True, seed=seed
         )

@@ -104,7 +104,7 @@ def storage_of(x):
 
 
 def backend_with(accelerator, tensors, models=TorchModels):
-    """A backend whose rooms are on another accelerator."""
+    """Return a backend whose rooms are on another accelerator."""
     framework = TorchFramework()
     framework.devices = TorchDevices(accelerator)
     framework.tensors = tensors(framework.devices)

@@ -164,7 +164,7 @@ class Careless(Backend):
         return rightly(x, device) if moved is None else moved
 
     def carelessly(self, x, move):
-        """The wrong result; None where it would be right."""
+        """Return the wrong result; None where it would be right."""
 
     def is_there(self, x, device):
         try:

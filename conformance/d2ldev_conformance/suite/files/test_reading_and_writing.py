@@ -26,7 +26,7 @@ def path(tmp_path):
 
 
 def _flipped(array):
-    """Other numbers of the same dtype and shape: the lowest bit of every byte is another."""
+    """Return the numbers with the lowest bit of every byte flipped."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     return (array.reshape(-1).view(np.uint8) ^ 1).view(array.dtype).reshape(array.shape)
 

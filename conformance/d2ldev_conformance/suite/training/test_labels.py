@@ -47,7 +47,7 @@ def _learner(backend, device, classes=3):
 
 
 def _losses(backend, device, learner, x, labels, **options):
-    """The loss of an evaluation and of a step, and what NumPy computes from the prediction."""
+    """Return the loss of an evaluation, that of a step, and NumPy's for the prediction."""
     x, y = backend.asarray(x, device=device), backend.asarray(labels, device=device, **options)
     losses = []
     for method in (learner.evaluate, learner.step):
@@ -130,7 +130,7 @@ def test_cross_entropy_refuses_what_are_no_labels_of_the_logits(backend, place, 
 
 
 def _loss_or_nan(backend, labels, method):
-    """On the CPU: torch's CUDA kernels end with an error that ends every later use of the GPU."""
+    """Compute on the CPU: after an error in a CUDA kernel torch cannot use the GPU again."""
     learner = _learner(backend, backend.cpu())
     x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array(labels, "int32"))
     try:

@@ -21,7 +21,7 @@ BETWEEN_THE_CPU_AND_A_GPU = pytest.mark.parametrize(
 
 
 def _trained(backend, epochs, num_gpus, seed=0, **options):
-    """A trainer after its run, and the history; both begin with a seed of their own."""
+    """Return a trainer after its run, and the history; both begin with a seed of their own."""
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
     targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
     loader = ArrayLoader(inputs, targets, batch_size=4, shuffle=True, seed=seed)

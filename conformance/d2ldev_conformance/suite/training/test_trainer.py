@@ -130,7 +130,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
 
 
 def _counting(moved, depth, method):
-    """A method that notes its name when it is called, but not inside of another that does."""
+    """Return a method that notes its name when it is called, but not inside such a method."""
 
     def counted(*args):
         if not depth:
@@ -170,7 +170,7 @@ def test_the_norm_of_a_step_is_no_larger_than_the_clip(backend, batches, num_gpu
 
 
 def _parameters(backend, line, device):
-    """The bias and the weights of a line, read off its values: a model may keep gradients too."""
+    """Return a line's bias and weights, found by their values: a model may keep gradients."""
     points = backend.asarray(np.array([[0, 0], [1, 0], [0, 1]], "float32"), device=device)
     values = backend.to_numpy(line(points))[:, 0]
     return np.array([values[0], *(values[1:] - values[0])])

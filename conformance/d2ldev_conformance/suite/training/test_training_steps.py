@@ -27,7 +27,7 @@ def _learner(backend, device):
 
 
 def _trained(backend, device, data, move_to=None):
-    """A learner's parts after some steps, with the losses; moved in the middle, if asked to."""
+    """Return a learner's parts after some steps, and the losses; move halfway if asked to."""
     learner = _learner(backend, device)
     losses = []
     for i in range(STEPS):
