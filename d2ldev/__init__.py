@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What is imported when it is first asked for, and from where: most programs have no use for it.
+# Imported from these modules when first asked for, because most programs do not use them.
 _LAZY = {
     "ArrayLoader": "d2ldev.training.data",
     "DeviceLog": "d2ldev.training.log",
