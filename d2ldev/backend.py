@@ -402,7 +402,7 @@ class Backend:
             ):
                 return x
         except Exception:  # noqa: S110
-            pass  # the call below handles a new device, and names what is none
+            pass  # the call below looks up a new device, or raises the error
         return moving.to(framework, x, device)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:

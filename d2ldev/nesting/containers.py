@@ -70,7 +70,7 @@ def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any])
     """Return a copy of a mapping or a sequence, with other values under the same keys.
 
     Raises:
-        TypeError: if it makes no copies that can be written to without changing it.
+        TypeError: if writing to a copy of it would change it.
     """
     made = _shallow_copy(old)
     places = list(zip(keys, values, new, strict=True))

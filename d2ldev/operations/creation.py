@@ -155,7 +155,7 @@ def destination(
 
 
 def refused(framework: Framework, error: Exception, attempted: str, native: Any) -> D2LDevError:
-    """Return what an exception of the framework's means: memory ran out, or it refuses a value."""
+    """Return d2ldev's error for a framework's exception: memory ran out, or it refuses a value."""
     if framework.devices.is_out_of_memory(error):
         return devices.out_of_memory(framework, error, attempted, native)
     return UnsupportedValueError(
@@ -166,7 +166,7 @@ def refused(framework: Framework, error: Exception, attempted: str, native: Any)
 
 
 def _checked_data(framework: Framework, obj: Any, attempted: str) -> Any:
-    """Return numbers as they are; what NumPy has to read as an array that can be taken."""
+    """Return numbers as they are, and everything else as a NumPy array that can be taken."""
     if isinstance(obj, (bool, int, float, complex)):
         return obj
     import numpy as np

@@ -55,7 +55,7 @@ def parsed(framework: Framework, spec: DeviceLike) -> Device:
 
 
 def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
-    """Return a device that exists, in whatever spelling; it is remembered by its spelling.
+    """Return an existing device for any spelling, which is remembered.
 
     Args:
         framework: whose device it is.
@@ -93,7 +93,7 @@ def native(framework: Framework, device: Device, attempted: str) -> Any:
 
 
 def asked_for_too_late(index: int) -> str:
-    """Return a clause for the error of a GPU that a backend in use lacks; empty if it is not so."""
+    """Return a clause for an error if the virtual GPU was asked for too late; empty otherwise."""
     with suppress(InvalidDeviceError):
         number = settings.virtual_gpus()
         if number is not None and index < number:

@@ -14,7 +14,7 @@ ON_CUDA = 2
 
 
 class Description(ctypes.Structure):
-    """``DLTensor``, to which a capsule of no version points at its start."""
+    """``DLTensor``, to which an unversioned capsule points at its start."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -44,7 +44,7 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def description_of(capsule: Any) -> Description:
-    """Return what a capsule of no version, as ``x.__dlpack__()`` gives it, is about.
+    """Return the description in an unversioned capsule, as ``x.__dlpack__()`` gives it.
 
     It is valid as long as the capsule was not handed over.
     """

@@ -32,7 +32,8 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
       fix: y = backend.to(y, 'gpu:0')
     """
     listed = list(operands)
-    # What is on the CPU is to be moved: a model that lives on a GPU met a batch that does not.
+    # The operand on the CPU is to be moved: most often a model on a GPU was given a batch on the
+    # CPU.
     target = next((device for _, device in listed if device is not CPU), CPU)
     elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
     return DeviceMismatchError(
@@ -49,8 +50,8 @@ def operands_of(
 ) -> list[Operand]:
     """Return the tensors among what an operation was called with, by name.
 
-    Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that has
-    no one place, such as a traced one, is left out.
+    Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that is not
+    on one device, such as a traced one, is left out.
     """
     found: list[Operand] = []
     named = [(f"operand_{index}", value) for index, value in enumerate(arguments)]
@@ -74,7 +75,7 @@ def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
         replacements: the owner, the name, and what is to be there instead.
 
     Returns:
-        What puts back the very objects that were there.
+        A function that puts the original objects back.
     """
     replaced: list[tuple[Any, str, Any]] = []
 

@@ -1,4 +1,4 @@
-"""Metrics by name: what is measured on predictions, on the device where they are."""
+"""Metrics by name, computed on the device where the predictions are."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def named_metrics(
 
     Args:
         backend: whose ``accuracy`` is meant.
-        metrics: names and functions; a function's name is its own.
+        metrics: names and functions; a function goes by its own name.
 
     Raises:
         UnsupportedValueError: for an unknown name, what cannot be called, what keeps a running
