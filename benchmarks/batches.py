@@ -1,7 +1,7 @@
 """Batches that really move, and copies of them: nestings of 3, 30 and 300 leaves of 4 floats.
 
-Ours is all or nothing, keeps ties, and takes any container; theirs is the way that one would go
-without d2ldev, each of them where there are several.
+Ours moves all or nothing, keeps ties, and takes any container. Theirs is what one would write
+without d2ldev, in each way if there are several.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def jax_rows(backend: Any) -> Iterator[Row]:
     import jax
 
     names = {"jax": jax, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
-    # Each is waited for by itself: to wait for a device takes longer than all that is measured.
+    # Each array is waited for by itself: waiting for a device takes longer than what is measured.
     names["ready"] = jax.block_until_ready
     move = "ready(jax.device_put({}, native))"
     copy = "ready(jax.device_put({}, cpu, may_alias=False))"
@@ -111,11 +111,11 @@ def _rows(
 
     Args:
         backend: ours.
-        names: what their statements use.
-        moves, copies: whose they are -> a statement about ``batch``.
+        names: the names that the statements use.
+        moves, copies: the way of the framework -> a statement about ``batch``.
         one: the native calls that move and copy ``x``.
         aim: for the batches.
-        ready: what waits for what ours gives; theirs wait by themselves then.
+        ready: waits for the result of ours; theirs wait by themselves then.
     """
     finish = backend.synchronize if ready == "{}" and backend.name != "torch" else _nothing
     names = {**names, "backend": backend}

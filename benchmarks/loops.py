@@ -20,7 +20,7 @@ class Framework(NamedTuple):
     Args:
         lenet: makes LeNet, as D2L has it (section 7.6).
         is_channels_last: whether its convolutions take images of shape ``(n, 28, 28, 1)``.
-        loops: what the hand-written loop is called -> makes an epoch of it for a model.
+        loops: the name of a hand-written loop -> makes an epoch of it for a model.
     """
 
     lenet: Callable[[], Any]

@@ -4,9 +4,9 @@
 
 Both train the same model on the same batches, which are tensors on the CPU already. They run in
 turn, epoch by epoch in one process: the hand-written epoch is in the trainer's callback. Reported
-are the medians of the epochs, each with what it takes until the device has done all of it, and of
-the ratios of an epoch to the one beside it, which a machine that slows down for a while does not
-change. The exit status is 0 also where the aim is not met.
+are the medians of the epochs, each timed until the device is done, and of the ratios of two epochs
+side by side, which do not change when the machine slows down for a while. The exit status is 0 also
+where the aim is not met.
 """
 
 from __future__ import annotations

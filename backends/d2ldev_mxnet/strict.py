@@ -45,7 +45,7 @@ _MAY_HOLD_ARRAYS = (_NDArray, tuple, list)
 _CALLED_BACK = {"updater_handle", "forward_entry", "backward_entry"}
 
 _library = mx.base._LIB
-# An object of its own, which knows its arguments' types: a handle from an array is a number.
+# A separate function object with argument types, because a handle from an array is a number.
 _get_context = _library["MXNDArrayGetContext"]
 _get_context.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -70,7 +70,7 @@ class MXNetStrict(Strict):
         return replace(self.replacements(in_force))
 
     def replacements(self, in_force: InForce) -> Iterator[Replacement]:
-        """Yield what stands in for functions of MXNet while strictness is in force somewhere."""
+        """Yield the replacements of MXNet's functions while strictness is in force somewhere."""
         # The library's functions are attributes only after they were asked for once.
         yield (
             _library,
@@ -92,7 +92,7 @@ class MXNetStrict(Strict):
             raise mismatch(operation, operands)
 
     def _located(self, handles: Iterable[int | None]) -> list[Operand]:
-        """Return where the arrays of some handles are."""
+        """Return the devices of the arrays of some handles."""
         devices = enumerate(map(self._device_of, handles))
         return [(f"operand_{i}", device) for i, device in devices if device is not None]
 
@@ -197,8 +197,8 @@ class MXNetStrict(Strict):
 def _is_called_back() -> bool:
     """Return whether MXNet's library itself called what runs the operation.
 
-    A KVStore takes its weight from the host to its gradient's GPU before it is updated, but not to
-    a context of the CPU, which a virtual GPU is, and loses an error. Source:
+    Before an update, a KVStore moves its weight from the host to the gradient's GPU, but not to a
+    context of the CPU, which a virtual GPU is; and errors in it are lost. Source:
     https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``. And the
     arrays that a ``CustomOp`` or the backward pass of a ``Function`` is given say ``cpu(0)`` in all
     contexts of the CPU.

@@ -3,7 +3,8 @@
 What TensorFlow does differently, and where it is put right:
 
 - A device that does not exist means the CPU to it: devices are checked before any scope.
-- ``tensor.device`` is where the operation ran, and not where the bytes are: ``tensors.device_of``.
+- ``tensor.device`` is where the operation ran, which may not be where the bytes are:
+  ``tensors.device_of``.
 - int32 tensors stay in the host's memory, whatever the scope
   (https://github.com/tensorflow/tensorflow/issues/46833): ``tensors``.
 - Variables cannot move, and a model computes elsewhere than where it is: ``models``.

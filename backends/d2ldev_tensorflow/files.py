@@ -1,8 +1,8 @@
 """Files: the layers of a ``keras.Sequential``, and what an optimizer has learned.
 
-Kernels are ``(*window, in, out)``. Channels come last where a convolution has made them. What is
-flattened without one is the model's input, which has its order from whoever calls the model, in
-every framework the same.
+Kernels are ``(*window, in, out)``. Channels come last where a convolution has made them. Without a
+convolution, the model's input is flattened, whose order is up to the caller, and the same in every
+framework.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class TensorFlowFiles(Files):
 
 
 def _class_of(optimizer: Any) -> str:
-    """Return the name of its class; of one that wraps others, with theirs."""
+    """Return the name of an optimizer's class, with those of the optimizers that it wraps."""
     inner = ", ".join(_class_of(each) for _, each in inner_optimizers(optimizer))
     name = type(optimizer).__name__
     return f"{name}({inner})" if inner else name

@@ -38,7 +38,7 @@ _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
     """Keras' layers, models, optimizers, metrics, seed generators and variables.
 
-    It knows them without importing Keras: of what is not imported there is no object.
+    It knows them without importing Keras: before the import there are no such objects.
     """
 
     @classmethod

@@ -3,10 +3,11 @@
 TensorFlow copies what is elsewhere without a word, and runs an operation on its default device
 unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
 operations, and the calls of its functions, go through three functions of one module, as attributes
-of it; they are what is replaced while a block is in force, and what makes tensors of arrays.
+of it; these are replaced while a block is in force, and so are the functions that make tensors of
+arrays.
 
 - An operation whose operands agree runs where they are, also in ``backend.on``, which says where
-  tensors are made. A ``tf.device`` around it is the user's word on where it runs; operands of
+  tensors are made. A ``tf.device`` around it is the user's decision on where it runs; operands of
   different devices are refused in one, too.
 - Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
   everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
@@ -18,12 +19,12 @@ of it; they are what is replaced while a block is in force, and what makes tenso
   and optimizers compute, and refuse.
 - A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured;
   it is refused when it is called, whatever it does with them. While it is traced, tensors have no
-  place that could be told. So is one of ``tf.vectorized_map``, with what its function closes over.
+  device. A call of ``tf.vectorized_map`` is one operation, too, with what its function closes over.
 
-What it does not see is in the README, under "Mixing devices". ``tape.jacobian`` computes all rows
-by one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone
-if Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it
-is called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
+The README, under "Mixing devices", says what is not seen. ``tape.jacobian`` computes all rows by
+one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone if
+Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it is
+called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ _EagerTensor: type = tf.__internal__.EagerTensor
 # TensorFlow's name of the CPU.
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 _OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
-# Inputs of such names every GPU kernel asks for in the host's memory, as TensorFlow's registry of
+# Every GPU kernel wants inputs of these names in the host's memory, as TensorFlow's registry of
 # kernels says; and what it computes from a seed, which is made where it is asked for.
 _READ_BY_THE_HOST = re.compile(
     r"(\w+_)?(shapes?|k?sizes?|dims?|dim\d|dimensions?|axis|axes|dilations?|strides|seed)"
@@ -103,7 +104,7 @@ class TensorFlowStrict(Strict):
         )
 
     def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
-        # Private: zeros for gradients that this thread has made before, which are placed.
+        # Private: the cached zeros for gradients have a device, and could not mix.
         context().zeros_cache().flush()
         return nullcontext()
 
@@ -125,7 +126,7 @@ class TensorFlowStrict(Strict):
         return self._agreed(operation, named)
 
     def _home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
-        """Return the same of inputs in one flat list; also of a call of a function."""
+        """Return the same for inputs in one flat list, as in a call of a function."""
         inputs = inputs_of(operation)
         if inputs is None or len(inputs.names) != len(values):
             return self._agreed(operation, [(_name(i, x), x) for i, x in enumerate(values)])
@@ -156,7 +157,7 @@ class TensorFlowStrict(Strict):
             known = inputs_of(operation)
             if known is None or known is _NOT_LOOKED_AT:
                 return function(ctx, operation, name, *inputs)
-            # From here on it is what strictness costs an operation.
+            # The code from here on is the cost of strictness for an operation.
             default = _default_of(ctx)
             home: str | None = None
             for index in known.operands:
@@ -260,7 +261,7 @@ def _place_of(value: Any) -> str | None:
 
 
 def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
-    """Return whether a tensor among the operands may have no place, as fast as can be."""
+    """Return whether a tensor among the operands may have no place of its own, by a fast check."""
     for index in inputs.operands:
         value = values[index]
         if _UNPLACED in value.__dict__ or not value._rank():
@@ -269,7 +270,7 @@ def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
 
 
 def _unplaced(result: Any) -> Any:
-    """Return what an operation has made, as tensors that have no place of their own."""
+    """Return the results of an operation as tensors that have no place of their own."""
     for x in result if isinstance(result, (list, tuple)) else (result,):
         if type(x) is _EagerTensor:
             x.__dict__[_UNPLACED] = True
@@ -343,7 +344,7 @@ def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
 
 
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
-    """Return whether an operation runs at its operands by itself, or elsewhere by the user's word.
+    """Return whether an operation runs at its operands by itself, or where the user said.
 
     ``outer`` is the device of the innermost scope, empty if there is none, and ``specification``
     the same, parsed; ``default`` is where an operation runs that is in no scope.

@@ -54,7 +54,7 @@ class TensorFlowTraining(Training):
             return tf.reduce_mean(tf.cast(found == labels, tf.float32))
 
     def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
-        # What is never in a GPU's memory would stop ``tf.data`` on its way there.
+        # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.
         if not isinstance(batches, tf.data.Dataset) or not all(
             isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
             for spec in tf.nest.flatten(batches.element_spec)
@@ -200,7 +200,7 @@ class TensorFlowLearner(Learner):
     # -- modes ------------------------------------------------------------------------------------
 
     def _with_flags(self) -> list[Any]:
-        """Return what says whether it is trained: a Keras model's layers, and their variables."""
+        """Return what has a ``trainable`` flag: a Keras model's layers, and their variables."""
         # Of a ``tf.Module`` the variables are trainable or not for ever.
         return [*self._model._flatten_layers(), *self._model.variables] if self._is_layer else []
 
@@ -242,7 +242,7 @@ class TensorFlowLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        # A microsecond, for a model of ten layers.
+        # This check takes a microsecond, for a model of ten layers.
         if _flags_of(self._flagged) != self._flags:
             self._get_ready()
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
@@ -261,7 +261,7 @@ class TensorFlowLearner(Learner):
             with tf.GradientTape() as tape:
                 prediction = self._call(inputs, training=True)
                 loss = self._whole_loss(prediction, y)
-                # Times 1 but in an optimizer that works around the range of float16.
+                # The factor is 1, except in an optimizer that works around the range of float16.
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, self._variables)
             if self.settings.gradient_clip_val:
@@ -289,7 +289,7 @@ class TensorFlowLearner(Learner):
         return self._model(list(inputs), **mode)
 
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
-        """Return the loss with what layers add to it, such as regularization, as Keras' ``fit``."""
+        """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
         loss = self._loss(prediction, y)
         check_loss(getattr(loss, "shape", None), loss)
         added = self._model.losses if self._is_layer else []

@@ -18,7 +18,7 @@ Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], A
 
 
 def samples(backend: Backend) -> Builders:
-    """Return builders of small objects of every kind that ``place`` looks after, by name.
+    """Return builders of small objects of every kind that ``place`` handles, by name.
 
     Each is made on the device that is given: those of ``provision.samples(backend)``, and an MLP.
     """

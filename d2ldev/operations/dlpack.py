@@ -1,6 +1,6 @@
-"""What a DLPack capsule says of the memory it is about, before it is handed over.
+"""Read what a DLPack capsule says of its memory, before the capsule is handed over.
 
-For backends whose framework takes over what it cannot use. Source: ``DLTensor`` in DLPack's
+For backends whose framework takes over memory that it cannot use. Source: ``DLTensor`` in DLPack's
 ``dlpack.h``.
 """
 

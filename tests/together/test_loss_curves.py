@@ -1,8 +1,8 @@
 """Same data, same initial parameters: the same loss curve under every framework.
 
-What a curve is compared with is that of the reference backend, whose gradients and optimizers are
-written out. The tolerance is 1e-4 of each loss, over 50 steps; measured are at most 3e-6 with
-``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'``. The reasons are two:
+Each curve is compared with that of the reference backend, whose gradients and optimizers are
+written out. The tolerance is 1e-4 of each loss, over 50 steps. The largest measured differences are
+3e-6 with ``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'``, for two reasons:
 
 - float32: a prediction of size 4 is rounded by 2e-7. Where the linear regression ends, at a root
   mean squared error of 0.01, that is 2e-5 of the error, and 4e-5 of its square.
@@ -10,8 +10,8 @@ written out. The tolerance is 1e-4 of each loss, over 50 steps; measured are at 
   float32, which is 1e-8 off: 1e-5 of the first steps. Keras and MXNet add the epsilon of 1e-8
   before the correction, which makes it up to 30 times as large.
 
-A learning rate that is 1% off is far outside, and so is an epsilon of Adagrad that is added below
-the root in one framework and beside it in another.
+A learning rate that is 1% off is far outside, and so is an epsilon of Adagrad that is added inside
+the root in one framework and outside it in another.
 """
 
 import numpy as np
@@ -139,7 +139,7 @@ def test_so_it_is_on_a_gpu(framework, task, expected):
 
 @frameworks
 def test_adagrad_takes_the_same_steps_with_small_gradients(framework):
-    """Where the epsilon is added, below the root or beside it, then tells."""
+    """Then it matters whether the epsilon is added inside the root or outside it."""
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(32, 2)
     data = [(inputs, 1e-5 * inputs[:, :1])]
     zeros = [(np.zeros((1, 2), "float32"), np.zeros(1, "float32"))]

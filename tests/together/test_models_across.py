@@ -11,7 +11,7 @@ from d2ldev import CheckpointError
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
 PAIRS = list(itertools.permutations(NAMES, 2))
-# Those that have convolutions.
+# The frameworks that have convolutions.
 FRAMEWORKS = NAMES[:-1]
 
 

@@ -20,7 +20,7 @@ EPOCHS = 3
 
 
 class TakingTurns(d2ldev.ArrayLoader):
-    """Batches each of which has its turn."""
+    """Batches that wait for their turn."""
 
     def __init__(self, *arrays, take_turns, **options):
         super().__init__(*arrays, **options)

@@ -57,7 +57,8 @@ class TorchTraining(Training):
             raise refused_state("generator", f"{describe(state)} is no state of one")
         native = self._framework.devices.native(device)
         self._check_state(torch.device("cpu"), state["cpu"])
-        # A run that began on the CPU has none for a GPU, and is continued as far as it goes.
+        # A run that began on the CPU has no state for a GPU: it goes on with the states that it
+        # has.
         has_device = native.type != "cpu" and "device" in state
         if has_device:
             self._check_state(native, state["device"])
@@ -109,8 +110,8 @@ def _generators(loader: Any) -> list[torch.Generator]:
 class SideStream(Copier):
     """Copies to a GPU beside what it computes: from pinned memory, in a stream of their own.
 
-    Out of memory that the system may move, torch copies while Python waits; in the stream that
-    computes a copy waits for all that was queued before it.
+    From memory that is not pinned, torch copies while Python waits. In the stream that computes, a
+    copy waits for everything that was queued before it.
 
     Args:
         tensors: the room of tensors, which makes the other copies.

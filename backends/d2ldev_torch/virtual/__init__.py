@@ -20,7 +20,7 @@ A tensor subclass on the CPU that carries its index is on the CPU to everything 
 written in C++: ``deepcopy``, fused kernels, lazy modules and ``Module.to`` each have to be told
 otherwise. An extension in C++ would need a compiler on the user's machine.
 
-What torch's hooks for backends in Python lack, and is not made up for:
+The limits of torch's hooks for backends in Python, which remain:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 - The current device is always the first.

@@ -46,8 +46,8 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
 def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Return ``copy_all`` as on a device with room for ``count`` tensors, in one call or several.
 
-    One call for all and a call for each have to fail at the same tensor: only so is a backend
-    found out that has put the first in place before it copies the last.
+    One call for all and a call for each have to fail at the same tensor. Otherwise a backend that
+    puts the first in place before it copies the last would not be found.
     """
     copied: list[Any] = []
 
@@ -63,7 +63,7 @@ def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., li
 
 
 def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
-    """Return the values of all that ``place`` looks after, by name."""
+    """Return the values of all that ``place`` handles, by name."""
     return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
 
 

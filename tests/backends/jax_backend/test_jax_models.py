@@ -405,7 +405,7 @@ jax.tree_util.register_dataclass(Registered, data_fields=["x"], meta_fields=["fu
 
 @jax.tree_util.register_static
 class Setting:
-    """A node without children, to JAX."""
+    """A node of JAX's without children."""
 
 
 @pytest.mark.parametrize("method", ["to", "copy", "place"])

@@ -44,7 +44,7 @@ def two_inputs():
 
 
 class Subclassed(keras.Model):
-    """It makes its variables with the first batch, and takes two inputs."""
+    """A model that makes its variables with the first batch, and takes two inputs."""
 
     def __init__(self):
         super().__init__()

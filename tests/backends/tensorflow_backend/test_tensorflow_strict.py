@@ -350,7 +350,7 @@ def _converted_elsewhere(monkeypatch, tmp_path):
 
 
 class Scaling:
-    """What is mapped may be any callable object."""
+    """A callable object, which can be mapped, too."""
 
     def __init__(self, by):
         self.by = by

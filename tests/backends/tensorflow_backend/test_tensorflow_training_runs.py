@@ -364,7 +364,7 @@ def scheduled():
 
 
 class Unbuilt(keras.Model):
-    """It is built with the first batch."""
+    """A model that is built with the first batch."""
 
     def __init__(self, dtype=None, units=4):
         keras.utils.set_random_seed(0)

@@ -391,7 +391,7 @@ def test_a_list_that_two_modules_share_stays_shared(ledger):
 
 
 class Half(torch.nn.Module):
-    """Its parent's ``__init__`` was forgotten."""
+    """A module that does not call its parent's ``__init__``."""
 
     def __init__(self):
         pass

@@ -146,9 +146,10 @@ class MovesIntoTheScope(Mutant, caught_by="copy.a-device-beats-the-scope"):
 
 
 class Careless(Backend):
-    """Moves a nesting by hand: what the subclasses say is done instead of the right thing.
+    """Moves a nesting by hand: subclasses say what is done wrongly.
 
-    What is there already is left alone, and so are values that are taken apart no further.
+    Tensors that are there already are left alone, and so are values that are taken apart no
+    further.
     """
 
     def to(self, x, device):

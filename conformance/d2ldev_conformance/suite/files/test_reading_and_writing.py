@@ -21,7 +21,7 @@ SECTION = "6.6"
 
 @pytest.fixture
 def path(tmp_path):
-    """Where nothing is yet, in a folder of its own."""
+    """A path where no file is yet, in a folder of its own."""
     return tmp_path / "saved.safetensors"
 
 

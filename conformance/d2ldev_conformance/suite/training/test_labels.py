@@ -53,7 +53,7 @@ def _losses(backend, device, learner, x, labels, **options):
     for method in (learner.evaluate, learner.step):
         loss, prediction = method((x,), y)
         losses.append(float(backend.to_numpy(loss)))
-    # That of a step is the prediction before it, too.
+    # A step returns the prediction before it, too.
     logits = backend.to_numpy(prediction).astype("float64")
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     rows = np.array(labels)[..., np.newaxis]

@@ -122,7 +122,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
     with backend.strict():
         trainer = Counting(EPOCHS, num_gpus, backend=backend)
         trainer.fit(backend.mlp([2, 1]), native_batches)
-    # What a batch is moved by, in as many calls as the framework needs, and one for the log.
+    # The methods that move a batch, in as many calls as the framework needs, and one for the log.
     first = moved[counts[0] : counts[1]]
     assert first.count("to_numpy") == 1
     assert len(first) - 1 <= 2 * len(batches) * num_gpus
