@@ -81,4 +81,4 @@ class Scopes(Generic[T]):
 
 
 every_scopes: WeakSet[Scopes[Any]] = WeakSet()
-"""All there are in the process, for whoever looks for blocks that were not left."""
+"""All ``Scopes`` of the process, to look for blocks that were not left."""

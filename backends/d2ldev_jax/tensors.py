@@ -243,7 +243,7 @@ class JaxTensors(Tensors):
             # The protocol would lose which of several CPU devices it is.
             self.device_of(x)
             return x
-        capsule = x.__dlpack__()  # of no version, which every framework can give
+        capsule = x.__dlpack__()  # unversioned, as every framework can give one
         memory = description_of(capsule)
         address = memory.address
         if not _is_in_the_order_of_c(memory):

@@ -33,10 +33,10 @@ from d2ldev_mxnet.framework import mx
 Function = Callable[..., Any]
 InForce = Callable[[], bool]
 Replacement = tuple[Any, str, Function]
-"""An object, the name of one of its functions, and what stands in for it."""
+"""An object, the name of one of its functions, and the function's replacement."""
 
 COPIES = ("_copyto", "_npi_copyto", "_CrossDeviceCopy")
-"""The operators that are for moving."""
+"""The operators that move arrays."""
 
 _NDArray = mx.nd.NDArray
 _FFI = mx._ffi.function._FunctionBase

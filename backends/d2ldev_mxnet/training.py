@@ -25,7 +25,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {}),
     "momentum": ("sgd", {"momentum": MOMENTUM}),
     "adam": ("adam", {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}),
-    # MXNet adds it below the root.
+    # MXNet adds it inside the root.
     "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
 }
 _REQUESTS = ("null", "write", "add")

@@ -1,9 +1,9 @@
 """What a test must not leave behind, and how it is found out.
 
 Environment variables, threads, files, replaced functions, and d2ldev's own selection: a test that
-changes one of them and does not change it back makes the next one pass or fail for no reason of
-its own. ``detect_leaks`` compares before and after, puts back what can be put back, so that one
-leak is one failure, and raises a ``LeakError`` that names everything it found.
+changes one of them and does not change it back may make the next test pass or fail.
+``detect_leaks`` compares before and after, puts back what can be put back, so that one leak is one
+failure, and raises a ``LeakError`` that names everything it found.
 
 The working directory and the temporary directory are fresh and empty inside, so that a file
 which is found there afterwards is this test's, and not that of another process.

@@ -32,9 +32,9 @@ from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 3
-"""Of the description; a reader refuses a higher one.
+"""The version of the description; a reader refuses a higher one.
 
-Since 2 it names the algorithm of the checksums; since 3 no classes.
+Since version 2 it names the algorithm of the checksums. Since version 3 it names no classes.
 """
 
 # The types of rows: without labels, and with them.
@@ -46,7 +46,7 @@ NAMEDTUPLE = "namedtuple"
 MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
-"""An optimizer: what it has learned, in a dict."""
+"""An optimizer: its state, in a dict."""
 _LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
 # Older versions have written these types, which are loaded as a dict.
 _OLDER = frozenset({"dataclass", "defaultdict", "Counter"})

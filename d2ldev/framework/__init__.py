@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 ABILITIES = ("mlp", "dlpack", "train")
-"""What a framework may declare that it cannot do.
+"""The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
 ``accuracy`` and ``Trainer``.

@@ -15,7 +15,7 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 
 Put = Callable[[Any, Any], object]
-"""What stores a value under a key, such as a dict's ``__setitem__``. It must not fail."""
+"""A function that stores a value under a key, like a dict's ``__setitem__``. It must not fail."""
 
 # A plain tuple: a named one takes five times as long to make, for each parameter of a model.
 Part = tuple[str, Any, Put | None, Any]
@@ -23,7 +23,7 @@ Part = tuple[str, Any, Put | None, Any]
 
 ``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
 tensor, a nesting, or another object of the framework. ``put(key, other)`` stores another value in
-its stead; ``put`` is None for what is never replaced, an object or a tensor that is refilled.
+its place. ``put`` is None for what is never replaced: an object, or a tensor that is refilled.
 """
 
 

@@ -15,7 +15,7 @@ from d2ldev.nesting.kinds import TENSOR
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 Operand = tuple[str, Device]
-"""What an operation's operand is called, and where it is."""
+"""The name of an operation's operand, and its device."""
 
 
 def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
-"""What copies tensors to a native device, as ``Tensors.copy_all`` does."""
+"""A function that copies tensors to a native device, as ``Tensors.copy_all`` does."""
 
 
 def to(framework: Framework, x: Any, device: DeviceLike) -> Any:

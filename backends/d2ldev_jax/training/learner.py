@@ -32,7 +32,7 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
     "momentum": lambda lr: optax.sgd(lr, momentum=MOMENTUM),
     "adam": lambda lr: optax.adam(lr, *BETAS, eps=ADAM_EPSILON),
-    # optax adds it below the root.
+    # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
 # The attributes that put a module into evaluation mode.

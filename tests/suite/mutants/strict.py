@@ -53,7 +53,7 @@ class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
 
 
 class Rewording(Backend):
-    """Changes the error about operands that mix, by ``reworded``."""
+    """Raises ``reworded(error)`` for the error about operands that mix."""
 
     @contextmanager
     def strict(self):
