@@ -560,7 +560,7 @@ class Backend:
                 tensor stays on the device where it is, and is filled in place where ``place``
                 would.
             path: of a file that ``save`` has written, with whatever backend, or of any other
-                safetensors file, whose names are then those of ``named_tensors(obj)``.
+                safetensors file that has the names of ``named_tensors(obj)``.
 
         Returns:
             The object to use from then on, as with ``place``: the model itself, and a new container
@@ -624,8 +624,8 @@ class Backend:
             The mean over all labels, a scalar in float32.
 
         Raises:
-            UnsupportedValueError: if they are no tensors of this backend, if there is not one label
-                for each row of logits, or if labels are no integers.
+            UnsupportedValueError: if they are no tensors of this backend, if the number of labels
+                is not that of the rows of logits, or if labels are no integers.
 
         >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
         tensor(0.8750)

@@ -104,7 +104,7 @@ class JaxDevices(Devices):
         return self.places.get(native, (None, ""))[0]
 
     def default(self) -> jax.Device:
-        self.gpus()  # after which JAX goes on without one that fails
+        self.gpus()  # JAX then goes on without a GPU that fails
         default = jax.config.jax_default_device
         if default is None or isinstance(default, str):  # a platform's name
             default = jax.local_devices(backend=default)[0]
@@ -240,7 +240,7 @@ class HardwareDevices(JaxDevices):
         return any(platform in point.value for point in entry_points(group="jax_plugins"))
 
     def _let_memory_grow(self) -> None:
-        """Ask JAX not to preallocate, if it will use a GPU and the user has said nothing else."""
+        """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""
         if user_has_chosen(MEMORY_VARIABLES):
             return
         if not is_initialized():

@@ -54,7 +54,7 @@ class JaxModels(Models):
         made: list[Any] = []
         for kernel, bias in layers:
             n_in, n_out = kernel.shape
-            # Made without memory, so that nothing is drawn and nothing is made elsewhere.
+            # Made without memory, so that no numbers are drawn, and no arrays are made elsewhere.
             linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
             linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
             made += [linear, _ACTIVATIONS[activation]]

@@ -1,7 +1,7 @@
 """Tensors: JAX's arrays, with some things put right.
 
-- ``jax.device_put`` takes over an aligned NumPy array's memory, also if it is told not to, and what
-  is written to the array then shows in JAX's: https://github.com/jax-ml/jax/issues/37830.
+- ``jax.device_put`` takes over an aligned NumPy array's memory, even if told not to, so that
+  writing to the array changes JAX's: https://github.com/jax-ml/jax/issues/37830.
 - ``jax.random`` has no state, and forgets all bits of a seed but the last 32.
 - Zeros that are too large are an error at once. A computation that is too large fails after JAX has
   returned, and the first reading of the array raises the error. A range of 2**40 numbers ends the

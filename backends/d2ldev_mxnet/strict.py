@@ -97,7 +97,7 @@ class MXNetStrict(Strict):
         return [(f"operand_{i}", device) for i, device in devices if device is not None]
 
     def _device_of(self, handle: int | None) -> Device | None:
-        """Return the device of an array; None for none, or one that has no memory yet."""
+        """Return the device of an array; None without one, or before the array has memory."""
         kind, index = ctypes.c_int(), ctypes.c_int()
         if not handle:
             return None

@@ -120,7 +120,8 @@ class MXNetTensors(Tensors):
             return self.from_data(np.arange(start, stop, step, dtype=dtype), dtype, native)
         x = _empty((math.ceil((stop - start) / step),), dtype, native)
         with NumPyShapes():
-            # What ``mx.np.arange`` calls, which does not take memory that is there.
+            # The operator below ``mx.np.arange``, which itself cannot write into memory that is
+            # given.
             return mx.nd.numpy._internal.arange(
                 start=start, stop=stop, step=step, dtype=np.dtype(dtype).name, ctx=native, out=x
             )

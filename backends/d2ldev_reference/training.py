@@ -1,7 +1,7 @@
 """Training: array-api-strict has no gradients: they are written out.
 
-It trains the reference backend's own MLP and nothing else, so that what is built on the contract
-can be tried where no framework is installed.
+It trains only the reference backend's own MLP, so that training can be tried where no framework is
+installed.
 """
 
 from __future__ import annotations

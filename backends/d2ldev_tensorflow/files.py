@@ -21,7 +21,7 @@ from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev.operations import moving
 from d2ldev_tensorflow.models import inner_optimizers
 
-# Modules of Keras whose layers have no parameters, and leave the order of what they are given.
+# Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
     *("keras.src.layers.activations.", "keras.src.layers.pooling."),
     *("keras.src.layers.core.input_layer", "keras.src.layers.regularization."),

@@ -13,8 +13,9 @@ arrays.
   everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
   tables, which are the host's.
 - Many functions of TensorFlow and Keras make tensors on their way: a window, a first state, zeros
-  for a gradient. So what an operation without operands makes in the block, outside of every scope,
-  has no place of its own: it mixes with everything, and so does what is computed from it alone.
+  for a gradient. So the result of an operation without operands, made in the block and outside of
+  every scope, has no place of its own: it mixes with everything, and so do results that are
+  computed from such tensors alone.
 - A variable is an operand. ``assign`` copies into it, which is what the user wrote; ``assign_add``
   and optimizers compute, and refuse.
 - A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured;
@@ -232,8 +233,8 @@ def inputs_of(operation: str) -> Inputs | None:
 def _place_of(value: Any) -> str | None:
     """Return TensorFlow's name of the device where an operand is.
 
-    None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number, and what
-    has no place of its own.
+    None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number, and a
+    tensor that has no place of its own.
     """
     if type(value) is not _EagerTensor:
         if not isinstance(value, tf.Variable):

@@ -189,7 +189,7 @@ class TensorFlowLearner(Learner):
         placing.place(self._framework, optimizer, self._device)
 
     def _may_be_trained(self) -> list[Any]:
-        """Return what is trainable, and what would be if nothing were frozen."""
+        """Return the variables that are trainable, or would be without freezing."""
         if not self._is_layer:
             return self._variables
         found = {id(x) for x in self._variables}

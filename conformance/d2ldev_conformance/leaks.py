@@ -5,8 +5,8 @@ changes one of them and does not change it back may make the next test pass or f
 ``detect_leaks`` compares before and after, puts back what can be put back, so that one leak is one
 failure, and raises a ``LeakError`` that names everything it found.
 
-The working directory and the temporary directory are fresh and empty inside, so that a file
-which is found there afterwards is this test's, and not that of another process.
+The working directory and the temporary directory are fresh and empty inside, so that a file that is
+found there afterwards was made by this test, not by another process.
 
 Held by ``tests/suite/test_fixtures.py``.
 """

@@ -53,7 +53,7 @@ def made(
     if dtype is None and like is None:
         try:  # noqa: SIM105  # ``suppress`` would cost 10 % of the call
             native = framework.known_natives.get(device)  # the common call, without a detour
-        except Exception:  # noqa: S110  # not hashable, so no device: said below
+        except Exception:  # noqa: S110  # not hashable, so no device: raised below
             pass
     if native is None:
         dtype, native = destination(framework, "make a tensor", dtype, device, like)

@@ -168,9 +168,9 @@ def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable
 # -- the memory that a framework takes at the start -------------------------------------------
 
 # By default JAX takes three quarters of a GPU, and TensorFlow all of it, as soon as they use one,
-# so that no other framework fits beside them. d2ldev asks both to take what they need: only before
-# the framework has initialised its GPU, and not if the user has said something else, in the
-# framework's own variables or with ``D2LDEV_GPU_MEMORY=framework``.
+# so that no other framework fits beside them. d2ldev asks both to take what they need. It does so
+# only before the framework has initialised its GPU, and not if the user has chosen otherwise, by
+# the framework's own variables or by ``D2LDEV_GPU_MEMORY=framework``.
 
 
 def user_has_chosen(variables: Iterable[str]) -> bool:

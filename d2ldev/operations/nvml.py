@@ -91,7 +91,7 @@ def visible_cards() -> list[Card] | None:
 
 
 def memory_of(index: int) -> int | None:
-    """Return the memory of a visible GPU in bytes; None if it is not known which one that is.
+    """Return the memory of a visible GPU in bytes; None if it is not known which card it is.
 
     NVML orders GPUs by their place on the bus, and CUDA the fastest first, unless
     ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.

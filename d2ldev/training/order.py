@@ -116,7 +116,7 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
         if not isinstance(next_gauss, (float, NoneType)):
             raise TypeError(f"{describe(next_gauss)} was drawn")
         python_state = version, tuple(map(int, numbers)), next_gauss
-        random.Random().setstate(python_state)  # noqa: S311  # which refuses what is no state
+        random.Random().setstate(python_state)  # noqa: S311  # refuses a wrong state
         numpy_state = saved["numpy"]
         _check_numpy(numpy_state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:

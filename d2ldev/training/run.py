@@ -1,8 +1,8 @@
 """One run of ``fit``: how far it is, and the checkpoint from which it can go on.
 
-A run that was killed and resumed gives the same parameters as one that was not. Its file is one
-that ``backend.save`` writes and ``backend.load`` reads: the model, the optimizer, which parts are
-frozen, random numbers, and what the order of the batches depends on.
+A run that was killed and resumed gives the same parameters as one that was not. ``backend.save``
+writes its file, and ``backend.load`` reads it: the model, the optimizer, which parts are frozen,
+random numbers, and the state of the batches' order.
 """
 
 from __future__ import annotations

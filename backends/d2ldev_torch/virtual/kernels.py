@@ -1,8 +1,8 @@
 """Every operator on a virtual GPU runs the kernel that the CPU has for it, on the same memory.
 
 The operands are given to the CPU kernel as CPU tensors, and what it made is given to the virtual
-GPU. So results are the CPU's bit for bit, and what the CPU has no kernel for, virtual GPUs have
-none for. Operands on different devices are refused here.
+GPU. So results are the CPU's bit for bit, and an operator without a CPU kernel has none on virtual
+GPUs. Operands on different devices are refused here.
 """
 
 from __future__ import annotations

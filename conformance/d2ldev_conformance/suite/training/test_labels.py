@@ -136,7 +136,7 @@ def _loss_or_nan(backend, labels, method):
     try:
         loss, _ = getattr(learner, method)((x,), y)
         return float(backend.to_numpy(loss))
-    except D2LDevError:  # it is not about the label, which d2ldev does not look at
+    except D2LDevError:  # d2ldev does not check the label
         raise
     except Exception:  # a framework's own: each has another
         return float("nan")
