@@ -1,8 +1,8 @@
-"""``Backend``: what a user calls, on every framework the same.
+"""``Backend``: the methods that a user calls, the same on every framework.
 
 Each method checks what it was given and calls one function of ``d2ldev.operations`` or
 ``d2ldev.files``, or one room of the framework. Native tensors go in and come out; a copy happens
-only where the user wrote one. What an author of a backend writes is in ``d2ldev.framework``.
+only where the user wrote one. ``d2ldev.framework`` has the interface for authors of backends.
 
 Source: D2L, section 6.7, "GPUs".
 """
@@ -66,7 +66,7 @@ class Backend:
         # is found by its name.
         return _by_name, (self.name,)
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- names and types --------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -246,7 +246,7 @@ class Backend:
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if the device's memory does not suffice.
-            InvalidDeviceError, UnsupportedValueError: for what is no device or no dtype.
+            InvalidDeviceError, UnsupportedValueError: if ``device`` or ``dtype`` is none.
         """
         framework = self.framework
         return creation.made(framework, framework.tensors.zeros, shape, dtype, device, like)
@@ -343,7 +343,7 @@ class Backend:
         """
         return creation.dtype(self.framework, spec)
 
-    # -- tensors that are there -------------------------------------------------------------------
+    # -- existing tensors -------------------------------------------------------------------------
 
     def device_of(self, x: Tensor) -> Device:
         """Return the device that holds the bytes of a tensor.
@@ -385,8 +385,8 @@ class Backend:
 
         Returns:
             ``x`` itself if it is there already (``to(x, device) is x``), else a copy on
-            ``device``. Containers come back as what they were, tied leaves tied; a container
-            in which nothing moved is itself.
+            ``device``. Containers keep their types, and tied leaves stay tied; a container in which
+            nothing moved is itself.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.

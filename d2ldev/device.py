@@ -168,7 +168,7 @@ class Device:
 
 
 class _Backend(Protocol):
-    """What a device asks of the active backend."""
+    """The part of the active backend that a device uses."""
 
     def native(self, device: Device) -> Any: ...
 

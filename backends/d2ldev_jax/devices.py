@@ -57,11 +57,11 @@ def is_initialized() -> bool:
 
 
 class JaxDevices(Devices):
-    """What real and virtual GPUs have in common.
+    """The base of the rooms for real and for virtual GPUs.
 
     Attributes:
-        places: what each of JAX's devices stands for, and the kind of memory that is its own;
-            empty until ``from_native`` is called.
+        places: JAX's device -> the device that it stands for, and its own kind of memory; empty
+            until ``from_native`` is called.
     """
 
     def __init__(self) -> None:
@@ -161,7 +161,7 @@ class HardwareDevices(JaxDevices):
     def __init__(self) -> None:
         super().__init__()
         self._gpus: list[jax.Device] | None = None
-        # Why hardware that is there cannot be used, and what helps.
+        # Why hardware cannot be used, and the fix.
         self._failure: tuple[str, str] | None = None
         self._let_memory_grow()
 

@@ -51,11 +51,11 @@ class JaxStrict(Strict):
         While JAX traces, as in ``jax.grad``, an argument has neither a device nor a name.
         """
         places = [device for fail in fails if (device := self._only(fail.da))]
-        # JAX puts what a function closes over first, and has no names for it.
+        # JAX puts the arrays that a function closes over first, and has no names for them.
         every_name = [*[""] * (len(args) - len(names)), *names]
         found = []
         for index, (x, name) in enumerate(zip(args, every_name, strict=False)):
-            # Newer releases hand over what they know of the arguments, and not these.
+            # Newer releases hand over descriptions of the arguments, and not the arguments.
             sharding = getattr(x, "sharding", None)
             if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
                 device = self._only(sharding.device_set)

@@ -72,15 +72,15 @@ class JaxTensors(Tensors):
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
         self._places = devices.places
-        # Without a seed, a key is the number of the draw, folded into a root of this process. A
-        # count is what threads can share without a lock.
+        # Without a seed, a key is the number of the draw, folded into a root of this process.
+        # Threads can share a count without a lock.
         self._root = int.from_bytes(os.urandom(4))
         self._draws = itertools.count()
 
     # -- asking -----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
-        # Cheaper than ``x.device``. What is in any way unusual is looked at closely below.
+        # Cheaper than ``x.device``. Unusual arrays are checked closely below.
         try:
             if not x.is_deleted():
                 sharding = x.sharding

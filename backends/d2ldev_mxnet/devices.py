@@ -68,11 +68,12 @@ class MXNetDevices(Devices):
         return mx.context.current_context()
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        # A context keeps what was before it in itself: one object cannot be entered twice.
+        # A context stores the one before it in itself, so that one object cannot be entered twice.
         return mx.Context(self.native(device))  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        # MXNet waits for all devices or for none. What failed after its call is raised here.
+        # MXNet waits for all devices or for none. Errors of operations that failed after their call
+        # are raised here.
         mx.nd.waitall()
 
     def is_idle(self, device: Device) -> bool:

@@ -128,7 +128,7 @@ class MXNetModels(Models):
         x.handle, new.handle = new.handle, x.handle
 
     def write(self, x: Tensor, new: Tensor) -> None:
-        # Its memory is marked as what has a gradient, and stays.
+        # The memory is marked as having a gradient, and stays.
         if new.size:
             with NumPyShapes(), mx.autograd.pause():
                 new.as_nd_ndarray().copyto(x.as_nd_ndarray())

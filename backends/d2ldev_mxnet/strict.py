@@ -9,9 +9,9 @@ its indices, and the call of a Gluon block, which has an error of its own.
   operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
 - What MXNet's own code moves for its caller is no mixing: ``set_data``, a KVStore's sums,
   ``mx.np.array(x, ctx=...)``. Assignment into an array is an explicit copy, as in PyTorch.
-- Not looked at is what MXNet copies to the host as ``x.asnumpy()`` does (its metrics, and functions
-  that it leaves to NumPy), what it runs in threads of its own (a ``CustomOp``, the backward pass of
-  an ``autograd.Function``), and the executors of symbols.
+- Three things are not checked: what MXNet copies to the host as ``x.asnumpy()`` does (its metrics,
+  and functions that it leaves to NumPy); what it runs in threads of its own (a ``CustomOp``, the
+  backward pass of an ``autograd.Function``); and the executors of symbols.
 """
 
 from __future__ import annotations
@@ -150,7 +150,7 @@ class MXNetStrict(Strict):
 
         return call
 
-    # -- what is written in Python ----------------------------------------------------------------
+    # -- functions in Python ----------------------------------------------------------------------
 
     def _indexing(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
@@ -195,7 +195,7 @@ class MXNetStrict(Strict):
 
 
 def _is_called_back() -> bool:
-    """Return whether MXNet's library itself called what runs the operation.
+    """Return whether MXNet's library itself called the code that runs the operation.
 
     Before an update, a KVStore moves its weight from the host to the gradient's GPU, but not to a
     context of the CPU, which a virtual GPU is; and errors in it are lost. Source:

@@ -29,7 +29,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
 }
 _REQUESTS = ("null", "write", "add")
-# What is drawn for a seed. ``mx.random.seed`` takes the low 32 bits of any number without a word.
+# The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
 _SEEDS = range(2**31 - 1)
 
 
@@ -161,7 +161,7 @@ class MXNetLearner(Learner):
         return loss, prediction
 
     def _clip(self, largest: float) -> None:
-        # gluon.utils.clip_global_norm would wait for the norm, and count what is stale.
+        # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
         gradients = [
             parameter.list_grad()[0].as_np_ndarray()
             for parameter in self._trainer._params

@@ -17,7 +17,7 @@ from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOME
 from d2ldev.operations.steps import check_labels, check_shapes
 from d2ldev_reference.models import MLP, activate
 
-# The derivative of an activation, from what it gave.
+# The derivative of an activation, computed from its result.
 _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda a: xp.astype(a > 0, a.dtype),
     "tanh": lambda a: 1 - a * a,

@@ -1,4 +1,4 @@
-"""Devices: TensorFlow's logical devices, what they are called, how many there are, how they start.
+"""Devices: TensorFlow's logical devices, their names, their number, and how they start.
 
 TensorFlow initialises all of its devices together, with the first operation. What has to be set
 before (virtual GPUs, the memory policy) is set here, and GPUs are counted here before anything has

@@ -179,7 +179,7 @@ def _layers() -> list[Any]:
 
 
 def _drawn(seed: int) -> Any:
-    """Return what draws a kernel without the random state of Keras."""
+    """Return an initializer that draws a kernel without the random state of Keras."""
     import keras
 
     return keras.initializers.GlorotUniform(seed=seed)

@@ -1,6 +1,6 @@
 """Strict: operations refuse operands of different devices, and run where these are.
 
-TensorFlow copies what is elsewhere without a word, and runs an operation on its default device
+TensorFlow silently copies operands that are elsewhere, and runs an operation on its default device
 unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
 operations, and the calls of its functions, go through three functions of one module, as attributes
 of it; these are replaced while a block is in force, and so are the functions that make tensors of
@@ -80,7 +80,7 @@ _UNPLACED = "_d2ldev_unplaced"
 
 
 class TensorFlowStrict(Strict):
-    """What all eager operations go through.
+    """Replacements of the functions that all eager operations go through.
 
     Args:
         devices: the room of devices.
@@ -150,7 +150,7 @@ class TensorFlowStrict(Strict):
     # -- functions that run operations ------------------------------------------------------------
 
     def _refusing(self, in_force: _Function, function: _Function) -> _Function:
-        """Wrap what runs operations whose inputs are given as they are, before any conversion."""
+        """Wrap a function that runs operations on inputs as they are, before any conversion."""
 
         def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
             if not in_force():
@@ -185,7 +185,7 @@ class TensorFlowStrict(Strict):
         return run
 
     def _refusing_flat(self, in_force: _Function, function: _Function) -> _Function:
-        """Wrap what runs functions, and operations whose inputs are all tensors, in one list."""
+        """Wrap a function that runs functions and operations on one list of tensors."""
 
         def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
             name = operation.decode() if isinstance(operation, bytes) else operation
@@ -279,7 +279,7 @@ def _unplaced(result: Any) -> Any:
 
 
 def _name(index: int, value: Any) -> str:
-    """Return what an input of a function is called: a variable by its name."""
+    """Return the name of an input of a function; that of a variable is its own."""
     name = getattr(value, "_name", None)  # of a variable's handle
     return name.partition(":")[0] if isinstance(name, str) else f"operand_{index}"
 
@@ -295,7 +295,7 @@ def _title_of(operation: str) -> str:
 
 
 def _converting(in_force: _Function, function: _Function) -> _Function:
-    """Wrap what makes tensors of numbers and NumPy arrays, for TensorFlow and Keras too."""
+    """Wrap a function that makes tensors of numbers and NumPy arrays, also for Keras."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
         made = function(value, ctx, dtype)

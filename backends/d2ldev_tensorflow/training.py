@@ -46,7 +46,7 @@ class TensorFlowTraining(Training):
         return TensorFlowLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        # What is only traced has no device yet: the caller of its function decides.
+        # A traced tensor has no device yet: the caller of its function decides.
         with tf.device(getattr(prediction, "backing_device", "")):
             found = tf.argmax(prediction, -1)
             # Lengths that are not known while a function is traced would be broadcast.
@@ -162,9 +162,9 @@ class TensorFlowLearner(Learner):
         self._device = self._framework.tensors.device_of(first)
         self._build_optimizer()
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
-        # AutoGraph, as in Keras' own fit: it would wrap the errors of what it converts. TensorFlow
-        # counts the traces of a method in all its objects, and warns; those of a partial it does
-        # not mix up.
+        # AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
+        # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
+        # it does not mix up.
         self._step = tf.function(partial(self._train), autograph=False)
         self._evaluate = tf.function(partial(self._predict), autograph=False)
         self._flags = flags

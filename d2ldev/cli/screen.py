@@ -1,4 +1,4 @@
-"""What the subcommands share: where they print, and how errors and warnings look there."""
+"""Shared by the subcommands: where they print, and how errors and warnings look there."""
 
 from __future__ import annotations
 

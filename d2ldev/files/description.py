@@ -410,7 +410,7 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
 
 
 def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
-    """Return what each row becomes, with None for the tensors that are not given."""
+    """Return the value of each row, with None for the tensors that are not given."""
     made: list[Any] = []
     for row in rows:
         items = [filled(child, made, values) for child in row.children.values()]

@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
     Args:
         stored: what it is in the file.
         device: where to, if it is a tensor.
-        convert: what is done with its values on the way.
+        convert: a function for its values on the way.
     """
 
     stored: Stored

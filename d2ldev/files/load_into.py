@@ -1,4 +1,4 @@
-"""``load_into``: compare a file with what it is read into, read it, then put it in place.
+"""``load_into``: compare a file with an object, read the file, then put its values in place.
 
 Three steps, in this order, so that an error leaves everything as it was:
 
@@ -89,7 +89,7 @@ class Fitting:
         self._states: dict[int, tuple[Any, Outline]] = {}
         # A container that is shared both here and in the file is compared once, and stays shared.
         self._compared: dict[tuple[int, int], Callable[[], Any]] = {}
-        # id -> what takes the place of a tensor or a model.
+        # id -> the replacement of a tensor or a model.
         self._replaced: dict[int, Any] = {}
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:

@@ -27,8 +27,8 @@ class Strict:
         """Make the framework refuse operands of different devices; return a function that ends it.
 
         For a framework that does not refuse them by itself: its functions are replaced. Where
-        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called
-        when the first block begins; the returned function is called when the last one has ended.
+        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they work as before. Called when
+        the first block begins; the returned function is called when the last one has ended.
         """
         return lambda: None
 

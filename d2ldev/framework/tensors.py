@@ -182,7 +182,7 @@ class Tensors(ABC):
         """
 
     def dlpack_of(self, x: Tensor) -> Any:
-        """Return what has ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
+        """Return an object with ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
 
         The tensor itself, but for a framework whose tensors lack these methods.
         """

@@ -110,7 +110,7 @@ class Learner(ABC):
     @property
     @abstractmethod
     def input_names(self) -> tuple[str, ...]:
-        """Return the names of what the model is called with, in order; empty if it does not say."""
+        """Return the names of the model's inputs, in order; empty if it does not say."""
 
     @property
     def takes_mapping(self) -> bool:

@@ -20,7 +20,7 @@ class Container(NamedTuple):
 
     Args:
         children: the values in a container, in order.
-        labels: what leads to each of them, for messages and names: keys, indices, fields.
+        labels: the key, index or field of each of them, for messages and names.
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
     """
 

@@ -126,7 +126,7 @@ class Flattened:
     """The leaves of nestings, and how the containers around them are made again.
 
     Args:
-        nestings: what is gone through.
+        nestings: the nestings to walk.
         names: where the names in each begin.
         kinds, attempted: see ``flatten``.
     """
@@ -161,7 +161,7 @@ class Flattened:
         """Return the nesting with other leaves: the first nesting, of several.
 
         Args:
-            changed: id -> what takes the place of this leaf; leaves that are not in it stay. The
+            changed: id -> the replacement of this leaf; leaves that are not in it stay. The
                 containers that are made again are added to it.
 
         Raises:
@@ -219,7 +219,7 @@ def _collect(
     containers: list[tuple[Any, Container, Sequence[Any]]],
     is_open: dict[int, bool],
 ) -> None:
-    """Add what is in a container to what was found so far.
+    """Add the contents of a container to the collections of what was found so far.
 
     Args:
         children: of the container.

@@ -48,7 +48,7 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
 def operands_of(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
 ) -> list[Operand]:
-    """Return the tensors among what an operation was called with, by name.
+    """Return the tensors among the arguments of an operation, by name.
 
     Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that is not
     on one device, such as a traced one, is left out.
@@ -72,7 +72,7 @@ def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Replace functions of modules, classes and objects, all of them or none.
 
     Args:
-        replacements: the owner, the name, and what is to be there instead.
+        replacements: the owner, the name, and the replacement.
 
     Returns:
         A function that puts the original objects back.

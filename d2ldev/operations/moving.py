@@ -51,7 +51,7 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None
         framework: whose tensors they are.
         x: any nesting.
         target: where to.
-        copy_all: what copies the tensors that are elsewhere; None is the framework's own way.
+        copy_all: copies the tensors that are elsewhere; None is the framework's own way.
     """
     attempted = _moving("a batch", target)
     flat = flatten(x, framework.kinds, attempted)
@@ -88,7 +88,7 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     places = {target} if target is not None else set(map(device_of, tensors.values()))
     changed: dict[int, Tensor] = {}
     for place in places:
-        # What is on one device is copied together, as a framework may do it at less cost.
+        # The tensors of one device are copied together, which costs less in some frameworks.
         there = tensors
         if len(places) > 1:
             there = {key: x for key, x in tensors.items() if device_of(x) is place}

@@ -1,4 +1,4 @@
-"""A step of training: what a model is called with, which loss is meant, and its operands.
+"""A step of training: the inputs of a model, the loss by its name, and the operands of the loss.
 
 Helpers for the rooms ``training``.
 """
@@ -67,7 +67,7 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
 
     Args:
         prediction: the shape of the prediction.
-        y: that of what it is compared with.
+        y: the shape of the target.
 
     Raises:
         UnsupportedValueError: if they are not the same.

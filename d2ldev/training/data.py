@@ -178,7 +178,7 @@ def _whole(name: str, value: Any, least: int) -> int:
 def inputs_and_target(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[tuple[Any, ...], Any]:
-    """Return what a model is called with, and what its prediction is compared with.
+    """Return the inputs of the model, and the target of its prediction.
 
     Args:
         batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose

@@ -28,8 +28,8 @@ def named_metrics(
         metrics: names and functions; a function goes by its own name.
 
     Raises:
-        UnsupportedValueError: for an unknown name, what cannot be called, what keeps a running
-            value, or a name twice.
+        UnsupportedValueError: for an unknown name, an object that cannot be called or that keeps a
+            running value, or a name twice.
     """
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:

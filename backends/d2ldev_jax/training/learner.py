@@ -211,7 +211,7 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
     return arrays
 
 
-# -- what is compiled -----------------------------------------------------------------------------
+# -- compiled functions ---------------------------------------------------------------------------
 
 
 def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
