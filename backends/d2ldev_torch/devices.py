@@ -120,7 +120,7 @@ class Accelerator:
         return self._module
 
     def memory(self, index: int) -> Memory:
-        """Return what torch's allocator holds for tensors, and the size of the card, in bytes."""
+        """Return the bytes that torch's allocator holds for tensors, and the size of the card."""
         total = int(self._module.get_device_properties(index).total_memory)
         if not self._has_context(index):
             return Memory(0, 0, total)

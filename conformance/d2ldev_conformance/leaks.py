@@ -1,4 +1,4 @@
-"""What a test must not leave behind, and how it is found out.
+"""Find what a test must not leave behind.
 
 Environment variables, threads, files, replaced functions, and d2ldev's own selection: a test that
 changes one of them and does not change it back may make the next test pass or fail.

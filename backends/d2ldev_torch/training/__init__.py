@@ -1,4 +1,4 @@
-"""Training: steps, batches that are copied ahead, and what a resumed run needs."""
+"""Training: steps, batches that are copied ahead, and the state for resumed runs."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ class TorchTraining(Training):
         return put
 
     def _check_state(self, native: torch.device, state: Any) -> None:
-        """Set a state on a generator that is thrown away: torch refuses what is none."""
+        """Set a state on a temporary generator: torch refuses a wrong state."""
         try:
             torch.Generator(native).set_state(state)
         except (RuntimeError, TypeError) as error:
@@ -129,7 +129,8 @@ class SideStream(Copier):
 
     def _copied(self, x: Tensor) -> Tensor:
         if not (x.is_cpu and x.layout is torch.strided and not x.requires_grad):
-            # What a GPU computes, or what gradients flow through, keeps its place in the queue.
+            # Tensors that a GPU computes, or that gradients flow through, keep their place in the
+            # queue.
             return self._tensors.copy(x, self._native)
         with self._module.stream(self._stream):
             new = x.pin_memory().to(self._native, non_blocking=True)

@@ -119,7 +119,7 @@ class TorchLearner(Learner):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        # What torch.compile makes takes anything, and gives it to the module that was compiled.
+        # A result of torch.compile takes anything, and gives it to the module that was compiled.
         return input_names(getattr(self._model, "_orig_mod", self._model).forward)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:

@@ -1,4 +1,4 @@
-"""Virtual GPUs as an accelerator, and what is registered with torch for them.
+"""Virtual GPUs as an accelerator, and their registration with torch.
 
 torch is told once for a process, and only when virtual GPUs were asked for.
 """

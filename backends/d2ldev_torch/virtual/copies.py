@@ -50,7 +50,7 @@ def _to_copy(
 
 
 def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
-    """Return what ``[x.to(target, copy=True) for x in xs]`` gives, in half of the time.
+    """Return ``[x.to(target, copy=True) for x in xs]``, in half of the time.
 
     The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only where
     something may hook into it: gradients, modes, ``torch.func``.

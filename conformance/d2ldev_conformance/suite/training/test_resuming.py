@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
 def runs_of(request, backend, tmp_path):
     """Both runs of a network, one unbroken and one that was broken off and resumed.
 
-    They begin with the same state of all random numbers: what a run of no epochs has kept.
+    They begin with the same state of all random numbers, which a run of no epochs has saved.
     """
     inputs = np.random.default_rng(0).standard_normal((14, 4)).astype("float32")
     batches = [(x, (x.sum(1) > 0).astype("int32")) for x in np.split(inputs, [5, 10])]

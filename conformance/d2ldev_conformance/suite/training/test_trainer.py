@@ -89,7 +89,7 @@ def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
 def test_the_curve_is_that_of_the_cpu(backend, batches, num_gpus):
     _, on_the_cpu = _fit(backend, batches, 0)
     _, history = _fit(backend, batches, num_gpus)
-    # Devices add in other orders, and a few steps multiply what is left of it.
+    # Devices add in other orders, and a few steps multiply the difference.
     np.testing.assert_allclose(history["loss"], on_the_cpu["loss"], rtol=1e-4)
 
 
