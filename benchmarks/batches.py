@@ -1,7 +1,7 @@
 """Batches that really move, and copies of them: nestings of 3, 30 and 300 leaves of 4 floats.
 
-Ours is all or nothing, keeps ties, and takes any container; theirs is the way that one would go
-without d2ldev, each of them where there are several.
+Ours moves all or nothing, keeps ties, and takes any container. Theirs is what one would write
+without d2ldev, in each way if there are several.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _FLOATS = 4
 
 
 def torch_rows(backend: Any) -> Iterator[Row]:
-    """Between two virtual GPUs, from the CPU to one, and copies on the CPU."""
+    """Compare moves between two virtual GPUs, moves from the CPU, and copies on the CPU."""
     import torch
     from torch.utils._pytree import tree_map
 
@@ -46,11 +46,11 @@ def torch_rows(backend: Any) -> Iterator[Row]:
 
 
 def jax_rows(backend: Any) -> Iterator[Row]:
-    """One ``device_put`` of the tree."""
+    """Compare with one ``device_put`` of the tree."""
     import jax
 
     names = {"jax": jax, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
-    # Each is waited for by itself: to wait for a device takes longer than all that is measured.
+    # Each array is waited for by itself: waiting for a device takes longer than what is measured.
     names["ready"] = jax.block_until_ready
     move = "ready(jax.device_put({}, native))"
     copy = "ready(jax.device_put({}, cpu, may_alias=False))"
@@ -60,7 +60,7 @@ def jax_rows(backend: Any) -> Iterator[Row]:
 
 
 def tensorflow_rows(backend: Any) -> Iterator[Row]:
-    """A walk by hand in a device's scope, with ``tf.identity``, which shares memory on a CPU."""
+    """Compare with a walk by hand that calls ``tf.identity``, which shares memory on a CPU."""
     import tensorflow as tf
 
     def move(value: Any, target: str) -> Any:
@@ -73,7 +73,7 @@ def tensorflow_rows(backend: Any) -> Iterator[Row]:
 
 
 def mxnet_rows(backend: Any) -> Iterator[Row]:
-    """A walk by hand."""
+    """Compare with a walk by hand."""
     native = backend.native("gpu:1")
     names = {
         "walked": _walked,
@@ -86,7 +86,7 @@ def mxnet_rows(backend: Any) -> Iterator[Row]:
 
 
 def placement_rows(backend: Any) -> Iterator[Row]:
-    """Where the parameters of a torch model are."""
+    """Compare two ways to ask where the parameters of a torch model are."""
     import torch
 
     for count in (1, 10, 50):
@@ -107,15 +107,15 @@ def _rows(
     aim: float,
     ready: str = "{}",
 ) -> Iterator[Row]:
-    """Every size and form of batch, moved and copied, and one tensor.
+    """Compare every size and form of batch, moved and copied, and one tensor.
 
     Args:
         backend: ours.
-        names: what their statements use.
-        moves, copies: whose they are -> a statement about ``batch``.
+        names: the names that the statements use.
+        moves, copies: the way of the framework -> a statement about ``batch``.
         one: the native calls that move and copy ``x``.
         aim: for the batches.
-        ready: what waits for what ours gives; theirs wait by themselves then.
+        ready: waits for the result of ours; theirs wait by themselves then.
     """
     finish = backend.synchronize if ready == "{}" and backend.name != "torch" else _nothing
     names = {**names, "backend": backend}
@@ -145,7 +145,7 @@ def _rows(
 
 
 def _nothing() -> None:
-    """What is waited for on torch's virtual GPUs: they have copied when the call returns."""
+    """Wait for nothing: torch's virtual GPUs have copied when the call returns."""
 
 
 def _nested(tensors: list[Any]) -> dict[str, dict[str, Any]]:
@@ -165,7 +165,7 @@ _FORMS: dict[str, Callable[[list[Any]], Any]] = {
 
 
 def _walked(value: Any, change: Callable[[Any], Any]) -> Any:
-    """What one writes by hand for the containers that one has."""
+    """Walk a batch as one does by hand, for the containers that one has."""
     if isinstance(value, dict):
         return {key: _walked(inner, change) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

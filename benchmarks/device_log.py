@@ -28,7 +28,7 @@ _AIM = 1.05
 
 
 def rows(backend: Any, device: str, width: int, examples: int) -> Iterator[Comparison]:
-    """A hundred steps, with the log against each of the others."""
+    """Compare the log with each of the others over a hundred steps."""
     step = _steps(backend, device, width, examples)
 
     def log() -> None:
@@ -53,7 +53,7 @@ def rows(backend: Any, device: str, width: int, examples: int) -> Iterator[Compa
 
 
 def _steps(backend: Any, device: str, width: int, examples: int) -> Callable[[], Any]:
-    """A function that trains a model of its own for one step, and returns the loss."""
+    """Return a function that trains a model of its own for one step, and returns the loss."""
     learner = backend.learner(backend.mlp([20, width, width, 1], device=device))
     x = backend.rand((examples, 20), seed=0, device=device)
     y = backend.ones((examples, 1), device=device)

@@ -2,8 +2,8 @@
 
     python benchmarks/files.py [--framework NAME] [--folder DIR] [--json FILE]
 
-The library writes NumPy arrays, does not bring them to the disk, and knows no checksums; it reads
-them into NumPy arrays, of which tensors are made then. Both sides run in turn in one process;
+The library writes NumPy arrays, does not synchronise them to the disk, and has no checksums. It
+reads them into NumPy arrays, of which tensors are made then. Both sides run in turn in one process;
 reported are the medians, and the median of the ratios of a round. The last row is the price of the
 checksums: the same file with and without. Files are read from the operating system's cache: from a
 disk they take longer, and the checksums do not. The library's own loader of torch is not compared:
@@ -34,7 +34,7 @@ _ROUNDS = 15
 
 
 def results(backend: d2ldev.Backend, folder: Path, count: int = 100) -> list[Result]:
-    """Every comparison, with ``count`` tensors of 1 MB."""
+    """Return every comparison, with ``count`` tensors of 1 MB."""
     generator = np.random.default_rng(0)
     arrays = {f"w{i}": generator.random((250, 1000), np.float32) for i in range(count)}
     tensors = {name: backend.asarray(array) for name, array in arrays.items()}

@@ -20,7 +20,7 @@ class Framework(NamedTuple):
     Args:
         lenet: makes LeNet, as D2L has it (section 7.6).
         is_channels_last: whether its convolutions take images of shape ``(n, 28, 28, 1)``.
-        loops: what the hand-written loop is called -> makes an epoch of it for a model.
+        loops: the name of a hand-written loop -> makes an epoch of it for a model.
     """
 
     lenet: Callable[[], Any]
@@ -29,7 +29,7 @@ class Framework(NamedTuple):
 
 
 def torch_framework() -> Framework:
-    """https://docs.pytorch.org/tutorials/beginner/basics/quickstart_tutorial.html."""
+    """Follow https://docs.pytorch.org/tutorials/beginner/basics/quickstart_tutorial.html."""
     import torch
     from torch import nn
 
@@ -60,7 +60,7 @@ def torch_framework() -> Framework:
 
 
 def jax_framework() -> Framework:
-    """https://flax.readthedocs.io/en/latest/nnx_basics.html, and its guide on performance."""
+    """Follow https://flax.readthedocs.io/en/latest/nnx_basics.html, and its performance guide."""
     import jax
     import optax
     from flax import nnx
@@ -120,7 +120,7 @@ def jax_framework() -> Framework:
 
 
 def tensorflow_framework() -> Framework:
-    """https://www.tensorflow.org/tutorials/quickstart/advanced."""
+    """Follow https://www.tensorflow.org/tutorials/quickstart/advanced."""
     import keras
     import tensorflow as tf
     from keras import layers
@@ -163,7 +163,7 @@ def tensorflow_framework() -> Framework:
 
 
 def mxnet_framework() -> Framework:
-    """https://mxnet.apache.org/versions/1.9.1/api/python/docs/tutorials/packages/gluon/."""
+    """Follow https://mxnet.apache.org/versions/1.9.1/api/python/docs/tutorials/packages/gluon/."""
     from d2ldev_mxnet.framework import mx
 
     mx.npx.set_np()

@@ -2,7 +2,7 @@
 
 Each round times both, in alternating order, so that a machine that slows down slows both; what
 is reported is the median of the rounds. The statements are texts, as ``timeit`` takes them,
-because the call of a function around them would be a good part of what is measured.
+because calling a function around them would take a good part of the time.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ print([between - start, time.perf_counter() - between])
 
 
 def _nothing() -> None:
-    """What is waited for where nothing is queued."""
+    """Wait for nothing, where nothing is queued."""
 
 
 @dataclass(frozen=True)
@@ -45,10 +45,10 @@ class Comparison:
         ours: the statement with d2ldev.
         theirs: the framework's own; empty if it cannot run here.
         aim: the ratio of their times that ours should not exceed; None for information.
-        names: what both statements use.
+        names: the names that both statements use.
         note: why a statement cannot run, or what to know about the row.
         within: the context in which ours is measured.
-        finish: called at the end of each sample, such as what waits for the device.
+        finish: called at the end of each sample, for example to wait for the device.
     """
 
     name: str
@@ -102,11 +102,11 @@ Row = Comparison | ProcessComparison | Addition
 
 @dataclass(frozen=True)
 class Result:
-    """What one comparison gave; ``None`` where it could not run.
+    """The result of one comparison; ``None`` where it could not run.
 
     Args:
         ours, theirs: the medians, in seconds for one execution.
-        value: what is held against the aim, in ``unit``.
+        value: the number that is compared with the aim, in ``unit``.
     """
 
     name: str
@@ -156,7 +156,7 @@ def _result(
 def _interleaved(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[float, float]:
-    """The medians of both, measured in turn."""
+    """Return the medians of both, measured in turn."""
     ours(), theirs()  # the first time of each is not like the others
     samples: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
@@ -171,7 +171,7 @@ def _sampler(
     within: Callable[[], AbstractContextManager[Any]],
     finish: Callable[[], object],
 ) -> Callable[[], float]:
-    """A function that gives the seconds of one execution, from as many as make a sample."""
+    """Return a function that times one execution, as the mean of as many as make a sample."""
     timer = Timer(statement, globals=dict(names))
 
     def sample(number: int) -> float:
@@ -181,7 +181,7 @@ def _sampler(
             finish()
             return time.perf_counter() - start
 
-    sample(3)  # what the first times do, such as compiling, is not what is counted
+    sample(3)  # the first executions compile, for example, and do not count
     number = 1
     while sample(number) < _SECONDS_PER_SAMPLE:
         number *= 2
@@ -189,9 +189,9 @@ def _sampler(
 
 
 def _process(program: str) -> tuple[float, str]:
-    """The seconds that a program takes in an interpreter of its own, and what it printed."""
+    """Return the seconds that a program takes in an interpreter of its own, and its output."""
     command = [sys.executable, "-c", program]
-    # With bytecode, as every installed package has it: else compiling ours is what is measured.
+    # With bytecode, as every installed package has it: else the compiling of ours is measured.
     # Without virtual GPUs, which a framework that was used before d2ldev could not make any more.
     left_out = ("PYTHONDONTWRITEBYTECODE", "D2LDEV_VIRTUAL_GPUS")
     environment = {name: value for name, value in os.environ.items() if name not in left_out}

@@ -42,7 +42,7 @@ def _aim(result: Result) -> str:
 
 
 def table(title: str, results: list[Result]) -> Table:
-    """The results for a person to read."""
+    """Return the results for a person to read."""
     made = Table(title=title)
     for column in ("what", "with d2ldev", "without"):
         made.add_column(column, overflow="fold")
@@ -66,7 +66,7 @@ def table(title: str, results: list[Result]) -> Table:
 
 
 def document(results: list[Result], framework: str) -> dict[str, Any]:
-    """The results with what they were measured on, for a file."""
+    """Return the results with what they were measured on, for a file."""
     backend = d2ldev.get_backend(framework.removesuffix("-virtual"))
     distributions = ("d2ldev", *backend.distributions, "accelerate", "lightning-fabric")
     return {

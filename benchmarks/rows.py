@@ -18,12 +18,12 @@ _LAYERS = 50
 
 
 def import_rows() -> Iterator[Row]:
-    """What importing d2ldev costs, whatever the framework."""
+    """Measure what importing d2ldev costs, whatever the framework."""
     yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=30)
 
 
 def torch_rows() -> Iterator[Row]:
-    """PyTorch on the CPU, through the handle and through the backend itself."""
+    """Compare with PyTorch on the CPU, through the handle and through the backend itself."""
     import torch
 
     import d2ldev
@@ -70,12 +70,12 @@ def torch_rows() -> Iterator[Row]:
 
 
 def virtual_torch_rows() -> Iterator[Row]:
-    """PyTorch with two virtual GPUs: what moves between them."""
+    """Compare with PyTorch on two virtual GPUs: what moves between them."""
     yield from batches.torch_rows(_with_two_virtual_gpus("torch"))
 
 
 def jax_rows() -> Iterator[Row]:
-    """JAX: committed arrays, one ``device_put`` for a tree."""
+    """Compare with JAX: committed arrays, one ``device_put`` for a tree."""
     backend = _with_two_virtual_gpus("jax")
     import jax
     from flax import nnx
@@ -113,7 +113,7 @@ def jax_rows() -> Iterator[Row]:
 
 
 def tensorflow_rows() -> Iterator[Row]:
-    """TensorFlow: ``tf.identity`` is its way to copy."""
+    """Compare with TensorFlow, which copies with ``tf.identity``."""
     backend = _with_two_virtual_gpus("tensorflow")
     import tensorflow as tf
 
@@ -155,7 +155,7 @@ def tensorflow_rows() -> Iterator[Row]:
 
 
 def mxnet_rows() -> Iterator[Row]:
-    """MXNet: ``as_in_ctx`` returns what is there, as ``to`` does."""
+    """Compare with MXNet, whose ``as_in_ctx`` returns what is there, as ``to`` does."""
     backend = _with_two_virtual_gpus("mxnet")
     import mxnet
 
@@ -218,7 +218,7 @@ def _rows(
     ones: str,
     place: str,
 ) -> Iterator[Row]:
-    """The same five comparisons for each framework."""
+    """Make the same five comparisons for each framework."""
     yield Comparison("to, a tensor that is there", "backend.to(x, device)", *to, names)
     yield Comparison("to, a batch that is there", "backend.to(batch, device)", *batch, names)
     yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.10, names)
@@ -227,7 +227,7 @@ def _rows(
 
 
 def _strict_rows(aim: float) -> Iterator[Row]:
-    """What an operation of small tensors costs inside ``strict()``, against outside of it."""
+    """Compare an operation on small tensors inside ``strict()`` with the same outside."""
     import d2ldev
 
     backend = d2ldev.backend
@@ -255,7 +255,7 @@ def _strict_rows(aim: float) -> Iterator[Row]:
 
 
 def _first_use(name: str, theirs: str) -> Addition:
-    """What d2ldev adds to a framework's import and its own first operation."""
+    """Measure what d2ldev adds to a framework's import and its own first operation."""
     ours = f"from d2ldev import {name} as d2l; d2l.to(d2l.ones((2, 3)), d2l.try_gpu())"
     return Addition(f"first use, after {name}'s own", ours, theirs, aim=0.05)
 

@@ -4,9 +4,9 @@
 
 Both train the same model on the same batches, which are tensors on the CPU already. They run in
 turn, epoch by epoch in one process: the hand-written epoch is in the trainer's callback. Reported
-are the medians of the epochs, each with what it takes until the device has done all of it, and of
-the ratios of an epoch to the one beside it, which a machine that slows down for a while does not
-change. The exit status is 0 also where the aim is not met.
+are the medians of the epochs, each timed until the device is done, and of the ratios of two epochs
+side by side, which do not change when the machine slows down for a while. The exit status is 0 also
+where the aim is not met.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EPOCHS = 81
 
 
 def results(name: str) -> list[Result]:
-    """Every comparison for one framework."""
+    """Return every comparison for one framework."""
     backend, framework = d2ldev.get_backend(name), FRAMEWORKS[name]()
     found = []
     for case, make_model, batches in _cases(backend, framework):
@@ -50,7 +50,7 @@ def results(name: str) -> list[Result]:
 def _cases(
     backend: d2ldev.Backend, framework: Framework
 ) -> list[tuple[str, Callable[[], Any], Batches]]:
-    """Two models of the book with the sizes of its batches: sections 5.2 and 7.6."""
+    """Return two models of the book with the sizes of its batches: sections 5.2 and 7.6."""
     images = (28, 28, 1) if framework.is_channels_last else (1, 28, 28)
 
     def mlp() -> Any:
@@ -78,7 +78,7 @@ def _batches(backend: d2ldev.Backend, number: int, size: int, shape: tuple[int, 
 
 
 def _hybridized(model: Any) -> Any:
-    """The model as its framework runs fastest, where that is the user's to say."""
+    """Return the model as its framework runs fastest, where the user has to ask for that."""
     if hasattr(model, "hybridize"):
         model.hybridize(static_alloc=True, static_shape=True)
     return model
@@ -90,7 +90,7 @@ def _epochs(
     batches: Batches,
     make_epoch: Callable[[Any], Epoch],
 ) -> tuple[list[float], list[float]]:
-    """The seconds of each epoch of ours, and of the one of theirs after it."""
+    """Return the seconds of each epoch of ours, and of the native one after it."""
     epoch_of_theirs = make_epoch(make_model())
     ours: list[float] = []
     theirs: list[float] = []

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What is imported when it is first asked for, and from where: most programs have no use for it.
+# Imported from these modules when first asked for, because most programs do not use them.
 _LAZY = {
     "ArrayLoader": "d2ldev.training.data",
     "DeviceLog": "d2ldev.training.log",
@@ -87,9 +87,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """``from d2ldev import torch as d2l``: any backend that is known, by its name.
+    """Return any known backend by its name: ``from d2ldev import torch as d2l``.
 
-    And what is imported when it is first asked for, such as ``Trainer``.
+    Or return a name that is imported when it is first asked for, such as ``Trainer``.
     """
     if name in _LAZY:
         import importlib

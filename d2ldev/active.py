@@ -1,7 +1,7 @@
 """Which backend is active: ``backend``, the handle, and the functions that change it.
 
-The handle is a ``Backend`` whose framework is asked for anew at each call; everything else of it is
-``Backend``'s own.
+The handle is a ``Backend`` that looks up its framework at each call. All its methods are
+``Backend``'s.
 
 Held by ``tests/core/registry/``.
 """
@@ -38,7 +38,7 @@ class ActiveBackend(FollowsSelection, Backend):
         return f"<the active backend: {self.name}>"
 
     def __setattr__(self, name: str, value: object) -> NoReturn:
-        # It would be that of every backend that is active later, too.
+        # The attribute would belong to every backend that is active later, too.
         raise AttributeError(f"cannot set {name!r} of d2ldev.backend, which is another one in turn")
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -74,7 +74,7 @@ def get_backend(name: str | Backend) -> Backend:
     if isinstance(name, str):
         return backend_for(get_framework(name))
     if isinstance(name, ActiveBackend):
-        # The handle itself as the active backend would ask itself for ever.
+        # If the handle were the active backend, it would look itself up for ever.
         return active_backend()
     if isinstance(name, Backend):
         return name

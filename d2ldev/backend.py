@@ -1,8 +1,8 @@
-"""``Backend``: what a user calls, on every framework the same.
+"""``Backend``: the methods that a user calls, the same on every framework.
 
 Each method checks what it was given and calls one function of ``d2ldev.operations`` or
 ``d2ldev.files``, or one room of the framework. Native tensors go in and come out; a copy happens
-only where the user wrote one. What an author of a backend writes is in ``d2ldev.framework``.
+only where the user wrote one. ``d2ldev.framework`` has the interface for authors of backends.
 
 Source: D2L, section 6.7, "GPUs".
 """
@@ -40,7 +40,7 @@ class Backend:
     """One framework behind the contract.
 
     Args:
-        framework: what an author wrote; ``d2ldev.get_backend(name)`` makes both.
+        framework: the rooms that an author wrote; ``d2ldev.get_backend(name)`` makes both.
 
     Attributes:
         framework: the same.
@@ -62,11 +62,11 @@ class Backend:
         return f"<the {self.name} backend>"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # A model that keeps its backend is copied and sent to other processes; the backend is
-        # found there by its name.
+        # A model that keeps its backend may be copied or sent to another process, where the backend
+        # is found by its name.
         return _by_name, (self.name,)
 
-    # -- what it is -------------------------------------------------------------------------------
+    # -- names and types --------------------------------------------------------------------------
 
     @property
     def name(self) -> str:
@@ -120,9 +120,8 @@ class Backend:
     def num_gpus(self) -> int:
         """Return how many GPUs of this process's machine the framework can use; 0 if none.
 
-        Asking makes no context on any GPU, so that a later fork works. There being none is no
-        error; hardware that was found but cannot be initialised is a
-        ``DeviceInitializationWarning`` with the reason.
+        Asking makes no context on any GPU, so that a later fork works. Having none is no error.
+        Hardware that cannot be initialised gives a ``DeviceInitializationWarning`` with the reason.
         """
         return self.framework.num_gpus()
 
@@ -168,7 +167,7 @@ class Backend:
         return self.framework.devices.platform(place)
 
     def default_device(self) -> Device:
-        """Return where the framework's own creation calls would put a tensor now.
+        """Return the device where the framework's own creation calls put a tensor now.
 
         d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
         """
@@ -192,7 +191,7 @@ class Backend:
             self.framework.devices.synchronize(each)
 
     def is_idle(self, device: DeviceLike = None) -> bool:
-        """Return whether no work queued on a device (None: on any) is unfinished."""
+        """Return whether all work queued on a device (None: on every device) is done."""
         asked = devices.chosen(self.framework, device, "ask whether there is work")
         return all(self.framework.devices.is_idle(each) for each in asked)
 
@@ -216,7 +215,7 @@ class Backend:
             like: a tensor that gives dtype and device where they are not given.
 
         Returns:
-            A new tensor; a tensor that already is as asked for comes back itself.
+            A new tensor; or ``obj`` itself, if it already is a tensor as asked for.
 
         Raises:
             UnsupportedValueError: for object arrays, strings, ragged lists, and dtypes that
@@ -247,7 +246,7 @@ class Backend:
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
             OutOfDeviceMemoryError: if the device's memory does not suffice.
-            InvalidDeviceError, UnsupportedValueError: for what is no device or no dtype.
+            InvalidDeviceError, UnsupportedValueError: if ``device`` or ``dtype`` is none.
         """
         framework = self.framework
         return creation.made(framework, framework.tensors.zeros, shape, dtype, device, like)
@@ -344,14 +343,14 @@ class Backend:
         """
         return creation.dtype(self.framework, spec)
 
-    # -- tensors that are there -------------------------------------------------------------------
+    # -- existing tensors -------------------------------------------------------------------------
 
     def device_of(self, x: Tensor) -> Device:
-        """Return where the bytes of a tensor are.
+        """Return the device that holds the bytes of a tensor.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor of this backend, or has no one place: one
-                that is only traced (under ``jit`` or ``tf.function``), spread over several devices,
+            UnsupportedValueError: if ``x`` is no tensor of this backend, or is not on one device:
+                it is only traced (under ``jit`` or ``tf.function``), spread over several devices,
                 or without bytes (torch's ``meta``).
         """
         return self.framework.tensors.device_of(x)
@@ -381,14 +380,13 @@ class Backend:
         Args:
             x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
                 ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
-                NumPy arrays and other frameworks' tensors are data: in their place comes a tensor
-                with their values.
+                NumPy arrays and other frameworks' tensors become tensors of this backend.
             device: where to.
 
         Returns:
             ``x`` itself if it is there already (``to(x, device) is x``), else a copy on
-            ``device``. Containers come back as what they were, tied leaves tied; a container
-            in which nothing moved is itself.
+            ``device``. Containers keep their types, and tied leaves stay tied; a container in which
+            nothing moved is itself.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
@@ -404,14 +402,14 @@ class Backend:
             ):
                 return x
         except Exception:  # noqa: S110
-            pass  # a device that was not named so far, or none: said below
+            pass  # the call below looks up a new device, or raises the error
         return moving.to(framework, x, device)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
         """Copy a tensor, or every tensor in a nesting, into new memory.
 
         Args:
-            x: as in ``to``, without data that is no tensor of this backend.
+            x: as in ``to``, but without NumPy arrays and other frameworks' tensors.
             device: where to; None leaves each tensor on its device.
 
         Returns:
@@ -485,16 +483,16 @@ class Backend:
             device: where to.
 
         Returns:
-            What to use from then on: ``obj`` itself where the framework moves in place.
+            The object to use from then on: ``obj`` itself where the framework moves in place.
 
         Raises:
-            DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError: as ``to``;
-                everything is where it was then.
+            DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError: as ``to``; then
+                nothing has moved.
         """
         return placing.place(self.framework, obj, device)
 
     def placement(self, obj: Any) -> Mapping[str, Device]:
-        """Return where everything is that ``place`` looks after: name -> device.
+        """Return the device of everything that ``place`` handles: name -> device.
 
         >>> backend.placement(net)                                         # doctest: +SKIP
         {'0.weight': Device('gpu', 0), '0.bias': Device('gpu', 0)}
@@ -503,7 +501,7 @@ class Backend:
         return {name: device_of(x) for name, x in placing.named_tensors(self.framework, obj)}
 
     def named_tensors(self, obj: Any) -> Mapping[str, Tensor]:
-        """Return the tensors that ``place`` looks after: name -> tensor."""
+        """Return the tensors that ``place`` handles: name -> tensor."""
         return dict(placing.named_tensors(self.framework, obj))
 
     # -- files ------------------------------------------------------------------------------------
@@ -515,14 +513,14 @@ class Backend:
             obj: a tensor, a model, an optimizer, a NumPy array, a number, text, None, bytes,
                 or any nesting of them, in which the keys of dicts and the elements of sets are
                 text, bytes, numbers, None, or tuples of them.
-            path: of the file. One that is there is replaced in one step: whenever the process
-                dies, it is the old one or the new one.
+            path: of the file. An existing file is replaced in one step: whenever the process dies,
+                the file is the old one or the new one.
 
         The file is a safetensors file: other programs read its tensors, too. Gradients are not
-        saved. What is one tensor in two places is written once, and is one tensor afterwards.
+        saved. A tensor that is in two places is written once, and loaded as one tensor.
 
         Raises:
-            UnsupportedValueError: if ``obj`` holds something else, whose place is named.
+            UnsupportedValueError: if ``obj`` holds something else; the message names its place.
             CheckpointError: if the file cannot be written.
         """
         from d2ldev.files.save import save
@@ -535,13 +533,14 @@ class Backend:
         Args:
             path: of a file that ``save`` has written, with whatever backend, or of any other
                 safetensors file, which is a dict from names to tensors.
-            device: where the tensors are made, wherever they were.
+            device: where the tensors are made, whatever device they were saved from.
 
         Returns:
             What was saved: dicts, lists, tuples, sets, OrderedDicts and deques as their type; a
             namedtuple as a tuple, a dataclass and any other mapping as a dict, and other classes
             as what they are derived from. A model is a dict from the names of its tensors to
-            tensors, and an optimizer a dict of its state. ``load_into`` gives each back to its own.
+            tensors, and an optimizer a dict of its state. ``load_into`` reads either into a model
+            or an optimizer.
 
         Raises:
             DeviceUnavailableError: before anything is read.
@@ -557,22 +556,24 @@ class Backend:
         """Read a file into a model, an optimizer, or a nesting of them and of tensors.
 
         Args:
-            obj: what is like what was saved: with the same names, shapes and dtypes. Each tensor
-                stays on the device where it is, and is filled in place where ``place`` would.
+            obj: an object like the one that was saved, with the same names, shapes and dtypes. Each
+                tensor stays on the device where it is, and is filled in place where ``place``
+                would.
             path: of a file that ``save`` has written, with whatever backend, or of any other
-                safetensors file, whose names are then those of ``named_tensors(obj)``.
+                safetensors file that has the names of ``named_tensors(obj)``.
 
         Returns:
-            What to use from then on, as with ``place``: the model itself, and new containers
-            for those in which a tensor, a number or text is another one now.
+            The object to use from then on, as with ``place``: the model itself, and a new container
+            for each in which a tensor, a number or text was replaced.
 
-        The same layers in another framework have other names, and kernels that are turned. Where
-        both are known, as in what ``mlp`` makes, they are converted; else the names and shapes
+        Another framework gives the same layers other names and transposed kernels. Where d2ldev
+        knows the layers, as in models of ``mlp``, they are converted; else the names and shapes
         have to be the same.
 
         Raises:
-            CheckpointError: if the file cannot be read, or does not fit: with the names that are
-                missing, unexpected, or of another shape or dtype. Nothing is changed then.
+            CheckpointError: if the file cannot be read, or does not fit; the message lists the
+                names that are missing, unexpected, or of another shape or dtype. Nothing is changed
+                then.
             UnsupportedValueError: if ``obj`` holds something that no file can.
             OutOfDeviceMemoryError: if the device's memory does not suffice for a second copy.
         """
@@ -599,7 +600,7 @@ class Backend:
             model: one of the framework's, placed already.
             loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, or the framework's own.
-            lr: the learning rate of one that is built here.
+            lr: the learning rate of an optimizer that is given by name.
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
 
         Raises:
@@ -613,7 +614,7 @@ class Backend:
         return self.framework.training.learner(model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """Return the share of labels that are those of the largest logits, on the device.
+        """Return the share of labels whose class has the largest logit, on the device.
 
         Args:
             prediction: logits of shape ``(n, ..., classes)``.
@@ -623,8 +624,8 @@ class Backend:
             The mean over all labels, a scalar in float32.
 
         Raises:
-            UnsupportedValueError: if they are no tensors of this backend, if there is not one label
-                for each row of logits, or if labels are no integers.
+            UnsupportedValueError: if they are no tensors of this backend, if the number of labels
+                is not that of the rows of logits, or if labels are no integers.
 
         >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
         tensor(0.8750)
@@ -643,15 +644,15 @@ class Backend:
 
         Args:
             batches: any iterable of them: tensors, NumPy arrays, or nestings of them. It must not
-                write into a tensor that it has yielded; an array it may use again.
+                write into a tensor that it has yielded; it may write into a NumPy array.
             device: where to.
             depth: how many batches are on their way besides the one in use; 0 moves each when it
                 is asked for.
 
         Returns:
-            A generator of the same batches in the same order, which begins with the first of them
-            that is asked for. An exception of ``batches`` comes in the place of the batch that it
-            belongs to. Closing it closes ``batches``, if that is a generator.
+            A generator of the same batches in the same order. It starts when the first batch is
+            asked for. An exception of ``batches`` is raised in place of the batch that it belongs
+            to. Closing it closes ``batches``, if that is a generator.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
@@ -666,22 +667,22 @@ class Backend:
 
     @contextmanager
     def strict(self) -> Iterator[None]:
-        """Have an operation whose tensor operands are on different devices raise, in a block.
+        """Make operations raise, in a block, if their tensor operands are on different devices.
 
-        Operations whose operands agree run where their operands are, also in TensorFlow. Python
-        numbers, and the 0-dim tensors of the host where the framework lets them mix (torch), are
-        no operands. It is in force in this thread or asyncio task, and in tasks started in it; a
-        thread that is started in it has blocks of its own. ``D2LDEV_STRICT=1`` puts the whole
-        process under it, every thread. Source: D2L, section 6.7.2.2.
+        Operations whose operands are on one device run there, also in TensorFlow. Python numbers
+        are no operands. Nor are 0-dim tensors of the host where the framework lets them mix
+        (torch). The block is in force in this thread or asyncio task, and in tasks started in it,
+        but not in threads started in it. ``D2LDEV_STRICT=1`` puts every thread of the process under
+        it. Source: D2L, section 6.7.2.2.
 
         >>> with backend.strict():                                         # doctest: +SKIP
         ...     backend.ones(2, device='gpu:0') + backend.ones(2, device='gpu:1')
         DeviceMismatchError: cannot run add: its operands are on different devices: ...
 
         Raises:
-            DeviceMismatchError: from the operation, where d2ldev or the framework has a place for
-                it, and at the latest when the framework's own error, which stays chained as its
-                cause, leaves the block.
+            DeviceMismatchError: from the operation, where d2ldev or the framework can raise it
+                there. Otherwise it is raised when the framework's own error, its cause, leaves the
+                block.
         """
         framework = self.framework
         with framework.strictness.block():
@@ -701,7 +702,7 @@ def _by_name(name: str) -> Backend:
     return backend_for(get_framework(name))
 
 
-# The first one that was made of each: ``setdefault`` lets two threads get the same object.
+# ``setdefault`` gives two threads the same object.
 _backends: dict[Framework, Backend] = {}
 
 

@@ -30,7 +30,7 @@ _interned: dict[tuple[str, int], Device] = {}
 
 
 def _checked_index(kind: str, index: object) -> int:
-    if type(index).__name__ in ("bool", "bool_"):  # NumPy 1 takes its own for an integer
+    if type(index).__name__ in ("bool", "bool_"):  # NumPy 1 takes its own ``bool_`` for an integer
         problem = "an index is an integer, and True is no GPU's number"
     else:
         try:
@@ -83,7 +83,7 @@ class Device:
         key = (kind, 0 if kind == _CPU else index)
         device = _interned.get(key)
         if device is None:
-            # Never a subclass, which everyone would get from then on.
+            # Not a subclass, because every later call would get it, too.
             device = object.__new__(Device)
             object.__setattr__(device, "kind", key[0])
             object.__setattr__(device, "index", key[1])
@@ -126,9 +126,9 @@ class Device:
     def __enter__(self) -> Device:
         """Make this the place where the active backend creates tensors (``backend.on``).
 
-        One device is one object for all, so that leaving ends the innermost block of this device.
-        Where a generator with a block of the same device may be closed in between, say
-        ``with backend.on(device):``, which ends its own.
+        All users of a device share one object, so that leaving ends the innermost block of this
+        device. If a generator with a block of the same device may be closed in between, use ``with
+        backend.on(device):``, which ends its own block.
         """
         block = _backend.on(self)
         block.__enter__()
@@ -168,7 +168,7 @@ class Device:
 
 
 class _Backend(Protocol):
-    """What a device asks of the active backend."""
+    """The part of the active backend that a device uses."""
 
     def native(self, device: Device) -> Any: ...
 
@@ -176,13 +176,12 @@ class _Backend(Protocol):
 
 
 _backend: _Backend
-# What ``with device:`` entered and has not left: the device, and the block of the backend that was
-# active then.
+# The open blocks of ``with device:``, each with the block of the backend that was active then.
 _entered: Scopes[tuple[Device, AbstractContextManager[Device]]] = Scopes("d2ldev_devices")
 
 
 def use(backend: _Backend) -> None:
-    """Have ``device.native`` and ``with device:`` ask this backend: the active one's handle."""
+    """Let ``device.native`` and ``with device:`` use this backend: the active one's handle."""
     global _backend
     _backend = backend
 

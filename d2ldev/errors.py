@@ -15,7 +15,7 @@ from collections.abc import Iterable
 
 
 class D2LDevError(Exception):
-    """The root of every error that d2ldev raises.
+    """The base class of every error that d2ldev raises.
 
     Args:
         attempted: what was asked for, as in ``"move a tensor to gpu:1"``.
@@ -62,13 +62,13 @@ def describe(value: object) -> str:
 
 
 class InvalidDeviceError(D2LDevError, ValueError):
-    """What was given names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device."""
+    """The value names no device: ``gpu(-1)``, ``'gpu:x'``, another framework's device."""
 
 
 class UnsupportedValueError(D2LDevError, TypeError, ValueError):
     """A value that the call does not take: no tensor, no container, no dtype, no shape.
 
-    What is a ``TypeError`` in one framework is a ``ValueError`` in the next; this is both.
+    Some frameworks raise a ``TypeError`` where others raise a ``ValueError``; this is both.
     """
 
 
@@ -109,7 +109,7 @@ class DeviceInitializationWarning(UserWarning):
 
 
 def warn(message: str, category: type[Warning]) -> None:
-    """Show a warning that points to the user's own line, however deep in d2ldev it is found out."""
+    """Show a warning that points to the user's own line, wherever in d2ldev it is raised."""
     level, frame = 1, sys._getframe()
     while frame is not None and _is_passed_through(frame.f_globals.get("__name__", "")):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]

@@ -37,8 +37,8 @@ class Scopes(Generic[T]):
         name: of the context variables, for a debugger.
 
     Attributes:
-        value: a context variable with the value of the innermost block; None outside of any. Who
-            asks in every call reads it without a function of Python's: ``scopes.value.get()``.
+        value: a context variable with the value of the innermost block; None outside of any. Code
+            that runs in every call reads it without a Python function: ``scopes.value.get()``.
 
     >>> scopes = Scopes[str]("example")
     >>> outer, inner = scopes.enter("outer"), scopes.enter("inner")
@@ -81,4 +81,4 @@ class Scopes(Generic[T]):
 
 
 every_scopes: WeakSet[Scopes[Any]] = WeakSet()
-"""All there are in the process, for whoever looks for blocks that were not left."""
+"""All ``Scopes`` of the process, to look for blocks that were not left."""

@@ -24,7 +24,7 @@ GPU_MEMORY = "D2LDEV_GPU_MEMORY"
 
 MAX_VIRTUAL_GPUS = 8
 
-# What ``d2ldev.virtual_gpus(n)`` was told; it goes before the variable.
+# The number given to ``d2ldev.virtual_gpus(n)``, which goes before the variable.
 _chosen_virtual_gpus: int | None = None
 
 

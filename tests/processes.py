@@ -64,7 +64,7 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
 
 
 def searched(path):
-    """``PYTHONPATH`` with more folders before what is there.
+    """Return ``PYTHONPATH`` with more folders before those that are in it.
 
     They come first in a new process, but for the folder of what it runs.
     """
@@ -73,14 +73,14 @@ def searched(path):
 
 
 def make_package(folder, name, source=""):
-    """An importable package of one file."""
+    """Make an importable package of one file."""
     package = folder / name
     package.mkdir(parents=True)
     (package / "__init__.py").write_text(textwrap.dedent(source), encoding="utf-8")
 
 
 def make_distribution(folder, distribution, points, group="d2ldev.backends"):
-    """What installing a distribution leaves behind, with its entry points."""
+    """Make what installing a distribution leaves behind, with its entry points."""
     metadata = folder / f"{distribution}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(
@@ -99,7 +99,7 @@ class MyFramework(ReferenceFramework):
 
 
 def make_backend(folder, name="mine", *, requires=(), source=MINE):
-    """A third party's backend, installed into ``folder``: the reference framework's double.
+    """Install into ``folder`` a third party's backend, a copy of the reference framework.
 
     It is a package ``<name>_backend``, whose class is in a module of its own.
     """

@@ -4,7 +4,7 @@ import numpy as np
 
 
 def labelled_batches(backend, draw, device, count):
-    """Inputs and labels of two classes on a device, the same each time.
+    """Return inputs and labels of two classes on a device, the same each time.
 
     ``draw`` takes one batch's inputs, NumPy's arrays for four examples, from a generator.
     """
@@ -20,7 +20,7 @@ def labelled_batches(backend, draw, device, count):
 
 
 def linear_model_and_batch(backend):
-    """A linear model on the second virtual GPU, and a batch for it."""
+    """Return a linear model on the second virtual GPU, and a batch for it."""
     return backend.mlp([2, 1], device="gpu:1"), (
         (backend.rand((4, 2), seed=0, device="gpu:1"),),
         backend.rand((4, 1), seed=1, device="gpu:1"),

@@ -22,7 +22,7 @@ def main() -> None:
 
 
 def with_tables(readme: str) -> str:
-    """The README's text with its tables as the results have them."""
+    """Return the README's text with its tables as the results have them."""
     tables = {
         "support": support_rows(),
         "overhead": overhead_rows(),
@@ -38,7 +38,7 @@ def with_tables(readme: str) -> str:
 
 
 def support_rows() -> Iterator[str]:
-    """One row for each kept report of the conformance suite."""
+    """Return one row for each kept report of the conformance suite."""
     yield "| backend | on | requirements | versions | date |"
     yield "|---|---|---|---|---|"
     for report in _documents(ROOT / "conformance" / "results"):
@@ -54,7 +54,7 @@ def support_rows() -> Iterator[str]:
 
 
 def overhead_rows() -> Iterator[str]:
-    """One row for each comparison of the benchmark through the handle."""
+    """Return one row for each comparison of the benchmark through the handle."""
     yield "| | with d2ldev | without | ratio | aim |"
     yield "|---|---|---|---|---|"
     for document in _documents(ROOT / "benchmarks" / "results", "overhead-*"):
@@ -71,7 +71,7 @@ def overhead_rows() -> Iterator[str]:
 
 
 def log_rows() -> Iterator[str]:
-    """One row for each framework on which the log was measured against reading each loss."""
+    """Return one row for each framework on which the log was compared with reading each loss."""
     yield "| | on | with a log | reading each | ratio | aim |"
     yield "|---|---|---|---|---|---|"
     for framework, document, result, ours, theirs in _comparisons("device-log-*"):
@@ -81,7 +81,7 @@ def log_rows() -> Iterator[str]:
 
 
 def training_rows() -> Iterator[str]:
-    """One row for each training loop that ``Trainer.fit`` was measured against."""
+    """Return one row for each training loop that ``Trainer.fit`` was compared with."""
     yield "| | epoch | with `Trainer` | the loop | without | ratio | aim |"
     yield "|---|---|---|---|---|---|---|"
     for framework, _, result, ours, theirs in _comparisons("training-*"):
@@ -91,7 +91,7 @@ def training_rows() -> Iterator[str]:
 
 
 def files_rows() -> Iterator[str]:
-    """One row for each comparison with the safetensors library."""
+    """Return one row for each comparison with the safetensors library."""
     yield "| | | with d2ldev | without | ratio |"
     yield "|---|---|---|---|---|"
     for framework, _, result, ours, theirs in _comparisons("files-*"):
@@ -99,7 +99,7 @@ def files_rows() -> Iterator[str]:
 
 
 def _comparisons(name: str) -> Iterator[tuple[str, dict[str, Any], dict[str, Any], str, str]]:
-    """Each result of a benchmark: the framework, its document, itself, and the two times."""
+    """Yield each result of a benchmark: framework, document, the result, and the two times."""
     for document in _documents(ROOT / "benchmarks" / "results", name):
         framework = next(name for name in document["versions"] if name != "d2ldev")
         for result in document["results"]:

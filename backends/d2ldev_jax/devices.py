@@ -4,10 +4,10 @@ JAX initialises all its devices at once, which makes a context on each GPU. So n
 initialises JAX before somebody wants a device; until then CUDA's GPUs are counted by the driver:
 https://github.com/jax-ml/jax/issues/18852.
 
-JAX computes after it has returned, on the CPU as well, and has no queue that can be asked. A GPU
-does its work in order, and so does the CPU with what one thread gives it: a small computation that
-is queued now is done when everything before it is. What other threads gave to the CPU is known by
-its results, as long as somebody holds them.
+JAX computes asynchronously, on the CPU as well, and its queues cannot be asked. A GPU works in
+order, and so does the CPU for one thread: when a small computation that is queued now is done,
+everything before it is done. Work of other threads on the CPU is known by its results, as long as
+somebody holds them.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ def is_initialized() -> bool:
 
 
 class JaxDevices(Devices):
-    """What real and virtual GPUs have in common.
+    """The base of the rooms for real and for virtual GPUs.
 
     Attributes:
-        places: what each of JAX's devices stands for, and the kind of memory that is its own;
-            empty until ``from_native`` is called.
+        places: JAX's device -> the device that it stands for, and its own kind of memory; empty
+            until ``from_native`` is called.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class JaxDevices(Devices):
         return self.places.get(native, (None, ""))[0]
 
     def default(self) -> jax.Device:
-        self.gpus()  # after which JAX goes on without one that fails
+        self.gpus()  # JAX then goes on without a GPU that fails
         default = jax.config.jax_default_device
         if default is None or isinstance(default, str):  # a platform's name
             default = jax.local_devices(backend=default)[0]
@@ -117,7 +117,7 @@ class JaxDevices(Devices):
     def synchronize(self, device: Device) -> None:
         if is_initialized():
             for x in _queued(self.native(device)):
-                # What failed or was deleted is done, too; whoever reads it gets the error.
+                # An array that failed or was deleted is done, too; reading it raises the error.
                 with suppress(RuntimeError):
                     x.block_until_ready()
 
@@ -161,12 +161,12 @@ class HardwareDevices(JaxDevices):
     def __init__(self) -> None:
         super().__init__()
         self._gpus: list[jax.Device] | None = None
-        # Why hardware that is there cannot be used, and what helps.
+        # Why hardware cannot be used, and the fix.
         self._failure: tuple[str, str] | None = None
         self._let_memory_grow()
 
     def count(self) -> int:
-        # ROCm's driver has nothing that counts as NVML does: JAX has to be asked.
+        # ROCm's driver cannot count without a context, as NVML does: JAX has to be asked.
         if self._gpus is not None or is_initialized() or self._may_use("rocm"):
             number = len(self.gpus())
         else:
@@ -219,7 +219,7 @@ class HardwareDevices(JaxDevices):
         return gpus
 
     def _counted(self) -> int:
-        """Return how many GPUs of CUDA's JAX will find, as far as the driver can say."""
+        """Return how many CUDA GPUs JAX will find, as far as the driver can say."""
         try:
             cards = nvml.visible_cards()
         except DeviceUnavailableError as error:
@@ -240,7 +240,7 @@ class HardwareDevices(JaxDevices):
         return any(platform in point.value for point in entry_points(group="jax_plugins"))
 
     def _let_memory_grow(self) -> None:
-        """Ask JAX not to preallocate, if it will use a GPU and the user has said nothing else."""
+        """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""
         if user_has_chosen(MEMORY_VARIABLES):
             return
         if not is_initialized():
@@ -296,7 +296,7 @@ _add_one = jax.jit(lambda x: x + 1)
 
 
 def _queued(native: jax.Device) -> list[Any]:
-    """Return the result of a small computation that is queued now, and all that somebody holds."""
+    """Return the result of a small computation queued now, and all arrays that somebody holds."""
     with jax.ensure_compile_time_eval():  # also while JAX traces
         found = [_add_one(jax.device_put(np.zeros((), np.int32), native))]
     for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
@@ -307,7 +307,7 @@ def _queued(native: jax.Device) -> list[Any]:
 
 
 def _bytes_held(native: jax.Device) -> int:
-    """Return the bytes that this process's arrays hold on a device; what they share counts once."""
+    """Return the bytes that this process's arrays hold on a device; shared memory counts once."""
     held: dict[int, int] = {}
     for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
         # An array that was deleted, or whose computation failed, holds nothing.

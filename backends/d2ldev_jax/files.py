@@ -2,9 +2,9 @@
 
 Their kernels are ``(*window, in, out)``. Between the layers may be functions. Known are common
 activations, the pooling of Flax, and two ways of flattening:
-``partial(jax.lax.collapse, start_dimension=1)`` and ``partial(jnp.reshape, shape=(n, -1))``. What
-another function does to the channels of a convolution is not known, and then the order of the
-columns of the next dense layer is not known, either.
+``partial(jax.lax.collapse, start_dimension=1)`` and ``partial(jnp.reshape, shape=(n, -1))``. Other
+functions may reorder the channels of a convolution, so that the order of the columns of the next
+dense layer is not known.
 """
 
 from __future__ import annotations

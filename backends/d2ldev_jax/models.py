@@ -1,8 +1,8 @@
 """Models: what ``flax.nnx`` modules, optimizers and variables keep.
 
 Everything is moved in place: a variable is given another array, so that all who share it still do.
-Flax takes longer to import than JAX, and is imported here only to make a model. Where nobody has
-imported it, nobody has an object of its classes.
+Flax takes longer to import than JAX, and is imported here only to make a model. Before the import
+there are no objects of its classes.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class JaxModels(Models):
         made: list[Any] = []
         for kernel, bias in layers:
             n_in, n_out = kernel.shape
-            # Made without memory, so that nothing is drawn and nothing is made elsewhere.
+            # Made without memory, so that no numbers are drawn, and no arrays are made elsewhere.
             linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
             linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
             made += [linear, _ACTIVATIONS[activation]]
@@ -71,7 +71,7 @@ class JaxModels(Models):
 
 
 def value_of(variable: Any) -> Any:
-    """Return what a variable holds, past its hooks, which are about values that are other ones."""
+    """Return the raw value of a variable, without the hooks that give another value."""
     return object.__getattribute__(variable, _slot(variable))
 
 

@@ -1,4 +1,4 @@
-"""Set-up for the conformance suite: objects of every kind that ``place`` looks after."""
+"""Set-up for the conformance suite: objects of every kind that ``place`` handles."""
 
 from __future__ import annotations
 

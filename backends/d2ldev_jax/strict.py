@@ -1,9 +1,9 @@
 """Strict: JAX refuses arrays that are committed to different devices, and d2ldev names them.
 
-Every array that d2ldev makes, moves, places or loads is committed. What is not committed JAX takes
-to where the others are, in a block as elsewhere: an array that ``jnp.ones`` has made, numbers, and
-NumPy's arrays. It does the same with what a jitted function closes over, and with what
-``in_shardings`` names. The error of a function that was compiled ahead of time stays JAX's own.
+Every array that d2ldev makes, moves, places or loads is committed. JAX moves everything else to the
+device of the others, in a block as elsewhere: an array that ``jnp.ones`` has made, numbers, and
+NumPy's arrays. It also moves what a jitted function closes over, and what ``in_shardings`` names.
+The error of a function that was compiled ahead of time stays JAX's own.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ class JaxStrict(Strict):
     def _operands(self, args: Sequence[Any], names: Sequence[str], fails: Any) -> list[Operand]:
         """Return the arguments that are committed to the devices of which JAX complains.
 
-        Where JAX traces, as in ``jax.grad``, an argument does not say where it is, and has no name.
+        While JAX traces, as in ``jax.grad``, an argument has neither a device nor a name.
         """
         places = [device for fail in fails if (device := self._only(fail.da))]
-        # JAX puts what a function closes over first, and has no names for it.
+        # JAX puts the arrays that a function closes over first, and has no names for them.
         every_name = [*[""] * (len(args) - len(names)), *names]
         found = []
         for index, (x, name) in enumerate(zip(args, every_name, strict=False)):
-            # Newer releases hand over what they know of the arguments, and not these.
+            # Newer releases hand over descriptions of the arguments, and not the arguments.
             sharding = getattr(x, "sharding", None)
             if isinstance(sharding, jax.sharding.Sharding) and getattr(x, "committed", True):
                 device = self._only(sharding.device_set)
@@ -64,5 +64,5 @@ class JaxStrict(Strict):
         return [*found, *((f"operand_{len(args) + i}", each) for i, each in enumerate(unnamed))]
 
     def _only(self, natives: Collection[jax.Device]) -> Device | None:
-        """Return the device that some of JAX's stand for, if they are one."""
+        """Return the device that a single one of JAX's stands for; None if there are several."""
         return self._devices.from_native(next(iter(natives))) if len(natives) == 1 else None

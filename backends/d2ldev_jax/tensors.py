@@ -1,10 +1,10 @@
 """Tensors: JAX's arrays, with some things put right.
 
-- ``jax.device_put`` takes over an aligned NumPy array's memory, also if it is told not to, and what
-  is written to the array then shows in JAX's: https://github.com/jax-ml/jax/issues/37830.
+- ``jax.device_put`` takes over an aligned NumPy array's memory, even if told not to, so that
+  writing to the array changes JAX's: https://github.com/jax-ml/jax/issues/37830.
 - ``jax.random`` has no state, and forgets all bits of a seed but the last 32.
 - Zeros that are too large are an error at once. A computation that is too large fails after JAX has
-  returned, and whoever reads the array first gets the error; a range of 2**40 numbers ends the
+  returned, and the first reading of the array raises the error. A range of 2**40 numbers ends the
   process in jaxlib 0.12, with a floating point exception.
 - Instead of an error, ``jnp.from_dlpack`` makes a copy of memory that does not begin at a multiple
   of 64 bytes, and of a dtype that JAX has only with ``jax_enable_x64``:
@@ -52,7 +52,7 @@ _NARROW = (
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 _LAST_32_BITS = 2**32 - 1
-# An array of fewer bytes is made without a look at the memory.
+# An array of fewer bytes is made without checking the memory.
 _LARGE = 2**30
 # Arrays are stacked in groups of one size.
 _GROUP = 32
@@ -72,15 +72,15 @@ class JaxTensors(Tensors):
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
         self._places = devices.places
-        # Without a seed, a key is the number of the draw, folded into a root of this process. A
-        # count is what threads can share without a lock.
+        # Without a seed, a key is the number of the draw, folded into a root of this process.
+        # Threads can share a count without a lock.
         self._root = int.from_bytes(os.urandom(4))
         self._draws = itertools.count()
 
     # -- asking -----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
-        # Cheaper than ``x.device``. What is in any way unusual is looked at closely below.
+        # Cheaper than ``x.device``. Unusual arrays are checked closely below.
         try:
             if not x.is_deleted():
                 sharding = x.sharding
@@ -183,7 +183,7 @@ class JaxTensors(Tensors):
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         if dtype is None:
-            # JAX would give a traced array a type that yields to every other's.
+            # JAX would give a traced array a weak type, which yields to every other type.
             dtype = _float() if type(value) is float else jax.dtypes.result_type(value)
         # A device or a sharding alone does not suffice: JAX makes the array on its default device,
         # and copies it.
@@ -195,7 +195,7 @@ class JaxTensors(Tensors):
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
         _check_capacity(count, dtype or _float(), native)
-        # Of one number JAX 0.6 makes the range on the device, of three in NumPy.
+        # JAX 0.6 makes the range on the device if given one number, and in NumPy if given three.
         if (start, step) == (0, 1):
             start, stop, step = stop, None, None
         with jax.default_device(native):
@@ -213,7 +213,7 @@ class JaxTensors(Tensors):
             first, second = seed & _LAST_32_BITS, seed >> 32 & _LAST_32_BITS
         with jax.default_device(native):
             key = jax.random.key(first)
-            if second:  # without, a small seed is JAX's own
+            if second:  # a small seed gives the numbers that it gives in JAX
                 key = jax.random.fold_in(key, second)
         # This is no copy: it commits the key, and with it what is computed from it.
         return _computed(draw(jax.device_put(key, native), shape, dtype))
@@ -243,7 +243,7 @@ class JaxTensors(Tensors):
             # The protocol would lose which of several CPU devices it is.
             self.device_of(x)
             return x
-        capsule = x.__dlpack__()  # of no version, which every framework can give
+        capsule = x.__dlpack__()  # unversioned, as every framework can give one
         memory = description_of(capsule)
         address = memory.address
         if not _is_in_the_order_of_c(memory):
@@ -266,7 +266,7 @@ class JaxTensors(Tensors):
         # of one size, any number of arrays needs few programs, and few calls of them.
         level, size = list(xs), 1
         while len(level) > 1 or size == 1:
-            # The last group is filled up with what is cut off in the end.
+            # The last group is padded; the padding is cut off in the end.
             level += level[-1:] * (-len(level) % _GROUP)
             level = [_stacked(level[i : i + _GROUP]) for i in range(0, len(level), _GROUP)]
             size *= _GROUP
@@ -300,7 +300,7 @@ def _check_capacity(count: int, dtype: Any, native: jax.Device) -> None:
 
 
 def _computed(x: Tensor) -> Tensor:
-    """Return an array; one for which memory may run out, when it is there."""
+    """Return an array; wait for one that is so large that memory may run out."""
     is_large = math.prod(x.shape) * x.dtype.itemsize >= _LARGE
     return jax.block_until_ready(x) if is_large else x  # type: ignore[no-untyped-call]
 
@@ -321,7 +321,7 @@ def _is_in_the_order_of_c(memory: Description) -> bool:
 
 
 def _children(x: Any) -> list[tuple[Any, Any]]:
-    """Return what a node of JAX's holds itself, with the keys that lead there."""
+    """Return the direct children of a node of JAX's, with their keys."""
     children: list[tuple[Any, Any]] = jax.tree_util.tree_flatten_with_path(
         x, is_leaf=lambda child: child is not x
     )[0]

@@ -1,11 +1,11 @@
 """The MXNet backend: the contract on MXNet 1.9.1, the last release, with its NumPy arrays.
 
-What MXNet does differently and is put right:
+Behaviour of MXNet that is put right:
 
 - ``numpy.bool`` is gone, and MXNet reads it (``framework``).
 - Shapes with a 0, and ``()``, are unknown shapes to MXNet until ``npx.set_np()`` is called, in each
-  thread. Everything here works without it and leaves it as it was; for what you write yourself on
-  top, call it, as MXNet asks.
+  thread. Everything here works without it and leaves it as it was; call it for your own code, as
+  MXNet asks.
 - Memory is taken when an operator runs, not when it is called (``tensors``).
 - ``reset_ctx`` forgets gradients, plain arrays and trainers, and refuses parameters that are not
   initialised (``models``).

@@ -1,7 +1,7 @@
 """Devices: MXNet's contexts, of which those of the CPU after the first are virtual GPUs.
 
 ``mx.context.num_gpus`` initialises CUDA, after which a forked child cannot use it. So the driver's
-management library is asked instead, where the wheel has CUDA at all.
+management library is asked instead, if the wheel has CUDA at all.
 """
 
 from __future__ import annotations
@@ -68,22 +68,23 @@ class MXNetDevices(Devices):
         return mx.context.current_context()
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        # A context keeps what was before it in itself: one object cannot be entered twice.
+        # A context stores the one before it in itself, so that one object cannot be entered twice.
         return mx.Context(self.native(device))  # type: ignore[no-any-return]
 
     def synchronize(self, device: Device) -> None:
-        # MXNet waits for all devices or for none. What failed after its call is raised here.
+        # MXNet waits for all devices or for none. Errors of operations that failed after their call
+        # are raised here.
         mx.nd.waitall()
 
     def is_idle(self, device: Device) -> bool:
-        # MXNet's engine does not say what is queued. The one true answer is that after waiting.
+        # MXNet's engine does not say what is queued. The only sure answer comes after waiting.
         mx.nd.waitall()
         return True
 
     def memory(self, device: Device) -> Memory:
         if device is CPU or self._virtual_gpus:
             return Memory(None, None, None)
-        # MXNet says what is free on the card, whoever holds the rest, and not what it holds.
+        # MXNet says how much memory is free on the card, and not how much MXNet itself holds.
         return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
 
     def is_out_of_memory(self, error: Exception) -> bool:

@@ -104,7 +104,7 @@ def _shapes(trainer: Any) -> list[list[int]]:
 
 
 def _numbers(obj: Any) -> dict[str, Any]:
-    """Return what an optimizer or a schedule computes with, and may change as it goes."""
+    """Return the numbers of an optimizer or a schedule, which it may change as it goes."""
     return {
         name: list(value) if isinstance(value, (list, tuple)) else value
         for name, value in vars(obj or object).items()

@@ -27,8 +27,8 @@ _nn = mx.gluon.nn
 _library = mx.base._LIB
 
 # What every block has in its ``__dict__``: its parameters and children, which are read by
-# themselves, hooks, and the graph of a hybridized one. With a prefix, no name of MXNet's counting
-# is used up.
+# themselves, hooks, and the graph of a hybridized one. With a prefix, MXNet's counter of names
+# stays where it is.
 _OWN_ATTRIBUTES = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 # Most attributes are of these types, and hold no array.
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None), mx.Context)
@@ -47,8 +47,8 @@ class MXNetModels(Models):
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
-        # MXNet makes another object each time it is asked for a gradient: by its address, it is the
-        # same one for as long as somebody holds it.
+        # MXNet makes a new object at each access to a gradient. Found by its address, it is the
+        # same object for as long as somebody holds it.
         self._gradients: WeakValueDictionary[int, Any] = WeakValueDictionary()
         # The parameters by the ids of their arrays: they have the gradients in a list of their own.
         self._owners: WeakValueDictionary[int, Any] = WeakValueDictionary()
@@ -128,7 +128,7 @@ class MXNetModels(Models):
         x.handle, new.handle = new.handle, x.handle
 
     def write(self, x: Tensor, new: Tensor) -> None:
-        # Its memory is marked as what has a gradient, and stays.
+        # The memory is marked as having a gradient, and stays.
         if new.size:
             with NumPyShapes(), mx.autograd.pause():
                 new.as_nd_ndarray().copyto(x.as_nd_ndarray())
@@ -162,8 +162,8 @@ class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
 def initialise(parameter: Any, values: Any) -> None:
     """Give a parameter its values on the device where they are.
 
-    By the way in which parameters are loaded: an initialiser would fill an array of the CPU, most
-    of them with numbers from MXNet's random state, and copy it.
+    This is how MXNet loads parameters. An initialiser would fill an array of the CPU, mostly with
+    numbers from MXNet's random state, and copy it.
     """
     with NumPySemantics():
         parameter._load_init(values, values.ctx)
@@ -211,7 +211,7 @@ def _parts_of_trainer(trainer: Any) -> Iterator[Part]:
 def _request_of(x: Any, gradient: Any) -> str:
     """Return whether backward passes add to a gradient or overwrite it, which MXNet does not tell.
 
-    It is tried out, with nothing to be added to ones. The gradient is that of an array whose
+    It is tried out by a backward pass of zeros into ones. The gradient is that of an array whose
     memory is given up.
     """
     if not gradient.size:
@@ -243,6 +243,6 @@ def _settle_parameter(parameter: Any, context: Any) -> None:
 def _settle_trainer(trainer: Any, context: Any) -> None:
     trainer._contexts = [mx.Context(context)]
     for updater in trainer._updaters:
-        # Optimizers count their steps for each index of a device, and would begin again.
+        # Optimizers count their steps for each index of a device, and would begin again at 0.
         optimizer = updater.optimizer
         optimizer._all_index_update_counts[context.device_id] = optimizer._index_update_count

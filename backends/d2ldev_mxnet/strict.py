@@ -9,9 +9,9 @@ its indices, and the call of a Gluon block, which has an error of its own.
   operand, because MXNet refuses to mix it with a GPU's arrays, as it does any other.
 - What MXNet's own code moves for its caller is no mixing: ``set_data``, a KVStore's sums,
   ``mx.np.array(x, ctx=...)``. Assignment into an array is an explicit copy, as in PyTorch.
-- Not looked at is what MXNet copies to the host as ``x.asnumpy()`` does (its metrics, and functions
-  that it leaves to NumPy), what it runs in threads of its own (a ``CustomOp``, the backward pass of
-  an ``autograd.Function``), and the executors of symbols.
+- Three things are not checked: what MXNet copies to the host as ``x.asnumpy()`` does (its metrics,
+  and functions that it leaves to NumPy); what it runs in threads of its own (a ``CustomOp``, the
+  backward pass of an ``autograd.Function``); and the executors of symbols.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from d2ldev_mxnet.framework import mx
 Function = Callable[..., Any]
 InForce = Callable[[], bool]
 Replacement = tuple[Any, str, Function]
-"""An object, the name of one of its functions, and what stands in for it."""
+"""An object, the name of one of its functions, and the function's replacement."""
 
 COPIES = ("_copyto", "_npi_copyto", "_CrossDeviceCopy")
-"""The operators that are for moving."""
+"""The operators that move arrays."""
 
 _NDArray = mx.nd.NDArray
 _FFI = mx._ffi.function._FunctionBase
@@ -45,7 +45,7 @@ _MAY_HOLD_ARRAYS = (_NDArray, tuple, list)
 _CALLED_BACK = {"updater_handle", "forward_entry", "backward_entry"}
 
 _library = mx.base._LIB
-# An object of its own, which knows its arguments' types: a handle from an array is a number.
+# A separate function object with argument types, because a handle from an array is a number.
 _get_context = _library["MXNDArrayGetContext"]
 _get_context.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
@@ -70,7 +70,7 @@ class MXNetStrict(Strict):
         return replace(self.replacements(in_force))
 
     def replacements(self, in_force: InForce) -> Iterator[Replacement]:
-        """Yield what stands in for functions of MXNet while strictness is in force somewhere."""
+        """Yield the replacements of MXNet's functions while strictness is in force somewhere."""
         # The library's functions are attributes only after they were asked for once.
         yield (
             _library,
@@ -92,12 +92,12 @@ class MXNetStrict(Strict):
             raise mismatch(operation, operands)
 
     def _located(self, handles: Iterable[int | None]) -> list[Operand]:
-        """Return where the arrays of some handles are."""
+        """Return the devices of the arrays of some handles."""
         devices = enumerate(map(self._device_of, handles))
         return [(f"operand_{i}", device) for i, device in devices if device is not None]
 
     def _device_of(self, handle: int | None) -> Device | None:
-        """Return the device of an array; None for none, or one that has no memory yet."""
+        """Return the device of an array; None without one, or before the array has memory."""
         kind, index = ctypes.c_int(), ctypes.c_int()
         if not handle:
             return None
@@ -150,7 +150,7 @@ class MXNetStrict(Strict):
 
         return call
 
-    # -- what is written in Python ----------------------------------------------------------------
+    # -- functions in Python ----------------------------------------------------------------------
 
     def _indexing(self, function: Function, in_force: InForce) -> Function:
         @functools.wraps(function)
@@ -195,10 +195,10 @@ class MXNetStrict(Strict):
 
 
 def _is_called_back() -> bool:
-    """Return whether MXNet's library itself called what runs the operation.
+    """Return whether MXNet's library itself called the code that runs the operation.
 
-    A KVStore takes its weight from the host to its gradient's GPU before it is updated, but not to
-    a context of the CPU, which a virtual GPU is, and loses an error. Source:
+    Before an update, a KVStore moves its weight from the host to the gradient's GPU, but not to a
+    context of the CPU, which a virtual GPU is; and errors in it are lost. Source:
     https://github.com/apache/mxnet/blob/1.9.1/src/kvstore/kvstore_local.h, ``PushImpl``. And the
     arrays that a ``CustomOp`` or the backward pass of a ``Function`` is given say ``cpu(0)`` in all
     contexts of the CPU.

@@ -1,8 +1,8 @@
 """Tensors: MXNet's arrays, of NumPy's kind, and of the old kind where they are given.
 
-Random numbers with a seed are NumPy's, and copied: MXNet's generators are one to each device, and
-their state can be neither read nor put back, so that to seed one is to change what the user draws
-from it next.
+Random numbers with a seed are NumPy's, and copied: MXNet has one generator for each device, whose
+state can be neither read nor put back, so that seeding it would change what the user draws from it
+next.
 """
 
 from __future__ import annotations
@@ -120,7 +120,8 @@ class MXNetTensors(Tensors):
             return self.from_data(np.arange(start, stop, step, dtype=dtype), dtype, native)
         x = _empty((math.ceil((stop - start) / step),), dtype, native)
         with NumPyShapes():
-            # What ``mx.np.arange`` calls, which does not take memory that is there.
+            # The operator below ``mx.np.arange``, which itself cannot write into memory that is
+            # given.
             return mx.nd.numpy._internal.arange(
                 start=start, stop=stop, step=step, dtype=np.dtype(dtype).name, ctx=native, out=x
             )
@@ -166,14 +167,14 @@ class MXNetTensors(Tensors):
 
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, _NDArray):
-            # By a capsule it would lose its context, and its place in the engine's queue.
+            # In a capsule an array would lose its context, and its place in the engine's queue.
             return x.as_np_ndarray().detach()
         kind, index = x.__dlpack_device__()
         # MXNet would believe the memory of a device that it does not have.
         if kind != ON_CPU and not (kind == ON_CUDA and self._has_card(index)):
             raise BufferError(f"MXNet has no device of DLPack's type {int(kind)} and index {index}")
         with NumPyShapes():
-            # Of no version, which has no flag for read-only memory, so that its owner refuses.
+            # An unversioned capsule has no flag for read-only memory, so that its owner refuses.
             return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()
 
     def _has_card(self, index: int) -> bool:
@@ -210,15 +211,15 @@ class Exported:
 
     def __dlpack__(self, **_: Any) -> Any:
         # MXNet returns when nothing that is queued reads or writes the memory: no stream of the
-        # consumer's has anything to wait for. Its capsules are of no version.
+        # consumer's has anything to wait for. Its capsules are unversioned.
         return self._array.to_dlpack_for_write()
 
 
 def _empty(shape: tuple[int, ...], dtype: Any, native: Any) -> Any:
     """Return an array with its memory, but without values.
 
-    MXNet's operators take their memory when they run, after the call: that there is too little
-    would come out at any later call. Here it is taken at once, and operators are given it.
+    MXNet's operators allocate memory when they run, after the call: an error for lack of memory
+    would come at any later call. Here the memory is allocated at once, and given to the operators.
     """
     try:
         return mx.np.empty(shape, dtype=dtype, ctx=native)

@@ -25,11 +25,11 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "sgd": ("sgd", {}),
     "momentum": ("sgd", {"momentum": MOMENTUM}),
     "adam": ("adam", {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}),
-    # MXNet adds it below the root.
+    # MXNet adds it inside the root.
     "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
 }
 _REQUESTS = ("null", "write", "add")
-# What is drawn for a seed. ``mx.random.seed`` takes the low 32 bits of any number without a word.
+# The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
 _SEEDS = range(2**31 - 1)
 
 
@@ -72,7 +72,7 @@ class MXNetTraining(Training):
 class MXNetLearner(Learner):
     """A Gluon block, hybridized or not, that a ``gluon.Trainer`` trains.
 
-    Gluon's own losses give one for each example, of which a loss is the mean:
+    Gluon's own losses give one number for each example; a loss here is their mean:
     ``lambda prediction, y: gluon.loss.L2Loss()(prediction, y).mean()``. Parameters that a step does
     not use stay as they are in it.
 
@@ -161,7 +161,7 @@ class MXNetLearner(Learner):
         return loss, prediction
 
     def _clip(self, largest: float) -> None:
-        # gluon.utils.clip_global_norm would wait for the norm, and count what is stale.
+        # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
         gradients = [
             parameter.list_grad()[0].as_np_ndarray()
             for parameter in self._trainer._params
@@ -217,9 +217,9 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
         # MXNet compares in the dtype of labels, in which 200 may be -56:
         # https://github.com/apache/mxnet/issues/16964
         y = y.astype("int64")
-    # A label that is out of range was taken for the nearest class. It is not asked whether there is
-    # one, which would wait for the device: what belongs to it is divided by 0. (Beside a number,
-    # ``where`` has the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
+    # A label that is out of range was taken for the nearest class. Checking for such labels would
+    # wait for the device: instead their losses are divided by 0. (Beside a number, ``where`` has
+    # the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
     return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
 
 

@@ -1,7 +1,7 @@
 """The reference backend: array-api-strict behind the d2ldev contract.
 
-It needs no framework, so that it is what runs when none is installed, and the oracle that
-the conformance suite is tried on. ``device1`` and ``device2`` are its virtual GPUs.
+It needs no framework: it runs when none is installed, and the conformance suite is tried on it.
+``device1`` and ``device2`` are its virtual GPUs.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ DEVICES = {native: device for device, native in NATIVE.items()}
 
 
 class ReferenceDevices(Devices):
-    """The CPU and two GPUs that are not there.
+    """The CPU and two virtual GPUs.
 
     Args:
         virtual_gpus: how many of the two there are; None is both.

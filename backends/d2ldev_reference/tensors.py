@@ -71,7 +71,7 @@ class ReferenceTensors(Tensors):
     ) -> Tensor:
         if str(dtype).removeprefix(_PREFIX) not in ("None", "float32", "float64"):
             raise TypeError(f"random numbers are real, and no {dtype}")
-        # Without a seed it is NumPy's own state, which ``np.random.seed`` sets.
+        # Without a seed the numbers come from NumPy's own state, which ``np.random.seed`` sets.
         source: Any = np.random if seed is None else np.random.RandomState(seed)
         draw = source.random_sample if distribution == "uniform" else source.standard_normal
         numbers = np.asarray(draw(shape))
@@ -90,8 +90,8 @@ class ReferenceTensors(Tensors):
 
     def from_dlpack(self, x: Any) -> Tensor:
         if isinstance(x, (*self.types, np.ndarray)):
-            # DLPack makes everything the CPU's, because it knows nothing of devices that are not
-            # there; and NumPy 1.26 makes everything read-only.
+            # DLPack puts everything on the CPU, because it has no virtual devices; and NumPy 1.26
+            # makes everything read-only.
             return xp.asarray(x, copy=False)
         return xp.from_dlpack(x)
 

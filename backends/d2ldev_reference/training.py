@@ -1,7 +1,7 @@
 """Training: array-api-strict has no gradients: they are written out.
 
-It trains the reference backend's own MLP and nothing else, so that what is built on the contract
-can be tried where no framework is installed.
+It trains only the reference backend's own MLP, so that training can be tried where no framework is
+installed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOME
 from d2ldev.operations.steps import check_labels, check_shapes
 from d2ldev_reference.models import MLP, activate
 
-# The derivative of an activation, from what it gave.
+# The derivative of an activation, computed from its result.
 _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda a: xp.astype(a > 0, a.dtype),
     "tanh": lambda a: 1 - a * a,

@@ -1,13 +1,14 @@
 """The TensorFlow backend: TensorFlow 2 and Keras 3 behind the d2ldev contract.
 
-What TensorFlow does differently, and where it is put right:
+Behaviour of TensorFlow that is put right, and where:
 
 - A device that does not exist means the CPU to it: devices are checked before any scope.
-- ``tensor.device`` is where the operation ran, and not where the bytes are: ``tensors.device_of``.
+- ``tensor.device`` is where the operation ran, which may not be where the bytes are:
+  ``tensors.device_of``.
 - int32 tensors stay in the host's memory, whatever the scope
   (https://github.com/tensorflow/tensorflow/issues/46833): ``tensors``.
 - Variables cannot move, and a model computes elsewhere than where it is: ``models``.
-- Operands that are elsewhere are copied without a word: ``strict``.
+- Operands on other devices are silently copied: ``strict``.
 
 Strings have no place but the CPU, and int32 variables none in TensorFlow's GPU kernels
 (https://github.com/tensorflow/tensorflow/issues/59803): ``placement`` says where they are.

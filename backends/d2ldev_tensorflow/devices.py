@@ -1,9 +1,8 @@
-"""Devices: TensorFlow's logical devices, what they are called, how many there are, how they start.
+"""Devices: TensorFlow's logical devices, their names, their number, and how they start.
 
-TensorFlow initialises all of its devices together, with the first operation. What has to be said
-before (virtual GPUs, the memory policy) is said here, and so is how many GPUs there are before
-anything has started. Virtual GPUs are further logical CPUs, which TensorFlow keeps apart as it does
-GPUs.
+TensorFlow initialises all of its devices together, with the first operation. What has to be set
+before (virtual GPUs, the memory policy) is set here, and GPUs are counted here before anything has
+started. Virtual GPUs are further logical CPUs, which TensorFlow keeps apart as it does GPUs.
 """
 
 from __future__ import annotations
@@ -175,7 +174,7 @@ def _configure(virtual: int) -> None:
     """Make a process of one CPU, virtual GPUs, and nothing else."""
     cpus = tf.config.list_physical_devices("CPU")
     try:
-        # Otherwise operations would run on a real one that is not there for d2ldev.
+        # Otherwise operations would run on a real GPU, which d2ldev does not show.
         tf.config.set_visible_devices([], "GPU")
         if virtual:
             made = [tf.config.LogicalDeviceConfiguration() for _ in range(virtual + 1)]
@@ -207,8 +206,7 @@ def let_memory_grow() -> None:
             return
 
 
-# TensorFlow's parsed device of a name. ``tf.device`` parses for itself: what it has set is another
-# object.
+# TensorFlow's parsed device of a name. ``tf.device`` parses a name anew, into another object.
 default_specification = lru_cache(1024)(tf.DeviceSpec.from_string)
 
 
@@ -216,7 +214,7 @@ class DefaultDevice:
     """A scope that says where tensors are made.
 
     It is ``tf.device``, but for ``strict()``: an operation whose operands are elsewhere runs where
-    they are. A ``tf.device`` is the user's word on where it runs.
+    they are. A ``tf.device`` is the user's decision on where it runs.
 
     Args:
         native: what ``tf.device`` takes.

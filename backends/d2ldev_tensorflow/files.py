@@ -1,8 +1,8 @@
 """Files: the layers of a ``keras.Sequential``, and what an optimizer has learned.
 
-Kernels are ``(*window, in, out)``. Channels come last where a convolution has made them. What is
-flattened without one is the model's input, which has its order from whoever calls the model, in
-every framework the same.
+Kernels are ``(*window, in, out)``. Channels come last where a convolution has made them. Without a
+convolution, the model's input is flattened, whose order is up to the caller, and the same in every
+framework.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev.operations import moving
 from d2ldev_tensorflow.models import inner_optimizers
 
-# Modules of Keras whose layers have no parameters, and leave the order of what they are given.
+# Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
     *("keras.src.layers.activations.", "keras.src.layers.pooling."),
     *("keras.src.layers.core.input_layer", "keras.src.layers.regularization."),
@@ -113,7 +113,7 @@ class TensorFlowFiles(Files):
 
 
 def _class_of(optimizer: Any) -> str:
-    """Return the name of its class; of one that wraps others, with theirs."""
+    """Return the name of an optimizer's class, with those of the optimizers that it wraps."""
     inner = ", ".join(_class_of(each) for _, each in inner_optimizers(optimizer))
     name = type(optimizer).__name__
     return f"{name}({inner})" if inner else name

@@ -38,7 +38,7 @@ _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
     """Keras' layers, models, optimizers, metrics, seed generators and variables.
 
-    It knows them without importing Keras: of what is not imported there is no object.
+    It knows them without importing Keras: before the import there are no such objects.
     """
 
     @classmethod
@@ -138,13 +138,13 @@ class TensorFlowModels(Models):
             x.assign(new)
 
     def finish(self, obj: Any) -> None:
-        # What was traced with the old memory is traced again.
+        # Functions that were traced with the old memory are traced again.
         attributes = vars(obj)
         for name in _TRACED:
             if attributes.get(name) is not None:
                 attributes[name] = None
         for function in _functions_of(type(obj)):
-            # Private; TensorFlow keeps there what it traced for each object.
+            # Private; TensorFlow keeps its traces for each object there.
             function._descriptor_cache.pop(obj, None)
 
     def placing(self, device: Device) -> AbstractContextManager[Any]:
@@ -159,7 +159,7 @@ class TensorFlowModels(Models):
                 _compute_at(obj, compute, self._devices.native(device))
 
 
-# -- what objects keep ----------------------------------------------------------------------------
+# -- contents of objects --------------------------------------------------------------------------
 
 
 def _layer_parts(layer: Any) -> Iterator[Part]:
@@ -169,7 +169,7 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
         else [*layer._trainable_variables, *layer._non_trainable_variables]
     )
     keras = sys.modules["keras"]
-    # Past ``__setattr__``, which refuses a layer that is built some of what it has.
+    # Past ``__setattr__``, which refuses some attributes of a layer that is built.
     yield from _attributes(layer, _own_attributes(), (keras.Variable,), _put_past_setattr)
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
@@ -231,7 +231,7 @@ def _stays_on_the_host(value: Any) -> bool:
 
 @lru_cache(1)
 def _own_attributes() -> frozenset[str]:
-    """Return what every layer and every model has in its ``__dict__``, besides its variables."""
+    """Return the names in the ``__dict__`` of every layer and model, besides its variables."""
     keras = sys.modules["keras"]
     x = keras.Input((1,), name="any")
     made = keras.Layer(name="any"), keras.Sequential(name="any"), keras.Model(x, x, name="any")

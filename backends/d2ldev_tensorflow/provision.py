@@ -1,4 +1,4 @@
-"""Set-up for the conformance suite: objects of every kind that ``place`` looks after."""
+"""Set-up for the conformance suite: objects of every kind that ``place`` handles."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     import keras
 
     class Subclass(keras.Model):
-        """It makes its variables with the first batch."""
+        """A model that makes its variables with the first batch."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -126,7 +126,7 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     import keras
 
     class Called(keras.Model):
-        """It makes its variables with the first batch."""
+        """A model that makes its variables with the first batch."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -179,7 +179,7 @@ def _layers() -> list[Any]:
 
 
 def _drawn(seed: int) -> Any:
-    """Return what draws a kernel without the random state of Keras."""
+    """Return an initializer that draws a kernel without the random state of Keras."""
     import keras
 
     return keras.initializers.GlorotUniform(seed=seed)

@@ -1,29 +1,31 @@
 """Strict: operations refuse operands of different devices, and run where these are.
 
-TensorFlow copies what is elsewhere without a word, and runs an operation on its default device
+TensorFlow silently copies operands that are elsewhere, and runs an operation on its default device
 unless it is in a scope (https://github.com/tensorflow/tensorflow/issues/14133). All its eager
 operations, and the calls of its functions, go through three functions of one module, as attributes
-of it; they are what is replaced while a block is in force, and what makes tensors of arrays.
+of it; these are replaced while a block is in force, and so are the functions that make tensors of
+arrays.
 
 - An operation whose operands agree runs where they are, also in ``backend.on``, which says where
-  tensors are made. A ``tf.device`` around it is the user's word on where it runs; operands of
+  tensors are made. A ``tf.device`` around it is the user's decision on where it runs; operands of
   different devices are refused in one, too.
 - Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
   everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
   tables, which are the host's.
 - Many functions of TensorFlow and Keras make tensors on their way: a window, a first state, zeros
-  for a gradient. So what an operation without operands makes in the block, outside of every scope,
-  has no place of its own: it mixes with everything, and so does what is computed from it alone.
+  for a gradient. So the result of an operation without operands, made in the block and outside of
+  every scope, has no place of its own: it mixes with everything, and so do results that are
+  computed from such tensors alone.
 - A variable is an operand. ``assign`` copies into it, which is what the user wrote; ``assign_add``
   and optimizers compute, and refuse.
 - A call of a ``tf.function`` is one operation. Its operands are its arguments and what it captured;
   it is refused when it is called, whatever it does with them. While it is traced, tensors have no
-  place that could be told. So is one of ``tf.vectorized_map``, with what its function closes over.
+  device. A call of ``tf.vectorized_map`` is one operation, too, with what its function closes over.
 
-What it does not see is in the README, under "Mixing devices". ``tape.jacobian`` computes all rows
-by one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone
-if Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it
-is called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
+The README, under "Mixing devices", says what is not seen. ``tape.jacobian`` computes all rows by
+one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone if
+Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it is
+called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ _EagerTensor: type = tf.__internal__.EagerTensor
 # TensorFlow's name of the CPU.
 _HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
 _OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
-# Inputs of such names every GPU kernel asks for in the host's memory, as TensorFlow's registry of
+# Every GPU kernel wants inputs of these names in the host's memory, as TensorFlow's registry of
 # kernels says; and what it computes from a seed, which is made where it is asked for.
 _READ_BY_THE_HOST = re.compile(
     r"(\w+_)?(shapes?|k?sizes?|dims?|dim\d|dimensions?|axis|axes|dilations?|strides|seed)"
@@ -78,7 +80,7 @@ _UNPLACED = "_d2ldev_unplaced"
 
 
 class TensorFlowStrict(Strict):
-    """What all eager operations go through.
+    """Replacements of the functions that all eager operations go through.
 
     Args:
         devices: the room of devices.
@@ -103,7 +105,7 @@ class TensorFlowStrict(Strict):
         )
 
     def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
-        # Private: zeros for gradients that this thread has made before, which are placed.
+        # Private: the cached zeros for gradients have a device, and could not mix.
         context().zeros_cache().flush()
         return nullcontext()
 
@@ -125,7 +127,7 @@ class TensorFlowStrict(Strict):
         return self._agreed(operation, named)
 
     def _home_of_flat(self, operation: str, values: Sequence[Any]) -> str | None:
-        """Return the same of inputs in one flat list; also of a call of a function."""
+        """Return the same for inputs in one flat list, as in a call of a function."""
         inputs = inputs_of(operation)
         if inputs is None or len(inputs.names) != len(values):
             return self._agreed(operation, [(_name(i, x), x) for i, x in enumerate(values)])
@@ -148,7 +150,7 @@ class TensorFlowStrict(Strict):
     # -- functions that run operations ------------------------------------------------------------
 
     def _refusing(self, in_force: _Function, function: _Function) -> _Function:
-        """Wrap what runs operations whose inputs are given as they are, before any conversion."""
+        """Wrap a function that runs operations on inputs as they are, before any conversion."""
 
         def run(ctx: Any, operation: str, name: Any, *inputs: Any) -> Any:
             if not in_force():
@@ -156,7 +158,7 @@ class TensorFlowStrict(Strict):
             known = inputs_of(operation)
             if known is None or known is _NOT_LOOKED_AT:
                 return function(ctx, operation, name, *inputs)
-            # From here on it is what strictness costs an operation.
+            # The code from here on is the cost of strictness for an operation.
             default = _default_of(ctx)
             home: str | None = None
             for index in known.operands:
@@ -183,7 +185,7 @@ class TensorFlowStrict(Strict):
         return run
 
     def _refusing_flat(self, in_force: _Function, function: _Function) -> _Function:
-        """Wrap what runs functions, and operations whose inputs are all tensors, in one list."""
+        """Wrap a function that runs functions and operations on one list of tensors."""
 
         def run(handle: Any, device: str, operation: Any, inputs: Any, *others: Any) -> Any:
             name = operation.decode() if isinstance(operation, bytes) else operation
@@ -231,8 +233,8 @@ def inputs_of(operation: str) -> Inputs | None:
 def _place_of(value: Any) -> str | None:
     """Return TensorFlow's name of the device where an operand is.
 
-    None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number, and what
-    has no place of its own.
+    None for what is no operand: a 0-dim tensor of the CPU, a string, a handle, a number, and a
+    tensor that has no place of its own.
     """
     if type(value) is not _EagerTensor:
         if not isinstance(value, tf.Variable):
@@ -260,7 +262,7 @@ def _place_of(value: Any) -> str | None:
 
 
 def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
-    """Return whether a tensor among the operands may have no place, as fast as can be."""
+    """Return whether a tensor among the operands may have no place of its own, by a fast check."""
     for index in inputs.operands:
         value = values[index]
         if _UNPLACED in value.__dict__ or not value._rank():
@@ -269,7 +271,7 @@ def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
 
 
 def _unplaced(result: Any) -> Any:
-    """Return what an operation has made, as tensors that have no place of their own."""
+    """Return the results of an operation as tensors that have no place of their own."""
     for x in result if isinstance(result, (list, tuple)) else (result,):
         if type(x) is _EagerTensor:
             x.__dict__[_UNPLACED] = True
@@ -277,7 +279,7 @@ def _unplaced(result: Any) -> Any:
 
 
 def _name(index: int, value: Any) -> str:
-    """Return what an input of a function is called: a variable by its name."""
+    """Return the name of an input of a function; that of a variable is its own."""
     name = getattr(value, "_name", None)  # of a variable's handle
     return name.partition(":")[0] if isinstance(name, str) else f"operand_{index}"
 
@@ -293,7 +295,7 @@ def _title_of(operation: str) -> str:
 
 
 def _converting(in_force: _Function, function: _Function) -> _Function:
-    """Wrap what makes tensors of numbers and NumPy arrays, for TensorFlow and Keras too."""
+    """Wrap a function that makes tensors of numbers and NumPy arrays, also for Keras."""
 
     def convert(value: Any, ctx: Any, dtype: Any = None) -> Any:
         made = function(value, ctx, dtype)
@@ -343,7 +345,7 @@ def _loops_of_keras() -> Iterator[tuple[Any, str, Callable[..., _Function]]]:
 
 
 def _runs_there(operation: str, home: str, default: str, outer: str, specification: Any) -> bool:
-    """Return whether an operation runs at its operands by itself, or elsewhere by the user's word.
+    """Return whether an operation runs at its operands by itself, or where the user said.
 
     ``outer`` is the device of the innermost scope, empty if there is none, and ``specification``
     the same, parsed; ``default`` is where an operation runs that is in no scope.

@@ -200,7 +200,7 @@ class TensorFlowTensors(Tensors):
         if isinstance(x, self.types):
             with tf.device(self._devices.native(self.device_of(x))):
                 return tf.identity(x)  # the same memory
-        # Of no version, which has no flag for read-only memory, so that its owner refuses to give
+        # An unversioned capsule has no flag for read-only memory, so that its owner refuses to give
         # it.
         capsule = x.__dlpack__()
         described = description_of(capsule)
@@ -224,7 +224,7 @@ class TensorFlowTensors(Tensors):
             return x.read_value()
 
     def _settled(self, x: Tensor, native: Any) -> Tensor:
-        """Return a new tensor where it was wanted; some dtypes TensorFlow puts elsewhere."""
+        """Return a new tensor on the device asked for; TensorFlow puts some dtypes elsewhere."""
         there = self._places[native]
         if not hasattr(x, "backing_device") or self.device_of(x) is there:
             return x  # or it is only traced, and settled when it is computed
@@ -245,7 +245,7 @@ class TensorFlowTensors(Tensors):
 def _constant(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
     """Return a new tensor with the values of a number, nested lists, or a NumPy array."""
     if dtype is not None:
-        # By NumPy's rules, which convert where TensorFlow refuses: of [1, 2] it makes no float8.
+        # By NumPy's rules, which convert where TensorFlow refuses, such as [1, 2] to float8.
         obj = np.asarray(obj).astype(dtype.as_numpy_dtype)
     elif isinstance(obj, (list, tuple)) and any(
         hasattr(item, "__array__") for item in tf.nest.flatten(obj)
@@ -264,7 +264,7 @@ def _cast(x: Any, dtype: tf.DType) -> tf.Tensor:
 
 
 def _in_new_memory(x: tf.Tensor) -> tf.Tensor:
-    """Return a copy on the device of the scope; no one operation makes it for every dtype."""
+    """Return a copy on the device of the scope; no single operation copies every dtype."""
     if x.dtype in _WITH_SNAPSHOT:
         return tf.raw_ops.Snapshot(input=x)
     if x.dtype == tf.string:

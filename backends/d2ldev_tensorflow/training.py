@@ -27,7 +27,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": MOMENTUM}),
     "adam": ("Adam", {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}),
-    # Keras adds it below the root.
+    # Keras adds it inside the root.
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
 
@@ -46,7 +46,7 @@ class TensorFlowTraining(Training):
         return TensorFlowLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        # What is only traced has no device yet: the caller of its function decides.
+        # A traced tensor has no device yet: the caller of its function decides.
         with tf.device(getattr(prediction, "backing_device", "")):
             found = tf.argmax(prediction, -1)
             # Lengths that are not known while a function is traced would be broadcast.
@@ -54,7 +54,7 @@ class TensorFlowTraining(Training):
             return tf.reduce_mean(tf.cast(found == labels, tf.float32))
 
     def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
-        # What is never in a GPU's memory would stop ``tf.data`` on its way there.
+        # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.
         if not isinstance(batches, tf.data.Dataset) or not all(
             isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
             for spec in tf.nest.flatten(batches.element_spec)
@@ -162,9 +162,9 @@ class TensorFlowLearner(Learner):
         self._device = self._framework.tensors.device_of(first)
         self._build_optimizer()
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
-        # AutoGraph, as in Keras' own fit: it would wrap the errors of what it converts. TensorFlow
-        # counts the traces of a method in all its objects, and warns; those of a partial it does
-        # not mix up.
+        # AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
+        # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
+        # it does not mix up.
         self._step = tf.function(partial(self._train), autograph=False)
         self._evaluate = tf.function(partial(self._predict), autograph=False)
         self._flags = flags
@@ -189,7 +189,7 @@ class TensorFlowLearner(Learner):
         placing.place(self._framework, optimizer, self._device)
 
     def _may_be_trained(self) -> list[Any]:
-        """Return what is trainable, and what would be if nothing were frozen."""
+        """Return the variables that are trainable, or would be without freezing."""
         if not self._is_layer:
             return self._variables
         found = {id(x) for x in self._variables}
@@ -200,7 +200,7 @@ class TensorFlowLearner(Learner):
     # -- modes ------------------------------------------------------------------------------------
 
     def _with_flags(self) -> list[Any]:
-        """Return what says whether it is trained: a Keras model's layers, and their variables."""
+        """Return what has a ``trainable`` flag: a Keras model's layers, and their variables."""
         # Of a ``tf.Module`` the variables are trainable or not for ever.
         return [*self._model._flatten_layers(), *self._model.variables] if self._is_layer else []
 
@@ -242,7 +242,7 @@ class TensorFlowLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        # A microsecond, for a model of ten layers.
+        # This check takes a microsecond, for a model of ten layers.
         if _flags_of(self._flagged) != self._flags:
             self._get_ready()
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
@@ -261,7 +261,7 @@ class TensorFlowLearner(Learner):
             with tf.GradientTape() as tape:
                 prediction = self._call(inputs, training=True)
                 loss = self._whole_loss(prediction, y)
-                # Times 1 but in an optimizer that works around the range of float16.
+                # The factor is 1, except in an optimizer that works around the range of float16.
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, self._variables)
             if self.settings.gradient_clip_val:
@@ -289,7 +289,7 @@ class TensorFlowLearner(Learner):
         return self._model(list(inputs), **mode)
 
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
-        """Return the loss with what layers add to it, such as regularization, as Keras' ``fit``."""
+        """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
         loss = self._loss(prediction, y)
         check_loss(getattr(loss, "shape", None), loss)
         added = self._model.losses if self._is_layer else []

@@ -92,27 +92,27 @@ class Accelerator:
         self._module = module
 
     def count(self) -> int:
-        """Return how many there are for this process."""
+        """Return how many devices this process can use."""
         return int(self._module.device_count())
 
     def current(self) -> int:
-        """Return the index of the one that ``torch.device(type)`` means."""
+        """Return the index of the device that ``torch.device(type)`` means."""
         return int(self._module.current_device()) if self._module.is_initialized() else 0
 
     def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
-        """Return tensors in new memory on a device: one of these, or the CPU."""
+        """Return tensors in new memory on a device of this accelerator, or on the CPU."""
         if native.type == "cpu":
             # On one device ``clone`` takes two thirds of the time of ``to``.
             return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
         return [x.to(native, copy=True) for x in xs]
 
     def synchronize(self, index: int) -> None:
-        """Wait for one; one without a context has nothing to wait for."""
+        """Wait for a device; one without a context has nothing to wait for."""
         if self._has_context(index):
             self._module.synchronize(index)
 
     def is_idle(self, index: int) -> bool:
-        """Return whether nothing is queued on its current stream."""
+        """Return whether nothing is queued on a device's current stream."""
         return not self._has_context(index) or self._module.current_stream(index).query()
 
     def streams(self) -> ModuleType | None:
@@ -120,7 +120,7 @@ class Accelerator:
         return self._module
 
     def memory(self, index: int) -> Memory:
-        """Return what torch's allocator holds for tensors, and the size of the card, in bytes."""
+        """Return the bytes that torch's allocator holds for tensors, and the size of the card."""
         total = int(self._module.get_device_properties(index).total_memory)
         if not self._has_context(index):
             return Memory(0, 0, total)

@@ -87,7 +87,7 @@ class TorchFiles(Files):
 
 
 def _keeps_order(layer: torch.nn.Module) -> bool:
-    """Return whether a layer without kernels leaves what it is given in its order."""
+    """Return whether a layer without kernels keeps the order of its input."""
     return type(layer).__module__.startswith("torch.nn.modules.") and not layer._modules
 
 

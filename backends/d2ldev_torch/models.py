@@ -125,7 +125,7 @@ def _properties(module: torch.nn.Module) -> dict[str, Any]:
 
 @lru_cache(1024)
 def _slots_of(cls: type) -> tuple[str, ...]:
-    """Return what objects of a class keep outside of their ``__dict__``: mostly nothing."""
+    """Return the slots of objects of a class, outside of their ``__dict__``: mostly none."""
     return tuple(
         name
         for base in cls.__mro__

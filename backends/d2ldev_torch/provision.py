@@ -1,4 +1,4 @@
-"""Set-up for the conformance suite: objects of every kind that ``place`` looks after in torch."""
+"""Set-up for the conformance suite: objects of every kind that ``place`` handles in torch."""
 
 from __future__ import annotations
 

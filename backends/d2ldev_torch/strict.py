@@ -53,7 +53,7 @@ class TorchStrict(Strict):
             devices = [_device(kind, index) for kind, index in _DEVICE.findall(text)]
         elif not devices:
             return None
-        # What is on the CPU is to be moved, rather than what is on a GPU.
+        # The operand on the CPU is to be moved, rather than one on a GPU.
         target = next((device for device in devices if device is not CPU), CPU)
         named = list(dict.fromkeys(devices))
         where = "".join(f", {device}" for device in named)

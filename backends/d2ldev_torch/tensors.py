@@ -44,7 +44,7 @@ class TorchTensors(Tensors):
 
     def __init__(self, devices: TorchDevices) -> None:
         self._devices = devices
-        # What torch's devices stand for: it is asked for every tensor of a batch.
+        # The device of each of torch's devices, which is looked up for every tensor of a batch.
         self._places: dict[torch.device, Device] = {}
 
     # -- asking -----------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class TorchTensors(Tensors):
         return array_of(strided(x).to("cpu", copy=True))
 
     def from_dlpack(self, x: Any) -> Tensor:
-        """Return a tensor on the memory of ``x``, with what torch leaves unchecked checked before.
+        """Return a tensor on the memory of ``x``, after checks that torch leaves out.
 
         Given a negative stride torch ends the process, and given memory that was exported as
         read-only it writes to it. Only arrays on the CPU, NumPy's above all, come with either.

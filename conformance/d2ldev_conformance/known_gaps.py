@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Gap(NamedTuple):
-    """What one backend is known not to do; the file says what each field means."""
+    """A known gap of one backend; the file says what each field means."""
 
     backend: str
     requirement: str

@@ -1,12 +1,12 @@
-"""What a test must not leave behind, and how it is found out.
+"""Find what a test must not leave behind.
 
 Environment variables, threads, files, replaced functions, and d2ldev's own selection: a test that
-changes one of them and does not change it back makes the next one pass or fail for no reason of
-its own. ``detect_leaks`` compares before and after, puts back what can be put back, so that one
-leak is one failure, and raises a ``LeakError`` that names everything it found.
+changes one of them and does not change it back may make the next test pass or fail.
+``detect_leaks`` compares before and after, puts back what can be put back, so that one leak is one
+failure, and raises a ``LeakError`` that names everything it found.
 
-The working directory and the temporary directory are fresh and empty inside, so that a file
-which is found there afterwards is this test's, and not that of another process.
+The working directory and the temporary directory are fresh and empty inside, so that a file that is
+found there afterwards was made by this test, not by another process.
 
 Held by ``tests/suite/test_fixtures.py``.
 """
@@ -87,7 +87,7 @@ def _text(leaks: Iterable[str]) -> str:
 
 @contextmanager
 def files(leaks: list[str]) -> Iterator[None]:
-    """Files in the working directory and the temporary directory, and the working directory."""
+    """Find files left in the working or temporary directory, and another working directory."""
     before, temporary = Path.cwd(), tempfile.tempdir
     sandbox = Path(tempfile.mkdtemp(prefix="d2ldev-leaks-")).resolve()
     inside = {"working": sandbox / "working", "temporary": sandbox / "temporary"}
@@ -123,7 +123,7 @@ def _current_directory() -> Path | None:
 
 @contextmanager
 def environment(leaks: list[str]) -> Iterator[None]:
-    """Environment variables that were set, changed or removed."""
+    """Find environment variables that were set, changed or removed."""
     before = dict(os.environ)
     try:
         yield
@@ -144,7 +144,7 @@ def _put_variable(name: str, value: str | None) -> None:
 
 @contextmanager
 def threads(leaks: list[str]) -> Iterator[None]:
-    """Threads that were started and have not ended."""
+    """Find threads that were started and have not ended."""
     before = set(threading.enumerate())
     try:
         yield
@@ -160,7 +160,7 @@ def threads(leaks: list[str]) -> Iterator[None]:
 
 @contextmanager
 def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
-    """Functions that were replaced: of ``os``, ``builtins``, NumPy, d2ldev, ``extra_modules``."""
+    """Find replaced functions: of ``os``, ``builtins``, NumPy, d2ldev and ``extra_modules``."""
     owners = list(_owners(extra_modules))
     before = [_functions(owner) for owner in owners]
     try:
@@ -178,7 +178,7 @@ def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Itera
 
 
 def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
-    """Every module, class, framework and room whose functions are watched."""
+    """Return every module, class, framework and room whose functions are watched."""
     for name in ("os", "builtins", "numpy"):
         if name in sys.modules:
             yield sys.modules[name]
@@ -209,7 +209,7 @@ def _functions(owner: Any) -> dict[str, Any]:
 
 
 def functions_of_modules(modules: Mapping[str, ModuleType]) -> dict[str, Any]:
-    """Every function of every module, and of every class that is made in one: name -> function."""
+    """Return every function of every module, and of every class made in one, by name."""
     found: dict[str, Any] = {}
     for name, module in list(modules.items()):
         if not isinstance(module, ModuleType):
@@ -242,7 +242,7 @@ def _put_attribute(owner: Any, name: str, value: Any) -> None:
 
 @contextmanager
 def selection(leaks: list[str]) -> Iterator[None]:
-    """Return the active backend, scopes that were not left, and the number of virtual GPUs.
+    """Find another active backend, scopes that were not left, and another number of virtual GPUs.
 
     The first use of ``d2ldev.backend`` chooses the process's backend, which is such a change:
     call ``d2ldev.set_backend`` before.

@@ -3,9 +3,9 @@
 It is loaded into every pytest run of an environment that has d2ldev, and does nothing there
 but offer its options: everything else waits for ``--d2ldev-backend``.
 
-No silent green: a backend that was asked for and cannot be had ends the run with an error, and
-so do fewer GPUs than ``--d2ldev-require-gpus``, a test of the suite without a requirement, and
-a run in which nothing was tested.
+No run passes without testing: a backend that was asked for and cannot be used ends the run with an
+error. So do fewer GPUs than ``--d2ldev-require-gpus``, a test of the suite without a requirement,
+and a run in which nothing was tested.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class _Counting:
 
 
 def _is_declared(config: pytest.Config, error: BaseException) -> bool:
-    """Return whether an error says what the backend declares that it cannot do."""
+    """Return whether an error is about an ability that the backend declares to lack."""
     framework = config.stash[_BACKEND].framework
     problem = getattr(error, "problem", None)
     return problem in {framework.inability(ability) for ability in framework.cannot}

@@ -18,7 +18,7 @@ Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], A
 
 
 def samples(backend: Backend) -> Builders:
-    """Return builders of small objects of every kind that ``place`` looks after, by name.
+    """Return builders of small objects of every kind that ``place`` handles, by name.
 
     Each is made on the device that is given: those of ``provision.samples(backend)``, and an MLP.
     """
@@ -31,8 +31,8 @@ def samples(backend: Backend) -> Builders:
 def networks(backend: Backend) -> Builders:
     """Return builders of networks with batch normalization and dropout, by name.
 
-    They map four features to two classes; also one whose shapes come with its first batch, where
-    the framework has such.
+    They map four features to two classes; one of them gets its shapes from the first batch, if the
+    framework has such networks.
     """
     return _provided(backend, "networks")
 
@@ -49,7 +49,7 @@ def freezables(backend: Backend) -> Freezables:
 def masked_models(backend: Backend) -> Builders:
     """Return builders of models that are called with ``x`` and ``mask``, by name.
 
-    Both, and what the model returns, are of shape ``(n, 3)``, and it matters which is which.
+    Both inputs and the output are of shape ``(n, 3)``, and the order of the inputs matters.
     """
     return _provided(backend, "masked_models")
 
@@ -57,7 +57,7 @@ def masked_models(backend: Backend) -> Builders:
 def models_of_sequences(backend: Backend) -> Builders:
     """Return builders of models that map ``(n, steps, 2)`` to ``(n, steps, 3)``, by name.
 
-    That is an MLP, for a framework whose module does not say otherwise.
+    It is an MLP, if the framework's module does not say otherwise.
     """
     return _provided(backend, "models_of_sequences") or {
         "mlp": lambda device: backend.mlp([2, 3], device=device)

@@ -16,8 +16,8 @@ from typing import Any
 import d2ldev
 from d2ldev_conformance.requirement import SECTIONS, Requirement
 
-# The worst outcome of a requirement's tests is the requirement's, but for skipping: one that
-# passed on the CPU and had no GPU to run on has passed, and the counts show the rest.
+# A requirement has the worst outcome of its tests, except for skipping: one that passed on the CPU
+# and had no GPU to run on has passed, and the counts show the rest.
 _WORST_FIRST = ("failed", "known gap", "cannot", "passed", "skipped")
 
 

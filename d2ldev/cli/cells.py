@@ -40,7 +40,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of running a cell.
+    """The result of running a cell.
 
     Args:
         output: what it printed, the repr of its last expression, and the error that it raised.
@@ -52,7 +52,7 @@ class Outcome:
 
 
 def read_cells(text: str) -> list[Cell]:
-    r"""Return the cells of a notebook; what stands before the first one is for the editor.
+    r"""Return the cells of a notebook; the lines before the first one are for the editor.
 
     Raises:
         ValueError: for a marker that is misspelt.
@@ -80,7 +80,7 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> Outcome:
     """Run a code cell as a notebook does, and say what it printed and whether it failed."""
     printed = io.StringIO()
     error = None
-    # In lines so long that whoever shows them does the folding.
+    # Lines are long, because the caller wraps them to its own width.
     short_numbers = np.printoptions(precision=4, suppress=True, linewidth=160)
     with contextlib.redirect_stdout(printed), short_numbers:
         try:

@@ -1,7 +1,7 @@
 """``d2ldev conformance``: the installed suite, run by pytest in a process of its own.
 
-A process of its own because the number of virtual GPUs is fixed when a backend is first used,
-and so that nothing which the command line has imported is in the way.
+The process is a new one, because the number of virtual GPUs is fixed when a backend is first used,
+and so that no import of the command line is in the way.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def command(request: Request, suite: Path) -> list[str]:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
     if request.report is not None:
         argv += ["--d2ldev-report", str(request.report)]
-    # The suite's own settings: those of the project in whose folder one happens to be could
-    # turn warnings into errors, or leave tests out.
+    # The settings are the suite's own: those of a project in the working directory could turn
+    # warnings into errors, or leave tests out.
     argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]
     return [*argv, *request.extra]
 

@@ -12,7 +12,7 @@ The document of ``--json`` has these keys:
   ones replace them; null if it was not tried) and ``devices`` (null if they were not tried): a
   list of ``device``, ``platform``, ``memory`` (``used``, ``peak``, ``total``: bytes or null),
   ``probe`` (``ok``, ``failed``) and ``error``.
-- ``notes``: what d2ldev warned of meanwhile.
+- ``notes``: the warnings of d2ldev meanwhile.
 - ``error``: only if there is no active backend: why.
 
 The exit status is 0 if all is well, 1 if the active backend cannot be used or a device failed,
@@ -145,7 +145,7 @@ def _memory(memory: dict[str, int | None]) -> str:
 
 
 def _show_errors(console: Console, report: BackendReport) -> None:
-    """In full and under the table, where there is room for them."""
+    """Print the errors in full below the table, where there is room for them."""
     for device in report.devices or []:
         if device["error"] is not None:
             place = f"{report.name}, {device['device']}: "

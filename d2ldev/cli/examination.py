@@ -1,8 +1,8 @@
 """What ``d2ldev doctor`` finds out about the machine, the backends and their devices.
 
 Only the active backend's framework is imported. With ``--all`` each of the others is tried in
-a process of its own, because frameworks in one process are in each other's way: the first
-one's cuDNN is everybody's, and one that crashes would end the examination.
+a process of its own, because frameworks in one process disturb each other: all of them get the
+first one's cuDNN, and a crash of one would end the examination.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BackendReport:
 class Examination:
     """Everything that ``d2ldev doctor`` shows, under the keys that its module describes.
 
-    And ``status``, the exit status: 0; 1 if something is broken; 2 if something is misspelt.
+    ``status`` is the exit status: 0; 1 if something is broken; 2 if something is misspelt.
     """
 
     active: str | None = None
@@ -109,10 +109,10 @@ def _wanted() -> str:
 
 
 def _is_sick(report: BackendReport) -> bool:
-    """Tell whether an installed backend that was tried failed, or a device of it did.
+    """Tell whether an installed backend, or one of its devices, failed when it was tried.
 
-    One that fails to import does not count: another's broken package is not this machine's
-    illness as long as nobody uses it.
+    A backend that fails to import does not count: a broken package does no harm as long as nobody
+    uses it.
     """
     if report.status == INSTALLED and report.error is not None:
         return True
@@ -135,7 +135,7 @@ def look_up(name: str) -> BackendReport:
 
 
 def add_devices(report: BackendReport, backend: Backend) -> None:
-    """Add what a backend that is in use says of itself, and try each of its devices."""
+    """Add what a loaded backend says of itself, and try each of its devices."""
     try:
         report.versions = {name: installed_version(name) for name in backend.distributions}
         report.devices = [examine(backend, device) for device in backend.devices()]
@@ -146,7 +146,7 @@ def add_devices(report: BackendReport, backend: Backend) -> None:
 
 def _add_error(report: BackendReport, error: Exception) -> None:
     if isinstance(error, InvalidDeviceError):
-        return  # the number of virtual GPUs is misspelt, for which no backend can be blamed
+        return  # the misspelt number of virtual GPUs is no backend's fault
     if isinstance(error, BackendNotInstalledError) and report.status == INSTALLED:
         report.status = BROKEN
     report.error = report.error or in_words(error).partition("\n")[0]
@@ -225,7 +225,7 @@ def _check_place(backend: Backend, x: object, device: Device, what: str) -> None
 
 
 def installed_version(name: str) -> str | None:
-    """Return the version of a distribution, or of the one with a module; None if none."""
+    """Return the version of a distribution, or of one that has such a module; None if none has."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -235,7 +235,7 @@ def installed_version(name: str) -> str | None:
 
 
 def versions() -> dict[str, str | None]:
-    """Of everything that is not a backend's own."""
+    """Return the versions of everything that does not belong to one backend."""
     return {
         "d2ldev": __version__,
         "python": platform.python_version(),

@@ -1,4 +1,4 @@
-"""What the subcommands share: where they print, and how errors and warnings look there."""
+"""Shared by the subcommands: where they print, and how errors and warnings look there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _OUR_WARNINGS = (BackendFallbackWarning, DeviceInitializationWarning)
 
 
 def make_console() -> Console:
-    """Return a console on the standard output, which colours nothing of its own accord."""
+    """Return a console on the standard output, without automatic colours."""
     return Console(highlight=False)
 
 
@@ -40,7 +40,7 @@ def complain(message: str) -> None:
 
 
 def exit_status(error: Exception) -> int:
-    """2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
+    """Return 2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
     return 2 if isinstance(error, (UnknownBackendError, InvalidDeviceError)) else 1
 
 
@@ -53,7 +53,7 @@ def in_words(error: BaseException) -> str:
 def collected_warnings() -> Iterator[list[str]]:
     """Collect the texts of d2ldev's own warnings, each once, instead of showing them.
 
-    Everyone else's are shown as ever.
+    Other warnings are shown as usual.
     """
     texts: list[str] = []
     with warnings.catch_warnings():
@@ -73,7 +73,7 @@ def collected_warnings() -> Iterator[list[str]]:
 
 @contextmanager
 def only_for_the_result() -> Iterator[None]:
-    """Send to the standard error whatever anybody, a C library too, prints on the output."""
+    """Redirect the standard output to the standard error, also for C libraries."""
     sys.stdout.flush()
     output = os.dup(1)
     os.dup2(2, 1)

@@ -33,11 +33,11 @@ CODE_WIDTH = 48
 
 
 def run(*, virtual_gpus: int | None) -> int:
-    """Show the chapter and run its cells; 1 if one of them failed.
+    """Show the chapter and run its cells; return 1 if one of them failed.
 
     Args:
-        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment, and if
-            that says nothing either, two stand in for the GPUs of a machine that has none.
+        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment; if that
+            does not say, a machine without GPUs gets two virtual ones.
     """
     console = make_console()
     console.width = min(console.width, _WIDEST)

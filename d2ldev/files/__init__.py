@@ -1,8 +1,8 @@
 """Write parameters into files and read them: one file for a nesting of tensors, models and numbers.
 
-A file is a *safetensors* file that other programs can read, too. What the format does not say is
-in its metadata: the nesting, the true dtypes, checksums, and how the layers of a model are laid
-out. Nothing in a file is ever executed: there is no pickle, and a file names no class.
+A file is a *safetensors* file that other programs can read, too. Its metadata holds what the format
+lacks: the nesting, the true dtypes, checksums, and how the layers of a model are laid out. Nothing
+in a file is ever executed: there is no pickle, and a file names no class.
 
 - ``save.py``, ``load.py``, ``load_into.py``: the three calls.
 - ``description.py``: from a nesting to its description as JSON, and back.

@@ -1,8 +1,8 @@
-"""Describe a nesting as JSON, and read such a description without believing it.
+"""Describe a nesting as JSON, and read such a description without trusting it.
 
 The description is a flat table: each container is a row, and refers to rows above it by their
-number. So it is read without recursion, holds no cycles, and a list that is in two places is there
-once.
+number. So it is read without recursion, and holds no cycles. A list that is in two places is
+written once.
 
 ``None``, booleans, text, and numbers that JSON keeps stand for themselves. Everything else is an
 object of one key: ``at`` with the number of a row, ``tensor`` or ``array`` with the number of a
@@ -32,9 +32,9 @@ from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 3
-"""Of the description; a reader refuses a higher one.
+"""The version of the description; a reader refuses a higher one.
 
-Since 2 it names the algorithm of the checksums; since 3 no classes.
+Since version 2 it names the algorithm of the checksums. Since version 3 it names no classes.
 """
 
 # The types of rows: without labels, and with them.
@@ -46,18 +46,18 @@ NAMEDTUPLE = "namedtuple"
 MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
-"""An optimizer: what it has learned, in a dict."""
+"""An optimizer: its state, in a dict."""
 _LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
-# What older versions have written, which is loaded as a dict.
+# Older versions have written these types, which are loaded as a dict.
 _OLDER = frozenset({"dataclass", "defaultdict", "Counter"})
 
 # Python goes through a nesting recursively, to compare it or to show it.
 _MAX_DEPTH = 500
-# A tuple computes its hash anew each time; a file may refer to one tuple as often as it likes.
+# A tuple computes its hash anew each time; a file may refer to one tuple any number of times.
 _MAX_KEY = 32
-# Python compares a key with all that have the same hash, and that of a tuple can be chosen.
+# Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
 _MAX_ALIKE = 100
-# Containers that share theirs have names without end.
+# Containers that share children can have exponentially many names.
 _MAX_NAMES = 1_000_000
 
 
@@ -65,7 +65,7 @@ class Saved(NamedTuple):
     """A tensor, or a NumPy array, that goes into the file.
 
     Args:
-        name: its name there, which no other has.
+        name: its name in the file, which is unique.
         value: the tensor or the array.
         dtype: the name of its dtype.
         numbers: the name of the dtype of its numbers, the same but for random keys.
@@ -94,7 +94,7 @@ class Stored(NamedTuple):
     shape: tuple[int, ...]
 
 
-# Without a ``repr``: that of containers that share theirs has no end.
+# Without a ``repr``, which could be exponentially long where containers share children.
 @dataclass(frozen=True, eq=False, repr=False)
 class Outline:
     """A container of the file, before any tensor is read.
@@ -141,7 +141,7 @@ class Description:
         self.saved: list[Saved] = []
         self._depths: list[int] = []
         self._names: set[str] = {"__metadata__"}
-        # id -> (the object, kept so that its id stays its own; its node).
+        # id -> (the object, kept so that its id is not used again; its node).
         self._done: dict[int, tuple[Any, Any]] = {}
         self._inside: set[int] = set()
         try:
@@ -247,8 +247,8 @@ class Description:
 def _type_of(x: Any, labels: Collection[Any]) -> str:
     """Return the type of a container's row.
 
-    A class that is none of Python's own is written as what it is derived from; one that only was
-    registered is the tuple of its children, or their dict if they have names.
+    A subclass of a container of Python's is written as that container. A class that was only
+    registered is written as the tuple of its children, or as a dict if they have names.
     """
     cls = type(x)
     if cls in _NAMES:
@@ -268,14 +268,14 @@ def _leaf_node(x: Any) -> Any:
     """Return the node of a plain value.
 
     Raises:
-        TypeError: if it is none, by its exact type: of a subclass, such as an enumeration's, the
-            class would be lost.
+        TypeError: if its exact type is no plain one. A subclass, such as an enumeration, would lose
+            its class.
     """
     cls = type(x)
     if x is None or cls is bool or cls is str:
         return x
     if cls is int:
-        # In hexadecimal digits, of which Python reads any number.
+        # In hexadecimal, because Python limits how many decimal digits it reads.
         return x if abs(x) < 2**53 else {"int": hex(x)}
     if cls is float:
         return x if math.isfinite(x) else {"float": str(x)}
@@ -326,7 +326,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
         The nesting, and the rows of the table, in order.
 
     Raises:
-        HeaderError: if it is none.
+        HeaderError: if it is no such description.
     """
     rows: list[Outline] = []
     depths: list[int] = []
@@ -408,7 +408,7 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
 
 
 def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
-    """Return what each row becomes, with None for the tensors that are not given."""
+    """Return the value of each row, with None for the tensors that are not given."""
     made: list[Any] = []
     for row in rows:
         items = [filled(child, made, values) for child in row.children.values()]
@@ -425,7 +425,7 @@ def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
 
 
 def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
-    """Return what takes the place of an outline, a tensor or a plain value."""
+    """Return the value of an outline, a tensor or a plain value."""
     if isinstance(node, Outline):
         return made[node.number]
     return values.get(node) if isinstance(node, Stored) else node
@@ -435,7 +435,8 @@ def flat(node: Any) -> dict[str, Stored]:
     """Return the tensors in a part of the file, by their dotted names.
 
     Raises:
-        HeaderError: if they are more than can be: containers that share theirs without end.
+        HeaderError: if they are too many: containers that share children may have names without
+            end.
     """
     found: dict[str, Stored] = {}
     todo: list[tuple[str, Any]] = [("", node)]

@@ -1,4 +1,4 @@
-"""Find the layouts of a model's tensors: of a model that is there, and of one in a file."""
+"""Find the layouts of a model's tensors: of a model in memory, and of one in a file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from d2ldev.operations.placing import named_tensors
 def layouts_of_model(framework: Framework, model: Any) -> dict[str, Layout] | None:
     """Return the layouts of a model's tensors, by name.
 
-    None for what is no model in one sequence, or has other tensors than those of its layers.
+    None if the layers are not in one sequence, or if the model has tensors outside of them.
     """
     layers = framework.files.layers(model)
     if not layers:
@@ -31,7 +31,7 @@ def layouts_of_model(framework: Framework, model: Any) -> dict[str, Layout] | No
                 return None  # a layer that is there twice
             if name is not None:
                 found[name] = layout(f"{index}.{part}", tuple(int(size) for size in x.shape))
-    # Of what has two names, only one would be found: a model with ties has no layouts either.
+    # A tied tensor would be found by one of its names only: a model with ties has no layouts.
     return found if found and found.keys() == tensors.keys() else None
 
 
@@ -39,7 +39,7 @@ def layouts_of(told: Any) -> dict[str, Layout]:
     """Read the layouts in a file.
 
     Raises:
-        HeaderError: if they are none.
+        HeaderError: if they are no layouts.
     """
     if not isinstance(told, dict):
         raise HeaderError("its layouts are none")

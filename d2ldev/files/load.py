@@ -45,7 +45,7 @@ class Wanted(NamedTuple):
     Args:
         stored: what it is in the file.
         device: where to, if it is a tensor.
-        convert: what is done with its values on the way.
+        convert: a function for its values on the way.
     """
 
     stored: Stored
@@ -62,7 +62,7 @@ class Checkpoint:
         attempted: what the caller is doing, for messages.
 
     Raises:
-        HeaderError: if it is not what it should be.
+        HeaderError: if one of them is wrong.
     """
 
     def __init__(self, framework: Framework, file: BinaryIO, attempted: str) -> None:
@@ -123,10 +123,10 @@ class Checkpoint:
             device: where its tensors are made.
 
         Raises:
-            CheckpointError: if the framework cannot have one of the tensors.
+            CheckpointError: if the framework cannot hold one of the tensors.
             HeaderError: if they are damaged.
         """
-        whole = node is self.outline  # whose tensors may have names without end
+        whole = node is self.outline  # which may have exponentially many names
         stored = self.stored if whole else list(dict.fromkeys(flat(node).values()))
         tensors = self.read([Wanted(each, device) for each in stored])
         values = dict(zip(stored, tensors, strict=True))
@@ -136,8 +136,8 @@ class Checkpoint:
         """Read tensors and arrays, in new memory, and compare their checksums.
 
         Raises:
-            CheckpointError: if the framework cannot have one of them; nothing is read then.
-            HeaderError: if they are not what was written.
+            CheckpointError: if the framework cannot hold one of them; nothing is read then.
+            HeaderError: if they are damaged.
         """
         names = self._framework.tensors.dtype_names
         for stored, *_ in wanted:
@@ -188,9 +188,9 @@ class Checkpoint:
 
 @contextmanager
 def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoint]:
-    """Open and check a file; what is wrong with it, now or later, is a ``CheckpointError``."""
+    """Open and check a file; an error in it, now or later, is raised as a ``CheckpointError``."""
     try:
-        # Not by opening it: who opens a pipe waits for its writer.
+        # Not by opening the file, because opening a pipe waits for its writer.
         if not stat.S_ISREG(os.stat(path).st_mode):
             raise HeaderError("it is no regular file")
         with open(path, "rb", buffering=0) as file:
@@ -218,7 +218,7 @@ def load(framework: Framework, path: Any, device: DeviceLike) -> Any:
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Return new memory that a framework may keep: XLA copies what begins elsewhere."""
+    """Return new memory that a framework may keep: XLA copies memory that is not aligned."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     begin = -memory.ctypes.data % _ALIGNMENT
@@ -227,7 +227,7 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 
 def _description(header: Header) -> dict[str, Any]:
-    """Return what a file says of its nesting; that of a foreign one is name -> tensor."""
+    """Return the description of a file's nesting; for another program's file, name -> tensor."""
     text = header.metadata.get(STRUCTURE)
     if text is None:
         return {

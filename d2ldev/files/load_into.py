@@ -1,4 +1,4 @@
-"""``load_into``: compare a file with what it is read into, read it, then put it in place.
+"""``load_into``: compare a file with an object, read the file, then put its values in place.
 
 Three steps, in this order, so that an error leaves everything as it was:
 
@@ -87,16 +87,16 @@ class Fitting:
         self._models: dict[int, tuple[Any, Inventory]] = {}
         # id -> (the optimizer, its state in the file).
         self._states: dict[int, tuple[Any, Outline]] = {}
-        # What is shared both here and in the file is compared once, and stays shared.
+        # A container that is shared both here and in the file is compared once, and stays shared.
         self._compared: dict[tuple[int, int], Callable[[], Any]] = {}
-        # id -> what takes the place of a tensor or a model.
+        # id -> the replacement of a tensor or a model.
         self._replaced: dict[int, Any] = {}
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
         """Compare a nesting with a part of the file, and read it; nothing is changed yet.
 
         Args:
-            obj: what is like what was saved.
+            obj: an object like the one that was saved.
             found: the part, as ``checkpoint.outline`` or a child of it.
 
         Returns:
@@ -119,7 +119,7 @@ class Fitting:
         return self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
 
     def _check(self) -> None:
-        """Raise the error that says all that does not fit, if anything does not."""
+        """Raise one error that names everything that does not fit, if anything does not."""
         told = [
             f"{what} {_some(names)}"
             for what, names in (
@@ -142,7 +142,7 @@ class Fitting:
     # -- comparing --------------------------------------------------------------------------------
 
     def _compare(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
-        """Compare a value with what it is in the file; return what gives what takes its place."""
+        """Compare a value with its part of the file; return a function that gives its new value."""
         if not isinstance(found, Outline):
             return self._compare_once(x, found, path)
         key = (id(x), found.number)
@@ -177,7 +177,7 @@ class Fitting:
         return lambda: self._replaced.get(id(x), x)
 
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
-        """Compare a model, or what is read from a file of names, by the names of its tensors."""
+        """Compare a model, or any object and another program's file, by the tensors' names."""
         stored, theirs = flat(found), found.layouts or {}
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
@@ -200,7 +200,7 @@ class Fitting:
         kinds, attempted = self._framework.kinds, self._attempted
         found = leaves(x, kinds, "", attempted)
         arrays = {name: leaf for name, leaf, _ in found if type(leaf) is np.ndarray}
-        # A model has no arrays, and what looks for its tensors refuses them.
+        # ``Inventory`` refuses arrays, and a model has none.
         flattened = flatten(x, kinds, attempted)
         others = flattened.others.items()
         without = {key: None for key, x in others if isinstance(x, (np.ndarray, np.generic))}
@@ -216,7 +216,7 @@ class Fitting:
         return lambda: x if is_same else found
 
     def _remade_set(self, x: Any, kind: Container, elements: list[Any]) -> Any:
-        """Return the set itself if it has these elements, else another one of its class."""
+        """Return the set itself if it has these elements, else a new one of its class."""
         is_same = {(type(e), e) for e in x} == {(type(e), e) for e in elements}
         return x if is_same else self._rebuilt(x, kind, elements)
 
@@ -226,7 +226,7 @@ class Fitting:
         if found.type in SETS or isinstance(x, AbstractSet):
             if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
-            # The elements of a set have no names, and another order in the next process.
+            # The elements of a set have no names, and have another order in the next process.
             return cache(lambda: self._remade_set(x, kind, list(found.children.values())))
         children = list(kind.children(x))
         mine = dict(zip(kind.labels(x), children, strict=True))
@@ -311,7 +311,7 @@ class Fitting:
         return Wanted(stored, device, convert)
 
     def _state_put(self, optimizer: Any, found: Outline) -> Any:
-        # On the CPU: what of a state belongs where, the optimizer knows.
+        # On the CPU, because the optimizer decides which part of its state belongs where.
         state = self._checkpoint.part(found)
         try:
             return self._framework.files.checked_state(optimizer, state)

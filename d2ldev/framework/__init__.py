@@ -7,14 +7,14 @@ Design rules, as in einops' backends:
   Each is a small object with public methods; ``devices`` and ``tensors`` are required, and every
   method of the other four has a default. Everything that a user calls is derived from them, once,
   in ``d2ldev.backend.Backend``.
-- Rooms are given arguments that were checked, and devices that exist; what they raise is translated
-  by their callers.
+- Arguments of a room were checked, and devices exist. Its callers translate the errors that it
+  raises.
 - A copy happens only where the user wrote one, and never by way of another device.
-- No framework's state is changed that the user did not ask to change.
+- A framework's state changes only where the user asked for it.
 
 An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``, which imports the
-framework when it is made; the package says in ``requires`` which modules it needs. The set-up that
-the conformance suite needs is in the package's ``provision`` module, and not here.
+framework when it is made; the package says in ``requires`` which modules it needs. The set-up of
+the conformance suite is in the package's ``provision`` module, and not here.
 
 The conformance suite (``d2ldev conformance NAME``) says when a backend is done.
 """
@@ -68,7 +68,7 @@ __all__ = [
 ]
 
 ABILITIES = ("mlp", "dlpack", "train")
-"""What a framework may declare that it cannot do.
+"""The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
 ``accuracy`` and ``Trainer``.
@@ -90,12 +90,12 @@ class Placed(NamedTuple):
 
 
 class Framework:
-    """One framework, as far as it has to be said by hand: names, and six rooms.
+    """What an author writes of one framework: names, and six rooms.
 
     A subclass makes the rooms in its ``__init__``, after calling this one.
 
     Args:
-        virtual_gpus: how many GPUs to make out of nothing, ``None`` for the hardware's.
+        virtual_gpus: how many virtual GPUs to make; ``None`` for the hardware's GPUs.
 
     Attributes:
         name: the name it is selected by.
@@ -165,7 +165,7 @@ class Framework:
         return Strictness(self.name, self.strict)
 
     def require(self, ability: str, attempted: str) -> None:
-        """Raise an ``UnsupportedValueError`` if it says that it cannot do something.
+        """Raise an ``UnsupportedValueError`` if the framework lacks an ability.
 
         Args:
             ability: one of ``ABILITIES``.
@@ -179,5 +179,5 @@ class Framework:
             )
 
     def inability(self, ability: str) -> str:
-        """Return in words that it cannot do something, and why."""
+        """Return a sentence: what the framework cannot do, and why."""
         return f"the {self.name} backend cannot {ability}: {self.cannot[ability]}"

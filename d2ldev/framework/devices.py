@@ -88,7 +88,7 @@ class Devices(ABC):
         """Return when all work queued on a device is done, without making a context there."""
 
     def is_idle(self, device: Device) -> bool:
-        """Return whether no work queued on a device is unfinished, without waiting for it."""
+        """Return whether all work queued on a device is done, without waiting for it."""
         return True
 
     def memory(self, device: Device) -> Memory:

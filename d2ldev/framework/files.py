@@ -1,10 +1,10 @@
 """The room ``files``: how a framework's tensors and models go into a file and come out of one.
 
 A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that
-of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and what a convolution puts
-out is flattened with the channels first, or last, so that the kernel of the dense layer after it
-has other columns. A ``Layout`` says for one tensor of a model which layer it belongs to, and how
-it is brought into the first of these forms, which is called canonical.
+of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and the output of a
+convolution is flattened with the channels first, or last, so that the kernel of the next dense
+layer has its columns in another order. A ``Layout`` says for one tensor of a model which layer it
+belongs to, and how it is brought into the first of these forms, which is called canonical.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Layout(NamedTuple):
         return array.reshape(self.split).transpose(self.axes).reshape(self.shape)
 
     def native(self, array: NDArray[Any], shape: Sequence[int]) -> NDArray[Any]:
-        """Return the values in the form that a tensor of this shape has, from the canonical one."""
+        """Return canonical values in the form of a tensor of this shape."""
         split = [self.split[axis] for axis in self.axes]
         order = [self.axes.index(axis) for axis in range(len(self.axes))]
         return array.reshape(split).transpose(order).reshape(tuple(shape))
@@ -59,7 +59,7 @@ def turned(role: str, shape: Sequence[int]) -> Layout:
 
 
 def turned_after_flattening(role: str, shape: Sequence[int], channels: int) -> Layout:
-    """Return that of a dense kernel ``(in, out)`` behind a convolution with channels last."""
+    """Return the layout of a dense kernel ``(in, out)`` after a convolution, channels last."""
     n_in, n_out = shape
     split = (n_in // channels, channels, n_out)
     return Layout(role, split, (2, 1, 0), (n_out, n_in))
@@ -92,21 +92,21 @@ class Files:
     # -- tensors ----------------------------------------------------------------------------------
 
     def borrow(self, x: Tensor) -> NDArray[Any]:
-        """Return the values in a NumPy array that is only read, and soon.
+        """Return the values in a NumPy array, which the caller reads at once and does not write to.
 
         It may alias the tensor's memory. Called by ``save``.
         """
         return self.tensors.to_numpy(x)
 
     def adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
-        """Return a tensor with the values of an array that nobody else has.
+        """Return a tensor with the values of an array that nobody else holds.
 
         It may alias the array, which begins at a multiple of 64 bytes. Called by ``load``.
         """
         return self.tensors.from_data(array, dtype, native)
 
     def numbers_dtype(self, dtype: str) -> str | None:
-        """Return the dtype of the numbers that stand for tensors of a dtype without any.
+        """Return the dtype of the numbers that stand for tensors of a dtype without numbers.
 
         None for every other dtype. Only JAX has such dtypes: those of its random keys.
         """
@@ -121,25 +121,24 @@ class Files:
     def layers(self, model: Any) -> Sequence[Layer] | None:
         """Return the dense and convolution layers of a model in one sequence, in order.
 
-        None for anything else, and where a layer between them puts what it is given into another
-        order. With its layers known a model takes over the parameters of the same layers in another
-        framework. Asked of every object and container that is saved.
+        None for anything else, and if a layer between them reorders its input. A model whose layers
+        are known can load the parameters of the same layers in another framework. Called for every
+        object and container that is saved.
         """
         return None
 
     # -- optimizers -------------------------------------------------------------------------------
 
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
-        """Return what an optimizer has learned, without the parameters, as a nesting.
+        """Return the state of an optimizer, without the parameters, as a nesting.
 
-        None for what is saved as the tensors that ``Models.parts`` gives, such as a model, and an
-        optimizer all of whose state are such tensors. Called by ``save``, and for the checkpoints
-        of ``Trainer.fit``.
+        None for what is saved as the tensors of ``Models.parts``: a model, and an optimizer whose
+        whole state is such tensors. Called by ``save``, and for the checkpoints of ``Trainer.fit``.
         """
         return None
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        """Return what gives an optimizer a state; nothing is changed before that is called.
+        """Return a function that gives an optimizer a state; nothing changes before its call.
 
         Args:
             optimizer: one of which ``state`` returns a nesting.

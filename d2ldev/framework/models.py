@@ -15,7 +15,7 @@ ACTIVATIONS = ("relu", "tanh", "sigmoid")
 
 
 Put = Callable[[Any, Any], object]
-"""What stores a value under a key, such as a dict's ``__setitem__``. It must not fail."""
+"""A function that stores a value under a key, like a dict's ``__setitem__``. It must not fail."""
 
 # A plain tuple: a named one takes five times as long to make, for each parameter of a model.
 Part = tuple[str, Any, Put | None, Any]
@@ -23,7 +23,7 @@ Part = tuple[str, Any, Put | None, Any]
 
 ``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
 tensor, a nesting, or another object of the framework. ``put(key, other)`` stores another value in
-its stead; ``put`` is None for what is never replaced, an object or a tensor that is refilled.
+its place. ``put`` is None for what is never replaced: an object, or a tensor that is refilled.
 """
 
 
@@ -70,14 +70,14 @@ class Models:
         return ()
 
     def attached(self, x: Tensor) -> Iterable[Part]:
-        """Return what hangs on a tensor and has to be where it is: its gradient. Not saved."""
+        """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
         return ()
 
     def is_refilled(self, x: Tensor) -> bool:
         """Return whether a tensor keeps its identity, and is given other memory.
 
-        So that whoever else holds a parameter, such as an optimizer, still holds it. What is not
-        refilled is replaced by another object.
+        Then an optimizer that holds the parameter still holds it. A tensor that is not refilled is
+        replaced by another object.
         """
         return False
 
@@ -95,7 +95,7 @@ class Models:
         self.refill(x, new)
 
     def finish(self, obj: Any) -> None:
-        """See to one of ``types`` when its parts have moved, or were loaded. It must not fail."""
+        """Update an object of ``types`` whose parts have moved or were loaded. It must not fail."""
 
     def placing(self, device: Device) -> AbstractContextManager[Any]:
         """Return a context around one whole ``place`` to a device.
@@ -106,7 +106,7 @@ class Models:
         return nullcontext()
 
     def settle(self, obj: Any, device: Device) -> None:
-        """See to one of ``types`` that is on a device now, whether or not anything has moved.
+        """Adapt an object of ``types`` to the device that it is on, whether or not it has moved.
 
         Called by ``place`` and ``mlp`` for every object in a nesting. It must not fail.
         """

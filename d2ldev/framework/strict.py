@@ -24,11 +24,11 @@ class Strict:
     """
 
     def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
-        """Have the framework refuse operands of different devices; return what ends that.
+        """Make the framework refuse operands of different devices; return a function that ends it.
 
         For a framework that does not refuse them by itself: its functions are replaced. Where
-        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they do what they did. Called
-        when the first block begins; what it returns is called when the last one has ended.
+        ``in_force()`` they raise ``mismatch(...)``, and elsewhere they work as before. Called when
+        the first block begins; the returned function is called when the last one has ended.
         """
         return lambda: None
 

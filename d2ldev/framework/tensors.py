@@ -52,14 +52,14 @@ class Tensors(ABC):
 
     @abstractmethod
     def device_of(self, x: Any) -> Device:
-        """Return where the bytes of a tensor are.
+        """Return the device that holds the bytes of a tensor.
 
         Called for every tensor of every batch that is moved: it has to be fast.
 
         Raises:
-            UnsupportedValueError: if ``x`` is no tensor, or has no one place: one that is only
-                traced (under ``jit`` or ``tf.function``), spread over several devices, or without
-                bytes (torch's ``meta``). Never a guess.
+            UnsupportedValueError: if ``x`` is no tensor, or is not on one device: it is only traced
+                (under ``jit`` or ``tf.function``), spread over several devices, or without bytes
+                (torch's ``meta``). Never a guess.
         """
 
     @abstractmethod
@@ -82,13 +82,14 @@ class Tensors(ABC):
         return name.removesuffix("_") if isinstance(name, str) else None
 
     def dtype_fix(self, name: str) -> str:
-        """Return the line that makes a dtype available which is not now; empty if there is none."""
+        """Return the line that makes a missing dtype available; empty if there is none."""
         return ""
 
     def data_dtype(self, name: str) -> str:
         """Return the dtype that NumPy data of a dtype gets, if none is asked for.
 
-        The same, but for a framework that prefers narrow numbers: JAX makes float64 float32.
+        It is the same dtype, except in a framework that prefers narrow numbers: JAX makes float64
+        float32.
         """
         return name
 
@@ -154,7 +155,7 @@ class Tensors(ABC):
 
     @abstractmethod
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        """Return the tensor in new memory on a device, which may be the one where it is."""
+        """Return a copy of the tensor in new memory on a device, which may be its own."""
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         """Return copies of several tensors, for a framework that makes them together at less cost.
@@ -181,7 +182,7 @@ class Tensors(ABC):
         """
 
     def dlpack_of(self, x: Tensor) -> Any:
-        """Return what has ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
+        """Return an object with ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
 
         The tensor itself, but for a framework whose tensors lack these methods.
         """
@@ -191,12 +192,12 @@ class Tensors(ABC):
 
     @abstractmethod
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
-        """Return tensors of one shape, dtype and device as one tensor with a first axis more."""
+        """Return tensors of one shape, dtype and device as one tensor with a new first axis."""
 
     def detached(self, x: Tensor) -> Tensor:
-        """Return a scalar to be kept for long, without a copy of it where one can be avoided.
+        """Return a scalar that can be kept for long, without a copy where possible.
 
-        For a framework whose tensors hold what they were computed from, or a larger tensor that
-        they are a view of; or whose variables are tensors, and do not keep their value.
+        For a framework whose tensors keep alive what they were computed from, or the larger tensor
+        that they are a view of; or whose variables are tensors, and change their value.
         """
         return x

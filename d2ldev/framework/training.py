@@ -1,4 +1,4 @@
-"""The room ``training``: one step of training after the other, and what it depends on.
+"""The room ``training``: single steps of training, and what they depend on.
 
 Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same numbers everywhere.
 """
@@ -26,8 +26,8 @@ OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
-# Added beside the root; a framework that adds below it is given the square. So a gradient of 0 is
-# divided by the same number, and what is larger cannot be told apart but by the rounding.
+# Added outside the root; a framework that adds it inside is given the square. So a gradient of 0 is
+# divided by the same number, and larger gradients differ by rounding only.
 ADAGRAD_EPSILON = 1e-10
 
 
@@ -110,11 +110,11 @@ class Learner(ABC):
     @property
     @abstractmethod
     def input_names(self) -> tuple[str, ...]:
-        """Return the names of what the model is called with, in order; empty if it does not say."""
+        """Return the names of the model's inputs, in order; empty if it does not say."""
 
     @property
     def takes_mapping(self) -> bool:
-        """Return whether these are the keys of one mapping, with which the model is called."""
+        """Return whether ``input_names`` are the keys of one mapping that the model takes."""
         return False
 
     @abstractmethod
@@ -139,22 +139,22 @@ class Learner(ABC):
     def is_built(self) -> bool:
         """Return whether the model and the optimizer have all of their tensors.
 
-        Not so for one whose shapes come with the first batch.
+        A model whose shapes come with the first batch has them only then.
         """
         return True
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        """Have a model that is not built make its tensors for such inputs, without training it."""
+        """Let a model that is not built make its tensors for such inputs, without training it."""
 
     def modes(self) -> Any:
         """Return which of the model's parts are frozen or in evaluation mode, as plain values.
 
-        What a callback may have changed between two epochs. None where there is no such thing.
+        A callback may have changed them between two epochs. None if the framework has no modes.
         """
         return None
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
-        """Return what gives the model modes that ``modes`` returned; nothing is changed before.
+        """Return a function that sets what ``modes`` returned; nothing changes before its call.
 
         Raises:
             CheckpointError: if they are another model's (``refused_state``).
@@ -185,11 +185,11 @@ class Copier(ABC):
 
     @abstractmethod
     def started(self) -> Any:
-        """Return a mark of what was begun so far; called once for each batch."""
+        """Return a mark of the copies begun so far; called once for each batch."""
 
     @abstractmethod
     def finish(self, mark: Any) -> None:
-        """Have what is queued from now on wait for the copies before a mark."""
+        """Make all work queued from now on wait for the copies before a mark."""
 
 
 class Training:
@@ -214,7 +214,7 @@ class Training:
         )
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """Return the share of labels that are those of the largest logits, on the device.
+        """Return the share of labels whose class has the largest logit, on the device.
 
         Args:
             prediction: of shape ``(n, ..., classes)``.
@@ -232,7 +232,7 @@ class Training:
     # -- feeding ----------------------------------------------------------------------------------
 
     def copier(self, device: Device) -> Copier | None:
-        """Return what copies batches to a device beside its work; None if its queue does so.
+        """Return a copier that works beside a device; None if the device's queue copies as well.
 
         Called by ``prefetch``, once.
         """
@@ -256,30 +256,31 @@ class Training:
     def random_state(self, device: Device) -> Any:
         """Return the state of the framework's random numbers, as a nesting that ``save`` takes.
 
-        What cannot be read is not in it; a framework may draw a new seed, set it, and return it.
+        State that cannot be read is left out; a framework may draw a new seed, set it, and return
+        it.
         """
         return None
 
     def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
-        """Return what lets the generators go on from such a state; nothing is changed before.
+        """Return a function that restores such a state; nothing changes before its call.
 
         Raises:
-            CheckpointError: if it is none (``refused_state``).
+            CheckpointError: if it is no such state (``refused_state``).
         """
         return lambda: None
 
     def loader_state(self, loader: Any) -> Any:
-        """Return what the order of the next epoch of one of ``loader_types`` depends on.
+        """Return the state that decides the next epoch's order, of a loader of ``loader_types``.
 
-        Besides ``random_state``, and the random numbers of Python and NumPy: the states of
-        generators of its own, as a nesting that ``save`` takes.
+        It adds the states of the loader's own generators to ``random_state``, and to the random
+        numbers of Python and NumPy, as a nesting that ``save`` takes.
         """
         return None
 
     def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
-        """Return what gives a loader a state that ``loader_state`` returned.
+        """Return a function that gives a loader a state that ``loader_state`` returned.
 
         Raises:
-            CheckpointError: if it is none of such a loader. Nothing is changed then.
+            CheckpointError: if it is no state of such a loader. Nothing is changed then.
         """
         return lambda: None

@@ -1,1 +1,1 @@
-"""What is in a nesting of containers, and how one is made again."""
+"""Take nestings of containers apart, and make them again."""

@@ -20,7 +20,7 @@ class Container(NamedTuple):
 
     Args:
         children: the values in a container, in order.
-        labels: what leads to each of them, for messages and names: keys, indices, fields.
+        labels: the key, index or field of each of them, for messages and names.
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
     """
 
@@ -70,7 +70,7 @@ def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any])
     """Return a copy of a mapping or a sequence, with other values under the same keys.
 
     Raises:
-        TypeError: if it makes no copies that can be written to without changing it.
+        TypeError: if writing to a copy of it would change it.
     """
     made = _shallow_copy(old)
     places = list(zip(keys, values, new, strict=True))
@@ -85,7 +85,7 @@ def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any])
 
 
 def _shallow_copy(old: Any) -> Any:
-    """``copy.copy`` of a mapping or a sequence, down to where it keeps its values."""
+    """Copy a mapping or sequence as ``copy.copy`` does, with the dict or list of its values."""
     made = copy.copy(old)
     if made is old:
         raise TypeError("a copy of it is itself")
@@ -154,7 +154,7 @@ def _dataclass_container() -> Container:
 
 
 def is_plain_class(cls: type) -> bool:
-    """NumPy's boolean scalar, enumerations and ranges: values without parts."""
+    """Tell whether a class has values without parts: NumPy's boolean, enumerations, ranges."""
     if issubclass(cls, (range, slice, type(Ellipsis))):
         return True
     enum = sys.modules.get("enum")

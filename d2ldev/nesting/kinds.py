@@ -1,6 +1,6 @@
 """What a value is to one backend: a tensor, an object of the framework, a container, or plain.
 
-It is asked of the type alone, once for each type, because a batch is walked at every step of a
+Only the type decides, and each type is looked at once, because a batch is walked at every step of a
 training loop.
 """
 

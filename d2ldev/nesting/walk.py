@@ -1,4 +1,4 @@
-"""Walking nested batches: what is in a nesting, and how it is made again with something else in it.
+"""Walk nested batches: find the leaves of a nesting, and make the nesting again with other leaves.
 
 A *nesting* is a tensor, or any dict, list, tuple, namedtuple, dataclass, set, deque or other
 registered container of nestings. ``None``, numbers, strings and bytes may stand anywhere and
@@ -12,11 +12,11 @@ stay as they are. The rules, each held by a requirement ``containers.*`` of the 
 - Nothing that was given is changed; whatever goes wrong, the caller's containers are as they
   were.
 
-A batch is walked at every step of a training loop. So ``flatten`` makes no names: where something
-is, is looked up when there is an error to tell.
+A batch is walked at every step of a training loop. So ``flatten`` makes no names: the name of a
+place is looked up only for an error.
 
-This module imports no framework, and knows none: what a value is, is asked of a ``Kinds``
-(``kinds.py``), made by the backend.
+This module imports no framework, and knows none: the backend's ``Kinds`` (``kinds.py``) says what a
+value is.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ __all__ = [
 
 
 def joined(path: str, label: object) -> str:
-    """Return the name of what ``label`` leads to in the container of the name ``path``.
+    """Return the name of the child ``label`` of the container with the name ``path``.
 
     >>> joined("layers", 0), joined("", "weight")
     ('layers.0', 'weight')
@@ -58,22 +58,23 @@ def joined(path: str, label: object) -> str:
 
 
 def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
-    """Tell whether ``holds`` is true of every leaf of the nesting ``x``, which are all tensors.
+    """Tell whether every leaf of the nesting ``x`` is a tensor of which ``holds`` is true.
 
-    The walk that decides that nothing has to move: it makes no object of its own, and does not
-    remember where it was.
+    ``to`` asks this first, to see whether anything has to move. The walk makes no object of its
+    own, and does not remember where it was.
 
     Args:
         x: a nesting.
         kinds: what each type is.
         holds: asked of each tensor.
-        budget: how many containers it may enter, in a list of one; it gives up, with False, at
-            a nesting that is large or full of shared containers, which ``flatten`` enters once.
+        budget: how many containers it may enter, in a list of one. It gives up, with False, at a
+            nesting that is large or full of shared containers; ``flatten`` enters each of them
+            once.
 
     Raises:
         RecursionError: if a container contains itself.
-        UnsupportedValueError: never; a value of an unknown kind makes the answer False, so
-            that the walk which names its place comes next.
+        UnsupportedValueError: never; a value of an unknown kind makes the answer False, after which
+            ``flatten`` names its place.
     """
     kind = kinds[type(x)]
     if kind is TENSOR:
@@ -111,7 +112,7 @@ def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
 
 
 def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) -> Flattened:
-    """``flatten`` of several nestings: what they share stays shared.
+    """Go through several nestings as ``flatten`` does; what they share stays shared.
 
     Args:
         named: ``(name, nesting)``; the name is where the names in it begin.
@@ -125,7 +126,7 @@ class Flattened:
     """The leaves of nestings, and how the containers around them are made again.
 
     Args:
-        nestings: what is gone through.
+        nestings: the nestings to walk.
         names: where the names in each begin.
         kinds, attempted: see ``flatten``.
     """
@@ -143,8 +144,8 @@ class Flattened:
         """The tensors by their ids, each once, in order."""
         self.others: dict[int, Any] = {}
         """The other leaves that are no plain values, in the same way."""
-        # (container, how it is made again, what is in it), what is inside before what is around.
-        # They keep what is in them, so that an id stays that of one object.
+        # (container, how it is made again, its children), inner containers before outer ones. The
+        # tuples keep the children alive, so that no id is used for two objects.
         self._containers: list[tuple[Any, Container, Sequence[Any]]] = []
         try:
             _collect(nestings, kinds, self.tensors, self.others, self._containers, {})
@@ -160,7 +161,7 @@ class Flattened:
         """Return the nesting with other leaves: the first nesting, of several.
 
         Args:
-            changed: id -> what takes the place of this leaf; leaves that are not in it stay. The
+            changed: id -> the replacement of this leaf; leaves that are not in it stay. The
                 containers that are made again are added to it.
 
         Raises:
@@ -200,7 +201,7 @@ class Flattened:
         return alike
 
     def _look_for_the_place(self) -> None:
-        """Raise the error that names the place which could not be gone through."""
+        """Raise the error that names the place where the walk failed."""
         for _ in self._places():
             pass
 
@@ -218,7 +219,7 @@ def _collect(
     containers: list[tuple[Any, Container, Sequence[Any]]],
     is_open: dict[int, bool],
 ) -> None:
-    """Add what is in a container to what was found so far.
+    """Add the contents of a container to the collections of what was found so far.
 
     Args:
         children: of the container.
@@ -249,11 +250,12 @@ def _collect(
 def _places(
     x: Any, kinds: Kinds, name: str, attempted: str, entered: dict[int, tuple[Any, bool]]
 ) -> Iterator[tuple[str, Any]]:
-    """Every leaf and container with its name, in the order of ``_collect``, each container once.
+    """Yield every leaf and container with its name, in ``_collect``'s order, each container once.
 
     Args:
         x, kinds, name, attempted: see ``leaves``.
-        entered: id -> the container, kept so that its id stays its own; whether it is not yet left.
+        entered: id -> the container, kept so that its id is not used again; whether it is not yet
+            left.
     """
     yield name, x
     kind = kinds[type(x)]
@@ -279,7 +281,7 @@ def _places(
 def leaves(
     x: Any, kinds: Kinds, path: str = "", attempted: str = "look through a nesting"
 ) -> Iterator[tuple[str, Any, Kind]]:
-    """Every value in a nesting that is no container, with its name and kind.
+    """Yield every value in a nesting that is no container, with its name and kind.
 
     Args:
         x: a nesting; containers that contain themselves are entered once.
@@ -338,7 +340,7 @@ def _refused(
 
 
 def too_deep(attempted: str) -> UnsupportedValueError:
-    """Return the error for what is nested so deep that Python gives up."""
+    """Return the error of a nesting that is deeper than Python can follow."""
     return UnsupportedValueError(
         attempted,
         f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",

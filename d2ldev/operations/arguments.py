@@ -84,6 +84,7 @@ def as_path(path: object, verb: str) -> str:
 def is_iterable(data: object) -> bool:
     """Tell whether something can be gone through in a ``for`` loop.
 
-    ``iter(data)`` is not asked: with it a loader draws random numbers and starts its workers.
+    ``iter(data)`` is not called, because it makes a loader draw random numbers and start its
+    workers.
     """
     return hasattr(data, "__iter__") or hasattr(data, "__getitem__")

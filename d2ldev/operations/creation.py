@@ -53,7 +53,7 @@ def made(
     if dtype is None and like is None:
         try:  # noqa: SIM105  # ``suppress`` would cost 10 % of the call
             native = framework.known_natives.get(device)  # the common call, without a detour
-        except Exception:  # noqa: S110  # not hashable, so no device: said below
+        except Exception:  # noqa: S110  # not hashable, so no device: raised below
             pass
     if native is None:
         dtype, native = destination(framework, "make a tensor", dtype, device, like)
@@ -155,7 +155,7 @@ def destination(
 
 
 def refused(framework: Framework, error: Exception, attempted: str, native: Any) -> D2LDevError:
-    """Return what an exception of the framework's means: memory ran out, or it refuses a value."""
+    """Return d2ldev's error for a framework's exception: memory ran out, or it refuses a value."""
     if framework.devices.is_out_of_memory(error):
         return devices.out_of_memory(framework, error, attempted, native)
     return UnsupportedValueError(
@@ -166,7 +166,7 @@ def refused(framework: Framework, error: Exception, attempted: str, native: Any)
 
 
 def _checked_data(framework: Framework, obj: Any, attempted: str) -> Any:
-    """Return numbers as they are; what NumPy has to read as an array that can be taken."""
+    """Return numbers as they are, and everything else as a NumPy array that can be taken."""
     if isinstance(obj, (bool, int, float, complex)):
         return obj
     import numpy as np

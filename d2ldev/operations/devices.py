@@ -55,7 +55,7 @@ def parsed(framework: Framework, spec: DeviceLike) -> Device:
 
 
 def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
-    """Return a device that exists, in whatever spelling; it is remembered by its spelling.
+    """Return an existing device for any spelling, which is remembered.
 
     Args:
         framework: whose device it is.
@@ -93,7 +93,7 @@ def native(framework: Framework, device: Device, attempted: str) -> Any:
 
 
 def asked_for_too_late(index: int) -> str:
-    """Return a clause for the error of a GPU that a backend in use lacks; empty if it is not so."""
+    """Return a clause for an error if the virtual GPU was asked for too late; empty otherwise."""
     with suppress(InvalidDeviceError):
         number = settings.virtual_gpus()
         if number is not None and index < number:
@@ -168,9 +168,9 @@ def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable
 # -- the memory that a framework takes at the start -------------------------------------------
 
 # By default JAX takes three quarters of a GPU, and TensorFlow all of it, as soon as they use one,
-# so that no other framework fits beside them. d2ldev asks both to take what they need: only before
-# the framework has initialised its GPU, and not if the user has said something else, in the
-# framework's own variables or with ``D2LDEV_GPU_MEMORY=framework``.
+# so that no other framework fits beside them. d2ldev asks both to take what they need. It does so
+# only before the framework has initialised its GPU, and not if the user has chosen otherwise, by
+# the framework's own variables or by ``D2LDEV_GPU_MEMORY=framework``.
 
 
 def user_has_chosen(variables: Iterable[str]) -> bool:

@@ -1,6 +1,6 @@
-"""What a DLPack capsule says of the memory it is about, before it is handed over.
+"""Read what a DLPack capsule says of its memory, before the capsule is handed over.
 
-For backends whose framework takes over what it cannot use. Source: ``DLTensor`` in DLPack's
+For backends whose framework takes over memory that it cannot use. Source: ``DLTensor`` in DLPack's
 ``dlpack.h``.
 """
 
@@ -14,7 +14,7 @@ ON_CUDA = 2
 
 
 class Description(ctypes.Structure):
-    """``DLTensor``, to which a capsule of no version points at its start."""
+    """``DLTensor``, to which an unversioned capsule points at its start."""
 
     _fields_ = [
         ("data", ctypes.c_void_p),
@@ -44,7 +44,7 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 def description_of(capsule: Any) -> Description:
-    """Return what a capsule of no version, as ``x.__dlpack__()`` gives it, is about.
+    """Return the description in an unversioned capsule, as ``x.__dlpack__()`` gives it.
 
     It is valid as long as the capsule was not handed over.
     """

@@ -15,7 +15,7 @@ from d2ldev.nesting.kinds import TENSOR
 _NONE: Mapping[str, Any] = MappingProxyType({})
 
 Operand = tuple[str, Device]
-"""What an operation's operand is called, and where it is."""
+"""The name of an operation's operand, and its device."""
 
 
 def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError:
@@ -32,7 +32,8 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
       fix: y = backend.to(y, 'gpu:0')
     """
     listed = list(operands)
-    # What is on the CPU is to be moved: a model that lives on a GPU met a batch that does not.
+    # The operand on the CPU is to be moved: most often a model on a GPU was given a batch on the
+    # CPU.
     target = next((device for _, device in listed if device is not CPU), CPU)
     elsewhere = dict.fromkeys(name for name, device in listed if device is not target)
     return DeviceMismatchError(
@@ -47,10 +48,10 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
 def operands_of(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
 ) -> list[Operand]:
-    """Return the tensors among what an operation was called with, by name.
+    """Return the tensors among the arguments of an operation, by name.
 
-    Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that has
-    no one place, such as a traced one, is left out.
+    Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that is not
+    on one device, such as a traced one, is left out.
     """
     found: list[Operand] = []
     named = [(f"operand_{index}", value) for index, value in enumerate(arguments)]
@@ -71,10 +72,10 @@ def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     """Replace functions of modules, classes and objects, all of them or none.
 
     Args:
-        replacements: the owner, the name, and what is to be there instead.
+        replacements: the owner, the name, and the replacement.
 
     Returns:
-        What puts back the very objects that were there.
+        A function that puts the original objects back.
     """
     replaced: list[tuple[Any, str, Any]] = []
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
-"""What copies tensors to a native device, as ``Tensors.copy_all`` does."""
+"""A function that copies tensors to a native device, as ``Tensors.copy_all`` does."""
 
 
 def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
@@ -51,7 +51,7 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None
         framework: whose tensors they are.
         x: any nesting.
         target: where to.
-        copy_all: what copies the tensors that are elsewhere; None is the framework's own way.
+        copy_all: copies the tensors that are elsewhere; None is the framework's own way.
     """
     attempted = _moving("a batch", target)
     flat = flatten(x, framework.kinds, attempted)
@@ -88,7 +88,7 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     places = {target} if target is not None else set(map(device_of, tensors.values()))
     changed: dict[int, Tensor] = {}
     for place in places:
-        # What is on one device is copied together, as a framework may do it at less cost.
+        # The tensors of one device are copied together, which costs less in some frameworks.
         there = tensors
         if len(places) > 1:
             there = {key: x for key, x in tensors.items() if device_of(x) is place}
@@ -100,7 +100,7 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
 def converted(
     framework: Framework, x: Tensor, dtype_spec: DType, device: DeviceLike, like: Tensor
 ) -> Tensor:
-    """Convert a tensor; nothing happens that was not asked for. See ``Backend.asarray``."""
+    """Convert a tensor only as far as asked for; see ``Backend.asarray``."""
     tensors = framework.tensors
     if like is not None:
         dtype_spec = creation.dtype_of(framework, like) if dtype_spec is None else dtype_spec
@@ -233,9 +233,9 @@ def _is_tensor(x: Any) -> bool:
 def _translated(
     framework: Framework, error: Exception, attempted: str, native: Any
 ) -> D2LDevError | None:
-    """Return what an exception of the framework's means where a tensor was to be copied.
+    """Return d2ldev's error for a framework's exception in a copy.
 
-    None if it means something else: the driver tells of work that was queued long before.
+    None if it is about something else: a driver may report work that was queued long before.
     """
     if isinstance(error, D2LDevError):
         return None
@@ -252,7 +252,7 @@ def _translated(
 
 
 def _foreign(framework: Framework, x: Any) -> str:
-    """Return what a value is instead of a tensor of this framework; empty if it is one."""
+    """Return what a value is, if it is no tensor of this framework; empty if it is one."""
     kind = framework.kinds[type(x)]
     if kind is TENSOR:
         return ""
@@ -276,7 +276,7 @@ def _refusal(
 
 
 def _exported(x: Any) -> Any:
-    """Return what has ``__dlpack__`` for a value: itself, or what its backend puts in its stead."""
+    """Return the object with ``__dlpack__`` for a value: itself, or its backend's substitute."""
     if hasattr(x, "__dlpack__"):
         return x
     try:

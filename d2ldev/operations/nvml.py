@@ -2,7 +2,7 @@
 
 Frameworks count GPUs by initialising CUDA, after which no forked process can use one:
 https://github.com/jax-ml/jax/issues/18852, https://github.com/tensorflow/tensorflow/issues/57877.
-NVML counts them without.
+NVML counts them without initialising it.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def cards() -> list[Card] | None:
 def visible_cards() -> list[Card] | None:
     """Return those of ``cards`` that CUDA will show this process; None without NVIDIA's driver.
 
-    They are the ones that ``CUDA_VISIBLE_DEVICES`` names before the first name that is none.
+    They are the ones that ``CUDA_VISIBLE_DEVICES`` names before its first invalid name.
     Source: CUDA C++ Programming Guide, "CUDA Environment Variables".
 
     Raises:
@@ -91,7 +91,7 @@ def visible_cards() -> list[Card] | None:
 
 
 def memory_of(index: int) -> int | None:
-    """Return the memory of a visible GPU in bytes; None if it is not known which one that is.
+    """Return the memory of a visible GPU in bytes; None if it is not known which card it is.
 
     NVML orders GPUs by their place on the bus, and CUDA the fastest first, unless
     ``CUDA_DEVICE_ORDER=PCI_BUS_ID``.
@@ -108,7 +108,7 @@ def memory_of(index: int) -> int | None:
 
 
 def _named(all_cards: list[Card], name: str) -> Card | None:
-    # More digits than an index has, Python would not convert.
+    # Python refuses to convert text of very many digits.
     if name.isascii() and name.isdigit() and len(name) < 10:
         found = all_cards[int(name) : int(name) + 1]
     else:

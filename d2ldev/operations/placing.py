@@ -1,10 +1,10 @@
 """How ``place`` moves models and optimizers: all of it, once, or nothing.
 
-A framework's object (a module, an optimizer) is to this module a list of *parts*: a name, a
-value (a tensor, a nesting of tensors, or another object) and where that value is kept. Three
-steps, in this order, so that an error leaves everything as it was:
+To this module a framework's object (a module, an optimizer) is a list of *parts*: a name, a value
+(a tensor, a nesting of tensors, or another object) and where that value is kept. Three steps, in
+this order, so that an error leaves everything as it was:
 
-1. find every tensor that the object looks after;
+1. find every tensor of the object;
 2. copy those that are elsewhere, and make the containers that will hold the copies;
 3. put them in place, which cannot fail.
 
@@ -25,7 +25,7 @@ from d2ldev.operations import devices, moving
 
 
 class Inventory:
-    """Everything that ``place`` looks after in a nesting of tensors, models and optimizers.
+    """Everything that ``place`` handles in a nesting of tensors, models and optimizers.
 
     Args:
         framework: whose tensors and objects they are.
@@ -132,7 +132,7 @@ class Inventory:
 
 
 def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
-    """Move everything that ``obj`` looks after to a device; see ``Backend.place``."""
+    """Move everything that ``obj`` holds to a device; see ``Backend.place``."""
     target = devices.existing(framework, device, "place a model")
     with framework.models.placing(target):
         return _placed(framework, obj, target, f"place {type(obj).__name__} on {target}")
@@ -176,7 +176,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
 
 
 def settled(framework: Framework, obj: Any, device: Device) -> Any:
-    """Return a new model, of which everything is told that it is on a device."""
+    """Return a new model, each object of which was adapted to its device."""
     if type(framework.models).settle is not Models.settle:
         _settle(Inventory(framework, obj, "make a model"), device)
     return obj
@@ -194,5 +194,5 @@ def named_tensors(
     *,
     is_saved: bool = False,
 ) -> list[tuple[str, Any]]:
-    """Return the tensors that ``place`` looks after, with their names; see ``Inventory``."""
+    """Return the tensors that ``place`` handles, with their names; see ``Inventory``."""
     return Inventory(framework, obj, attempted, is_saved=is_saved).entries

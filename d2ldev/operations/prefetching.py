@@ -35,7 +35,7 @@ def prefetch(
     if depth:
         ahead = framework.training.prefetched(batches, target, depth)
         if ahead is not None:
-            # What the framework's pipeline leaves elsewhere is brought over in the end.
+            # The framework's pipeline leaves some tensors elsewhere, which are moved here.
             return moved_ahead(ahead, 0, partial(moving.to, framework, device=target))
         copier = None if target is CPU else framework.training.copier(target)
         if copier is not None:
@@ -44,8 +44,8 @@ def prefetch(
 
 
 def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
-    # By way of tensors of the host: what goes from tensor to tensor is not waited for, and goes
-    # together. Where nothing is waited for, it would only be one more copy.
+    # By way of tensors of the host, because copies between tensors are asynchronous, and made
+    # together. On the CPU and on virtual GPUs this would only be one more copy.
     is_real = framework.devices.platform(device) not in ("cpu", "virtual")
 
     def start(batch: Any) -> Any:
@@ -59,7 +59,7 @@ def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
 def _beside(
     framework: Framework, batches: Iterable[Any], device: Device, depth: int, copier: Copier
 ) -> Generator[Any, None, None]:
-    """Move batches by what copies beside the device's work."""
+    """Move batches with a copier that works beside the device."""
 
     def copy_all(xs: list[Any], _native: Any) -> list[Any]:
         return copier.copy_all(xs)
@@ -108,7 +108,7 @@ def moved_ahead(
                         ahead.append(start(batch))
                 except Exception as error:
                     failure, is_over = error, True
-                # What is kept is what was moved: on the host a batch lives no longer than needed.
+                # Only the moved batch is kept, so that the host's copy can be freed.
                 batch = None
             if not ahead:
                 break

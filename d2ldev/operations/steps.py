@@ -1,4 +1,4 @@
-"""A step of training: what a model is called with, which loss is meant, and its operands.
+"""A step of training: the inputs of a model, the loss by its name, and the operands of the loss.
 
 Helpers for the rooms ``training``.
 """
@@ -35,8 +35,8 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
-        function: called in this order, as those of torch, Gluon and optax are; unless its first
-            parameter is named ``y_true``, as in Keras and scikit-learn, which have the other one.
+        function: called in this order, as in torch, Gluon and optax; in the opposite order if its
+            first parameter is named ``y_true``, as in Keras and scikit-learn.
 
     Raises:
         UnsupportedValueError: for an object that adds up over the batches, such as a
@@ -63,11 +63,11 @@ def stateful(metric: object, fix: str) -> UnsupportedValueError:
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """See that ``'mse'`` can be taken: frameworks would broadcast one against the other.
+    """Check that ``'mse'`` can be taken: frameworks would broadcast one against the other.
 
     Args:
         prediction: the shape of the prediction.
-        y: that of what it is compared with.
+        y: the shape of the target.
 
     Raises:
         UnsupportedValueError: if they are not the same.
@@ -81,7 +81,7 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
 
 
 def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtype: str) -> None:
-    """See that labels are compared with their own logits: frameworks would broadcast.
+    """Check that labels are compared with their own logits: frameworks would broadcast.
 
     Args:
         prediction: the shape of the logits, ``(n, ..., classes)``; None is a length that is not
@@ -114,7 +114,7 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
 
 
 def check_loss(shape: Iterable[int] | None, loss: object) -> None:
-    """See that a loss is one number; some frameworks would take the gradient of the sum.
+    """Check that a loss is one number; some frameworks would take the gradient of the sum.
 
     Args:
         shape: its shape; None if it has none.
@@ -133,7 +133,7 @@ def check_loss(shape: Iterable[int] | None, loss: object) -> None:
 def first_parameter(function: Callable[..., Any]) -> str | None:
     """Return the name of the first parameter; None if there is none, or Python cannot tell.
 
-    Of a module, whose ``__call__`` takes ``*args``, that of its ``forward``.
+    For a module, whose ``__call__`` takes ``*args``, it is that of ``forward``.
     """
     parameters = _parameters(function)
     for name in ("forward", "hybrid_forward"):
@@ -144,7 +144,7 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
 
 
 def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
-    """Return the names of what a model is called with, in the order in which it is given.
+    """Return the names of a model's inputs, in the order of its parameters.
 
     Args:
         method: bound to the model.

@@ -30,7 +30,7 @@ _entry_points: dict[str, EntryPoint] | None = None
 
 
 def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
-    """Every backend that some installed distribution announces, by name.
+    """Return every backend that an installed distribution announces, by name.
 
     Args:
         refresh: look again, for what was installed since.
@@ -49,7 +49,7 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
 
 
 def missing_modules(name: str) -> list[str]:
-    """Return what a known backend needs and is not installed, without importing any of it.
+    """Return the missing modules that a known backend needs, without importing any module.
 
     Raises:
         Exception: whatever importing a broken third-party package raises.

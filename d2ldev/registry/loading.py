@@ -47,7 +47,7 @@ def load(name: str, source: str) -> Framework:
 def count_real_gpus(name: str) -> int:
     """Return how many GPUs a known framework finds in the machine, whatever virtual ones there are.
 
-    An instance that is not kept is asked, so that virtual ones can still be made.
+    A temporary instance is asked, so that virtual ones can still be made.
 
     Raises:
         BackendNotInstalledError: as ``load``.
@@ -111,7 +111,7 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
 
 
 def unknown(name: str, source: str) -> UnknownBackendError:
-    """Return the error of a name that no backend has, with the nearest one that some has."""
+    """Return the error of an unknown name, with the nearest known one."""
     import difflib  # only an error needs it
 
     names = sorted([*known_backends(), *ALIASES])

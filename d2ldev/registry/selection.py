@@ -120,10 +120,10 @@ def enter(framework: Framework) -> Entry[Framework]:
 class _ActiveFramework:
     """The active framework as an attribute of an object.
 
-    It is asked in every call of the handle, and to read an attribute takes a fifth of the time of
-    a function. So the object keeps it, until ``set_backend`` makes it another one. From the first
-    block ``use_backend`` on nothing is kept: a thread or task that was started in a block may
-    outlive it.
+    Every call of the handle reads it, and reading an attribute takes a fifth of the time of a
+    function call. So the object caches it, until ``set_backend`` changes it. After the first block
+    of ``use_backend`` nothing is cached: a thread or task that was started in a block may outlive
+    it.
     """
 
     def __get__(self, owner: object, cls: type) -> Framework:
@@ -137,7 +137,7 @@ class _ActiveFramework:
 
 
 class FollowsSelection:
-    """What has the active framework as its ``framework``."""
+    """An object whose ``framework`` is the active framework."""
 
     framework = _ActiveFramework()
 
@@ -281,7 +281,7 @@ def framework_of(x: Any) -> Framework:
 
 
 def framework_of_loader(x: Any) -> Framework | None:
-    """Return the framework whose loader ``x`` is; None if it is none that a framework can read.
+    """Return the framework whose loader ``x`` is; None if it is no framework's.
 
     The classes' modules are asked first: a framework that happens to be imported is left alone.
     """

@@ -1,4 +1,4 @@
-"""Data: ``ArrayLoader``, and what of a batch a model is called with."""
+"""Data: ``ArrayLoader``, and the inputs and the target of a batch."""
 
 from __future__ import annotations
 
@@ -26,18 +26,19 @@ class ArrayLoader:
         arrays: NumPy arrays, which stay where they are, or tensors of any backend on the CPU,
             whose values are copied once; all of one length, the number of examples.
         batch_size: how many examples a batch has; the last one has what is left.
-        shuffle: whether each epoch has an order of its own. It depends on ``seed`` and on the
-            number of the epoch alone, whatever else is drawn, and on every version of NumPy.
+        shuffle: whether each epoch has an order of its own. The order depends only on ``seed`` and
+            the number of the epoch, whatever else is drawn, and is the same in every version of
+            NumPy.
         seed: of the order, an integer that is not negative; None draws one from the operating
             system, which ``state_dict`` holds.
         drop_last: whether a last batch that is not full is left out.
 
     Yields:
-        Tuples with one entry for each array, of the same kind as it. NumPy's are copies if the
-        loader shuffles, else views: who writes into one writes into the array. Tensors are new.
+        Tuples with one entry for each array, of the same kind as it. NumPy arrays are copies if the
+        loader shuffles, else views: writing into a view writes into the array. Tensors are new.
 
     Raises:
-        UnsupportedValueError: for what is none of this.
+        UnsupportedValueError: for any other argument.
 
     >>> import numpy as np
     >>> loader = ArrayLoader(np.arange(5), np.arange(5) * 10, batch_size=3)
@@ -70,8 +71,8 @@ class ArrayLoader:
         self._drop_last = drop_last
         drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
         self._seed = drawn if seed is None else _whole("seed", seed, least=0)
-        # How many epochs were begun: the one that is under way is counted, so that whoever goes on
-        # after it, or after a part of it, goes on with the next.
+        # How many epochs were begun. The current one counts, so that a run that goes on after it,
+        # or after a part of it, goes on with the next.
         self._epoch = 0
 
     def __len__(self) -> int:
@@ -95,7 +96,7 @@ class ArrayLoader:
         return {"seed": self._seed, "epoch": self._epoch}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where the loader of another run, or this one, was: with its seed too.
+        """Go on where this loader, or the loader of another run, was: with its seed too.
 
         Raises:
             CheckpointError: if it is no such state.
@@ -177,7 +178,7 @@ def _whole(name: str, value: Any, least: int) -> int:
 def inputs_and_target(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[tuple[Any, ...], Any]:
-    """Return what a model is called with, and what its prediction is compared with.
+    """Return the inputs of the model, and the target of its prediction.
 
     Args:
         batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose
@@ -187,7 +188,7 @@ def inputs_and_target(
         takes_mapping: whether it is called with one mapping that has these keys.
 
     Raises:
-        UnsupportedValueError: if there are not two things in it, or an input is left out before
+        UnsupportedValueError: if it lacks an input or the target, or an input is left out before
             another one.
     """
     if isinstance(batch, Mapping):
@@ -206,7 +207,7 @@ def inputs_and_target(
 
 
 def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
-    """Inputs in the order of their names, if they are the model's, else as they are."""
+    """Return inputs in the order of their names, if these are the model's, else as they are."""
     if not values or not all(key in names for key in values):
         return values.values()
     if takes_mapping:
@@ -229,7 +230,7 @@ def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) 
 def count_of(backend: Backend, y: Any) -> int:
     """Return how many examples a batch has: the length of its target's first axis, else 1.
 
-    Of a target that is a nesting, that of the first tensor in it.
+    For a target that is a nesting, it is the length of the first tensor in it.
     """
     kinds = backend.framework.kinds
     if kinds[type(y)] is not TENSOR:

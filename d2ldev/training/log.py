@@ -22,7 +22,7 @@ from d2ldev.framework import DeviceLike, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import whole_number
 
-# The dtypes with values that float32 has not.
+# The dtypes with values that float32 cannot hold.
 _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
 
 
@@ -120,7 +120,7 @@ class DeviceLog:
         with self._lock:
             pending = self._pending
             tensors = iter(self._values([entry.value for entry in pending if entry.is_tensor]))
-            # Forgotten only now: what could not be brought over is still there.
+            # Cleared only now, so that an error in the transfer loses nothing.
             self._pending, self._waiting = [], 0
             found: dict[str, list[float]] = {}
             for entry in pending:
@@ -134,7 +134,7 @@ class DeviceLog:
             return found
 
     def means(self) -> dict[str, float]:
-        """Name -> the weighted mean of everything that was added; NaN if nothing has a weight."""
+        """Return name -> the weighted mean of all that was added; NaN if nothing has a weight."""
         with self._lock:
             self.flush()
             return {
@@ -143,7 +143,7 @@ class DeviceLog:
             }
 
     def last(self) -> dict[str, float]:
-        """Name -> the value that was added last."""
+        """Return name -> the value that was added last."""
         with self._lock:
             self.flush()
             return dict(self._last)
@@ -153,7 +153,7 @@ class DeviceLog:
             return []
         dtypes = {self._backend.dtype_of(x) for x in xs}
         if len(dtypes) > 1 or any(name.startswith("float8") for name in dtypes):
-            # One that holds them all, if the framework has it, and that it can stack.
+            # A dtype that holds all values, if the framework has one that it can stack.
             is_wide = dtypes & _WIDE and "float64" in self._backend.dtype_names
             common = "float64" if is_wide else "float32"
             xs = [self._backend.asarray(x, dtype=common) for x in xs]
@@ -198,7 +198,8 @@ class _Entry(NamedTuple):
 
 
 def _is_weight(value: Any) -> bool:
-    # The first two by name: to ask for Real takes longer, and it is asked in every step.
+    # ``int`` and ``float`` come first, because checking ``Real`` takes longer, and this runs in
+    # every step.
     is_number = isinstance(value, (int, float, Real, np.number))
     return is_number and 0 <= value < float("inf")
 

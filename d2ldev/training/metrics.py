@@ -1,4 +1,4 @@
-"""Metrics by name: what is measured on predictions, on the device where they are."""
+"""Metrics by name, computed on the device where the predictions are."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ def named_metrics(
 
     Args:
         backend: whose ``accuracy`` is meant.
-        metrics: names and functions; a function's name is its own.
+        metrics: names and functions; a function goes by its own name.
 
     Raises:
-        UnsupportedValueError: for an unknown name, what cannot be called, what keeps a running
-            value, or a name twice.
+        UnsupportedValueError: for an unknown name, an object that cannot be called or that keeps a
+            running value, or a name twice.
     """
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:
@@ -57,7 +57,7 @@ def named_metrics(
 
 
 def check_names(names: Sequence[str]) -> None:
-    """UnsupportedValueError if the history would have two numbers of one name."""
+    """Raise an UnsupportedValueError if the history would have two numbers of one name."""
     twice = [name for name in names if names.count(name) > 1]
     if twice:
         raise UnsupportedValueError(

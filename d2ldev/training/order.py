@@ -1,8 +1,8 @@
 """The order of the batches, for a run that goes on in another process as if it had not ended.
 
-What is kept is what can be asked for: the ``state_dict`` of a loader that has one, the generators
-of a framework's own loader, and the random numbers of Python and NumPy. Data that has neither, such
-as a shuffled ``tf.data.Dataset``, begins in the new process as it begins in any.
+It keeps the state that can be read: the ``state_dict`` of a loader that has one, the generators of
+a framework's own loader, and the random numbers of Python and NumPy. Data without such a state,
+such as a shuffled ``tf.data.Dataset``, begins in the new process as it begins in any.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ NOTHING = "nothing"
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
-    """Tell data, or its sampler, the number of the epoch, where it wants to know.
+    """Tell data, or its sampler, the number of the epoch, if it has ``set_epoch``.
 
-    As ``torch.utils.data.DistributedSampler`` does: it shuffles by this number.
+    ``torch.utils.data.DistributedSampler`` shuffles by this number.
     """
     for each in (data, getattr(data, "sampler", None)):
         if callable(getattr(each, "set_epoch", None)):
@@ -59,12 +59,12 @@ class Order:
         return {"kind": self._kind, "state": state, "random": random_state()}
 
     def checked(self, saved: Any) -> Callable[[], None]:
-        """Return what brings the data to where it was when ``state`` returned this.
+        """Return a function that brings the data back to a state that ``state`` returned.
 
         Nothing has changed before it is called.
 
         Raises:
-            CheckpointError: if that is no state of such data.
+            CheckpointError: if it is no state of such data.
         """
         if not isinstance(saved, dict) or saved.keys() != {"kind", "state", "random"}:
             raise _refusal(f"{describe(saved)} says nothing of it")
@@ -106,17 +106,17 @@ def random_state() -> dict[str, Any]:
 
 
 def checked_random_state(saved: Any) -> Callable[[], None]:
-    """Return what lets the two go on from such a state; nothing has changed before.
+    """Return a function that restores such a state; nothing changes before its call.
 
     Raises:
-        CheckpointError: if that is not it, or ``np.random`` has another kind of generator now.
+        CheckpointError: if it is no such state, or ``np.random`` has another kind of generator now.
     """
     try:
         version, numbers, next_gauss = saved["python"]
         if not isinstance(next_gauss, (float, NoneType)):
             raise TypeError(f"{describe(next_gauss)} was drawn")
         python_state = version, tuple(map(int, numbers)), next_gauss
-        random.Random().setstate(python_state)  # noqa: S311  # which refuses what is no state
+        random.Random().setstate(python_state)  # noqa: S311  # refuses a wrong state
         numpy_state = saved["numpy"]
         _check_numpy(numpy_state)
     except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -134,11 +134,11 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
 
 
 def _check_numpy(state: Any) -> None:
-    """See that it can be set: on a generator of its own, of the kind that ``np.random`` has."""
+    """Check that a state can be set, on a new generator of the kind that ``np.random`` has."""
     name = np.random.get_state(legacy=False)["bit_generator"]
     scratch = np.random.RandomState(getattr(np.random, name)())
     scratch.set_state(state)
-    # NumPy reads where such a number points to, and does not look whether that is in the buffer:
+    # NumPy reads at these positions, and does not check that they are in the buffer:
     # https://github.com/numpy/numpy/blob/main/numpy/random/_mt19937.pyx
     positions = (
         ("pos", state["state"], len(state["state"].get("key", ()))),

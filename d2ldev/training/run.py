@@ -1,8 +1,8 @@
 """One run of ``fit``: how far it is, and the checkpoint from which it can go on.
 
-A run that was killed and resumed gives the same parameters as one that was not. Its file is one
-that ``backend.save`` writes and ``backend.load`` reads: the model, the optimizer, which parts are
-frozen, random numbers, and what the order of the batches depends on.
+A run that was killed and resumed gives the same parameters as one that was not. ``backend.save``
+writes its file, and ``backend.load`` reads it: the model, the optimizer, which parts are frozen,
+random numbers, and the state of the batches' order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _FORMAT = "d2ldev training state 5"
 
 
 class Run:
-    """How far a run is.
+    """The progress of a run.
 
     Args:
         framework: of the learner.
@@ -61,10 +61,10 @@ class Run:
         self.epoch += 1
 
     def save(self, device: Device) -> None:
-        """Keep the state: after each epoch, and before the first, in which a run may end, too.
+        """Save the state after each epoch, and before the first, in which a run may end, too.
 
-        So what cannot be written is found out before an epoch was computed for nothing. What is
-        done after an epoch, such as to freeze a layer, belongs to the state: it is kept afterwards.
+        So an error in writing is found before an epoch is computed for nothing. The state is saved
+        after ``on_epoch_end``, because what that does, such as freezing a layer, belongs to it.
 
         Args:
             device: where the model is.
@@ -82,7 +82,8 @@ class Run:
                 "random": self._framework.training.random_state(device),
                 "data": Order(self._data).state(),
             },
-            # The initial values of what is not built are in no state: the random numbers make them.
+            # A model that is not built is left out: the random numbers in the state make its
+            # initial values.
             "parts": self._learner.parts if self._learner.is_built else None,
         }
         save(self._framework, state, self._path)
@@ -95,9 +96,9 @@ class Run:
             first_inputs: of the data, for a model that is not built before its first batch.
 
         Raises:
-            CheckpointError: if the file is broken, or is none of such a run. The model, the
-                optimizer and the data are as they were then, but for a model without shapes,
-                which has them.
+            CheckpointError: if the file is broken, or is not of such a run. The model, the
+                optimizer and the data are as they were then, except that a model without shapes has
+                got them.
         """
         if self._path is None:
             raise CheckpointError(
@@ -138,7 +139,7 @@ class Run:
             ) from error
         put()
         set_modes()
-        # Last: to make a loader may draw from the framework's random numbers.
+        # Last, because making a loader may draw from the framework's random numbers.
         set_random_state()
         self.epoch, self.history = run["epoch"], run["history"]
 
@@ -160,7 +161,7 @@ class Run:
     def _parts_put(
         self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
     ) -> Callable[[], None]:
-        """Return what gives the learner its model and optimizer; only shapes are made yet."""
+        """Return a function that loads the model and the optimizer; so far only shapes are made."""
         learner = self._learner
         if found is None:
             if learner.is_built:
@@ -183,7 +184,7 @@ class Run:
         return lambda: learner.replace(put())
 
     def _settings(self) -> dict[str, Any]:
-        """Return what is said of the training; None stands for an object of the user's."""
+        """Return the settings of the training; None stands for an object of the user's."""
         loss, optimizer, lr, gradient_clip_val = self._learner.settings
         is_named = isinstance(optimizer, str)
         return {

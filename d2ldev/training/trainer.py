@@ -76,7 +76,7 @@ class Trainer:
 
     @property
     def model(self) -> Any:
-        """What is being trained, or was, as it is after the last step; None before ``fit``.
+        """The model as it is after the last step; None before ``fit``.
 
         Go on with it: some frameworks move the model itself, and others make a new one.
         """
@@ -96,10 +96,10 @@ class Trainer:
         return self.backend.to(batch, self.device)
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
-        """After each epoch; to be overridden, or given as ``callback``.
+        """Do nothing after an epoch; to be overridden, or given as ``callback``.
 
-        What it does to the model and the optimizer is in the checkpoint that is kept afterwards.
-        What it raises ends the run, whose file is then that of the epoch before.
+        Its changes of the model and the optimizer are in the checkpoint, which is saved afterwards.
+        An exception in it ends the run; the checkpoint is then that of the epoch before.
         """
         if self.callback is not None:
             self.callback(epoch, history)
@@ -130,25 +130,24 @@ class Trainer:
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. What
-                calls its first parameter ``y_true``, as Keras' losses do, is called with ``y``
-                first.
+            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. A loss
+                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
                 the model is placed; or the framework's own, which is placed too.
-            lr: the learning rate of one that is built here.
+            lr: the learning rate of an optimizer that is given by name.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
-                over the examples; or ``(y_true, y_pred)``, with these names. What keeps a running
-                value, as Keras' and Gluon's objects do, is refused.
-            checkpoint: a file that holds the state, at the beginning and after each epoch. One that
-                is there is replaced, unless the run goes on from it.
-            resume: go on from that file, if it is there, with the loss, the optimizer and the
-                metrics that the run began with, and the batches in the order that they would have
-                had. That of a loader with ``state_dict`` and ``load_state_dict``, of torch's and
-                Gluon's, and what is drawn from Python's and NumPy's random numbers, is in the
-                file; data, or its ``sampler``, with ``set_epoch`` is told the number of each epoch.
-                Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in any
-                process. What a callback keeps, such as the count of a schedule, and random numbers
-                of a dataset's or a worker process's own, are not in the file.
+                over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
+                running value, as Keras' and Gluon's do, are refused.
+            checkpoint: a file that holds the state, at the beginning and after each epoch. An
+                existing file is replaced, unless the run goes on from it.
+            resume: go on from that file, if it exists, with the loss, the optimizer and the metrics
+                that the run began with, and the batches in the order that they would have had. The
+                file holds the order of a loader with ``state_dict`` and ``load_state_dict``, of
+                torch's and Gluon's loaders, and of what is drawn from Python's and NumPy's random
+                numbers. Data, or its ``sampler``, with ``set_epoch`` is told the number of each
+                epoch. Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in
+                any process. The file does not hold what a callback keeps, such as the count of a
+                schedule, nor a dataset's or a worker process's own random numbers.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -162,8 +161,8 @@ class Trainer:
         _check_data(train_data, "train_data", self.max_epochs)
         if val_data is not None:
             _check_data(val_data, "val_data", self.max_epochs)
-        # The optimizer is built after the model is placed: one that is built before would hold
-        # what the model no longer is, in a framework that moves by making new tensors.
+        # The optimizer is built after the model is placed: in a framework that moves by making new
+        # tensors, one that is built before would hold the old tensors.
         learner = self.backend.learner(
             self.prepare_model(model),
             loss=loss,
@@ -207,10 +206,10 @@ class Trainer:
         data: Iterable[Any],
         metrics: Mapping[str, Callable[[Any, Any], Any]],
     ) -> dict[str, float]:
-        """Go through the data once; the means over its examples.
+        """Go through the data once; return the means over its examples.
 
-        Nothing is moved in here but the batches, and nothing is waited for: the numbers stay on
-        the device until the end.
+        Only the batches are moved in here, and nothing is waited for: the numbers stay on the
+        device until the end.
         """
         names, takes_mapping = learner.input_names, learner.takes_mapping
         log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
@@ -245,7 +244,7 @@ class Trainer:
 
 @contextmanager
 def _progress_bar(wanted: bool, epochs: int, done: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar in the terminal; yield what is called with the epochs done and a few words."""
+    """Show a bar in the terminal; yield a function of the epochs done and a few words."""
     if not wanted:
         yield lambda _done, _words: None
         return
@@ -289,10 +288,10 @@ def _no_batch() -> UnsupportedValueError:
 
 
 def _check_data(data: Any, name: str, max_epochs: int) -> None:
-    """See that there is something to go through, as often as it is gone through.
+    """Check that the data is not empty, and can be gone through in each epoch.
 
     Raises:
-        UnsupportedValueError: if there is not.
+        UnsupportedValueError: if it is not so.
     """
     if not is_iterable(data):
         raise UnsupportedValueError(

@@ -10,7 +10,7 @@ Layers = Sequence[tuple[np.ndarray, np.ndarray]]
 
 
 def drawn(sizes: Sequence[int], seed: int) -> Layers:
-    """Weights uniform in +-1/sqrt(inputs), and biases that are not zero."""
+    """Draw weights uniform in +-1/sqrt(inputs), and biases that are not zero."""
     random = np.random.default_rng(seed)
     layers = []
     for n_in, n_out in itertools.pairwise(sizes):
@@ -20,7 +20,7 @@ def drawn(sizes: Sequence[int], seed: int) -> Layers:
 
 
 def mlp_of(backend, layers: Layers, activation: str = "tanh"):
-    """An MLP of a framework with these parameters, on the CPU."""
+    """Return an MLP of a framework with these parameters, on the CPU."""
     sizes = [layers[0][0].shape[1], *(len(bias) for _, bias in layers)]
     net = backend.mlp(sizes, activation=activation)
     return _HAND_OVER[backend.name](backend, net, layers)

@@ -27,7 +27,7 @@ def device_pair(request):
 
 
 def aligned(data):
-    """The same numbers where XLA and TensorFlow take memory over: at a multiple of 64 bytes."""
+    """Return the same numbers at a multiple of 64 bytes, where XLA and TensorFlow alias memory."""
     buffer = np.zeros(data.nbytes + 64, np.uint8)
     start = -buffer.ctypes.data % 64
     copied = buffer[start : start + data.nbytes].view(data.dtype)

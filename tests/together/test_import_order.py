@@ -9,7 +9,7 @@ import pytest
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow")
 IMPORTS = {
-    # What the user of MXNet 1.9.1 has to write; it is the backend's own business otherwise.
+    # The lines that a user of MXNet 1.9.1 has to write; otherwise the backend does the same.
     "mxnet": "import numpy; numpy.bool = bool; import mxnet",
     "torch": "import torch",
     "jax": "import jax",

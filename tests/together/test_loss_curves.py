@@ -1,8 +1,8 @@
 """Same data, same initial parameters: the same loss curve under every framework.
 
-What a curve is compared with is that of the reference backend, whose gradients and optimizers are
-written out. The tolerance is 1e-4 of each loss, over 50 steps; measured are at most 3e-6 with
-``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'``. The reasons are two:
+Each curve is compared with that of the reference backend, whose gradients and optimizers are
+written out. The tolerance is 1e-4 of each loss, over 50 steps. The largest measured differences are
+3e-6 with ``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'``, for two reasons:
 
 - float32: a prediction of size 4 is rounded by 2e-7. Where the linear regression ends, at a root
   mean squared error of 0.01, that is 2e-5 of the error, and 4e-5 of its square.
@@ -10,8 +10,8 @@ written out. The tolerance is 1e-4 of each loss, over 50 steps; measured are at 
   float32, which is 1e-8 off: 1e-5 of the first steps. Keras and MXNet add the epsilon of 1e-8
   before the correction, which makes it up to 30 times as large.
 
-A learning rate that is 1% off is far outside, and so is an epsilon of Adagrad that is added below
-the root in one framework and beside it in another.
+A learning rate that is 1% off is far outside, and so is an epsilon of Adagrad that is added inside
+the root in one framework and outside it in another.
 """
 
 import numpy as np
@@ -33,12 +33,12 @@ clips = pytest.mark.parametrize("clip", [0, CLIP], ids=["unclipped", "clipped"])
 
 
 def batched(inputs, y):
-    """Batches of which the last one is smaller."""
+    """Return batches of which the last one is smaller."""
     return [(inputs[i : i + BATCH], y[i : i + BATCH]) for i in range(0, len(inputs), BATCH)]
 
 
 def linear_regression():
-    """D2L 3.3: the data of a line, with noise of 0.01."""
+    """Return the data of a line, with noise of 0.01: D2L 3.3."""
     random = np.random.default_rng(1)
     inputs = random.standard_normal((150, 2))
     y = inputs @ [[2.0], [-3.4]] + 4.2 + 0.01 * random.standard_normal((150, 1))
@@ -46,7 +46,7 @@ def linear_regression():
 
 
 def classification():
-    """Three classes, for an MLP with two hidden layers."""
+    """Return data of three classes, for an MLP with two hidden layers."""
     random = np.random.default_rng(2)
     inputs = random.standard_normal((150, 8)).astype("float32")
     y = np.argmax(inputs[:, :3] ** 2 + inputs[:, 3:6], axis=1).astype("int32")
@@ -54,7 +54,7 @@ def classification():
 
 
 def regression():
-    """A curve, for an MLP with a hidden layer."""
+    """Return the data of a curve, for an MLP with a hidden layer."""
     random = np.random.default_rng(3)
     inputs = random.standard_normal((150, 4)).astype("float32")
     return batched(inputs, inputs[:, :1] ** 2 - inputs[:, 1:2]), drawn([4, 16, 1], 0), "mse"
@@ -66,7 +66,7 @@ tasks = pytest.mark.parametrize(
 
 
 def curve(name, task, optimizer, clip=0, rate=1.0, num_gpus=0):
-    """The losses of a framework, one per epoch."""
+    """Return the losses of a framework, one per epoch."""
     data, layers, loss = task()
     backend = d2ldev.get_backend(name)
     trainer = Trainer(EPOCHS, num_gpus, clip, backend=backend)
@@ -139,7 +139,7 @@ def test_so_it_is_on_a_gpu(framework, task, expected):
 
 @frameworks
 def test_adagrad_takes_the_same_steps_with_small_gradients(framework):
-    """Where the epsilon is added, below the root or beside it, then tells."""
+    """Then it matters whether the epsilon is added inside the root or outside it."""
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(32, 2)
     data = [(inputs, 1e-5 * inputs[:, :1])]
     zeros = [(np.zeros((1, 2), "float32"), np.zeros(1, "float32"))]

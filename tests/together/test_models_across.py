@@ -11,7 +11,7 @@ from d2ldev import CheckpointError
 
 NAMES = ("mxnet", "torch", "jax", "tensorflow", "reference")
 PAIRS = list(itertools.permutations(NAMES, 2))
-# Those that have convolutions.
+# The frameworks that have convolutions.
 FRAMEWORKS = NAMES[:-1]
 
 
@@ -133,7 +133,7 @@ NETWORKS = {
 
 
 def output(backend, net, images):
-    """What a network makes of images, whose channels are where its framework wants them."""
+    """Return what a network makes of images, with the channels where its framework wants them."""
     if backend.name in ("jax", "tensorflow"):
         images = images.transpose(0, 2, 3, 1)
     x = backend.asarray(np.ascontiguousarray(images))

@@ -20,7 +20,7 @@ EPOCHS = 3
 
 
 class TakingTurns(d2ldev.ArrayLoader):
-    """Batches each of which has its turn."""
+    """Batches that wait for their turn."""
 
     def __init__(self, *arrays, take_turns, **options):
         super().__init__(*arrays, **options)
@@ -33,7 +33,7 @@ class TakingTurns(d2ldev.ArrayLoader):
 
 
 def trainer_on(backend, number):
-    """A trainer on any one of the GPUs, where it would take the first."""
+    """Return a trainer on any one of the GPUs, where it would take the first."""
     trainer = Trainer(EPOCHS, 1, gradient_clip_val=0.5, backend=backend)
     trainer.device = gpu(number)
     trainer.gpus = [trainer.device]
@@ -41,7 +41,7 @@ def trainer_on(backend, number):
 
 
 def trained(name, number, take_turns=lambda: None):
-    """The history, the parameters, and where they are; of another model on each GPU."""
+    """Return the history, the parameters and their devices; each number has its own model."""
     backend = d2ldev.get_backend(name)
     draw = np.random.default_rng(number)
     inputs = draw.standard_normal((22, 4)).astype("float32")
@@ -66,7 +66,7 @@ def trained(name, number, take_turns=lambda: None):
 
 
 def at_once(*runs):
-    """What ``trained`` returns for each, with all of them in threads of their own."""
+    """Return what ``trained`` returns for each, with all of them in threads of their own."""
     barrier = threading.Barrier(len(runs), timeout=60)
 
     def one(run):

@@ -2,8 +2,8 @@
 
 Between two steps the arrays are in two lists, which ``jax.jit`` takes apart in C++; Flax's objects
 would be taken apart in Python, at each step. ``sync`` puts the arrays into the model and the
-optimizer, which is no copy. The next step takes them from there, so that what a user changed in
-between counts.
+optimizer, which is no copy. The next step takes them from there, so that changes by the user in
+between count.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
     "momentum": lambda lr: optax.sgd(lr, momentum=MOMENTUM),
     "adam": lambda lr: optax.adam(lr, *BETAS, eps=ADAM_EPSILON),
-    # optax adds it below the root.
+    # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
 # The attributes that put a module into evaluation mode.
@@ -43,9 +43,9 @@ class JaxLearner(Learner):
     """A ``flax.nnx.Module`` that an ``nnx.Optimizer`` trains.
 
     The model is in training mode in ``step`` (but for modules in it that are frozen by ``eval()``),
-    in evaluation mode in ``evaluate``, and its own flags stay as the user has set them. A model
-    all of whose flags are set was left in evaluation mode, and is trained. To freeze the batch
-    normalisations of one that has no other flags, give it one that is not set:
+    in evaluation mode in ``evaluate``, and its own flags stay as the user has set them. A model all
+    of whose flags are set was left in evaluation mode, and is trained. To freeze the batch
+    normalisations of a model without other flags, give the model a flag that is not set:
     ``net.deterministic = False``, then ``net.norm.eval()``.
 
     Args:
@@ -142,7 +142,7 @@ class JaxLearner(Learner):
         self._is_synced = False
 
     def _settled(self, obj: Any) -> tuple[_Split, list[Tensor]]:
-        """Take an object apart; its arrays as a step returns them, so that it is traced once."""
+        """Split an object; its arrays are as a step returns them, so that a step is traced once."""
         split, leaves = _split(obj)
         strong = [
             x
@@ -175,7 +175,7 @@ class _Split(NamedTuple):
     """A Flax object without its arrays.
 
     Args:
-        graph: what is not in ``structure``, such as who is whose attribute.
+        graph: what is not in ``structure``, such as which object is an attribute of which.
         structure: where the arrays belong.
     """
 
@@ -211,7 +211,7 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
     return arrays
 
 
-# -- what is compiled -----------------------------------------------------------------------------
+# -- compiled functions ---------------------------------------------------------------------------
 
 
 def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
@@ -277,7 +277,7 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy"
 
 
 def _wide(prediction: Tensor) -> Tensor:
-    """Return a prediction with the digits that the mean over a batch needs."""
+    """Return a prediction in a dtype with the digits that the mean over a batch needs."""
     return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 
 
@@ -289,8 +289,8 @@ def _train(model: nnx.Module) -> None:
 
     ``Module.train`` puts every module in it into training mode, also those that were put into
     evaluation mode to freeze them, such as the batch normalisation of a network that is fine-tuned.
-    They stay in it, unless all flags are set: ``model.eval()``, after which a model is to be
-    trained all the same, leaves no other trace than ``eval()`` of each module that has one.
+    These stay in it, unless all flags are set: a model is trained after ``model.eval()``, which
+    sets the same flags as ``eval()`` of each module.
     """
     frozen = _set_flags(model)
     model.train()

@@ -1,4 +1,4 @@
-"""Training: steps, batches that are copied ahead, and what a resumed run needs."""
+"""Training: steps, batches that are copied ahead, and the state for resumed runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ class TorchTraining(Training):
             raise refused_state("generator", f"{describe(state)} is no state of one")
         native = self._framework.devices.native(device)
         self._check_state(torch.device("cpu"), state["cpu"])
-        # A run that began on the CPU has none for a GPU, and is continued as far as it goes.
+        # A run that began on the CPU has no state for a GPU: it goes on with the states that it
+        # has.
         has_device = native.type != "cpu" and "device" in state
         if has_device:
             self._check_state(native, state["device"])
@@ -90,7 +91,7 @@ class TorchTraining(Training):
         return put
 
     def _check_state(self, native: torch.device, state: Any) -> None:
-        """Set a state on a generator that is thrown away: torch refuses what is none."""
+        """Set a state on a temporary generator: torch refuses a wrong state."""
         try:
             torch.Generator(native).set_state(state)
         except (RuntimeError, TypeError) as error:
@@ -109,8 +110,8 @@ def _generators(loader: Any) -> list[torch.Generator]:
 class SideStream(Copier):
     """Copies to a GPU beside what it computes: from pinned memory, in a stream of their own.
 
-    Out of memory that the system may move, torch copies while Python waits; in the stream that
-    computes a copy waits for all that was queued before it.
+    From memory that is not pinned, torch copies while Python waits. In the stream that computes, a
+    copy waits for everything that was queued before it.
 
     Args:
         tensors: the room of tensors, which makes the other copies.
@@ -128,7 +129,8 @@ class SideStream(Copier):
 
     def _copied(self, x: Tensor) -> Tensor:
         if not (x.is_cpu and x.layout is torch.strided and not x.requires_grad):
-            # What a GPU computes, or what gradients flow through, keeps its place in the queue.
+            # Tensors that a GPU computes, or that gradients flow through, keep their place in the
+            # queue.
             return self._tensors.copy(x, self._native)
         with self._module.stream(self._stream):
             new = x.pin_memory().to(self._native, non_blocking=True)

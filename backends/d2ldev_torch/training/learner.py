@@ -29,8 +29,8 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
 
-# torch leaves out examples whose label is -100, unless it is told another one: elsewhere it is as
-# wrong as any that is out of range.
+# torch leaves out examples whose label is -100, unless it is told another number. In other
+# frameworks -100 is out of range, as any other wrong label.
 _NO_LABEL = torch.iinfo(torch.int64).min
 
 
@@ -128,7 +128,7 @@ class TorchLearner(Learner):
 
     @property
     def input_names(self) -> tuple[str, ...]:
-        # What torch.compile makes takes anything, and gives it to the module that was compiled.
+        # A result of torch.compile takes anything, and gives it to the module that was compiled.
         return input_names(getattr(self._model, "_orig_mod", self._model).forward)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -168,12 +168,12 @@ class TorchLearner(Learner):
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
-            # Of what it trains, which may be less than the model has: no one zeroes the others'.
+            # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
             trained = [p for group in optimizer.param_groups for p in group["params"]]
             torch.nn.utils.clip_grad_norm_(trained, self.settings.gradient_clip_val)
 
     def _detached(self, prediction: Any) -> Any:
-        """Return a prediction without what is needed to go back through it."""
+        """Return a prediction without the graph for its backward pass."""
         if isinstance(prediction, torch.Tensor):
             return prediction.detach()
         flat = flatten(prediction, self._framework.kinds, "take a step of training")

@@ -9,10 +9,10 @@ It is renamed, and its tensors are made of CPU memory. Low to high:
 - ``memory.py``: CPU memory as memory of a virtual GPU and back, and how many bytes are in use.
 - ``kernels.py``: every operator runs its CPU kernel, or refuses operands on different devices.
 - ``copies.py``: operators that copy between devices, or give a tensor other memory.
-- ``random.py``: ``torch.Generator``, and what it may draw for.
+- ``random.py``: ``torch.Generator``, and the devices that it may draw for.
 - ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that are replaced.
-- ``accelerator.py``: what ``TorchBackend`` is given, and what is registered with torch.
+- ``accelerator.py``: the accelerator for ``TorchBackend``, and its registration with torch.
 
 Two other ways were tried. A tensor subclass with a device of its own
 (``Tensor._make_wrapper_subclass``) has no storage and no gradients on any device but the first.
@@ -20,7 +20,7 @@ A tensor subclass on the CPU that carries its index is on the CPU to everything 
 written in C++: ``deepcopy``, fused kernels, lazy modules and ``Module.to`` each have to be told
 otherwise. An extension in C++ would need a compiler on the user's machine.
 
-What torch's hooks for backends in Python lack, and is not made up for:
+The limits of torch's hooks for backends in Python, which remain:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
 - The current device is always the first.

@@ -1,4 +1,4 @@
-"""Virtual GPUs as an accelerator, and what is registered with torch for them.
+"""Virtual GPUs as an accelerator, and their registration with torch.
 
 torch is told once for a process, and only when virtual GPUs were asked for.
 """
@@ -28,7 +28,7 @@ from d2ldev_torch.virtual.memory import CPU_KEYS
 
 
 class VirtualAccelerator(Accelerator):
-    """Virtual GPUs ``vgpu:0`` to ``vgpu:{number - 1}``, which stand in the hardware's stead.
+    """Virtual GPUs ``vgpu:0`` to ``vgpu:{number - 1}``, which replace the hardware's GPUs.
 
     Args:
         number: of virtual GPUs.
@@ -54,11 +54,11 @@ class VirtualAccelerator(Accelerator):
         """Return None: nothing is queued."""
 
     def memory(self, index: int) -> Memory:
-        """Return what tensors hold; of the host's memory there is no share."""
+        """Return the bytes that tensors hold; a virtual GPU has no size of its own."""
         return Memory(memory.used(index), None, None)
 
 
-# What is registered with torch stays so for as long as these live.
+# Operators stay registered with torch for as long as these objects live.
 _libraries: list[Any] = []
 _Library: Any = torch.library.Library
 

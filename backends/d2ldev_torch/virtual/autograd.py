@@ -45,7 +45,7 @@ _taken = _Taken()
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
-    """What torch asks about the current device; all answers but this one are fixed."""
+    """The answers about the current device; all but this one are fixed."""
 
     def type_(self) -> Any:
         """Return the type of the device."""

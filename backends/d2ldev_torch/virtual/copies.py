@@ -50,10 +50,10 @@ def _to_copy(
 
 
 def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
-    """Return what ``[x.to(target, copy=True) for x in xs]`` gives, in half of the time.
+    """Return ``[x.to(target, copy=True) for x in xs]``, in half of the time.
 
-    The other half is the way through torch's dispatcher to ``_to_copy``. It is gone where someone
-    may listen on it: gradients, modes, ``torch.func``.
+    The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only where
+    something may hook into it: gradients, modes, ``torch.func``.
     """
     is_cpu = target.type == "cpu"
     if is_cpu and all([x.is_cpu for x in xs]):  # noqa: C419  # a generator takes longer
@@ -70,7 +70,7 @@ def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
 
 
 def _is_straightforward(x: torch.Tensor) -> bool:
-    """Return whether a tensor is bytes that nobody follows, on the CPU or a virtual GPU."""
+    """Return whether a tensor is plain bytes without gradients, on the CPU or a virtual GPU."""
     return (
         type(x) in _TENSORS
         and not x.requires_grad

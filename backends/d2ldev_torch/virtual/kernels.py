@@ -1,8 +1,8 @@
 """Every operator on a virtual GPU runs the kernel that the CPU has for it, on the same memory.
 
-The operands are given to the CPU kernel as CPU tensors, and what it made is given to the virtual
-GPU. So results are the CPU's bit for bit, and what the CPU has no kernel for, virtual GPUs have
-none for. Operands on different devices are refused here.
+The operands are given to the CPU kernel as CPU tensors, and its results are given to the virtual
+GPU. So results are the CPU's bit for bit, and an operator without a CPU kernel has none on virtual
+GPUs. Operands on different devices are refused here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HOST_ARGUMENTS = {
     ),
     "_pack_padded_sequence": "lengths",
 }
-# What CUDA's kernels, too, return on the host.
+# Results that CUDA's kernels, too, return on the host.
 _HOST_RESULTS = {"_pack_padded_sequence": (1,), "_pad_packed_sequence": (1,)}
 # A 0-dim tensor of the host stands for a number, but not for an index or a piece of a tensor.
 _NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
@@ -50,7 +50,7 @@ _NUMBERS = frozenset((bool, int, float, complex))
 
 
 class Schema:
-    """What an operator's schema says about its tensors.
+    """The tensors in an operator's schema.
 
     Args:
         op: a ``torch._ops.OpOverload``.
@@ -211,7 +211,7 @@ class Operands:
         return value
 
     def to_virtual(self, result: Any) -> Any:
-        """Return what the CPU kernel returned, on the virtual GPU; operands as themselves."""
+        """Return the CPU kernel's results on the virtual GPU; operands as themselves."""
         if isinstance(result, _Tensor):
             known = self.aliases.get(id(result))
             if known is not None:
@@ -234,7 +234,7 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     try:
         result = _call_kernel(schema, operands, new, named)
     except RuntimeError as error:
-        # Memory of a capsule cannot grow: what is to be resized is made anew.
+        # The memory of a capsule cannot grow: a tensor that is to be resized is made anew.
         if not schema.outs or "not resizable" not in str(error):
             raise
         return _run_with_new_outs(schema, operands, new, {**named}, kwargs)

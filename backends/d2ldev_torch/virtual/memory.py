@@ -16,7 +16,7 @@ from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_torch.virtual.devices import NAME
 
 CPU_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-"""With these dispatch keys an operator runs its CPU kernel, on whatever device its operands are."""
+"""With these dispatch keys an operator runs its CPU kernel, whatever its operands' device."""
 
 _aten = torch.ops.aten
 

@@ -1,4 +1,4 @@
-"""Functions of torch that are replaced, as its hooks for backends in Python lack what they ask for.
+"""Replace functions of torch that need more than torch's hooks for backends in Python offer.
 
 - Storages: torch makes one with the allocator of its device. A backend in Python has none, and
   the process would end; ``copy.deepcopy``, ``torch.load`` and pickling make storages.
@@ -8,8 +8,8 @@
 - Memory of other processes: a ``DataLoader`` would wait for ever for a batch that a worker puts on
   a virtual GPU.
 - ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
-  and emptying the cache of pinned memory ends the process. What is about an allocator's memory is
-  an internal error of torch's.
+  and emptying the cache of pinned memory ends the process. Functions about an allocator's memory
+  raise an internal error of torch's.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/DeviceAccelerator.cpp
 """
 

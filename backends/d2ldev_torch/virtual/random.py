@@ -1,8 +1,9 @@
-"""Random numbers on a virtual GPU: ``torch.Generator(device='vgpu:1')``, and what it may draw for.
+"""Random numbers on a virtual GPU: ``torch.Generator(device='vgpu:1')``, and its devices.
 
 torch asks a device's hooks for a generator, and hooks in Python have none, so that the CPU's takes
 its place: https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
-To C++ it is on the CPU, whose operators take it. Those of virtual GPUs check it here.
+For C++ the generator is on the CPU, whose operators take it. Operators of virtual GPUs check its
+device here.
 """
 
 from __future__ import annotations

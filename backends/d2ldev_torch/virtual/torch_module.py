@@ -1,4 +1,4 @@
-"""``torch.vgpu``: what torch asks the module of a device, as it asks ``torch.cuda``."""
+"""``torch.vgpu``: the functions that torch expects in a device's module, as in ``torch.cuda``."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ ROUTES = (
 )
 
 
-# By the name of the argument of a test, which is given the names of what there is.
+# The argument of a test -> what the backend provides for it, by name.
 PROVIDED = {
     "sample": samples,
     "network": networks,
@@ -61,7 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(scope="session")
 def backend(pytestconfig: pytest.Config) -> Backend:
-    """The backend under test, every kind of object of which was made once.
+    """The backend under test, of which every kind of object was made once.
 
     The first use of a part of a framework leaves its own traces (torch's first optimizer step
     sets an environment variable and replaces ``torch.manual_seed``, TensorFlow's AutoGraph keeps

@@ -13,7 +13,7 @@ from d2ldev.operations.placing import named_tensors
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
-    """NumPy data of a dtype in which no two neighbours are equal, extremes included."""
+    """Return NumPy data of a dtype, extremes included, in which no two neighbours are equal."""
     if dtype.startswith(("bfloat16", "float8")):
         import ml_dtypes
 
@@ -30,14 +30,14 @@ def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
 
 
 def aligned(count: int, alignment: int) -> NDArray[np.float32]:
-    """Zeros that begin at a multiple of ``alignment`` bytes, as some frameworks want memory."""
+    """Return zeros that begin at a multiple of ``alignment`` bytes; some frameworks want it."""
     buffer = np.zeros(4 * count + alignment, np.uint8)
     start = -buffer.ctypes.data % alignment
     return buffer[start : start + 4 * count].view(np.float32)
 
 
 def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
-    """Same dtype, shape and bytes: also NaN and the sign of zero."""
+    """Check that dtype, shape and bytes are the same: also NaN and the sign of zero."""
     assert x.dtype == y.dtype
     assert x.shape == y.shape
     assert x.tobytes() == y.tobytes()
@@ -46,8 +46,8 @@ def assert_same(x: NDArray[Any], y: NDArray[Any]) -> None:
 def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., list[Any]]:
     """Return ``copy_all`` as on a device with room for ``count`` tensors, in one call or several.
 
-    One call for all and a call for each have to fail at the same tensor: only so is a backend
-    found out that has put the first in place before it copies the last.
+    One call for all and a call for each have to fail at the same tensor. Otherwise a backend that
+    puts the first in place before it copies the last would not be found.
     """
     copied: list[Any] = []
 
@@ -63,7 +63,7 @@ def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., li
 
 
 def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
-    """Return the values of all that ``place`` looks after, by name."""
+    """Return the values of all that ``place`` handles, by name."""
     return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
 
 
@@ -74,7 +74,7 @@ def saved_values(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
 
 
 def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[Any]]) -> None:
-    """Same names in the same order, and the same bytes."""
+    """Check that the names are the same, in the same order, and the bytes too."""
     after = values_of(backend, obj)
     assert list(after) == list(values)
     for name, value in values.items():

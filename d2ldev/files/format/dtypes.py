@@ -21,7 +21,7 @@ _TAGS = {
     "float8_e5m2": "F8_E5M2",
 }
 # Complex numbers are stored as their real and imaginary parts: safetensors has C64 only since 0.7,
-# and has no C128. A version that does not know one tag of a file reads none of its tensors.
+# and has no C128. An older version that does not know one tag of a file reads none of its tensors.
 _PARTS = {"complex64": "F32", "complex128": "F64"}
 _FLOAT8 = re.compile(r"float8_e\dm\d[a-z0-9]*")
 

@@ -77,10 +77,10 @@ INPUTS = {Convolutional: _images, Attentive: _tokens, Recurrent: _sequences, Two
 
 
 def made(backend, model, device):
-    """A model on a device, with the same parameters each time."""
+    """Return a model on a device, with the same parameters each time."""
     return backend.place(model(nnx.Rngs(0, dropout=1)), device)
 
 
 def batches(backend, model, device, count=6):
-    """Batches of inputs and labels on a device, the same each time."""
+    """Return batches of inputs and labels on a device, the same each time."""
     return labelled_batches(backend, INPUTS[model], device, count)

@@ -51,7 +51,7 @@ def test_what_is_made_without_a_device_is_committed_to_the_cpu(backend, make):
 @places
 @pytest.mark.parametrize("default", PLACES, ids=str)
 def test_nothing_goes_through_jax_s_default_device(backend, make, place, default):
-    make(backend, device=place)  # what is made once per device and process is none of an array's
+    make(backend, device=place)  # things made once per device and process do not count
     with (
         jax.default_device(backend.native(default)),
         jax.transfer_guard_device_to_device("disallow"),

@@ -56,7 +56,7 @@ def test_random_keys_come_back_as_keys_and_draw_the_same(backend, path, generato
 
 
 class Net(nnx.Module):
-    """With statistics, a random stream and a tie."""
+    """A model with statistics, a random stream and a tie."""
 
     def __init__(self, seed):
         rngs = nnx.Rngs(seed, dropout=seed)

@@ -44,7 +44,7 @@ def net(backend):
 
 
 def everything(backend, obj):
-    """All arrays of an object, as Flax itself finds them."""
+    """Return all arrays of an object, as Flax itself finds them."""
     return jax.tree.leaves(nnx.split(obj)[1])
 
 
@@ -230,7 +230,7 @@ MADE_OPTIMIZERS = {
 
 
 def regression(backend, device):
-    """A model and data that it can learn."""
+    """Return a model and data that it can learn."""
     net = backend.mlp([3, 4, 1], activation="tanh", device=device)
     x = backend.randn((16, 3), seed=0, device=device)
     return net, x, x.sum(1, keepdims=True)
@@ -405,7 +405,7 @@ jax.tree_util.register_dataclass(Registered, data_fields=["x"], meta_fields=["fu
 
 @jax.tree_util.register_static
 class Setting:
-    """A node without children, to JAX."""
+    """A node of JAX's without children."""
 
 
 @pytest.mark.parametrize("method", ["to", "copy", "place"])

@@ -180,7 +180,7 @@ def learner_of(backend, model=Convolutional, optimizer="adam", device="gpu:1", *
 
 
 def synced(learner):
-    """The model and the optimizer as they are after the last step."""
+    """Return the model and the optimizer as they are after the last step."""
     learner.sync()
     return learner.parts
 
@@ -310,7 +310,7 @@ SCHEDULES = {
 
 
 def trained(backend, epochs, num_gpus, optimizer, seed=0, **options):
-    """The history and the parameters; the model and the order begin with the seed."""
+    """Return the history and the parameters; the model and the order begin with the seed."""
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
     data = d2ldev.ArrayLoader(inputs, inputs[:, :1] ** 2, batch_size=4, shuffle=True, seed=seed)
     trainer = Trainer(epochs, num_gpus, backend=backend)

@@ -41,7 +41,7 @@ questions = pytest.mark.parametrize("ask", QUESTIONS.values(), ids=QUESTIONS)
 
 
 def refusals(ask, backend, transform):
-    """What the question raises on a value that is only traced."""
+    """Return what the question raises on a value that is only traced."""
     raised = []
 
     def f(x):
@@ -304,7 +304,7 @@ def test_a_deep_copy_is_where_the_original_is(backend, name):
 
 
 def aligned(dtype="float32", count=64, offset=0):
-    """Zeros that begin ``offset`` bytes after a multiple of 64."""
+    """Return zeros that begin ``offset`` bytes after a multiple of 64."""
     nbytes = count * np.dtype(dtype).itemsize
     buffer = np.zeros(nbytes + 128, np.uint8)
     start = -buffer.ctypes.data % 64 + offset

@@ -17,7 +17,7 @@ RANDOM = np.random.default_rng(0)
 
 
 def synced(learner):
-    """The model and the optimizer as they are after the last step."""
+    """Return the model and the optimizer as they are after the last step."""
     learner.sync()
     return learner.parts
 
@@ -28,7 +28,7 @@ models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name
 
 
 def by_hand(net, optimizer, inputs, y):
-    """The step that one would write."""
+    """Return the step that one would write by hand."""
 
     def loss(net):
         return optax.softmax_cross_entropy_with_integer_labels(net(*inputs), y).mean()
@@ -266,7 +266,7 @@ def test_a_module_that_takes_anything_gets_inputs_in_their_order(backend, num_gp
 
 
 def numbered(backend, form, number=4):
-    """Batches of three tensors of the CPU, with their number in them."""
+    """Yield batches of three tensors of the CPU, with their number in them."""
     for each in range(number):
         yield form(
             backend.full((2, 3), float(each)),

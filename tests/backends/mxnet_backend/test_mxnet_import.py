@@ -9,7 +9,7 @@ import pytest
 
 
 def run(code, **environment):
-    """What ``code`` printed as JSON in a new process."""
+    """Return what ``code`` printed as JSON in a new process."""
     variables = {name: value for name, value in os.environ.items() if "D2LDEV" not in name}
     done = subprocess.run(
         [sys.executable, "-c", f"import json, sys\n{code}"],

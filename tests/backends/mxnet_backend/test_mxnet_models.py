@@ -15,14 +15,14 @@ pytestmark = pytest.mark.usefixtures("set_np")
 
 
 def dense(units=2, **options):
-    """A layer that is initialised on the CPU, without numbers from the random state."""
+    """Return a layer initialised on the CPU, without numbers from the random state."""
     layer = nn.Dense(units, in_units=3, **options)
     layer.initialize(mx.init.Constant(0.5))
     return layer
 
 
 def backpropagated(net, backend, device="cpu"):
-    """A model with gradients in it."""
+    """Return a model with gradients in it."""
     with mx.autograd.record():
         loss = net(backend.ones((4, 3), device=device)).sum()
     loss.backward()
@@ -259,7 +259,7 @@ def training(backend, name="adam", kvstore="device"):
 
 
 def train(backend, net, trainer, steps=3):
-    """The losses of some steps, on the device where the model is."""
+    """Return the losses of some steps, on the device where the model is."""
     device = backend.device_of(net[0].weight.data())
     x = backend.randn((16, 3), seed=5, device=device)
     y = x.sum(1, keepdims=True)

@@ -7,7 +7,7 @@ from d2ldev import gpu
 
 
 def scratch(backend, request="write", steps=1):
-    """A weight and a bias with gradients, in which ``steps`` backward passes were made."""
+    """Return a weight and a bias with gradients, after ``steps`` backward passes."""
     parameters = [backend.full((3, 1), 0.5), backend.zeros(1)]
     for parameter in parameters:
         parameter.attach_grad(request)

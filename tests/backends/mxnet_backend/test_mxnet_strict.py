@@ -32,13 +32,13 @@ def legacy(index, shape=(3, 3)):
 
 
 def mixed(backend, call, *operands):
-    """The error of a call in a strict block; the same call outside of it is none."""
+    """Return the error of a call in a strict block; the same call outside of it is none."""
     call(*operands)
     return refused(backend, call, *operands)
 
 
 def refused(backend, call, *operands):
-    """The error of a call in a strict block."""
+    """Return the error of a call in a strict block."""
     with backend.strict(), pytest.raises(DeviceMismatchError) as caught:
         call(*operands)
     return caught.value

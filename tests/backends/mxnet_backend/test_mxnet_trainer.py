@@ -27,7 +27,7 @@ pytestmark = [
 
 
 def classifier(hybridized=False):
-    """With deferred shapes, and numbers in its names that count on from model to model."""
+    """Return a model with deferred shapes, whose names have numbers that count its class."""
     mx.random.seed(0)
     net = nn.HybridSequential()
     net.add(nn.Dense(8), nn.BatchNorm(), nn.Activation("tanh"), nn.Dropout(0.3), nn.Dense(2))
@@ -55,7 +55,7 @@ def scheduled(_net):
 
 
 def in_another_order(net):
-    """Of the weights and biases, backwards."""
+    """Return a trainer that has the weights and biases in reverse order."""
     parameters = list(net.collect_params(".*weight|.*bias").values())
     return mx.gluon.Trainer(parameters[::-1], "adam", {"learning_rate": 0.05})
 
@@ -213,12 +213,12 @@ SCHEDULES = {
 
 
 def handed_in_alone(net, schedule):
-    """The optimizer, of which d2ldev makes the ``gluon.Trainer``."""
+    """Return the optimizer, of which d2ldev makes the ``gluon.Trainer``."""
     return mx.optimizer.create("adam", learning_rate=0.1, lr_scheduler=schedule)
 
 
 def in_a_trainer(net, schedule):
-    """The user's own ``gluon.Trainer``, made before the model is placed."""
+    """Return the user's own ``gluon.Trainer``, made before the model is placed."""
     parameters = list(net.collect_params().values())
     return mx.gluon.Trainer(parameters, "sgd", {"learning_rate": 0.1, "lr_scheduler": schedule})
 
@@ -230,7 +230,7 @@ def test_a_schedule_goes_on_where_it_was(backend, tmp_path, made, schedule):
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
 
     def trained(epochs, seed=0, **options):
-        """The history and the parameters; the model and the order begin with the seed."""
+        """Return the history and the parameters; the model and the order begin with the seed."""
         loader = d2ldev.ArrayLoader(
             inputs, inputs[:, :1] ** 2, batch_size=4, shuffle=True, seed=seed
         )
@@ -252,7 +252,7 @@ def test_a_schedule_goes_on_where_it_was(backend, tmp_path, made, schedule):
 
 
 def end_workers(loader):
-    """Let them end by themselves: Gluon terminates them, and one may leave its folder behind."""
+    """Let workers end by themselves: Gluon terminates them, and one may leave its folder behind."""
     pool = loader._worker_pool or ThreadPool(1)
     pool.close()
     pool.join()
@@ -328,7 +328,7 @@ class Masked(mx.gluon.Block):
 
 
 class Hybrid(mx.gluon.HybridBlock):
-    """With a parameter of its own, which Gluon gives to it."""
+    """A block with a parameter of its own, which Gluon gives to it."""
 
     def __init__(self):
         super().__init__()
@@ -339,7 +339,7 @@ class Hybrid(mx.gluon.HybridBlock):
 
 
 class Mixed(Hybrid):
-    """As Gluon's own layers have it: the parameter among the inputs."""
+    """A block with its parameter among the inputs, as Gluon's own layers have it."""
 
     def hybrid_forward(self, F, x, weight, mask):  # noqa: N803
         return F.np.dot(x, weight) * mask
@@ -421,7 +421,7 @@ WAITS = [
 
 @pytest.fixture
 def no_waiting():
-    """Has everything fail that waits for MXNet's engine, until it is called."""
+    """Makes everything fail that waits for MXNet's engine, until it is called."""
     patch = pytest.MonkeyPatch()
     for owner, name in WAITS:
         patch.setattr(owner, name, _refusing(name))
@@ -455,7 +455,7 @@ def test_what_waits_is_refused_in_these_tests(backend, no_waiting):
 
 
 def test_arrays_of_numpy_go_to_a_real_gpu_by_way_of_tensors_which_nobody_waits_for(monkeypatch):
-    """Only into the host's memory, where it is at once, are they copied before the call ends."""
+    """Only the copies into the host's memory, which are made at once, end before the call does."""
     framework = MXNetFramework(virtual_gpus=2)
     backend, copied, copy_all = d2ldev.Backend(framework), [], framework.tensors.copy_all
 

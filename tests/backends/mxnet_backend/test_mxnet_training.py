@@ -31,7 +31,7 @@ def images():
 
 
 class Tokens(mx.gluon.Block):
-    """Embedding, LSTM, and two inputs."""
+    """An embedding and an LSTM, with two inputs."""
 
     def __init__(self):
         super().__init__()
@@ -167,7 +167,7 @@ def test_evaluation_inside_a_recording_records_nothing(backend):
 
 
 class Either(mx.gluon.Block):
-    """Of its two layers one is used."""
+    """A block that uses one of its two layers."""
 
     def __init__(self):
         super().__init__()

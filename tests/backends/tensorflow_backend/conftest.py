@@ -13,7 +13,7 @@ import d2ldev
 
 @pytest.fixture(scope="session", autouse=True)
 def backend():
-    """TensorFlow's devices are made once in a process.
+    """The backend with two virtual GPUs: TensorFlow makes its devices once in a process.
 
     Keras leaves traces when it is imported, and AutoGraph leaves files behind when TensorFlow's
     prefetching is used first.

@@ -8,7 +8,7 @@ from training_batches import labelled_batches
 
 
 def convolutional():
-    """Convolution, batch normalisation and dropout; a layer with a loss of its own."""
+    """Return convolution, batch normalisation, dropout, and a layer with a loss of its own."""
     return keras.Sequential(
         [
             keras.Input((8, 8, 3)),
@@ -23,7 +23,7 @@ def convolutional():
 
 
 def recurrent():
-    """An embedding, an LSTM and a GRU."""
+    """Return an embedding, an LSTM and a GRU."""
     return keras.Sequential(
         [
             keras.Input((5,), dtype="int32"),
@@ -36,7 +36,7 @@ def recurrent():
 
 
 def two_inputs():
-    """A functional model with two inputs and a layer that is used twice."""
+    """Return a functional model with two inputs and a layer that is used twice."""
     first, second = keras.Input((3,)), keras.Input((3,))
     shared = layers.Dense(4)
     joined = layers.Concatenate()([shared(first), shared(second)])
@@ -44,7 +44,7 @@ def two_inputs():
 
 
 class Subclassed(keras.Model):
-    """It makes its variables with the first batch, and takes two inputs."""
+    """A model that makes its variables with the first batch, and takes two inputs."""
 
     def __init__(self):
         super().__init__()
@@ -53,7 +53,7 @@ class Subclassed(keras.Model):
         self.outer = layers.Dense(2)
 
     def call(self, first, second, training=False):
-        """The sum of both, through two layers."""
+        """Return the sum of both, through two layers."""
         return self.outer(self.dropout(self.hidden(first + second), training=training))
 
 
@@ -67,7 +67,7 @@ class Plain(tf.Module):
         self.generator = tf.random.Generator.from_seed(1)
 
     def __call__(self, x, training):
-        """A linear layer."""
+        """Apply a linear layer."""
         if training:
             x = x + 0.1 * self.generator.normal(tf.shape(x))
         return x @ self.weight + self.bias
@@ -99,11 +99,11 @@ INPUTS = {
 
 
 def made(backend, model, device):
-    """A model on a device, with the same parameters each time."""
+    """Return a model on a device, with the same parameters each time."""
     keras.utils.set_random_seed(0)
     return backend.place(model(), device)
 
 
 def batches(backend, model, device, count=6):
-    """Batches of inputs and labels on a device, the same each time."""
+    """Return batches of inputs and labels on a device, the same each time."""
     return labelled_batches(backend, INPUTS[model], device, count)

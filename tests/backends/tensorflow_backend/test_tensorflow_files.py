@@ -12,7 +12,7 @@ layers = keras.layers
 
 
 def made(seed):
-    """With statistics; and an optimizer that has made no step yet."""
+    """Return a model with statistics, and an optimizer that has made no step yet."""
     drawn = keras.initializers.GlorotUniform(seed=seed)
     net = keras.Sequential(
         [
@@ -150,7 +150,7 @@ def sequential(shape, *parts):
 
 
 def layouts_of(backend, net):
-    """How the kernel of each layer is brought into the canonical form."""
+    """Return how the kernel of each layer is brought into the canonical form."""
     found = backend.framework.files.layers(net)
     return [layer.layout("weight", tuple(layer.weight.shape)) for layer in found]
 

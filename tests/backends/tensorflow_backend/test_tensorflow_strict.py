@@ -82,7 +82,7 @@ def test_every_operation_of_tensorflow_refuses(backend, here, elsewhere):
 
 
 def operations_of_two(x, y):
-    """Raw operations that take at least two operands, called with both tensors in turn."""
+    """Yield raw operations of two or more operands, called with both tensors in turn."""
     for name in sorted(dir(tf.raw_ops)):
         definition = None if name.startswith("_") else op_def_registry.get(name)
         if definition is None or any(each.is_ref for each in definition.input_arg):
@@ -350,7 +350,7 @@ def _converted_elsewhere(monkeypatch, tmp_path):
 
 
 class Scaling:
-    """What is mapped may be any callable object."""
+    """A callable object, which can be mapped, too."""
 
     def __init__(self, by):
         self.by = by
@@ -359,12 +359,12 @@ class Scaling:
         return row * self.by
 
     def scaled(self, row):
-        """The same, as a method."""
+        """Multiply, as a method."""
         return row * self.by
 
 
 def scaling(by):
-    """As a function that closes over a tensor."""
+    """Return a function that closes over a tensor."""
 
     def scaled(row):
         return row * by

@@ -267,7 +267,7 @@ def test_accuracy_is_that_of_labels_whose_lengths_are_not_known_yet(backend, of_
 
 
 class Scaled(tf.Module):
-    """It is given logits, and has one parameter."""
+    """A module that is given logits, and has one parameter."""
 
     def __init__(self):
         super().__init__()

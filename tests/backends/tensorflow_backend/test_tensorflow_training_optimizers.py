@@ -156,7 +156,7 @@ optimizers = pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS
 
 
 def network(backend, frozen=()):
-    """Three layers on the second virtual GPU."""
+    """Return three layers on the second virtual GPU."""
     keras.utils.set_random_seed(0)
     net = keras.Sequential(
         [keras.Input((3,)), layers.Dense(4), layers.BatchNormalization(), layers.Dense(2)]
@@ -172,28 +172,28 @@ def freeze(net, frozen):
 
 
 def learner_of(backend, net, optimizer, **options):
-    """A learner of labels."""
+    """Return a learner of labels."""
     return backend.learner(net, loss="cross_entropy", optimizer=optimizer, **options)
 
 
 def batch_for(backend):
-    """Inputs and labels where the network is."""
+    """Return inputs and labels on the network's device."""
     x, y = backend.rand((6, 3), seed=0, device="gpu:1"), [0, 1, 0, 1, 1, 0]
     return (x,), backend.asarray(y, device="gpu:1")
 
 
 def losses(learner, batch, count):
-    """Those of some steps on one batch."""
+    """Return the losses of some steps on one batch."""
     return [float(learner.step(*batch)[0]) for _ in range(count)]
 
 
 def values(obj):
-    """Of all of its variables, for ``changed``."""
+    """Return the values of all of its variables, for ``changed``."""
     return [np.array(v.numpy()) for v in obj.variables]
 
 
 def changed(obj, before):
-    """For each of its variables, whether it is another than before."""
+    """Return for each of its variables whether its value has changed."""
     return [not np.array_equal(v, old) for v, old in zip(obj.variables, before, strict=True)]
 
 

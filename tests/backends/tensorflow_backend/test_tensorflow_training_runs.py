@@ -94,7 +94,7 @@ def loss(traced):
 
 
 def traced_batches(model, size=4):
-    """Batches of 4, 4 and 2."""
+    """Return batches of 4, 4 and 2."""
     return [
         (*(x[i : i + size] for x in TRACED[model]), CLASSES[i : i + size])
         for i in range(0, 10, size)
@@ -156,7 +156,7 @@ ORDERS = [{"mask": MASK, "x": ROWS, "y": Y}, {"y": Y, "x": ROWS, "mask": MASK}]
 
 
 def functional(nested):
-    """``dense(x) * mask``, with inputs that are nested so."""
+    """Return a model of ``dense(x) * mask``, with inputs that are nested so."""
     keras.utils.set_random_seed(0)
     x, mask = keras.Input((3,), name="x"), keras.Input((3,), name="mask")
     return keras.Model(nested(x, mask), layers.Dense(3)(x) * mask)
@@ -215,7 +215,7 @@ BINARY = [(POINTS, (POINTS[:, :1] > 0).astype("float32"))]
 
 
 def fitted(backend, loss, metrics=(), num_gpus=1):
-    """The history of a run, and the parameters after it."""
+    """Return the history of a run, and the parameters after it."""
     net = backend.mlp([2, 1], seed=0)
     trainer = Trainer(3, num_gpus, backend=backend)
     history = trainer.fit(net, BINARY, loss=loss, lr=0.5, metrics=metrics)
@@ -295,7 +295,7 @@ def dataset():
 
 
 def failing():
-    """Two batches and an error."""
+    """Yield two batches, then raise an error."""
 
     def source():
         yield np.float32(0)
@@ -354,17 +354,17 @@ def test_words_are_prefetched_on_the_cpu(backend):
 
 
 def scaling():
-    """Its scale grows, and falls when it has grown too far."""
+    """Return an optimizer whose scale grows, and falls when it has grown too far."""
     return keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01), dynamic_growth_steps=2)
 
 
 def scheduled():
-    """Its rate depends on how many steps it has made."""
+    """Return an optimizer whose rate depends on how many steps it has made."""
     return keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.1, 16))
 
 
 class Unbuilt(keras.Model):
-    """It is built with the first batch."""
+    """A model that is built with the first batch."""
 
     def __init__(self, dtype=None, units=4):
         keras.utils.set_random_seed(0)
@@ -375,13 +375,13 @@ class Unbuilt(keras.Model):
         self.outer = layers.Dense(2, dtype=dtype)
 
     def call(self, x, training=False):
-        """Through all of them."""
+        """Call all of them in turn."""
         x = self.norm(self.hidden(x), training=training)
         return self.outer(self.dropout(x, training=training))
 
 
 def sequential():
-    """The same, without an Input."""
+    """Return the same, without an Input."""
     keras.utils.set_random_seed(0)
     hidden = [layers.Dense(4), layers.BatchNormalization(), layers.Dropout(0.3)]
     return keras.Sequential([*hidden, layers.Dense(2)])
@@ -396,7 +396,7 @@ RUNS = {
 
 
 def run_of(backend, name, epochs, **options):
-    """The history and the weights, of a run that draws its batches' order."""
+    """Return the history and the weights, of a run that draws its batches' order."""
     make, optimizer = RUNS[name]
     random = np.random.default_rng(0)
     data = ArrayLoader(

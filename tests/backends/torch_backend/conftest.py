@@ -1,8 +1,8 @@
 """The torch backend as it is, and with places other than the CPU that need no GPU.
 
-- ``ledger``: two GPUs that are a list of storages. What was copied there computes on, so that
-  values, gradients and training can be followed; where a tensor is, is looked up by the memory it
-  has now. A parameter that was given other memory is therefore where that memory is.
+- ``ledger``: two GPUs that are a list of storages. Tensors that are copied there still compute, so
+  that values, gradients and training can be followed. The device of a tensor is looked up by the
+  memory that it has now, so that a parameter with other memory is where that memory is.
 - ``meta``: torch's own ``meta`` device as the one GPU: another ``torch.device`` to torch as well,
   with its own errors and creation calls, but without values.
 - ``virtual``: two virtual GPUs.
@@ -104,7 +104,7 @@ def storage_of(x):
 
 
 def backend_with(accelerator, tensors, models=TorchModels):
-    """A backend whose rooms are on another accelerator."""
+    """Return a backend whose rooms are on another accelerator."""
     framework = TorchFramework()
     framework.devices = TorchDevices(accelerator)
     framework.tensors = tensors(framework.devices)

@@ -10,7 +10,7 @@ import torch
 
 
 def bits(x):
-    """The bytes of a tensor, which are the same for NaNs, too."""
+    """Return the bytes of a tensor, which are the same for NaNs, too."""
     return x.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()
 
 

@@ -30,7 +30,7 @@ OPTIMIZERS = {
 
 
 def regression():
-    """A model, and data that it can learn."""
+    """Return a model, and data that it can learn."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(16, 3, generator=generator)
     net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
@@ -51,7 +51,7 @@ def train(net, optimizer, x, y, steps):
 
 
 def twins(name):
-    """Two equal models with their optimizers, and the data."""
+    """Return two equal models with their optimizers, and the data."""
     net, x, y = regression()
     twin = copy.deepcopy(net)
     make = OPTIMIZERS[name]
@@ -226,7 +226,7 @@ def test_a_step_that_is_no_number_on_the_host_moves(ledger):
 
 
 def trained():
-    """A model with buffers, gradients, a plain tensor and an optimizer with state."""
+    """Return a model with buffers, gradients, a plain tensor and an optimizer with state."""
     net = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3), nn.Linear(3, 1))
     net.table = [torch.ones(2)]
     optimizer = optim.Adam(net.parameters())
@@ -236,7 +236,7 @@ def trained():
 
 
 def everything(net, optimizer):
-    """Each tensor, with what must not change: who it is, its memory, version and values."""
+    """Return for each tensor what must not change: its id, memory, version and values."""
     tensors = [*net.parameters(), *net.buffers(), *net.table]
     tensors += [parameter.grad for parameter in net.parameters()]
     tensors += [value for state in optimizer.state.values() for value in state.values()]
@@ -391,7 +391,7 @@ def test_a_list_that_two_modules_share_stays_shared(ledger):
 
 
 class Half(torch.nn.Module):
-    """Its parent's ``__init__`` was forgotten."""
+    """A module that does not call its parent's ``__init__``."""
 
     def __init__(self):
         pass

@@ -152,7 +152,7 @@ DATASET = TensorDataset(torch.arange(SIZE).float()[:, None], torch.zeros(SIZE, 1
 
 
 class Augmented(data.Dataset):
-    """It draws in the process that loads it."""
+    """A dataset that draws random numbers in the process that loads it."""
 
     def __len__(self):
         return SIZE
@@ -247,7 +247,7 @@ class Stream:
 
 
 class Driver:
-    """What ``torch.cuda`` is asked for streams."""
+    """The functions of ``torch.cuda`` that are called for streams."""
 
     def __init__(self):
         self.log = []

@@ -122,7 +122,7 @@ def test_a_generator_of_another_device_is_named(torch_backend):
 
 
 class Stray(torch.autograd.Function):
-    """Its gradient is on the CPU."""
+    """A function whose gradient is on the CPU."""
 
     @staticmethod
     def forward(ctx, x):

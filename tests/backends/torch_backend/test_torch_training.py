@@ -32,7 +32,7 @@ class Images(nn.Module):
 
 
 class Tokens(nn.Module):
-    """Embedding, LSTM, and two inputs."""
+    """An embedding and an LSTM, with two inputs."""
 
     def __init__(self):
         super().__init__()
@@ -275,7 +275,7 @@ def test_its_hooks_are_called(torch_backend):
 
 
 def test_the_norm_is_that_of_what_it_trains(torch_backend):
-    """The gradients of the rest are nobody's to zero, and would go on growing."""
+    """Nobody sets the gradients of the rest to zero, so that they would go on growing."""
     model = small()
     optimizer = torch.optim.SGD(model[2].parameters(), lr=1.0)
     learner = torch_backend.learner(model, optimizer=optimizer, gradient_clip_val=1e-3)
@@ -333,7 +333,7 @@ def test_an_optimizer_that_needs_a_closure_is_given_one(virtual):
 
 
 class Typed(nn.Module):
-    """As TorchScript wants it."""
+    """A module with types, as TorchScript wants it."""
 
     def __init__(self):
         super().__init__()

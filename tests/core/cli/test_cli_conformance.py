@@ -18,7 +18,7 @@ SETTINGS = ["-p", "no:cacheprovider", "-c", str(SUITE / "pytest.ini"), "--rootdi
 
 
 def made(**options):
-    """The command line for a request about torch."""
+    """Return the command line for a request about torch."""
     return command(Request("torch", **options), SUITE)
 
 

@@ -16,7 +16,7 @@ from d2ldev.registry import loading
 
 
 def examined(*arguments, **options):
-    """The document of ``d2ldev doctor --json``."""
+    """Return the document of ``d2ldev doctor --json``."""
     return json.loads(run_command("doctor", "--json", *arguments, **options).stdout)
 
 
@@ -37,7 +37,7 @@ def backend_in(document, name):
 
 
 def make_sick_backend(folder, room, method):
-    """A backend ``mine``, installed into ``folder``, one of whose rooms does one thing wrong."""
+    """Install into ``folder`` a backend ``mine``, one of whose rooms does one thing wrong."""
     return make_backend(
         folder,
         source=f"""

@@ -26,7 +26,7 @@ def tour():
 
 
 def walked(reference, *cells, width=100):
-    """The exit status and the text of a walk through some cells."""
+    """Return the exit status and the text of a walk through some cells."""
     console = Console(file=io.StringIO(), width=width)
     status = Tour(console, reference, []).walk(list(cells))
     return status, console.file.getvalue()

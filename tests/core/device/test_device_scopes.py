@@ -10,7 +10,7 @@ from d2ldev import cpu, gpu
 
 
 def made():
-    """Where a tensor is made now."""
+    """Return the device on which a tensor is made now."""
     return d2ldev.backend.device_of(d2ldev.backend.zeros(1))
 
 

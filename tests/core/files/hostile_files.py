@@ -8,13 +8,13 @@ DATA = bytes(4)
 
 
 def file_of(header, data=b"", length=None):
-    """The bytes of a safetensors file: its header as it is given, or as JSON."""
+    """Return the bytes of a safetensors file: its header as it is given, or as JSON."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
 
 
 def with_each_bit_flipped(data, count):
-    """The same bytes again and again, with another bit of the last ``count`` bytes flipped."""
+    """Yield the bytes with one bit flipped, for each bit of the last ``count`` bytes."""
     for position in range(len(data) - count, len(data)):
         for bit in range(8):
             damaged = bytearray(data)
@@ -23,12 +23,12 @@ def with_each_bit_flipped(data, count):
 
 
 def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
-    """What a header says of a tensor."""
+    """Return what a header says of a tensor."""
     return {"dtype": dtype, "shape": list(shape), "data_offsets": list(offsets)}
 
 
 def told(**parts):
-    """A header whose description tells of one tensor 'x', but for what is given."""
+    """Return a header whose description has one tensor 'x', and the values given."""
     description = {
         "version": 2,
         "backend": "reference",
@@ -47,18 +47,18 @@ def told(**parts):
 
 
 def row(kind, items, labels=None, **parts):
-    """A container in a description."""
+    """Return a container in a description."""
     return {"type": kind, "items": items, **({} if labels is None else {"labels": labels}), **parts}
 
 
 def shared_key():
-    """Rows of a key of 2**60 values."""
+    """Return the rows of a key of 2**60 values."""
     pairs = [row("tuple", [{"at": i}, {"at": i}]) for i in range(60)]
     return [row("tuple", []), *pairs, row("dict", [{"tensor": 0}], [{"at": 60}])]
 
 
 def long_key(count):
-    """Rows of a key that takes a while, as often as it is looked at."""
+    """Return the rows of a key whose hash takes a while, each time it is computed."""
     labels = [{"at": 0}] * count
     return [
         row("tuple", list(range(count))),
@@ -67,7 +67,7 @@ def long_key(count):
 
 
 def alike(count):
-    """Rows of tuples that all have one hash: -1 has that of -2."""
+    """Return the rows of tuples that all have one hash: -1 has that of -2."""
     return [row("tuple", [-1 - (i >> bit & 1) for bit in range(12)]) for i in range(count)]
 
 

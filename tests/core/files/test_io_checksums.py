@@ -33,7 +33,7 @@ def arrays():
 
 
 def parts_of(data):
-    """The header of a file, its description, and the bytes of its tensors."""
+    """Return the header of a file, its description, and the bytes of its tensors."""
     end = 8 + int.from_bytes(data[:8], "little")
     header = json.loads(data[8:end])
     return header, json.loads(header["__metadata__"]["d2ldev.structure"]), data[end:]

@@ -87,7 +87,7 @@ ANYTHING = st.recursive(
 
 
 def places(value, found=None):
-    """Every ``(container, key)`` in JSON."""
+    """Yield every ``(container, key)`` in JSON."""
     found = [] if found is None else found
     items = value.items() if isinstance(value, dict) else enumerate(value)
     for key, inner in items:

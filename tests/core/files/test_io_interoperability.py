@@ -16,7 +16,7 @@ ODD_BYTES = bytes(range(240, 256)) * 3
 
 
 def odd(dtype):
-    """Values of which some are NaN with a payload, infinite, or not normal."""
+    """Return values of which some are NaN with a payload, infinite, or not normal."""
     if dtype == "bool":
         return np.array([True, False, True])
     return np.frombuffer(ODD_BYTES, dtype).copy()

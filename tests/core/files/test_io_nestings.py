@@ -45,7 +45,7 @@ def round_trip(reference, path):
 
 
 def same(backend, x, y):
-    """Whether two nestings are alike: types, order, and the bytes of tensors."""
+    """Tell whether two nestings are alike: types, order, and the bytes of tensors."""
     if isinstance(x, backend.tensor_types):
         x, y = backend.to_numpy(x), backend.to_numpy(y)
     if isinstance(x, np.ndarray):

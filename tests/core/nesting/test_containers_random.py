@@ -47,7 +47,7 @@ nestings = st.recursive(
 
 
 def unfolded(x):
-    """Everything in a nesting, without devices: types, labels, values, and what is tied."""
+    """Return everything in a nesting but devices: types, labels, values, and what is tied."""
     numbers = {}
 
     def of(value):

@@ -42,7 +42,7 @@ def strict(replaced):
 
 
 def run(program, **environment):
-    """A program on the reference backend, in a process of its own."""
+    """Run a program on the reference backend, in a process of its own."""
     import os
 
     code = f"import d2ldev\nb = d2ldev.get_backend('reference')\n{program}"

@@ -178,7 +178,7 @@ def test_asyncio_tasks_have_blocks_of_their_own(reference, other):
 
 
 def within(name):
-    """A generator that stops inside its block."""
+    """Yield inside a block."""
     with d2ldev.use_backend(name):
         yield active_backend()
 

@@ -13,7 +13,7 @@ from d2ldev import ArrayLoader, CheckpointError, UnsupportedValueError
 
 
 def epoch(loader):
-    """One epoch of a loader of one array, as lists."""
+    """Return one epoch of a loader of one array, as lists."""
     return [x.tolist() for (x,) in loader]
 
 

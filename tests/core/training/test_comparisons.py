@@ -34,7 +34,7 @@ class KerasLoss:
 
 
 class Module:
-    """As a ``torch.nn.Module`` is called, or a Gluon block."""
+    """An object that is called as a ``torch.nn.Module`` or a Gluon block is."""
 
     def __call__(self, *arguments, **options):
         return self.forward(*arguments, **options)
@@ -49,7 +49,7 @@ class ModuleInKerasOrder(Module):
 
 
 class BlockInKerasOrder(Module):
-    """As a Gluon block is that is written for both of its modes."""
+    """A Gluon block that is written for both of its modes."""
 
     def forward(self, *arguments):
         return self.hybrid_forward("F", *arguments)
@@ -59,7 +59,7 @@ class BlockInKerasOrder(Module):
 
 
 class ComputedAtOnce(Module):
-    """As a torchmetrics' object: called, it gives the batch's value."""
+    """A metric like those of torchmetrics: its call gives the batch's value."""
 
     def update(self, prediction, label):
         raise AssertionError("the value of a batch was asked for")
@@ -69,7 +69,7 @@ class ComputedAtOnce(Module):
 
 
 class Running:
-    """As a ``keras.metrics.Metric``."""
+    """A metric like a ``keras.metrics.Metric``."""
 
     def __call__(self, *arguments, **options):
         raise AssertionError("this is a running value")
@@ -81,7 +81,7 @@ class Running:
 
 
 class Evaluating:
-    """As Gluon's ``EvalMetric``."""
+    """A metric like Gluon's ``EvalMetric``."""
 
     def update(self, labels, predictions):
         raise AssertionError("this is a running value")
@@ -119,7 +119,7 @@ def test_a_metric_is_called_in_the_order_that_its_first_parameter_says(reference
 
 
 def test_two_numbers_of_one_name_are_refused(reference):
-    """Also that of a metric and that of another one on the data to evaluate on."""
+    """One may be of a metric, and the other of another metric on the data to evaluate on."""
 
     def one(prediction, y):
         return prediction.sum()

@@ -15,7 +15,7 @@ X = np.arange(6, dtype="float32").reshape(6, 1)
 
 
 class OfPython:
-    """As ``data_iter`` of D2L, section 3.4 draws it."""
+    """Data in an order that is drawn as ``data_iter`` of D2L, section 3.4, draws it."""
 
     def __iter__(self):
         order = list(range(6))
@@ -50,7 +50,7 @@ def _random_numbers_are_left_alone():
 
 
 class EndedError(Exception):
-    """What ends a run in a batch."""
+    """Ends a run in a batch."""
 
 
 class Recording(Trainer):
@@ -189,7 +189,7 @@ def test_a_checkpoint_that_cannot_be_written_is_found_out_before_the_first_batch
 
 
 class Numbered:
-    """Its order depends on the number of the epoch, as a ``DistributedSampler``'s does."""
+    """Data whose order depends on the number of the epoch, as a ``DistributedSampler``'s does."""
 
     def __init__(self):
         self.epoch = None

@@ -1,7 +1,7 @@
 """Backends that are each broken in one way, and one that is sound but works asynchronously.
 
-They are what the conformance suite is tried on: ``tests/suite/test_mutants.py`` gives each of them
-to the suite, and the requirement in its ``caught_by`` has to fail.
+The conformance suite is tried on them: ``tests/suite/test_mutants.py`` gives each of them to the
+suite, and the requirement in its ``caught_by`` has to fail.
 
 A fault of a room is a nested class of the room's name; a fault in what a user calls is a nested
 ``Backend``.

@@ -146,9 +146,10 @@ class MovesIntoTheScope(Mutant, caught_by="copy.a-device-beats-the-scope"):
 
 
 class Careless(Backend):
-    """Moves a nesting by hand: what the subclasses say is done instead of the right thing.
+    """Moves a nesting by hand: subclasses say what is done wrongly.
 
-    What is there already is left alone, and so are values that are taken apart no further.
+    Tensors that are there already are left alone, and so are values that are taken apart no
+    further.
     """
 
     def to(self, x, device):
@@ -164,7 +165,7 @@ class Careless(Backend):
         return rightly(x, device) if moved is None else moved
 
     def carelessly(self, x, move):
-        """The wrong result; None where it would be right."""
+        """Return the wrong result; None where it would be right."""
 
     def is_there(self, x, device):
         try:

@@ -47,7 +47,7 @@ class NetworkLearner(ReferenceLearner):
         return loss, prediction
 
     def dropped(self, inputs):
-        """The inputs without some of their numbers."""
+        """Return the inputs without some of their numbers."""
         (x,) = inputs
         return (x * self.framework.backend.rand(x.shape, device=x.device),)
 
@@ -62,7 +62,7 @@ class NetworkLearner(ReferenceLearner):
 
 
 def networks(backend):
-    """A network."""
+    """Return a network."""
 
     def network(device):
         backend.framework.is_frozen = False
@@ -73,7 +73,7 @@ def networks(backend):
 
 
 def freezables(backend):
-    """A network, and what freezes its first layer."""
+    """Return a network, and what freezes its first layer."""
 
     def freeze(_net, is_frozen):
         backend.framework.is_frozen = is_frozen
@@ -82,5 +82,5 @@ def freezables(backend):
 
 
 def masked_models(backend):
-    """A masked model."""
+    """Return a masked model."""
     return {"masked": lambda device: Masked(backend.mlp([3, 3], device=device).layers)}

@@ -53,7 +53,7 @@ class ComplainsAtTheEnd(Mutant, caught_by="strict.raises-at-the-operation"):
 
 
 class Rewording(Backend):
-    """Says of operands that mix what ``reworded`` makes of it."""
+    """Raises ``reworded(error)`` for the error about operands that mix."""
 
     @contextmanager
     def strict(self):
@@ -208,7 +208,7 @@ class Counting(Strictness):
 
 
 class Counts:
-    """Of all threads together."""
+    """Counts of all threads together."""
 
 
 class IsStrictInEveryThread(Mutant, caught_by="strict.leaves-other-threads-alone"):

@@ -123,7 +123,7 @@ class TakesUnknownDtypes(Mutant, caught_by="create.unknown-dtype"):
 
 
 class Everything(tuple):
-    """What says that everything is in it."""
+    """A tuple that says that everything is in it."""
 
     def __contains__(self, x):
         return True

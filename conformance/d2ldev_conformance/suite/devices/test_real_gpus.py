@@ -19,7 +19,7 @@ MEBIBYTE = 2**20
 
 
 def _run(program: str, backend) -> str:
-    """What a program prints in a process of its own, in which ``backend`` is the backend."""
+    """Return what a program prints in a new process, where ``backend`` is the backend."""
     setup = f"import d2ldev; backend = d2ldev.get_backend({backend.name!r})\n"
     done = subprocess.run(  # noqa: S603
         [sys.executable, "-c", setup + program], capture_output=True, text=True, timeout=300

@@ -109,7 +109,7 @@ def _in_a_scope(backend, device):
 @requirement("threads.scopes-of-tasks", section=SECTION)
 def test_a_scope_holds_in_its_own_task_only(backend, route, monkeypatch):
     first, second = route
-    # The framework's own scope is a thread's, and no task's: d2ldev's is what is looked at.
+    # The framework's own scope belongs to a thread, not to a task: d2ldev's scope is checked.
     monkeypatch.setattr(backend.framework.devices, "scope", lambda _: contextlib.nullcontext())
 
     async def task(device, entered, others):

@@ -21,12 +21,12 @@ SECTION = "6.6"
 
 @pytest.fixture
 def path(tmp_path):
-    """Where nothing is yet, in a folder of its own."""
+    """A path where no file is yet, in a folder of its own."""
     return tmp_path / "saved.safetensors"
 
 
 def _flipped(array):
-    """Other numbers of the same dtype and shape: the lowest bit of every byte is another."""
+    """Return the numbers with the lowest bit of every byte flipped."""
     array = np.ascontiguousarray(array).reshape(array.shape)
     return (array.reshape(-1).view(np.uint8) ^ 1).view(array.dtype).reshape(array.shape)
 

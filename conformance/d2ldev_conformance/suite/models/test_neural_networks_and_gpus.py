@@ -14,7 +14,7 @@ SECTION = "6.7.3"
 
 
 def _ties(backend, obj):
-    """Which names are one tensor: a set of groups of names."""
+    """Return which names are one tensor: a set of groups of names."""
     groups = {}
     for name, x in backend.named_tensors(obj).items():
         groups.setdefault(id(x), []).append(name)

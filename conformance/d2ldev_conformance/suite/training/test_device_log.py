@@ -11,7 +11,7 @@ from d2ldev import DeviceLog, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.5"
-# What brings values to the host, or anything from one device to another.
+# The methods that bring values to the host, or anything from one device to another.
 TRANSFERS = ("to_numpy", "copy", "copy_all", "from_data")
 
 

@@ -1,8 +1,8 @@
 """D2L 6.7.3 with 6.6: a run that the operating system kills goes on as if nothing had happened.
 
-Nothing of Python's runs when a process is killed: what is resumed is what was in the file by then,
-in a process that knows nothing else. Each one makes the model and the loader from a seed of its
-own, so that a run which begins anew, or with half of the state, ends elsewhere.
+Python runs nothing when a process is killed: a new process resumes from the file alone. Each one
+makes the model and the loader from a seed of its own, so that a run which begins anew, or with half
+of the state, ends elsewhere.
 """
 
 from __future__ import annotations

@@ -47,13 +47,13 @@ def _learner(backend, device, classes=3):
 
 
 def _losses(backend, device, learner, x, labels, **options):
-    """The loss of an evaluation and of a step, and what NumPy computes from the prediction."""
+    """Return the loss of an evaluation, that of a step, and NumPy's for the prediction."""
     x, y = backend.asarray(x, device=device), backend.asarray(labels, device=device, **options)
     losses = []
     for method in (learner.evaluate, learner.step):
         loss, prediction = method((x,), y)
         losses.append(float(backend.to_numpy(loss)))
-    # That of a step is the prediction before it, too.
+    # A step returns the prediction before it, too.
     logits = backend.to_numpy(prediction).astype("float64")
     logarithms = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     rows = np.array(labels)[..., np.newaxis]
@@ -130,13 +130,13 @@ def test_cross_entropy_refuses_what_are_no_labels_of_the_logits(backend, place, 
 
 
 def _loss_or_nan(backend, labels, method):
-    """On the CPU: torch's CUDA kernels end with an error that ends every later use of the GPU."""
+    """Compute on the CPU: after an error in a CUDA kernel torch cannot use the GPU again."""
     learner = _learner(backend, backend.cpu())
     x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array(labels, "int32"))
     try:
         loss, _ = getattr(learner, method)((x,), y)
         return float(backend.to_numpy(loss))
-    except D2LDevError:  # it is not about the label, which d2ldev does not look at
+    except D2LDevError:  # d2ldev does not check the label
         raise
     except Exception:  # a framework's own: each has another
         return float("nan")

@@ -21,7 +21,7 @@ BETWEEN_THE_CPU_AND_A_GPU = pytest.mark.parametrize(
 
 
 def _trained(backend, epochs, num_gpus, seed=0, **options):
-    """A trainer after its run, and the history; both begin with a seed of their own."""
+    """Return a trainer after its run, and the history; both begin with a seed of their own."""
     inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
     targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
     loader = ArrayLoader(inputs, targets, batch_size=4, shuffle=True, seed=seed)
@@ -76,7 +76,7 @@ def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
 def runs_of(request, backend, tmp_path):
     """Both runs of a network, one unbroken and one that was broken off and resumed.
 
-    They begin with the same state of all random numbers: what a run of no epochs has kept.
+    They begin with the same state of all random numbers, which a run of no epochs has saved.
     """
     inputs = np.random.default_rng(0).standard_normal((14, 4)).astype("float32")
     batches = [(x, (x.sum(1) > 0).astype("int32")) for x in np.split(inputs, [5, 10])]

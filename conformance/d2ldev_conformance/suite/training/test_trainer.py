@@ -89,7 +89,7 @@ def test_everything_lives_on_the_trainers_device(backend, batches, num_gpus):
 def test_the_curve_is_that_of_the_cpu(backend, batches, num_gpus):
     _, on_the_cpu = _fit(backend, batches, 0)
     _, history = _fit(backend, batches, num_gpus)
-    # Devices add in other orders, and a few steps multiply what is left of it.
+    # Devices add in other orders, and a few steps multiply the difference.
     np.testing.assert_allclose(history["loss"], on_the_cpu["loss"], rtol=1e-4)
 
 
@@ -122,7 +122,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
     with backend.strict():
         trainer = Counting(EPOCHS, num_gpus, backend=backend)
         trainer.fit(backend.mlp([2, 1]), native_batches)
-    # What a batch is moved by, in as many calls as the framework needs, and one for the log.
+    # The methods that move a batch, in as many calls as the framework needs, and one for the log.
     first = moved[counts[0] : counts[1]]
     assert first.count("to_numpy") == 1
     assert len(first) - 1 <= 2 * len(batches) * num_gpus
@@ -130,7 +130,7 @@ def test_in_the_loop_nothing_is_moved_but_the_batches(backend, batches, num_gpus
 
 
 def _counting(moved, depth, method):
-    """A method that notes its name when it is called, but not inside of another that does."""
+    """Return a method that notes its name when it is called, but not inside such a method."""
 
     def counted(*args):
         if not depth:
@@ -170,7 +170,7 @@ def test_the_norm_of_a_step_is_no_larger_than_the_clip(backend, batches, num_gpu
 
 
 def _parameters(backend, line, device):
-    """The bias and the weights of a line, read off its values: a model may keep gradients too."""
+    """Return a line's bias and weights, found by their values: a model may keep gradients."""
     points = backend.asarray(np.array([[0, 0], [1, 0], [0, 1]], "float32"), device=device)
     values = backend.to_numpy(line(points))[:, 0]
     return np.array([values[0], *(values[1:] - values[0])])

@@ -27,7 +27,7 @@ def _learner(backend, device):
 
 
 def _trained(backend, device, data, move_to=None):
-    """A learner's parts after some steps, with the losses; moved in the middle, if asked to."""
+    """Return a learner's parts after some steps, and the losses; move halfway if asked to."""
     learner = _learner(backend, device)
     losses = []
     for i in range(STEPS):
@@ -73,7 +73,7 @@ def test_a_training_step_changes_the_parameters(backend, place, data):
 @requirement("train.same-losses", section=SECTION)
 def test_the_losses_are_those_of_the_cpu(backend, place, data, on_the_cpu):
     losses = [float(backend.to_numpy(loss)) for loss in _trained(backend, place, data)[1]]
-    # Devices add in other orders, and a few steps multiply what is left of it.
+    # Devices add in other orders, and a few steps multiply the difference.
     np.testing.assert_allclose(losses, on_the_cpu, rtol=1e-4)
 
 

@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.complex64, torch.int64)
 
 
 def operators():
-    """torch's table of operators, whose module asks for a package that only its tests need."""
+    """Return torch's table of operators, whose module asks for a package only its tests need."""
     if "expecttest" not in sys.modules:
         stand_in = types.ModuleType("expecttest")
         stand_in.TestCase = unittest.TestCase
@@ -52,7 +52,7 @@ def tensors(values):
 
 
 def difference(expected, values):
-    """What differs between results of the CPU and of the virtual GPU; None if nothing does."""
+    """Return how results of the CPU and of the virtual GPU differ; None if they do not."""
     pairs = list(zip(tree_leaves(expected), tree_leaves(values), strict=True))
     for x, y in pairs:
         if not isinstance(x, torch.Tensor):
@@ -84,7 +84,7 @@ def gradients(results, inputs, seeds):
 
 
 def compare(op, sample, differentiable):
-    """What differs in one call and its gradient; False if the CPU cannot do it."""
+    """Return what differs in one call and its gradient; False if the CPU cannot do it."""
     values = ((sample.input, *sample.args), sample.kwargs)
     inputs, theirs = moved(values, torch.device("cpu")), moved(values, PLACE)
 

@@ -15,7 +15,7 @@ from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 
 
 def in_a_new_process(code, **environment):
-    """What a program printed, in a process in which torch is not set up yet."""
+    """Return what a program printed, in a process in which torch is not set up yet."""
     done = subprocess.run(
         [sys.executable, "-c", code],
         env={**os.environ, **environment},

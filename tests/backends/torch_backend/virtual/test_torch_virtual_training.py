@@ -69,7 +69,7 @@ def tokens():
 
 
 def train(model, inputs, make_optimizer, device, steps=5):
-    """The losses, and the state of the model afterwards, on the CPU."""
+    """Return the losses, and the state of the model afterwards, on the CPU."""
     torch.manual_seed(0)
     net, x, y = model().to(device), inputs().to(device), torch.randint(0, 10, (16,)).to(device)
     optimizer, losses = make_optimizer(net.parameters()), []
