@@ -127,7 +127,8 @@ class _ActiveFramework:
     """
 
     def __get__(self, owner: object, cls: type) -> Framework:
-        framework = active_framework()
+        # ``active_framework``, without a call.
+        framework = scoped.value.get() or _process.framework or _resolve()
         if not _had_blocks:
             with _lock:
                 if not _had_blocks and framework is _process.framework:
