@@ -47,9 +47,13 @@ MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
 """An optimizer: its state, in a dict."""
-_LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
-# Older versions have written these types, which are loaded as a dict.
-_OLDER = frozenset({"dataclass", "defaultdict", "Counter"})
+_LABELLED = frozenset(
+    {
+        *("dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE),
+        # Older versions have written these, which are loaded as dicts.
+        *("dataclass", "defaultdict", "Counter"),
+    }
+)
 
 # Python goes through a nesting recursively, to compare it or to show it.
 _MAX_DEPTH = 500
@@ -357,7 +361,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             _check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
             if kind not in _UNLABELLED:
-                _check(kind in _LABELLED | _OLDER, "a type that is known")
+                _check(kind in _LABELLED, "a type that is known")
                 _check(isinstance(row["labels"], list), "labels")
                 labels = [key(node) for node in row["labels"]]
                 _check(len(labels) == len(items), "as many labels as items")

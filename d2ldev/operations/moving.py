@@ -35,7 +35,7 @@ def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
     if kinds[type(x)] is TENSOR:
         if device_of(x) is target:
             return x
-        return _copied(framework, x, target, _moving("a tensor", target))
+        return copied(framework, framework.tensors.copy, x, target, _moving("a tensor", target))
     try:
         if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
             return x
@@ -61,7 +61,8 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None
     }
     changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
     if elsewhere:
-        new = copies(framework, list(elsewhere.values()), target, attempted, copy_all)
+        copy_all = copy_all or framework.tensors.copy_all
+        new = copied(framework, copy_all, list(elsewhere.values()), target, attempted)
         changed.update(zip(elsewhere, new, strict=True))
     return flat.unflatten(changed)
 
@@ -79,7 +80,8 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     target = None if device is None else devices.existing(framework, device, attempted)
     device_of = framework.tensors.device_of
     if framework.kinds[type(x)] is TENSOR:
-        return _copied(framework, x, target or device_of(x), attempted)
+        place = target or device_of(x)
+        return copied(framework, framework.tensors.copy, x, place, attempted)
     flat = flatten(x, framework.kinds, attempted)
     for leaf in flat.others.values():
         what = _foreign(framework, leaf)
@@ -92,7 +94,8 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
         there = tensors
         if len(places) > 1:
             there = {key: x for key, x in tensors.items() if device_of(x) is place}
-        new = copies(framework, list(there.values()), place, attempted)
+        copy_all = framework.tensors.copy_all
+        new = copied(framework, copy_all, list(there.values()), place, attempted)
         changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)
 
@@ -154,36 +157,25 @@ def _moving(what: str, device: Device) -> str:
     return f"move {what} to {device}"
 
 
-def copies(
+def copied(
     framework: Framework,
-    tensors: list[Tensor],
+    copy: Callable[[Any, Any], Any],
+    x: Any,
     device: Device,
     attempted: str,
-    copy_all: CopyAll | None = None,
-) -> list[Tensor]:
-    """Copy several tensors to a device; all of them, or an exception.
+) -> Any:
+    """Copy one tensor, or a list of them, to a device; all of them, or an exception.
 
     Args:
         framework: whose tensors they are.
-        tensors: which.
+        copy: copies ``x`` to a native device: ``Tensors.copy``, or ``copy_all`` for a list.
+        x: the tensor, or the list of tensors.
         device: one that exists.
         attempted: what the caller is doing, for messages.
-        copy_all: what copies; None is the framework's own way.
     """
     native = framework.known_natives.get(device) or devices.native(framework, device, attempted)
     try:
-        return (copy_all or framework.tensors.copy_all)(tensors, native)
-    except Exception as error:
-        if (translated := _translated(framework, error, attempted, native)) is None:
-            raise
-        raise translated from error
-
-
-def _copied(framework: Framework, x: Tensor, device: Device, attempted: str) -> Tensor:
-    """Copy one tensor to a device, as ``copies`` does several."""
-    native = framework.known_natives.get(device) or devices.native(framework, device, attempted)
-    try:
-        return framework.tensors.copy(x, native)
+        return copy(x, native)
     except Exception as error:
         if (translated := _translated(framework, error, attempted, native)) is None:
             raise

@@ -150,7 +150,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         _settle(inventory, device)
         return obj
 
-    news = moving.copies(framework, elsewhere, device, attempted)
+    news = moving.copied(framework, framework.tensors.copy_all, elsewhere, device, attempted)
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
     for old, new in zip(elsewhere, news, strict=True):

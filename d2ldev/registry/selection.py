@@ -56,6 +56,9 @@ class Process(NamedTuple):
 
 
 _process = Process(None, "")
+# Whether any block of ``use_backend`` was entered so far; the objects that cache a framework.
+_had_blocks = False
+_keepers: list[object] = []
 
 
 # -- by name ----------------------------------------------------------------------------------
@@ -141,10 +144,6 @@ class FollowsSelection:
     """An object whose ``framework`` is the active framework."""
 
     framework = _ActiveFramework()
-
-
-_had_blocks = False
-_keepers: list[object] = []
 
 
 def _forget() -> None:

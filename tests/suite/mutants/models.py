@@ -112,24 +112,24 @@ class IgnoresTheActivation(Mutant, caught_by="mlp.activations"):
             return super().mlp(sizes, activation="relu", device=device, seed=seed)
 
 
+def _with_scaled_weights(net, factor):
+    """Return the MLP with weights that are multiplied by a number."""
+    layers = [{"weight": layer["weight"] * factor, "bias": layer["bias"]} for layer in net.layers]
+    return dataclasses.replace(net, layers=layers)
+
+
 class MakesConstantModels(Mutant, caught_by="mlp.not-constant"):
     class Backend(Backend):
         def mlp(self, sizes, *, activation="relu", device=None, seed=0):
             net = super().mlp(sizes, activation=activation, device=device, seed=seed)
-            layers = [
-                {"weight": layer["weight"] * 0.0, "bias": layer["bias"]} for layer in net.layers
-            ]
-            return dataclasses.replace(net, layers=layers)
+            return _with_scaled_weights(net, 0.0)
 
 
 class BeginsWithLargeWeights(Mutant, caught_by="mlp.initial-values"):
     class Backend(Backend):
         def mlp(self, sizes, *, activation="relu", device=None, seed=0):
             net = super().mlp(sizes, activation=activation, device=device, seed=seed)
-            layers = [
-                {"weight": layer["weight"] * 2.0, "bias": layer["bias"]} for layer in net.layers
-            ]
-            return dataclasses.replace(net, layers=layers)
+            return _with_scaled_weights(net, 2.0)
 
 
 class EndsWithAnActivation(Mutant, caught_by="mlp.last-layer-is-affine"):
