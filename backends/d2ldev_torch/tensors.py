@@ -20,6 +20,7 @@ from d2ldev.nesting.containers import Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_torch.devices import TorchDevices
 
+_CPU = torch.device("cpu")
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16}
 
 
@@ -139,11 +140,14 @@ class TorchTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        if x.is_cpu and native.type == "cpu":
-            return x.clone()  # of one tensor, the list for ``copy_all`` takes half as long
-        return self.copy_all([x], native)[0]
+        if x.is_cpu and native == _CPU:
+            # On one device ``clone`` takes two thirds of the time of ``to``.
+            return x.clone()
+        return self._devices.accelerator.copies([x], native)[0]
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        if native == _CPU and xs and xs[0].is_cpu:
+            return [x.clone() if x.is_cpu else self.copy(x, native) for x in xs]
         return self._devices.accelerator.copies(xs, native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:

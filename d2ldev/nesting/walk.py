@@ -27,7 +27,7 @@ from operator import is_not
 from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
-from d2ldev.nesting.containers import TUPLE, Container
+from d2ldev.nesting.containers import DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
 
 __all__ = [
@@ -43,8 +43,10 @@ __all__ = [
     "flatten_all",
     "joined",
     "leaves",
+    "plain_tensors",
     "register_container",
     "too_deep",
+    "with_tensors",
 ]
 
 
@@ -88,6 +90,75 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
         if not every(child, kinds, holds, budget):
             return False
     return True
+
+
+# -- plain batches -----------------------------------------------------------------------------
+
+
+def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
+    """Return the tensors of a plain batch in order; None if the batch is not plain.
+
+    A plain batch is made of dicts, lists and tuples, no subclasses, with a tensor in each, and no
+    tensor is in it twice. Most batches are plain. ``with_tensors`` makes one again in half of the
+    time of ``flatten``, because it need not remember what it has seen.
+
+    Args:
+        x: a nesting.
+        kinds: what each type is.
+    """
+    found: dict[int, Any] = {}
+    try:
+        is_plain = _gather(x, kinds[type(x)], kinds, found)
+    except RecursionError:  # a cycle, or too deep: ``flatten`` says which
+        return None
+    return list(found.values()) if is_plain else None
+
+
+def _gather(x: Any, kind: Kind | Container, kinds: Kinds, found: dict[int, Any]) -> bool:
+    """Add the tensors of a container by their ids; tell whether it is plain."""
+    if kind is DICT:
+        x = x.values()
+    elif kind is not LIST and kind is not TUPLE:
+        return False
+    before = len(found)
+    for child in x:
+        kind = kinds[type(child)]
+        if kind is TENSOR:
+            # Here, and not in the end: containers in containers may be shared a million times.
+            if id(child) in found:
+                return False
+            found[id(child)] = child
+        elif kind is not PLAIN and not _gather(child, kind, kinds, found):
+            return False
+    return len(found) > before
+
+
+def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
+    """Return a plain batch with other tensors; plain values stay.
+
+    Args:
+        x: a batch of which ``plain_tensors`` is not None.
+        kinds: what each type is.
+        new: the tensors, in the order of ``plain_tensors``.
+    """
+    if type(x) is dict:
+        return {
+            key: next(new)
+            if (kind := kinds[type(child)]) is TENSOR
+            else child
+            if kind is PLAIN
+            else with_tensors(child, kinds, new)
+            for key, child in x.items()
+        }
+    made = [
+        next(new)
+        if (kind := kinds[type(child)]) is TENSOR
+        else child
+        if kind is PLAIN
+        else with_tensors(child, kinds, new)
+        for child in x
+    ]
+    return made if type(x) is list else tuple(made)
 
 
 # -- once through, and back --------------------------------------------------------------------

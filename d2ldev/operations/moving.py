@@ -14,7 +14,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, DType, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR
-from d2ldev.nesting.walk import Flattened, every, flatten
+from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices
 from d2ldev.registry.selection import framework_of
 
@@ -54,14 +54,18 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None
         copy_all: copies the tensors that are elsewhere; None is the framework's own way.
     """
     attempted = _moving("a batch", target)
-    flat = flatten(x, framework.kinds, attempted)
     device_of = framework.tensors.device_of
+    copy_all = copy_all or framework.tensors.copy_all
+    tensors = plain_tensors(x, framework.kinds)
+    if tensors is not None and target not in map(device_of, tensors):
+        new = copied(framework, copy_all, tensors, target, attempted)
+        return with_tensors(x, framework.kinds, iter(new))
+    flat = flatten(x, framework.kinds, attempted)
     elsewhere = {
         key: tensor for key, tensor in flat.tensors.items() if device_of(tensor) is not target
     }
     changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
     if elsewhere:
-        copy_all = copy_all or framework.tensors.copy_all
         new = copied(framework, copy_all, list(elsewhere.values()), target, attempted)
         changed.update(zip(elsewhere, new, strict=True))
     return flat.unflatten(changed)
@@ -82,6 +86,13 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
     if framework.kinds[type(x)] is TENSOR:
         place = target or device_of(x)
         return copied(framework, framework.tensors.copy, x, place, attempted)
+    copy_all = framework.tensors.copy_all
+    plain = plain_tensors(x, framework.kinds)
+    if plain is not None:
+        places = {target} if target is not None else set(map(device_of, plain))
+        if len(places) == 1:
+            new = copied(framework, copy_all, plain, places.pop(), attempted)
+            return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
     for leaf in flat.others.values():
         what = _foreign(framework, leaf)
@@ -94,7 +105,6 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
         there = tensors
         if len(places) > 1:
             there = {key: x for key, x in tensors.items() if device_of(x) is place}
-        copy_all = framework.tensors.copy_all
         new = copied(framework, copy_all, list(there.values()), place, attempted)
         changed.update(zip(there, new, strict=True))
     return flat.unflatten(changed)

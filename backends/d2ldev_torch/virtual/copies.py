@@ -55,10 +55,7 @@ def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
     The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only where
     something may hook into it: gradients, modes, ``torch.func``.
     """
-    is_cpu = target.type == "cpu"
-    if is_cpu and all([x.is_cpu for x in xs]):  # noqa: C419  # a generator takes longer
-        return [x.clone() for x in xs]
-    index = -1 if is_cpu else index_of(target)
+    index = -1 if target == _CPU else index_of(target)
     if (
         torch.is_inference_mode_enabled()
         or torch._C._len_torch_function_stack()
