@@ -22,9 +22,9 @@ arrays.
   it is refused when it is called, whatever it does with them. While it is traced, tensors have no
   device. A call of ``tf.vectorized_map`` is one operation, too, with what its function closes over.
 
-The README, under "Mixing devices", says what is not seen. ``tape.jacobian`` computes all rows by
-one function that TensorFlow makes of the whole tape. The loops of Keras' models are left alone if
-Keras was imported before the block. A ``tf.py_function`` has its operands on the CPU; where it is
+``docs/mixing.md`` says what is not seen. ``tape.jacobian`` computes all rows by one function that
+TensorFlow makes of the whole tape. The loops of Keras' models are left alone if Keras was imported
+before the block. A ``tf.py_function`` has its operands on the CPU; where it is
 called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
 """
 

@@ -1,0 +1,119 @@
+"""What the documents say is true: their commands, programs, tables and links."""
+
+import json
+import re
+import runpy
+from pathlib import Path
+from types import FunctionType
+
+import pytest
+from d2ldev_reference import ReferenceFramework
+
+import d2ldev
+
+ROOT = Path(__file__).parent.parent.parent
+DOCUMENTS = {
+    path.name: path.read_text(encoding="utf-8")
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
+}
+README, CONTRACT = DOCUMENTS["README.md"], DOCUMENTS["contract.md"]
+
+
+def blocks(language, text=README):
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def commands():
+    return [block.splitlines()[-1] for block in blocks("bash")]
+
+
+def test_the_readme_is_short():
+    assert len(README.splitlines()) < 150
+
+
+def test_there_are_two_commands():
+    tour, test = commands()
+    assert tour.endswith("d2ldev tour")
+    assert test.endswith("tox")
+
+
+def test_ci_runs_the_second_command():
+    assert (ROOT / ".ci" / "run").read_text().splitlines()[-1] == commands()[1]
+
+
+def test_the_contract_has_every_method():
+    table = CONTRACT.split("## Which backend")[0]
+    methods = {
+        name
+        for name in dir(d2ldev.Backend)
+        if isinstance(getattr(d2ldev.Backend, name), FunctionType) and not name.startswith("_")
+    }
+    named = set(re.findall(r"`(\w+)(?:\([^`]*\))?`", table.split("Containers are")[0]))
+    assert methods <= named
+
+
+@pytest.mark.parametrize("program", blocks("python"))
+def test_a_program_runs_on_two_virtual_gpus(program, reference):
+    with d2ldev.use_backend(reference):
+        namespace = {}
+        exec(program, namespace)
+        assert str(reference.device_of(namespace["X"])) == "gpu:0"
+
+
+def test_the_training_program_learns_on_a_virtual_gpu(reference, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (program,) = blocks("py")
+    with d2ldev.use_backend(reference):
+        namespace = {}
+        exec(program, namespace)
+    assert str(namespace["trainer"].device) == "gpu:0"
+    assert namespace["history"]["loss"][-1] < 0.05 * namespace["history"]["loss"][0]
+    assert [path.name for path in tmp_path.iterdir()] == ["run.safetensors"]
+
+
+def test_the_error_is_worded_as_shown(monkeypatch):
+    (shown,) = blocks("text", CONTRACT)
+    monkeypatch.setattr(ReferenceFramework, "name", "torch")
+    with pytest.raises(d2ldev.DeviceUnavailableError) as caught:
+        d2ldev.Backend(ReferenceFramework(virtual_gpus=1)).ones(2, device="gpu:1")
+    assert shown.strip() == f"{type(caught.value).__name__}: {caught.value}"
+
+
+@pytest.fixture(scope="module")
+def tool():
+    return runpy.run_path(str(ROOT / "tools" / "tables.py"))
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_the_tables_are_those_of_the_results(name, tool):
+    assert tool["with_tables"](DOCUMENTS[name]) == DOCUMENTS[name]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_link_leads_to_a_document(name):
+    folder = ROOT if name == "README.md" else ROOT / "docs"
+    links = re.findall(r"\]\((?!https?://)([^)#]+)[^)]*\)", DOCUMENTS[name])
+    assert [link for link in links if not (folder / link).is_file()] == []
+
+
+def test_every_row_of_a_speed_table_names_its_framework():
+    rows = [line for line in DOCUMENTS["speed.md"].splitlines() if line.startswith("|")]
+    first = {row.split("|")[1].strip() for row in rows}
+    assert first == {"framework", "---", "torch", "jax", "tensorflow", "mxnet"}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_every_row_of_a_table_is_one_line(name):
+    rows = [line for line in DOCUMENTS[name].splitlines() if line.startswith("|")]
+    assert [row for row in rows if not row.endswith("|")] == []
+
+
+def test_every_missed_aim_is_marked():
+    results = [
+        result
+        for path in (ROOT / "benchmarks" / "results").glob("*.json")
+        for result in json.loads(path.read_text(encoding="utf-8"))["results"]
+        if not result["ours_statement"].startswith("d2l.")
+    ]
+    missed = [result for result in results if result["met"] is False]
+    assert DOCUMENTS["speed.md"].count("**missed**") == len(missed)

@@ -1,0 +1,116 @@
+"""Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
+
+``conformance/results/*.json`` are reports of the suite, ``benchmarks/results/*.json`` those
+of the benchmarks. Nothing in the documents that is a figure of ours is typed by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def main() -> None:
+    """Rewrite the tables in the README and in ``docs``."""
+    for path in DOCUMENTS:
+        path.write_text(with_tables(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def with_tables(text: str) -> str:
+    """Return a document with its tables as the results have them."""
+    tables = {
+        "support": support_rows(),
+        "overhead": overhead_rows(),
+        "log": time_rows("device-log-*"),
+        "training": time_rows("training-*"),
+        "files": time_rows("files-*"),
+    }
+    for name, rows in tables.items():
+        block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
+        pattern = rf"<!-- {name} -->.*?<!-- end of {name} -->"
+        text = re.sub(pattern, lambda _, block=block: block, text, flags=re.DOTALL)
+    return text
+
+
+def support_rows() -> Iterator[str]:
+    """Return one row for each backend, from the kept reports of the conformance suite."""
+    yield "| backend | on the CPU | on two virtual GPUs | on CUDA | versions, date |"
+    yield "|---|---|---|---|---|"
+    reports: dict[str, dict[str, dict[str, Any]]] = {}
+    for report in _documents(ROOT / "conformance" / "results"):
+        platform = report["devices"][-1]["platform"]
+        reports.setdefault(report["backend"], {})[platform] = report
+    for backend, on in reports.items():
+        cells = [_outcome(on.get(platform)) for platform in ("cpu", "virtual", "cuda")]
+        last = max(on.values(), key=lambda report: str(report["date"]))
+        versions = [f"{name} {version}" for name, version in last["versions"].items()]
+        what = ", ".join(words for words in versions if not words.startswith("d2ldev "))
+        yield f"| {backend} | {' | '.join(cells)} | {what}; {last['date'][:10]} |"
+
+
+def _outcome(report: dict[str, Any] | None) -> str:
+    """Return how many requirements of a report passed, failed and so on; a dash for no report."""
+    if report is None:
+        return "–"
+    counts = ", ".join(f"{count} {outcome}" for outcome, count in report["summary"].items() if count)
+    return counts + "".join(f" ({card})" for card in report["cards"])
+
+
+def overhead_rows() -> Iterator[str]:
+    """Return one row for each comparison of the benchmark through the handle."""
+    yield "| framework | what | with d2ldev | without | ratio | aim |"
+    yield "|---|---|---|---|---|---|"
+    for framework, result in _results("overhead-*"):
+        if result["value"] is None or result["ours_statement"].startswith("d2l."):
+            continue
+        ours, theirs = (
+            f"`{_in_a_cell(result[side])}`" for side in ("ours_statement", "theirs_statement")
+        )
+        yield f"| {framework} | {result['name']} | {ours} | {theirs} | {_figure(result)} |"
+
+
+def time_rows(files: str) -> Iterator[str]:
+    """Return one row, with both times, for each comparison in the files of that name."""
+    yield "| framework | what | with d2ldev | against | without | ratio | aim |"
+    yield "|---|---|---|---|---|---|---|"
+    for framework, result in _results(files):
+        ours, theirs = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
+        against = _in_a_cell(result["theirs_statement"])
+        figures = f"{ours} | {against} | {theirs} | {_figure(result)}"
+        yield f"| {framework} | {result['name']} | {figures} |"
+
+
+def _figure(result: dict[str, Any]) -> str:
+    """Return the cells of the ratio and of its aim, which is marked where it is missed."""
+    unit = "" if result["unit"] == "ratio" else f" {result['unit']}"
+    aim = "" if result["aim"] is None else f"{result['aim']:g}"
+    missed = " **missed**" if result["met"] is False else ""
+    return f"{result['value']:.3g}{unit} | {aim}{missed}"
+
+
+def _in_a_cell(statement: str) -> str:
+    """Return a statement on one line, without what ends a cell."""
+    return "; ".join(statement.split("\n")).replace("|", "/")
+
+
+def _results(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield each result of the benchmarks in files of that name, with its framework."""
+    for document in _documents(ROOT / "benchmarks" / "results", files):
+        framework = next(name for name in document["versions"] if name != "d2ldev")
+        for result in document["results"]:
+            yield framework.removesuffix("-cpu"), result
+
+
+def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:
+    for path in sorted(folder.glob(f"{name}.json")):
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
+if __name__ == "__main__":
+    main()
