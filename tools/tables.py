@@ -55,11 +55,11 @@ def support_rows() -> Iterator[str]:
 
 
 def _outcome(report: dict[str, Any] | None) -> str:
-    """Return how many requirements of a report passed, failed and so on; a dash for no report."""
+    """Return how many requirements of a report passed, failed and so on."""
     if report is None:
-        return "–"
-    counts = ", ".join(f"{count} {outcome}" for outcome, count in report["summary"].items() if count)
-    return counts + "".join(f" ({card})" for card in report["cards"])
+        return "not run"
+    counted = [f"{count} {outcome}" for outcome, count in report["summary"].items() if count]
+    return ", ".join(counted) + "".join(f" ({card})" for card in report["cards"])
 
 
 def overhead_rows() -> Iterator[str]:
