@@ -49,6 +49,10 @@ class MXNetDevices(Devices):
         check_card(device)
         return mx.gpu(device.index)
 
+    def missing(self, device: Device) -> mx.Context | None:
+        # Another context of the CPU would be no error when it is used.
+        return None if self._virtual_gpus else mx.gpu(device.index)
+
     def from_native(self, native: Any) -> Device | None:
         if not isinstance(native, mx.Context):
             return None

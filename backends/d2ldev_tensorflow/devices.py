@@ -35,6 +35,42 @@ _NAME = re.compile(
 )
 
 
+class DeviceName(str):
+    """The name of a device, ``'/GPU:0'``: what ``tf.device`` takes, and a context as it is.
+
+    ``tf.device(name)`` itself can be neither compared nor printed. On a device that does not exist
+    it computes on the CPU, which is an error here.
+    """
+
+    __slots__ = ()
+
+    def __enter__(self) -> None:
+        there = [each.name for each in tf.config.list_logical_devices()]
+        if not any(name.endswith(self.removeprefix("/")) for name in there):
+            raise DeviceUnavailableError(
+                f"compute on {self}",
+                f"TensorFlow has {', '.join(there)} here",
+                "use one that exists: with try_gpu():",
+                there,
+            )
+        scope = tf.device(str(self))
+        scope.__enter__()
+        _entered.scopes.append(scope)
+
+    def __exit__(self, *error: object) -> None:
+        _entered.scopes.pop().__exit__(*error)
+
+
+class _Entered(threading.local):
+    """The contexts that this thread has entered by their names, the innermost last."""
+
+    def __init__(self) -> None:
+        self.scopes: list[Any] = []
+
+
+_entered = _Entered()
+
+
 class TensorFlowDevices(Devices):
     """The devices of this process; a native device is what ``tf.device`` takes: ``'/GPU:0'``.
 
@@ -55,7 +91,7 @@ class TensorFlowDevices(Devices):
     def __init__(self, virtual_gpus: int | None) -> None:
         self.virtual_gpus = virtual_gpus
         self.places: dict[Any, Device] = {}
-        self._started = False
+        self._names: dict[Device, DeviceName] = {}
         if virtual_gpus is not None:
             _configure(virtual_gpus)
 
@@ -73,8 +109,10 @@ class TensorFlowDevices(Devices):
             for card in tf.config.get_visible_devices("GPU")
         )
 
-    def native(self, device: Device) -> str:
-        if not self._started:
+    def native(self, device: Device) -> DeviceName:
+        if device in self._names:
+            return self._names[device]
+        if not self._names:
             self._start()
         if self.virtual_gpus is not None:
             name = f"/CPU:{0 if device is CPU else device.index + 1}"
@@ -90,7 +128,12 @@ class TensorFlowDevices(Devices):
                 [device],
             )
         self.places[name] = device
-        return name
+        self._names[device] = DeviceName(name)
+        return self._names[device]
+
+    def missing(self, device: Device) -> DeviceName | None:
+        self.native(CPU)  # whoever enters the name starts TensorFlow
+        return None if self.virtual_gpus else DeviceName(f"/GPU:{device.index}")
 
     def from_native(self, native: Any) -> Device | None:
         if isinstance(native, tf.config.LogicalDevice):
@@ -156,7 +199,6 @@ class TensorFlowDevices(Devices):
         if self.virtual_gpus is None:
             let_memory_grow()
         tf.config.list_logical_devices()
-        self._started = True
         if self.count() < expected:
             warn(
                 f"tensorflow found {expected} GPUs and can use {self.count()}: its log says why "

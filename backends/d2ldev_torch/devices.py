@@ -39,6 +39,9 @@ class TorchDevices(Devices):
     def native(self, device: Device) -> torch.device:
         return NATIVE_CPU if device is CPU else torch.device(self.accelerator.type, device.index)
 
+    def missing(self, device: Device) -> torch.device | None:
+        return None if self.accelerator.platform == "virtual" else self.native(device)
+
     def from_native(self, native: Any) -> Device | None:
         if not isinstance(native, torch.device):
             return None

@@ -57,6 +57,14 @@ class Devices(ABC):
             DeviceUnavailableError: if the framework finds only now that it cannot use the device.
         """
 
+    def missing(self, device: Device) -> Any:
+        """Return the framework's own object for a GPU that does not exist; None if it has none.
+
+        Called by the book's ``gpu(i)``, which names a device and does not use it; see
+        ``d2ldev.native``.
+        """
+        return None
+
     @abstractmethod
     def from_native(self, native: Any) -> Device | None:
         """Return the device that a framework's own object stands for; None if it is none.

@@ -7,6 +7,8 @@
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
 - Memory of other processes: a ``DataLoader`` would wait for ever for a batch that a worker puts on
   a virtual GPU.
+- ``x.cuda(1)``, by which books move a tensor, and ``module.cuda(1)``, which calls it: the GPUs that
+  it means are the virtual ones, because these have taken the hardware's place.
 - ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
   and emptying the cache of pinned memory ends the process. Functions about an allocator's memory
   raise an internal error of torch's.
@@ -35,6 +37,7 @@ def install(aten: Any) -> None:
     _make_storages()
     _share_no_memory()
     _make_new_tensors()
+    _move_to_gpus()
     _answer_accelerator()
     # Virtual GPUs read the host's memory as it is, whether or not it can be paged.
     aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
@@ -88,6 +91,21 @@ def _make_new_tensors() -> None:
         return make_new_tensor(self, *args, **kwargs)
 
     tensor_type.new, tensor_type.new_tensor = new, new_tensor
+
+
+def _move_to_gpus() -> None:
+    tensor_type: Any = torch.Tensor
+
+    @wraps(tensor_type.cuda)
+    def cuda(self: Any, device: Any = None, *args: Any, **kwargs: Any) -> torch.Tensor:
+        is_index = device is None or isinstance(device, int)
+        native = torch.device("cuda", device or 0) if is_index else torch.device(device)
+        if native.type == "cuda":
+            native = torch.device(NAME, native.index or 0)
+        # torch's own method for the device, as ``cuda`` is CUDA's.
+        return getattr(self, NAME)(native, *args, **kwargs)  # type: ignore[no-any-return]
+
+    tensor_type.cuda = cuda
 
 
 def _answer_accelerator() -> None:

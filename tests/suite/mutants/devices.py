@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from types import SimpleNamespace
 
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.tensors import ReferenceTensors
@@ -105,6 +106,18 @@ class MakesUpNativeObjects(Mutant, caught_by="devices.native-must-exist"):
                 return super().native(device)
             except DeviceUnavailableError:
                 return super().native(CPU)
+
+
+class NamesTheCpuForWhatIsMissing(Mutant, caught_by="devices.native-of-a-missing-gpu"):
+    class Devices(ReferenceDevices):
+        def missing(self, device):
+            return self.native(CPU)
+
+
+class MakesADeviceEachTime(Mutant, caught_by="devices.native-functions"):
+    class Backend(Backend):
+        def native(self, device):
+            return SimpleNamespace(device=super().native(device), made=object())
 
 
 class KnowsNoPlatform(Mutant, caught_by="devices.platform-of-a-gpu"):

@@ -9,6 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Device, DeviceUnavailableError, InvalidDeviceError
+from d2ldev.native import NativeDevices
 from d2ldev_conformance.requirement import requirement
 
 SECTION = "6.7.1"
@@ -157,6 +158,21 @@ def test_a_device_knows_its_native_object(backend, place):
 def test_a_device_that_is_missing_has_no_native_object(backend, missing):
     with pytest.raises(DeviceUnavailableError, match=str(missing)):
         backend.native(missing)
+
+
+@requirement("devices.native-of-a-missing-gpu", section=SECTION)
+def test_a_native_object_of_a_missing_gpu_stands_for_no_other_device(backend, missing):
+    native = backend.framework.devices.missing(missing)
+    assert native is None or backend.device(native) is missing
+
+
+@requirement("devices.native-functions", section=SECTION)
+def test_the_book_s_functions_return_native_devices(backend):
+    native = NativeDevices(backend)
+    returned = [native.cpu(), native.try_gpu(), native.try_gpu(10**6), *native.try_all_gpus()]
+    expected = [backend.cpu(), backend.try_gpu(), backend.cpu(), *backend.try_all_gpus()]
+    assert returned == [backend.native(device) for device in expected]
+    assert native.num_gpus() == backend.num_gpus()
 
 
 @requirement("devices.platform-of-the-cpu", section=SECTION)

@@ -404,3 +404,21 @@ def test_a_trained_model_gives_its_memory_back(virtual, vgpu):
     gc.collect()
     assert held > before
     assert virtual.memory("gpu:1").used == before
+
+
+@pytest.mark.parametrize(
+    "device", [1, "cuda:1", torch.device("cuda:1"), "vgpu:1"], ids=["index", "text", "cuda", "own"]
+)
+def test_cuda_means_the_virtual_gpu_of_that_index(virtual, vgpu, device):
+    x = torch.ones(2).cuda(device)
+    assert (x.device, x.cuda(device) is x) == (vgpu, True)
+
+
+def test_cuda_without_an_index_means_the_first_virtual_gpu(virtual):
+    layer = torch.nn.Linear(2, 1).cuda()
+    assert layer.weight.device == torch.ones(2).cuda().device == torch.device("vgpu:0")
+
+
+def test_cuda_does_not_take_the_cpu_for_a_gpu(virtual):
+    with pytest.raises(RuntimeError, match="Invalid device"):
+        torch.ones(2).cuda("cpu")

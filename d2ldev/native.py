@@ -1,0 +1,90 @@
+"""The book's five functions, on any backend: they return the framework's own devices.
+
+>>> from d2ldev.native import reference as d2l
+>>> d2l.try_gpu(1)
+array_api_strict.Device('device2')
+
+With ``from d2ldev.native import torch as d2l`` the chapter runs as it is printed:
+``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well. Any known backend is had by
+its name; importing this module imports none of them.
+
+Held by ``tests/core/test_native.py`` and the ``test_<framework>_chapter.py`` of each backend.
+
+Source: D2L, section 6.7.1, "Computing Devices".
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.backend import Backend, backend_for
+from d2ldev.device import CPU, gpu
+from d2ldev.registry.selection import get_framework
+
+if TYPE_CHECKING:
+    jax: NativeDevices
+    mxnet: NativeDevices
+    reference: NativeDevices
+    tensorflow: NativeDevices
+    torch: NativeDevices
+
+
+class NativeDevices:
+    """The devices of one backend, by the book's functions.
+
+    A native device is ``torch.device('cuda:1')`` in PyTorch, a ``jax.Device`` in JAX, ``mx.gpu(1)``
+    in MXNet, and in TensorFlow the name ``'/GPU:1'``, which is a context as ``tf.device`` is. Under
+    virtual GPUs it is the framework's own object that stands for one.
+
+    Args:
+        backend: whose devices they are.
+    """
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+
+    def __repr__(self) -> str:
+        return f"<the native devices of {self._backend.name}>"
+
+    def cpu(self) -> Any:
+        """Return the CPU."""
+        return self._backend.native(CPU)
+
+    def gpu(self, i: int = 0) -> Any:
+        """Return the GPU of index ``i``, whether or not it exists.
+
+        Raises:
+            InvalidDeviceError: if ``i`` is negative or no integer.
+            DeviceUnavailableError: if it does not exist, and the framework has no object for one
+                that does not: JAX has none, and no framework has one for a virtual GPU.
+        """
+        device = gpu(i)
+        if device.index >= self.num_gpus():
+            native = self._backend.framework.devices.missing(device)
+            if native is not None:
+                return native
+        return self._backend.native(device)
+
+    def num_gpus(self) -> int:
+        """Return how many GPUs there are; 0 if none. See ``Backend.num_gpus``."""
+        return self._backend.num_gpus()
+
+    def try_gpu(self, i: int = 0) -> Any:
+        """Return ``gpu(i)`` if it exists, else the CPU."""
+        return self._backend.native(self._backend.try_gpu(i))
+
+    def try_all_gpus(self) -> list[Any]:
+        """Return all GPUs, or ``[cpu()]`` if there is none: never empty."""
+        return [self._backend.native(device) for device in self._backend.try_all_gpus()]
+
+
+def __getattr__(name: str) -> NativeDevices:
+    """Return the devices of any known backend by its name.
+
+    Raises:
+        UnknownBackendError, BackendNotInstalledError: as ``d2ldev.get_backend``. An
+            ``AttributeError`` would become an ``ImportError`` that does not list the choices.
+    """
+    if name.startswith("_"):
+        raise AttributeError(f"module 'd2ldev.native' has no attribute {name!r}")
+    return NativeDevices(backend_for(get_framework(name)))

@@ -1,0 +1,101 @@
+"""The JAX tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
+
+from book import run_chapter
+
+CHAPTER = """
+# 6.7.1 Computing Devices
+from d2ldev.native import jax as d2l
+from flax import linen as nn
+import jax
+from jax import numpy as jnp
+
+cpu, gpu, num_gpus = d2l.cpu, d2l.gpu, d2l.num_gpus
+try_gpu, try_all_gpus = d2l.try_gpu, d2l.try_all_gpus
+
+if num_gpus() > 1:
+    # JAX has no object for a GPU that is not there, so that this cell is an error in the book, too.
+    show_as('named', cpu(), gpu(), gpu(1))
+show_as('the number', num_gpus())
+show_as('tried', try_gpu(), try_gpu(10), try_all_gpus())
+
+# 6.7.2 Tensors and GPUs
+x = jnp.array([1, 2, 3])
+show_as('x', x.device)
+
+X = jax.device_put(jnp.ones((2, 3)), try_gpu())
+Y = jax.device_put(jax.random.uniform(jax.random.PRNGKey(0), (2, 3)),
+                   try_gpu(1))
+show_as('X and Y', X.device, Y.device)
+
+Z = jax.device_put(X, try_gpu(1))
+show_as('X and Z', X.device, Z.device, X.sum().item() == Z.sum().item() == 6)
+show_as('Y + Z', (Y + Z).device, (Y + Z).tolist() == (jax.device_put(Y, cpu()) + 1).tolist())
+
+Z2 = jax.device_put(Z, try_gpu(1))
+show_as('Z2', Z2.device)
+
+# 6.7.3 Neural Networks and GPUs
+net = nn.Sequential([nn.Dense(1)])
+
+key1, key2 = jax.random.split(jax.random.PRNGKey(0))
+x = jax.random.normal(key1, (10,))  # Dummy input
+params = net.init(key2, x)  # Initialization call
+
+params = jax.device_put(params, try_gpu())
+show_as('net(x)', net.apply(params, x).device, list(net.apply(params, x).shape))
+show_as('net', *jax.tree.leaves(jax.tree_util.tree_map(lambda x: x.device, params)))
+
+d2l = package(d2l, to=jax.device_put)
+
+@d2l.add_to_class(d2l.Trainer)
+def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
+    self.save_hyperparameters()
+    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+
+@d2l.add_to_class(d2l.Trainer)
+def prepare_batch(self, batch):
+    if self.gpus:
+        batch = [d2l.to(a, self.gpus[0]) for a in batch]
+    return batch
+
+trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
+X, y = trainer.prepare_batch([jnp.ones((2, 10)), jnp.ones((2, 1))])
+
+def loss(params, X, y):
+    return ((net.apply(params, X) - y) ** 2).mean()
+
+l, grads = jax.value_and_grad(loss)(params, X, y)
+show_as('trainer', X.device, y.device, l.device, *(g.device for g in jax.tree.leaves(grads)))
+"""
+CPU, FIRST, SECOND = "TFRT_CPU_0", "TFRT_CPU_1", "TFRT_CPU_2"
+
+
+def test_on_the_cpu_the_chapter_runs_as_printed():
+    assert run_chapter(CHAPTER, virtual_gpus=0) == {
+        "the number": [0],
+        "tried": [CPU, CPU, [CPU]],
+        "x": [CPU],
+        "X and Y": [CPU, CPU],
+        "X and Z": [CPU, CPU, True],
+        "Y + Z": [CPU, True],
+        "Z2": [CPU],
+        "net(x)": [CPU, [1]],
+        "net": [CPU, CPU],
+        "trainer": [CPU] * 5,
+    }
+
+
+def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
+    assert run_chapter(CHAPTER, virtual_gpus=2) == {
+        "named": [CPU, FIRST, SECOND],
+        "the number": [2],
+        "tried": [FIRST, CPU, [FIRST, SECOND]],
+        "x": [CPU],
+        "X and Y": [FIRST, SECOND],
+        "X and Z": [FIRST, SECOND, True],
+        "Y + Z": [SECOND, True],
+        "Z2": [SECOND],
+        "net(x)": [FIRST, [1]],
+        "net": [FIRST, FIRST],
+        "trainer": [FIRST] * 5,
+    }

@@ -1,0 +1,98 @@
+"""The PyTorch tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
+
+from book import run_chapter
+
+CHAPTER = """
+# 6.7.1 Computing Devices
+from d2ldev.native import torch as d2l
+import torch
+from torch import nn
+
+cpu, gpu, num_gpus = d2l.cpu, d2l.gpu, d2l.num_gpus
+try_gpu, try_all_gpus = d2l.try_gpu, d2l.try_all_gpus
+
+show_as('named', cpu(), gpu(), gpu(1))
+show_as('the number', num_gpus())
+show_as('tried', try_gpu(), try_gpu(10), try_all_gpus())
+
+# 6.7.2 Tensors and GPUs
+x = torch.tensor([1, 2, 3])
+show_as('x', x.device)
+
+X = torch.ones(2, 3, device=try_gpu())
+Y = torch.rand(2, 3, device=try_gpu(1))
+show_as('X and Y', X.device, Y.device)
+
+if num_gpus() > 1:
+    # On the CPU alone these cells are PyTorch's error, in the book as well.
+    Z = X.cuda(1)
+    show_as('X and Z', X.device, Z.device, X.sum().item() == Z.sum().item() == 6)
+    show_as('Y + Z', (Y + Z).device, torch.equal((Y + Z).cpu(), Y.cpu() + 1))
+    show_as('Z.cuda(1) is Z', Z.cuda(1) is Z)
+
+# 6.7.3 Neural Networks and GPUs
+net = nn.Sequential(nn.LazyLinear(1))
+net = net.to(device=try_gpu())
+
+show_as('net(X)', net(X).device, list(net(X).shape))
+show_as('net', net[0].weight.data.device)
+
+d2l = package(d2l, to=lambda x, *args, **kwargs: x.to(*args, **kwargs))
+
+@d2l.add_to_class(d2l.Trainer)
+def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
+    self.save_hyperparameters()
+    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+
+@d2l.add_to_class(d2l.Trainer)
+def prepare_batch(self, batch):
+    if self.gpus:
+        batch = [d2l.to(a, self.gpus[0]) for a in batch]
+    return batch
+
+@d2l.add_to_class(d2l.Trainer)
+def prepare_model(self, model):
+    model.trainer = self
+    model.board.xlim = [0, self.max_epochs]
+    if self.gpus:
+        model.to(self.gpus[0])
+    self.model = model
+
+model = nn.Linear(3, 1)
+model.board = SimpleNamespace()
+trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
+trainer.prepare_model(model)
+X, y = trainer.prepare_batch([torch.ones(2, 3), torch.ones(2, 1)])
+loss = ((trainer.model(X) - y) ** 2).mean()
+loss.backward()
+show_as('trainer', X.device, y.device, loss.device, model.weight.grad.device)
+"""
+
+
+def test_on_the_cpu_the_chapter_runs_as_printed():
+    assert run_chapter(CHAPTER, virtual_gpus=0) == {
+        "named": ["cpu", "cuda:0", "cuda:1"],
+        "the number": [0],
+        "tried": ["cpu", "cpu", ["cpu"]],
+        "x": ["cpu"],
+        "X and Y": ["cpu", "cpu"],
+        "net(X)": ["cpu", [2, 1]],
+        "net": ["cpu"],
+        "trainer": ["cpu"] * 4,
+    }
+
+
+def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
+    assert run_chapter(CHAPTER, virtual_gpus=2) == {
+        "named": ["cpu", "vgpu:0", "vgpu:1"],
+        "the number": [2],
+        "tried": ["vgpu:0", "cpu", ["vgpu:0", "vgpu:1"]],
+        "x": ["cpu"],
+        "X and Y": ["vgpu:0", "vgpu:1"],
+        "X and Z": ["vgpu:0", "vgpu:1", True],
+        "Y + Z": ["vgpu:1", True],
+        "Z.cuda(1) is Z": [True],
+        "net(X)": ["vgpu:0", [2, 1]],
+        "net": ["vgpu:0"],
+        "trainer": ["vgpu:0"] * 4,
+    }

@@ -1,0 +1,62 @@
+"""The chapter "GPUs" of the book as it is printed, run in a process of its own for each framework.
+
+What stands around the chapter's cells is here: the parts of the book's own package that earlier
+chapters have written, and ``show``, in place of a notebook that shows the last line of a cell.
+"""
+
+from processes import run_python
+
+# Sections 3.2.1 and 3.2.4, without the board that draws.
+_EARLIER_CHAPTERS = """
+import inspect
+from types import SimpleNamespace
+
+results = {}
+
+def called(device):
+    return device if isinstance(device, int) else str(device)
+
+def show_as(name, *values):
+    results[name] = [
+        [called(each) for each in value] if isinstance(value, list) else called(value)
+        for value in values
+    ]
+
+def add_to_class(Class):
+    def wrapper(obj):
+        setattr(Class, obj.__name__, obj)
+    return wrapper
+
+class HyperParameters:
+    def save_hyperparameters(self, ignore=[]):
+        frame = inspect.currentframe().f_back
+        _, _, _, local_vars = inspect.getargvalues(frame)
+        self.hparams = {k:v for k, v in local_vars.items()
+                        if k not in set(ignore+['self']) and not k.startswith('_')}
+        for k, v in self.hparams.items():
+            setattr(self, k, v)
+
+class Trainer(HyperParameters):
+    def prepare_model(self, model):
+        model.trainer = self
+        model.board.xlim = [0, self.max_epochs]
+        self.model = model
+
+def package(native, **more):
+    names = ('cpu', 'gpu', 'num_gpus', 'try_gpu', 'try_all_gpus')
+    functions = {name: getattr(native, name) for name in names}
+    return SimpleNamespace(Trainer=Trainer, add_to_class=add_to_class, **functions, **more)
+"""
+
+
+def run_chapter(program, virtual_gpus):
+    """Run the chapter's cells; what they gave to ``show_as(name, *values)``, as a dict.
+
+    Args:
+        program: the cells; a value that is no number is shown as its ``str``.
+        virtual_gpus: how many; 0 is the CPU alone.
+    """
+    environment = {"D2LDEV_VIRTUAL_GPUS": str(virtual_gpus), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    code = f"{_EARLIER_CHAPTERS}{program}\nshow(results)"
+    (results,) = run_python(code, hide=(), environment=environment)
+    return results
