@@ -49,6 +49,20 @@ def package(native, **more):
 """
 
 
+def run_tour(name):
+    """Return the exit status of ``d2ldev tour`` on two virtual GPUs, and the cells that failed."""
+    code = """
+        import contextlib, io
+        from d2ldev.cli import tour
+        text = io.StringIO()
+        with contextlib.redirect_stdout(text):
+            status = tour.run(virtual_gpus=2)
+        show([status, [line for line in text.getvalue().splitlines() if "FAILED" in line]])
+    """
+    environment = {"D2LDEV_BACKEND": name, "COLUMNS": "200", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return run_python(code, hide=(), environment=environment)[0]
+
+
 def run_chapter(program, virtual_gpus):
     """Run the chapter's cells; what they gave to ``show_as(name, *values)``, as a dict.
 

@@ -1,7 +1,9 @@
 """A notebook in the percent format: reading its cells, and running them in one namespace.
 
 A cell starts with ``# %%`` and is code, or with ``# %% [markdown]`` and is text in comments.
-A code cell may be marked: ``gpus=2`` needs so many GPUs, and ``raises=1`` has to raise.
+A code cell may be marked: ``gpus=2`` needs so many GPUs, and ``raises=1`` has to raise. With
+``X@d2l.gpu(1)`` it claims that ``X`` is on a device, and fails if it is elsewhere; both sides are
+expressions without white space.
 """
 
 from __future__ import annotations
@@ -16,9 +18,14 @@ from typing import Any
 
 import numpy as np
 
+from d2ldev.active import backend
 from d2ldev.cli.screen import in_words
+from d2ldev.errors import DeviceMismatchError
 
-_MARKER = re.compile(r"# %%(?P<markdown> \[markdown\])?(?P<marks>(?: (?:gpus|raises)=\d+)*)\s*")
+_MARKER = re.compile(
+    r"# %%(?P<markdown> \[markdown\])?(?P<marks>(?: (?:gpus|raises)=\d+)*)"
+    r"(?P<claims>(?: [^\s@]+@[^\s@]+)*)\s*"
+)
 
 
 @dataclass(frozen=True)
@@ -30,12 +37,14 @@ class Cell:
         markdown: whether it is text.
         gpus: how many GPUs it needs.
         raises: whether it has to raise.
+        claims: what is on which device when it has run: two expressions each.
     """
 
     source: str
     markdown: bool = False
     gpus: int = 0
     raises: bool = False
+    claims: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,7 +53,8 @@ class Outcome:
 
     Args:
         output: what it printed, the repr of its last expression, and the error that it raised.
-        failed: whether it raised although it should not, or did not although it should.
+        failed: whether it raised although it should not, or did not although it should, or
+            claimed what is not so.
     """
 
     output: str
@@ -68,12 +78,20 @@ def _read_cell(piece: str) -> Cell:
     first, _, rest = piece.partition("\n")
     match = _MARKER.fullmatch(first)
     if match is None:
-        raise ValueError(f"no marker of a cell, with gpus=2, raises=1 or none: {first!r}")
+        raise ValueError(f"no marker of a cell, with gpus=2, raises=1, x@place or none: {first!r}")
     marks = {name: int(value) for name, value in (m.split("=") for m in match["marks"].split())}
     if match["markdown"]:
         lines = [line.removeprefix("#").removeprefix(" ") for line in rest.strip().split("\n")]
         return Cell("\n".join(lines), markdown=True)
-    return Cell(rest.strip(), gpus=marks.get("gpus", 0), raises=bool(marks.get("raises")))
+    claims = [
+        (what, where) for what, _, where in (m.partition("@") for m in match["claims"].split())
+    ]
+    return Cell(
+        rest.strip(),
+        gpus=marks.get("gpus", 0),
+        raises=bool(marks.get("raises")),
+        claims=tuple(claims),
+    )
 
 
 def run_cell(cell: Cell, namespace: dict[str, Any]) -> Outcome:
@@ -85,6 +103,8 @@ def run_cell(cell: Cell, namespace: dict[str, Any]) -> Outcome:
     with contextlib.redirect_stdout(printed), short_numbers:
         try:
             _execute(cell.source, namespace)
+            for what, where in cell.claims:
+                _check(what, where, namespace)
         except Exception as problem:
             error = in_words(problem)
     output = printed.getvalue() + (error or "")
@@ -103,3 +123,16 @@ def _execute(source: str, namespace: dict[str, Any]) -> None:
         value = eval(compile(ast.Expression(last.value), "<cell>", "eval"), namespace)  # noqa: S307
         if value is not None:
             sys.stdout.write(f"{value!r}\n")
+
+
+def _check(what: str, where: str, namespace: dict[str, Any]) -> None:
+    """Raise a ``DeviceMismatchError`` if something is not on the device that the cell claims."""
+    value, claimed = (eval(expression, namespace) for expression in (what, where))  # noqa: S307
+    found = set(backend.placement(value).values())
+    if found != {claimed}:
+        raise DeviceMismatchError(
+            f"show {what} as on {claimed}",
+            f"it is on {', '.join(map(str, sorted(found))) or 'no device'}",
+            f"compute it in a block of the device: with {where}:",
+            [claimed, *sorted(found)],
+        )

@@ -46,22 +46,22 @@ d2l.try_all_gpus()
 #
 # A tensor is made on the CPU unless you say otherwise. `d2l.device_of` tells where its bytes are.
 
-# %%
+# %% x@d2l.cpu()
 x = d2l.asarray([1, 2, 3])
 d2l.device_of(x)
 
 # %% [markdown]
-# An operation computes where its operands are, and so they all have to be in the same place.
+# An operation computes where its operands are, and so they all have to be in the same place. TensorFlow alone does not look at them: it computes on the device of the block that it is in, and on the CPU or the first real GPU outside of one. Therefore this chapter computes in blocks: of a device, or of `d2l.strict()`, in which TensorFlow does as the others.
 #
 # ### 6.7.2.1 Storage on the GPU
 #
 # Say the device when you make a tensor: it is made there, and never on the CPU first.
 
-# %%
+# %% X@d2l.try_gpu()
 X = d2l.ones((2, 3), device=d2l.try_gpu())
 X
 
-# %%
+# %% Y@d2l.try_gpu(1)
 place = d2l.try_gpu(1)
 Y = d2l.rand((2, 3), seed=1, device=place)
 Y
@@ -69,7 +69,7 @@ Y
 # %% [markdown]
 # In a `with` block a device is the place for everything that is made there without a word about the device. A device is such a block itself; `d2l.on` also takes its name. After the block it is as it was before.
 
-# %%
+# %% a@d2l.try_gpu() b@d2l.cpu()
 with d2l.try_gpu():
     a = d2l.zeros(3)
 with d2l.on("cpu"):
@@ -106,11 +106,11 @@ with d2l.strict():
 # %% [markdown]
 # So we move `X` to where `Y` is, and say so.
 
-# %%
+# %% X@d2l.try_gpu() Z@d2l.try_gpu(1)
 Z = d2l.to(X, d2l.try_gpu(1))
 d2l.device_of(X), d2l.device_of(Z)
 
-# %%
+# %% total@d2l.try_gpu(1)
 with d2l.strict():
     total = Y + Z
 total, d2l.device_of(total)
@@ -130,7 +130,7 @@ d2l.copy(Z) is Z
 # %% [markdown]
 # A batch is rarely one tensor. `d2l.to` moves dictionaries, lists, named tuples and what is nested in them as a whole, and leaves alone what is no tensor. The result is of the same types.
 
-# %%
+# %% moved@d2l.try_gpu()
 from collections import namedtuple
 
 Batch = namedtuple("Batch", ["x", "y"])
@@ -155,8 +155,9 @@ d2l.to(moved, d2l.try_gpu()) is moved
 # - A GPU works through a queue while Python already prepares what comes next. Printing a value or turning it into NumPy makes Python wait until the queue is empty.
 # - Whoever reads the clock has to wait on purpose, or measures how fast the queue was filled.
 
-# %%
-W = Z @ d2l.ones((3, 2), like=Z)
+# %% W@d2l.try_gpu(1)
+with d2l.strict():
+    W = Z @ d2l.ones((3, 2), like=Z)
 d2l.synchronize(d2l.device_of(W))
 d2l.to_numpy(W)
 
@@ -165,12 +166,14 @@ d2l.to_numpy(W)
 #
 # A model is on a device if all of its parameters are. `d2l.place` moves them and everything else that the model keeps, once. Go on with what it returns: some frameworks move the model itself, others make a new one.
 
-# %%
+# %% y@d2l.try_gpu()
 net = d2l.mlp([3, 4, 1])
 net = d2l.place(net, d2l.try_gpu())
-net(X)
+with d2l.strict():
+    y = net(X)
+y
 
-# %%
+# %% net@d2l.try_gpu()
 for name, place in d2l.placement(net).items():
     print(name, "on", place)
 
@@ -181,7 +184,7 @@ for name, place in d2l.placement(net).items():
 with d2l.strict():
     net(Z)
 
-# %% gpus=2
+# %% gpus=2 net@d2l.gpu(1) y@d2l.gpu(1)
 net = d2l.place(net, d2l.gpu(1))
 with d2l.strict():
     y = net(Z)
@@ -190,7 +193,7 @@ d2l.device_of(y)
 # %% [markdown]
 # An optimizer has a state of its own, such as momentum, which follows the model. So one step of training can be taken on each GPU in turn.
 
-# %% gpus=2
+# %% gpus=2 learner.parts@d2l.try_all_gpus()[-1]
 net = d2l.mlp([2, 8, 1])
 learner = d2l.learner(net, lr=0.1)
 features = d2l.rand((8, 2), seed=0)
@@ -207,7 +210,7 @@ for device in d2l.try_all_gpus():
     print(f"{loss:.3f}", *set(found.values()))
 
 # %% [markdown]
-# A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. Nothing between them has to know where it runs.
+# A training loop needs two lines about devices: the model moves once, before anything else, and each batch moves when it enters. For TensorFlow there is a third: the block in which it computes. Nothing else has to know where it runs.
 
 
 # %%
@@ -225,10 +228,12 @@ class Trainer:
     def errors(self, batches):
         for batch in batches:
             X, y = self.prepare_batch(batch)
-            yield self.model(X) - y
+            with self.device:
+                error = self.model(X) - y
+            yield error
 
 
-# %%
+# %% error@d2l.try_gpu()
 trainer = Trainer(d2l.try_gpu())
 trainer.prepare_model(d2l.mlp([3, 4, 1]))
 batches = []
@@ -250,15 +255,16 @@ for error in trainer.errors(batches):
 #
 # ## 6.7.5 Exercises
 #
-# **How long does a matrix product take, large and small, on the CPU and on a GPU?** Warm up, wait before the clock starts and before it stops, and take the median of several rounds. On small matrices the GPU's overhead shows; a virtual GPU is no faster than the CPU that computes for it.
+# **How long does a matrix product take, large and small, on the CPU and on a GPU?** Warm up, wait before the clock starts and before it stops, and take the median of several rounds. And ask the result where it is. On small matrices the GPU's overhead shows; a virtual GPU is no faster than the CPU that computes for it.
 
 # %%
 from statistics import median
 from time import perf_counter
 
 
-def milliseconds(work, rounds=7):
-    work()  # the first time sets everything up
+def timed(work, rounds=7):
+    """Return milliseconds, and the result."""
+    result = work()  # sets everything up
     times = []
     for _ in range(rounds):
         d2l.synchronize()
@@ -266,21 +272,24 @@ def milliseconds(work, rounds=7):
         work()
         d2l.synchronize()
         times.append(perf_counter() - start)
-    return 1000 * median(times)
+    return 1000 * median(times), result
 
 
-# %%
+# %% product@d2l.devices()[-1]
 for n in (16, 512):
     for place in d2l.devices():
         A = d2l.rand((n, n), device=place)
-        time = milliseconds(lambda: A @ A)
+        with place:
+            time, product = timed(lambda: A @ A)
+        place = d2l.device_of(product)
         print(f"{n} x {n} on {place}:", end=" ")
         print(f"{time:.3f} ms")
 
 # %% [markdown]
 # **How are the parameters of a model on a GPU read?** `d2l.named_tensors` finds them, wherever the framework keeps them, and `d2l.to_numpy` brings one over.
 
-# %%
+# %% net@d2l.try_gpu()
+net = d2l.place(net, d2l.try_gpu())
 tensors = d2l.named_tensors(net)
 for name, tensor in tensors.items():
     values = d2l.to_numpy(tensor)
@@ -289,7 +298,7 @@ for name, tensor in tensors.items():
 # %% [markdown]
 # **What does it cost to bring over one number after each step?** We train for a hundred steps and log the loss of each: first by reading it at once, then with a `DeviceLog`, which keeps the losses where they are and brings them over together. On a GPU the first way waits a hundred times, the second way once; a virtual GPU has computed before the step returns, and there is nothing to wait for.
 
-# %%
+# %% net@place X@place y@place
 from d2ldev import DeviceLog
 
 place = d2l.try_gpu()
@@ -315,20 +324,22 @@ def all_in_the_end():
 
 # %%
 for way in (one_at_a_time, all_in_the_end):
-    time = milliseconds(way)
+    time, _ = timed(way)
     print(f"{way.__name__}: {time:.2f} ms")
 
 # %% [markdown]
 # **Do two GPUs finish two products earlier than one GPU?** They can, because Python only fills the queues and each GPU works through its own. Virtual GPUs share one CPU and gain nothing.
 
-# %% gpus=2
+# %% gpus=2 one[1]@d2l.gpu(0) two[1][0]@d2l.gpu(0) two[1][1]@d2l.gpu(1)
 n = 512
 a = d2l.rand((n, n), seed=0, device=d2l.gpu(0))
 b = d2l.rand((n, n), seed=0, device=d2l.gpu(1))
-on_one = milliseconds(lambda: (a @ a, a @ a))
-on_two = milliseconds(lambda: (a @ a, b @ b))
-print(f"on one GPU:  {on_one:.2f} ms")
-print(f"on two GPUs: {on_two:.2f} ms")
+with d2l.strict():
+    one = timed(lambda: (a @ a, a @ a))
+    two = timed(lambda: (a @ a, b @ b))
+for time, products in (one, two):
+    places = map(d2l.device_of, products)
+    print(*places, f"{time:.2f} ms")
 
 # %% [markdown]
 # ## A training run
@@ -351,7 +362,7 @@ data = ArrayLoader(
     shuffle=True,
 )
 
-# %%
+# %% trainer.model@trainer.device
 has_gpu = d2l.num_gpus() > 0
 trainer = Trainer(8, num_gpus=int(has_gpu))
 net = d2l.mlp([2, 1])

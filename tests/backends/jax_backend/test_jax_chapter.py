@@ -1,6 +1,6 @@
 """The JAX tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
-from book import run_chapter
+from book import run_chapter, run_tour
 
 CHAPTER = """
 # 6.7.1 Computing Devices
@@ -99,3 +99,7 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "net": [FIRST, FIRST],
         "trainer": [FIRST] * 5,
     }
+
+
+def test_in_the_tour_every_result_is_where_its_cell_says():
+    assert run_tour("jax") == [0, []]

@@ -1,7 +1,7 @@
 """The TensorFlow tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
 import pytest
-from book import run_chapter
+from book import run_chapter, run_tour
 
 import d2ldev
 from d2ldev.native import NativeDevices
@@ -107,6 +107,10 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "weights": [FIRST, FIRST],
         "trainer": [FIRST, FIRST],
     }
+
+
+def test_in_the_tour_every_result_is_where_its_cell_says():
+    assert run_tour("tensorflow") == [0, []]
 
 
 # -- a native device is a name that is also a context -------------------------------------------

@@ -1,6 +1,6 @@
 """The PyTorch tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
-from book import run_chapter
+from book import run_chapter, run_tour
 
 CHAPTER = """
 # 6.7.1 Computing Devices
@@ -96,3 +96,7 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
         "net": ["vgpu:0"],
         "trainer": ["vgpu:0"] * 4,
     }
+
+
+def test_in_the_tour_every_result_is_where_its_cell_says():
+    assert run_tour("torch") == [0, []]

@@ -2,6 +2,7 @@
 
 import ast
 import io
+import re
 import sys
 
 import pytest
@@ -10,7 +11,7 @@ from d2ldev_reference import ReferenceFramework
 from rich.console import Console
 
 from d2ldev import settings
-from d2ldev.cli.cells import Cell, read_cells, run_cell
+from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.tour import CHAPTER, CODE_WIDTH, Tour, _stand_ins
 from d2ldev.registry import loading
 from d2ldev.registry import selection as registry
@@ -44,11 +45,19 @@ def test_marks_are_read():
     assert read_cells("# %% gpus=2 raises=1\nx\n") == [Cell("x", gpus=2, raises=True)]
 
 
+def test_claims_are_read():
+    claims = (("X", "d2l.gpu(1)"), ("two[0]", "place"))
+    cell = Cell("x", gpus=2, claims=claims)
+    assert read_cells("# %% gpus=2 X@d2l.gpu(1) two[0]@place\nx\n") == [cell]
+
+
 def test_what_stands_before_the_first_cell_is_left_out():
     assert read_cells("# for the editor\n\n# %%\nx\n") == [Cell("x")]
 
 
-@pytest.mark.parametrize("marker", ["# %% gpu=2", "# %% gpus", "# %% [md]", "# %%raises=1"])
+@pytest.mark.parametrize(
+    "marker", ["# %% gpu=2", "# %% gpus", "# %% [md]", "# %%raises=1", "# %% x@"]
+)
 def test_a_misspelt_marker_is_an_error(marker):
     with pytest.raises(ValueError, match="cell"):
         read_cells(f"{marker}\nx\n")
@@ -88,6 +97,36 @@ def test_a_syntax_error_is_a_failure():
     assert run_cell(Cell("x ="), {}).failed
 
 
+def claiming(claimed, what="x"):
+    """Run a cell whose tensor is on the first GPU."""
+    source = "from d2ldev import gpu, backend\nx = backend.ones(2, device=gpu(0))\nf'on {gpu(1)}'"
+    return run_cell(Cell(source, claims=((what, claimed),)), {})
+
+
+def test_a_claim_that_holds_changes_nothing():
+    assert claiming("gpu(0)") == Outcome("'on gpu:1'")
+
+
+def test_a_cell_that_claims_a_device_that_its_result_is_not_on_fails():
+    outcome = claiming("gpu(1)")
+    assert outcome.failed
+    assert "DeviceMismatchError: cannot show x as on gpu:1: it is on gpu:0" in outcome.output
+
+
+def test_a_claim_about_several_tensors_is_about_all_of_them():
+    assert claiming("gpu(0)", "[x, backend.ones(1)]").failed
+
+
+def test_a_claim_about_no_tensor_fails():
+    assert claiming("gpu(0)", "[]").failed
+
+
+def test_a_claim_about_a_name_that_is_not_there_fails():
+    outcome = claiming("gpu(0)", "y")
+    assert outcome.failed
+    assert "NameError" in outcome.output
+
+
 def test_an_error_that_was_announced_is_no_failure():
     outcome = run_cell(Cell("1 / 0", raises=True), {})
     assert not outcome.failed
@@ -107,6 +146,13 @@ def test_after_a_failure_the_tour_goes_on_and_counts_it(reference):
     assert "FAILED ZeroDivisionError: division by zero" in text
     assert "'the next'" in text.split("FAILED")[1].split("│")[1]
     assert "1 cell ran on reference." in text
+    assert "1 cell failed." in text
+
+
+def test_a_claim_that_does_not_hold_fails_the_tour(reference):
+    source = "from d2ldev import backend, gpu\nx = backend.ones(2)"
+    status, text = walked(reference, Cell(source, claims=(("x", "gpu(0)"),)))
+    assert status == 1
     assert "1 cell failed." in text
 
 
@@ -170,6 +216,12 @@ def test_the_chapter_imports_no_framework():
         elif isinstance(node, ast.Import):
             imported |= {alias.name for alias in node.names}
     assert imported - sys.stdlib_module_names == {"d2ldev", "numpy"}
+
+
+def test_a_cell_that_prints_where_its_result_is_claims_it():
+    says = [cell for cell in CODE if re.search(r'"on"| on \{', cell.source)]
+    assert len(says) == 4
+    assert all(cell.claims for cell in says)
 
 
 def test_the_longest_line_of_code_has_room_in_its_column():
