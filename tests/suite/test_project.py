@@ -1,0 +1,25 @@
+"""What stands beside the code: the licence, and CI that runs what tox runs."""
+
+import re
+import tomllib
+from hashlib import sha256
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+def test_the_licence_is_the_full_text_of_the_one_that_is_declared():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (file,) = project["license-files"]
+    assert project["license"] == "Apache-2.0"
+    # Of https://www.apache.org/licenses/LICENSE-2.0.txt.
+    digest = "cfc7749b96f63bd31c3c42b5c471bf756814053e847c10f3eb003417bc523d30"
+    assert sha256((ROOT / file).read_bytes()).hexdigest() == digest
+
+
+def test_ci_has_a_job_for_each_environment_of_tox():
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    environments = re.search(r"^env_list =\n\s+(.+)$", tox, re.MULTILINE)[1].split(", ")
+    jobs = re.search(r"environment:\n((?:\s+- .+\n)+)", workflow)[1]
+    assert re.findall(r"- (\S+)", jobs) == environments
