@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from d2ldev.backend import Backend, backend_for
 from d2ldev.device import CPU, gpu
+from d2ldev.registry.discovery import ALIASES, choices, known_backends
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:
@@ -82,9 +83,13 @@ def __getattr__(name: str) -> NativeDevices:
     """Return the devices of any known backend by its name.
 
     Raises:
-        UnknownBackendError, BackendNotInstalledError: as ``d2ldev.get_backend``. An
-            ``AttributeError`` would become an ``ImportError`` that does not list the choices.
+        UnknownBackendError: if it is nearly the name of one. Of an ``AttributeError`` the statement
+            ``from d2ldev.native import torhc`` makes an ``ImportError`` without the choices.
+        AttributeError: for other names: ``pickle`` asks each module for what it looks for.
+        BackendNotInstalledError: as ``d2ldev.get_backend``.
     """
-    if name.startswith("_"):
-        raise AttributeError(f"module 'd2ldev.native' has no attribute {name!r}")
-    return NativeDevices(backend_for(get_framework(name)))
+    import difflib  # only where a backend is chosen
+
+    if difflib.get_close_matches(name, [*known_backends(), *ALIASES], 1, 0.75):
+        return NativeDevices(backend_for(get_framework(name)))
+    raise AttributeError(f"module 'd2ldev.native' has no backend {name!r}; {choices()}")

@@ -67,9 +67,17 @@ def test_a_third_party_s_backend_is_had_by_name(tmp_path):
     assert shown == [2, "array_api_strict.Device('device2')"]
 
 
-def test_a_misspelt_name_lists_the_choices():
+@pytest.mark.parametrize("name", ["torhc", "pytroch", "tensorlfow", "jx", "mxnt", "referense"])
+def test_a_misspelt_name_lists_the_choices(name):
     with pytest.raises(d2ldev.UnknownBackendError, match="known: torch, jax, tensorflow, mxnet"):
-        from d2ldev.native import referense  # noqa: F401
+        exec(f"from d2ldev.native import {name}")
+
+
+@pytest.mark.parametrize("name", ["__path__", "expit", "max", "try_gpu"])
+def test_a_name_that_is_like_no_backend_s_is_an_attribute_error(name):
+    # pickle asks every module for the function that it is about to write.
+    with pytest.raises(AttributeError, match=f"{name}'; known: torch, jax, tensorflow, mxnet"):
+        getattr(d2ldev.native, name)
 
 
 def test_a_framework_that_is_missing_is_named_with_what_installs_it():
@@ -81,8 +89,3 @@ def test_a_framework_that_is_missing_is_named_with_what_installs_it():
             show(error.fix)
     """
     assert run_python(code) == ["pip install 'd2ldev[torch]'"]
-
-
-def test_names_that_python_itself_asks_for_are_attribute_errors():
-    with pytest.raises(AttributeError, match="__path__"):
-        d2ldev.native.__path__  # noqa: B018

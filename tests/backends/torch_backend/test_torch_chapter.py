@@ -1,6 +1,9 @@
 """The PyTorch tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
+import torch
 from book import run_chapter, run_tour
+
+from d2ldev.native import NativeDevices
 
 CHAPTER = """
 # 6.7.1 Computing Devices
@@ -100,3 +103,10 @@ def test_on_two_virtual_gpus_the_chapter_runs_as_printed():
 
 def test_in_the_tour_every_result_is_where_its_cell_says():
     assert run_tour("torch") == [0, []]
+
+
+def test_on_cuda_the_functions_return_its_devices(ledger):
+    d2l = NativeDevices(ledger)
+    first, second = torch.device("cuda:0"), torch.device("cuda:1")
+    assert [d2l.gpu(), d2l.try_gpu(1), d2l.try_all_gpus()] == [first, second, [first, second]]
+    assert [d2l.gpu(7), d2l.try_gpu(7)] == [torch.device("cuda:7"), torch.device("cpu")]
