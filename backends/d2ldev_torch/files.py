@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.parameter import is_lazy
 
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor
+from d2ldev.nesting.walk import joined
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import is_kept_on_host
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
@@ -46,6 +48,36 @@ class TorchFiles(Files):
             elif not _keeps_order(layer):
                 return None
         return layers
+
+    def complete(self, model: Any, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+        made = []
+        if isinstance(model, torch.nn.Module):
+            for name, x in (*model.named_parameters(), *model.named_buffers()):
+                if is_lazy(x) and name in shapes:
+                    made.append((x, type(x)))
+                    x.materialize(shapes[name])
+
+        def undo() -> None:
+            for x, lazy in made:
+                x.data = x.data.new_empty(0)
+                x.__class__ = lazy
+
+        return undo
+
+    def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
+        # What is in no ``state_dict``: buffers that are not persistent, and plain attributes.
+        if not isinstance(model, torch.nn.Module):
+            return frozenset()
+        kept = {
+            joined(path, name)
+            for path, module in model.named_modules(remove_duplicate=False)
+            for name in module._buffers.keys() - module._non_persistent_buffers_set
+        }
+        return {
+            name
+            for name, x in mine.items()
+            if name not in kept and not isinstance(x, torch.nn.Parameter)
+        }
 
     # -- optimizers -------------------------------------------------------------------------------
 
@@ -98,8 +130,10 @@ def _check(current: Mapping[Any, Any], saved: Any) -> None:
     for key in ("class", "shapes"):
         if saved[key] != current[key]:
             raise ValueError(f"its {key}: {current[key]}, {saved[key]} in the state")
-    if _settings(saved["param_groups"]) != _settings(current["param_groups"]):
-        raise ValueError("its groups have other settings")
+    # Of the settings only the parameters: schedulers add some of their own, and releases of torch
+    # new ones. Those that the state lacks stay.
+    if _parameters(saved["param_groups"]) != _parameters(current["param_groups"]):
+        raise ValueError("its groups have other parameters")
     kept, count = saved["state"], sum(map(len, current["shapes"]))
     if not isinstance(kept, Mapping) or not all(
         type(index) is int and 0 <= index < count and isinstance(values, Mapping)
@@ -108,11 +142,11 @@ def _check(current: Mapping[Any, Any], saved: Any) -> None:
         raise ValueError(f"{describe(kept)} is not what it keeps for its parameters")
 
 
-def _settings(groups: Any) -> Any:
-    """Return the names of the settings of each group, and the numbers of its parameters."""
+def _parameters(groups: Any) -> Any:
+    """Return the numbers of the parameters of each group."""
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
         return None
-    return [(sorted(map(str, group)), group.get("params")) for group in groups]
+    return [group.get("params") for group in groups]
 
 
 def _moved(x: Any, device: torch.device) -> Any:

@@ -32,7 +32,6 @@ from d2ldev.nesting.walk import (
     TENSOR,
     Kind,
     flatten,
-    flatten_all,
     joined,
     leaves,
     too_deep,
@@ -82,15 +81,28 @@ class Fitting:
         self._missing: list[str] = []
         self._unexpected: list[str] = []
         self._different: list[str] = []
-        self._pairs: dict[int, _Pair] = {}
-        # id -> (the model, what it keeps).
-        self._models: dict[int, tuple[Any, Inventory]] = {}
+        self._matched: list[str] = []
+        # (id of the tensor or the array, its name in the file) -> both.
+        self._pairs: dict[tuple[int, str], _Pair] = {}
+        # id of a tensor that is filled in place -> its name in the file.
+        self._names: dict[int, str] = {}
+        # (the name of a place, the id of what is there) -> its name in the file.
+        self._places: dict[tuple[str, int], str] = {}
+        # id -> (the model, its name, what it keeps).
+        self._models: dict[int, tuple[Any, str, Inventory]] = {}
         # id -> (the optimizer, its state in the file).
         self._states: dict[int, tuple[Any, Outline]] = {}
         # A container that is shared both here and in the file is compared once, and stays shared.
         self._compared: dict[tuple[int, int], Callable[[], Any]] = {}
-        # id -> the replacement of a tensor or a model.
-        self._replaced: dict[int, Any] = {}
+        # The key of a pair -> the new tensor. One immutable tensor that stands in two places is
+        # replaced by two, if the file has two.
+        self._replaced: dict[tuple[int, str], Any] = {}
+        # id of a model -> what is used from then on.
+        self._models_after: dict[int, Any] = {}
+        # id of a container and of its new children -> what was made of them.
+        self._made: dict[tuple[int, ...], Any] = {}
+        # They leave the models as they were.
+        self._undos: list[Callable[[], None]] = []
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
         """Compare a nesting with a part of the file, and read it; nothing is changed yet.
@@ -109,14 +121,18 @@ class Fitting:
         """
         try:
             remade = self._compare(obj, found, "")
-        except RecursionError:
-            raise too_deep(self._attempted) from None
-        self._check()
-        pairs = list(self._pairs.values())
-        tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
-        puts = [self._state_put(*state) for state in self._states.values()]
-        self._check()
-        return self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
+            self._check()
+            pairs = list(self._pairs.values())
+            tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
+            puts = [self._state_put(*state) for state in self._states.values()]
+            self._check()
+            return self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
+        except BaseException as error:
+            for undo in reversed(self._undos):
+                undo()
+            if isinstance(error, RecursionError):
+                raise too_deep(self._attempted) from None
+            raise
 
     def _check(self) -> None:
         """Raise one error that names everything that does not fit, if anything does not."""
@@ -154,9 +170,10 @@ class Fitting:
         kind = self._framework.kinds[type(x)]
         if kind is TENSOR or type(x) is np.ndarray:
             self._pair(x, found, None, path)
-        elif kind is PLAIN or isinstance(x, np.generic):
+            return lambda: self._remade(x, path)
+        if kind is PLAIN or isinstance(x, np.generic):
             return self._compare_plain(x, found, path)
-        elif kind is OBJECT and self._framework.files.state(x) is not None:
+        if kind is OBJECT and self._framework.files.state(x) is not None:
             if isinstance(found, Outline) and found.type == STATE:
                 self._states[id(x)] = (x, found)
             else:
@@ -174,28 +191,50 @@ class Fitting:
             self._compare_names(x, found, path)
         else:
             return self._compare_container(x, kind, found, path)
-        return lambda: self._replaced.get(id(x), x)
+        return lambda: self._models_after.get(id(x), x)
 
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
         """Compare a model, or any object and another program's file, by the tensors' names."""
         stored, theirs = flat(found), found.layouts or {}
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
+        if id(x) in self._models:
+            self._differs(path, f"is one {type(x).__name__} under two names", found)
+        is_model = isinstance(self._framework.kinds[type(x)], Kind)
+        if is_model:
+            shapes = {name: each.shape for name, each in stored.items()}
+            self._undos.append(self._framework.files.complete(x, shapes))
+        named = self._named(x, path)
+        its_names = {
+            name: by_role.get(mine[name].role, name) if name in mine else name for name in named
+        }
+        # A tensor with several names is in most files once, under one of them.
+        ties = {
+            id(value): its_names[name]
+            for name, value in reversed(named.items())
+            if its_names[name] in stored and (is_model or self._is_refilled(value))
+        }
+        free: AbstractSet[str] = frozenset()
+        if is_model:
+            free = self._framework.files.dispensable(x, named, stored.keys())
         used = set()
-        for name, value in self._named(x).items():
-            its_name, layouts = name, None
-            if name in mine and mine[name].role in by_role:
-                its_name = by_role[mine[name].role]
-                if theirs[its_name] != mine[name]:
-                    layouts = (theirs[its_name], mine[name])
+        for name, value in named.items():
+            its_name, layouts = its_names[name], None
+            if its_name not in stored:
+                its_name = ties.get(id(value), its_name)
+            elif name in mine and mine[name].role in by_role and theirs[its_name] != mine[name]:
+                layouts = (theirs[its_name], mine[name])
             used.add(its_name)
             if its_name in stored:
                 self._pair(value, stored[its_name], layouts, joined(path, name))
-            else:
+            elif name not in free:
                 self._missing.append(joined(path, name))
-        self._unexpected += [joined(path, name) for name in stored if name not in used]
+        self._unexpected += [joined(path, name) for name in stored if name not in used | free]
 
-    def _named(self, x: Any) -> dict[str, Any]:
+    def _is_refilled(self, x: Any) -> bool:
+        return type(x) is not np.ndarray and self._framework.models.is_refilled(x)
+
+    def _named(self, x: Any, path: str) -> dict[str, Any]:
         """Return the tensors and arrays that are read by their names."""
         kinds, attempted = self._framework.kinds, self._attempted
         found = leaves(x, kinds, "", attempted)
@@ -205,7 +244,7 @@ class Fitting:
         others = flattened.others.items()
         without = {key: None for key, x in others if isinstance(x, (np.ndarray, np.generic))}
         learned = Inventory(self._framework, flattened.unflatten(without), attempted, is_saved=True)
-        self._models[id(x)] = (x, learned)
+        self._models[id(x)] = (x, path, learned)
         return {**dict(learned.entries), **arrays}
 
     def _compare_plain(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
@@ -233,7 +272,7 @@ class Fitting:
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
         if is_of_names and list(mine) != list(found.children):
             self._compare_names(x, found, path)
-            return lambda: self._replaced.get(id(x), x)
+            return lambda: self._models_after.get(id(x), x)
         self._missing += [joined(path, label) for label in mine if label not in found.children]
         self._unexpected += [joined(path, label) for label in found.children if label not in mine]
         parts = [
@@ -282,8 +321,12 @@ class Fitting:
         is_lie = layouts is not None and math.prod(found.shape) != math.prod(layouts[0].split)
         if is_lie or (dtype, wanted) != (found.dtype, theirs):
             self._differs(path, f"is {dtype} {shape}", found)
-        elif self._pairs.setdefault(id(x), _Pair(x, found, layouts)).stored.name != found.name:
+        elif self._is_refilled(x) and self._names.setdefault(id(x), found.name) != found.name:
             self._differs(path, "is one tensor under two names", found)
+        else:
+            self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
+            self._places[path, id(x)] = found.name
+            self._matched.append(path)
 
     def _dtype_and_shape(self, x: Any) -> tuple[str, tuple[int, ...]]:
         if isinstance(x, np.ndarray):
@@ -328,36 +371,52 @@ class Fitting:
         framework = self._framework
         refilled = []
         for pair, new in news:
-            is_tensor = not isinstance(pair.value, np.ndarray)
-            if is_tensor and framework.models.is_refilled(pair.value):
+            if self._is_refilled(pair.value):
                 refilled.append((pair.value, new))
             else:
-                self._replaced[id(pair.value)] = new
-
-        parts = [part for _, learned in self._models.values() for part in learned.parts]
-        models = [("", model) for model, _ in self._models.values()]
-        nestings = [*[(name, value) for name, value, _, _ in parts], *models]
-        values = flatten_all(nestings, framework.kinds, self._attempted).unflatten_all(
-            dict(self._replaced)
-        )
-        for (_, model), new in zip(models, values[len(parts) :], strict=True):
-            self._replaced[id(model)] = new
+                self._replaced[id(pair.value), pair.stored.name] = new
+        parts = [
+            (value, self._remade(value, joined(path, name)), put, key)
+            for _, path, learned in self._models.values()
+            for name, value, put, key in learned.parts
+        ]
+        self._models_after = {
+            key: self._remade(model, path) for key, (model, path, _) in self._models.items()
+        }
         placed = remade()
 
         def put() -> Any:
             for tensor, new in refilled:
                 framework.models.write(tensor, new)
-            for (_, value, put, key), new in zip(parts, values, strict=False):
+            for value, new, put, key in parts:
                 if new is not value:
                     put(key, new)
             for put_state in puts:
                 put_state()
-            for _, learned in self._models.values():
+            for _, _, learned in self._models.values():
                 for loaded in learned.objects:
                     framework.models.finish(loaded)
             return placed
 
         return put
+
+    def _remade(self, x: Any, path: str) -> Any:
+        """Return a nesting with the tensors that were read; what nothing was read for stays."""
+        kind = self._framework.kinds[type(x)]
+        if isinstance(kind, Kind):
+            return self._replaced.get((id(x), self._places.get((path, id(x)), "")), x)
+        children = list(kind.children(x))
+        new = [
+            self._remade(child, joined(path, label))
+            for label, child in zip(kind.labels(x), children, strict=True)
+        ]
+        if all(map(is_, new, children)):
+            return x
+        # A container that is shared stays shared.
+        key = (id(x), *map(id, new))
+        if key not in self._made:
+            self._made[key] = self._rebuilt(x, kind, new)
+        return self._made[key]
 
 
 def _some(names: Sequence[str]) -> str:

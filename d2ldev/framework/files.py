@@ -9,7 +9,7 @@ belongs to, and how it is brought into the first of these forms, which is called
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError
@@ -126,6 +126,33 @@ class Files:
         object and container that is saved.
         """
         return None
+
+    def complete(self, model: Any, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+        """Make the tensors that a model makes with its first batch or step, as a file has them.
+
+        Called by ``load_into`` before it compares.
+
+        Args:
+            model: one of ``Models.types``.
+            shapes: of the tensors in the file, by names as ``named_tensors`` gives them.
+
+        Returns:
+            A function that leaves the model as it was, for a file that is refused. It must not
+            fail.
+        """
+        return lambda: None
+
+    def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
+        """Return names that one of the two may have alone: a model, and a file that it is to load.
+
+        They are of what the framework itself keeps in no file of parameters.
+
+        Args:
+            model: one of ``Models.types``.
+            mine: the model's tensors by their names.
+            theirs: the names in the file.
+        """
+        return frozenset()
 
     # -- optimizers -------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import nnx
+from safetensors.numpy import save_file
 from saved_files import bits
 
 from d2ldev import CheckpointError
@@ -95,6 +96,58 @@ def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
         bits(backend, x) for x in values[1].values()
     ]
     assert resumed["net"].same is resumed["net"].head.kernel
+
+
+def test_an_average_that_begins_as_the_parameters_themselves_is_read_apart(backend, path):
+    backend.save({"params": {"w": jnp.ones(3)}, "average": {"w": jnp.zeros(3)}}, path)
+    begun = {"w": jnp.full(3, 5.0)}
+    loaded = backend.load_into({"params": begun, "average": dict(begun)}, path)
+    assert (loaded["params"]["w"].tolist(), loaded["average"]["w"].tolist()) == ([1] * 3, [0] * 3)
+
+
+def test_an_array_that_is_missing_is_not_taken_from_where_it_also_stands(backend, path):
+    save_file({"params": np.ones(3, "float32")}, path)
+    w = jnp.zeros(3)
+    with pytest.raises(CheckpointError, match="it lacks average"):
+        backend.load_into({"params": w, "average": w}, path)
+
+
+def lbfgs(params, steps):
+    """Return parameters after some steps, and the state of the optimizer."""
+    optimizer = optax.lbfgs()
+    state = optimizer.init(params)
+
+    def loss(params):
+        return (params["w"] ** 2).sum() + params["w"][0]
+
+    for _ in range(steps):
+        value, gradient = jax.value_and_grad(loss)(params)
+        updates, state = optimizer.update(
+            gradient, state, params, value=value, grad=gradient, value_fn=loss
+        )
+        params = optax.apply_updates(params, updates)
+    return {"params": params, "state": state}
+
+
+def test_an_optimizer_that_begins_with_one_array_in_several_places_goes_on(backend, path):
+    saved = lbfgs({"w": jnp.ones(3)}, steps=2)
+    backend.save(saved, path)
+    loaded = backend.load_into(lbfgs({"w": jnp.ones(3)}, steps=0), path)
+    leaves = [[bits(backend, x) for x in jax.tree.leaves(each)] for each in (saved, loaded)]
+    assert leaves[0] == leaves[1]
+
+
+def test_a_module_s_optimizer_that_begins_with_one_array_in_several_places_is_read(backend, path):
+    def made(seed):
+        net = nnx.Linear(3, 1, rngs=nnx.Rngs(seed))
+        return nnx.Optimizer(net, optax.lbfgs(), wrt=nnx.Param)
+
+    optimizer = made(1)
+    names = backend.named_tensors(optimizer)
+    save_file({name: np.asarray(np.array(x) + 1) for name, x in names.items()}, path)
+    loaded = backend.load_into(made(2), path)
+    for name, x in backend.named_tensors(loaded).items():
+        np.testing.assert_array_equal(x, np.array(names[name]) + 1)
 
 
 def test_arrays_are_loaded_to_a_device_and_bound_to_it(backend, path):

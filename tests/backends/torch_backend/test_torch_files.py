@@ -5,6 +5,9 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file, save_model
+
+from d2ldev import CheckpointError
 
 # -- tensors and models ----------------------------------------------------------------------------
 
@@ -65,6 +68,102 @@ def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):
     loaded = torch_backend.load(path)
     assert {"1.running_mean", "1.num_batches_tracked"} <= loaded.keys()
     assert bits(loaded["1.running_mean"]) == bits(net[1].running_mean)
+
+
+# -- models of other programs' files ---------------------------------------------------------------
+
+
+def same(net, other):
+    """Return whether two modules have the same parameters and buffers, bit for bit."""
+    pairs = zip(net.state_dict().items(), other.state_dict().items(), strict=True)
+    return all((n, bits(x)) == (m, bits(y)) for (n, x), (m, y) in pairs)
+
+
+@pytest.mark.parametrize("cls", [torch.nn.LSTM, torch.nn.GRU, torch.nn.RNN])
+def test_a_recurrent_layer_reads_what_safetensors_has_written_of_one(torch_backend, path, cls):
+    net, other = (cls(3, 4, num_layers=2, bidirectional=True) for _ in range(2))
+    save_model(net, path)
+    torch_backend.load_into(other, path)
+    assert same(net, other)
+    x = torch.rand(2, 5, 3)
+    torch.testing.assert_close(other(x)[0], net(x)[0], rtol=0, atol=0)
+
+
+class Tied(torch.nn.Module):
+    """An embedding whose weight is that of the last layer, too."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = torch.nn.Embedding(5, 3)
+        self.last = torch.nn.Linear(3, 5, bias=False)
+        self.last.weight = self.embedding.weight
+
+
+@pytest.mark.parametrize("name", ["embedding.weight", "last.weight"])
+def test_a_tied_weight_is_read_under_whichever_of_its_names_it_is_stored(torch_backend, path, name):
+    save_file({name: torch.ones(5, 3)}, path)
+    net = torch_backend.load_into(Tied(), path)
+    assert net.last.weight is net.embedding.weight
+    assert net.last.weight.tolist() == torch.ones(5, 3).tolist()
+
+
+def test_a_tied_weight_that_is_two_in_the_file_is_refused(torch_backend, path):
+    save_file({"embedding.weight": torch.ones(5, 3), "last.weight": torch.zeros(5, 3)}, path)
+    with pytest.raises(CheckpointError, match="one tensor under two names"):
+        torch_backend.load_into(Tied(), path)
+
+
+def test_what_torch_saves_in_no_state_dict_may_be_missing(torch_backend, path):
+    net, other = (torch.nn.Sequential(torch.nn.Linear(2, 2)) for _ in range(2))
+    for each in (net, other):
+        each[0].register_buffer("positions", torch.arange(3), persistent=False)
+        each[0].scale = torch.ones(2)
+    save_model(net, path)
+    torch_backend.load_into(other, path)
+    assert same(net, other)
+    assert other[0].positions.tolist() == [0, 1, 2]
+
+
+@pytest.mark.parametrize("missing", ["0.weight", "1.running_mean"])
+def test_a_parameter_or_a_buffer_that_torch_saves_may_not_be_missing(torch_backend, path, missing):
+    net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    save_file({name: x for name, x in net.state_dict().items() if name != missing}, path)
+    with pytest.raises(CheckpointError, match=f"it lacks {missing}"):
+        torch_backend.load_into(net, path)
+
+
+def lazy():
+    return torch.nn.Sequential(
+        torch.nn.LazyLinear(4), torch.nn.LazyBatchNorm1d(), torch.nn.LazyLinear(1)
+    )
+
+
+def test_a_lazy_module_gets_its_shapes_from_the_file(torch_backend, path):
+    net, x = lazy(), torch.rand(5, 3)
+    net(x)
+    torch_backend.save(net, path)
+    other = torch_backend.load_into(lazy(), path)
+    assert same(net, other)
+    torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
+
+
+def test_a_lazy_module_on_a_virtual_gpu_gets_its_shapes_there(virtual, path):
+    net = lazy()
+    net(torch.rand(5, 3))
+    virtual.save(net, path)
+    other = virtual.load_into(virtual.place(lazy(), "gpu:1"), path)
+    assert set(map(str, virtual.placement(other).values())) == {"gpu:1"}
+    assert same(net, other)
+
+
+def test_a_lazy_module_is_lazy_still_when_the_file_was_refused(torch_backend, path):
+    save_file({"0.weight": torch.ones(4, 3), "0.bias": torch.ones(4)}, path)
+    net = lazy()
+    before = [type(x) for x in (*net.parameters(), *net.buffers())]
+    with pytest.raises(CheckpointError, match="it lacks"):
+        torch_backend.load_into(net, path)
+    assert [type(x) for x in (*net.parameters(), *net.buffers())] == before
+    assert net(torch.rand(5, 2)).shape == (5, 1)
 
 
 # -- layers ----------------------------------------------------------------------------------------
@@ -167,6 +266,17 @@ def test_settings_are_those_of_the_file(torch_backend, path):
     assert resumed["optimizer"].param_groups[0]["lr"] == 0.025
 
 
+@pytest.mark.parametrize("scheduled", [0, 1])
+def test_a_scheduler_s_settings_may_be_in_one_of_the_two_only(torch_backend, path, scheduled):
+    pair = [made(torch_backend, OPTIMIZERS["SGD"], seed)["optimizer"] for seed in (1, 2)]
+    torch.optim.lr_scheduler.StepLR(pair[scheduled], 1)
+    pair[0].param_groups[0]["lr"] = 0.025
+    torch_backend.save(pair[0], path)
+    torch_backend.load_into(pair[1], path)
+    group = pair[1].param_groups[0]
+    assert (group["lr"], group["initial_lr"]) == (0.025, 0.1)
+
+
 def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)
@@ -181,8 +291,8 @@ def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     [
         (lambda state: {**state, "class": "SGD"}, "its class"),
         (lambda state: {**state, "shapes": [[[1]]]}, "its shapes"),
-        (lambda state: {**state, "param_groups": [{"params": [0]}]}, "other settings"),
-        (lambda state: {**state, "param_groups": None}, "other settings"),
+        (lambda state: {**state, "param_groups": [{"params": [0]}]}, "other parameters"),
+        (lambda state: {**state, "param_groups": None}, "other parameters"),
         (lambda state: {**state, "state": {9: {}}}, "not what it keeps"),
         (lambda state: {**state, "state": [1]}, "not what it keeps"),
         (lambda state: {}, "no state"),

@@ -143,6 +143,30 @@ def test_a_tensor_that_is_not_is_put_into_the_model(framework, path):
     assert values(framework, cell.tensors["w"]) == [1, 1]
 
 
+def test_a_list_that_a_model_has_twice_stays_one_list(framework, path):
+    framework.framework.models.refilled = False
+    ones, zeros = [framework.ones(2)], [framework.zeros(2)]
+    framework.save(Cell(a=ones, b=ones), path)
+    cell = framework.load_into(Cell(a=zeros, b=zeros), path)
+    assert cell.tensors["a"] is cell.tensors["b"]
+    assert values(framework, cell.tensors["a"][0]) == [1, 1]
+
+
+def test_one_tensor_filled_in_place_that_is_two_in_the_file_is_refused(framework, path):
+    framework.save([framework.ones(2), framework.zeros(2)], path)
+    x = framework.zeros(2)
+    with pytest.raises(CheckpointError, match="1 is one tensor under two names"):
+        framework.load_into([x, x], path)
+
+
+def test_one_model_that_is_two_in_the_file_is_refused(framework, path):
+    framework.framework.models.refilled = False
+    framework.save([Cell(w=framework.ones(2)), Cell(w=framework.zeros(2))], path)
+    cell = Cell(w=framework.zeros(2))
+    with pytest.raises(CheckpointError, match="1 is one Cell under two names"):
+        framework.load_into([cell, cell], path)
+
+
 def test_an_optimizer_takes_over_its_state(framework, path):
     framework.save((Cell(w=framework.ones(2)), Optimizer(5, framework.ones(3))), path)
     cell, optimizer = Cell(w=framework.zeros(2)), Optimizer(0, framework.zeros(3))

@@ -126,6 +126,13 @@ class LoadsIntoTheCpu(Mutant, caught_by="io.load-into-stays-in-place"):
             return self.place(super().load_into(obj, path), CPU)
 
 
+class KeepsOneForTwo(Mutant, caught_by="io.load-into-separates-what-is-two"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            (net,) = super().load_into(obj, path)["net"]
+            return {"net": [net], "average": [net]}
+
+
 class LoadsWhatFits(Mutant, caught_by="io.load-into-refuses-what-does-not-fit"):
     class Backend(Backend):
         def load_into(self, obj, path):

@@ -218,6 +218,17 @@ def test_load_into_leaves_everything_on_its_device(backend, path, place, sample)
     assert set(backend.placement(loaded).values()) == {place}
 
 
+@requirement("io.load-into-separates-what-is-two", section=SECTION)
+def test_one_tensor_in_two_places_is_two_afterwards_if_the_file_has_two(backend, path, place):
+    saved = {"net": [backend.ones(3)], "average": [backend.zeros(3)]}
+    backend.save(saved, path)
+    x = backend.copy(backend.ones(3), place)
+    loaded = backend.load_into({"net": [x], "average": [x]}, path)
+    for name in saved:
+        assert_same(backend.to_numpy(loaded[name][0]), backend.to_numpy(saved[name][0]))
+    assert set(backend.placement(loaded).values()) == {place}
+
+
 @requirement("io.load-into-refuses-what-does-not-fit", section=SECTION)
 @pytest.mark.parametrize("sizes", [[3, 5, 1], [3, 4, 4, 1], [4, 3, 1]], ids=str)
 def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes):
