@@ -8,7 +8,7 @@ framework.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
 
@@ -72,9 +72,24 @@ class TensorFlowFiles(Files):
                 return None  # it may put what it is given into another order
         return layers
 
+    def complete(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[], None]:
+        # An optimizer makes its variables, all zeros, with the first step of ``fit``. To have them
+        # sooner changes nothing in what it computes, and needs no undoing.
+        optimizer = getattr(model, "optimizer", None)
+        if _is_keras_s(optimizer, "Optimizer") and not optimizer.built and _of_optimizer(shapes):
+            optimizer.build(model.trainable_variables)
+        return lambda: None
+
+    def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
+        # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of
+        # it, and its state is passed over if the model is not compiled.
+        if not _is_keras_s(model, "Model"):
+            return frozenset()
+        here, there = _of_optimizer(mine), _of_optimizer(theirs)
+        return here | there if not here or there < here else frozenset()
+
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
-        keras: Any = sys.modules.get("keras")
-        if not hasattr(keras, "Optimizer") or not isinstance(optimizer, keras.Optimizer):
+        if not _is_keras_s(optimizer, "Optimizer"):
             return None
         # By the order of the variables: their names have those of layers in them, which count on
         # from model to model.
@@ -110,6 +125,17 @@ class TensorFlowFiles(Files):
                 yield value
             else:
                 yield from self._variables_of(value)
+
+
+def _is_keras_s(x: Any, name: str) -> bool:
+    """Return whether something is of a class of Keras', which is not imported for the question."""
+    cls = getattr(sys.modules.get("keras"), name, None)
+    return cls is not None and isinstance(x, cls)
+
+
+def _of_optimizer(names: Iterable[str]) -> set[str]:
+    """Return the names that are those of the optimizer of a compiled model."""
+    return {name for name in names if name.startswith("optimizer.")}
 
 
 def _class_of(optimizer: Any) -> str:

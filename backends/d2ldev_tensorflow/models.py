@@ -11,9 +11,10 @@ not built yet makes its variables where it was placed. Keras' classes are left a
 
 from __future__ import annotations
 
+import re
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, update_wrapper
 from typing import Any
@@ -29,6 +30,7 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 from d2ldev_tensorflow.tensors import TensorFlowTensors
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
+_WITHOUT_NAME = re.compile(r"^variable_\d+$")
 # Functions that Keras has traced, with the memory that the variables had then.
 _TRACED = ("train_function", "test_function", "predict_function")
 # Most attributes are of these types, and hold no tensor.
@@ -182,9 +184,26 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     # ``src/optimizers/nadam.py``). Where another optimizer builds it, nothing tracks attributes:
     # ``LossScaleOptimizer.build`` is under ``no_automatic_dependency_tracking``.
     attributes = [x for x in vars(optimizer).values() if isinstance(x, keras.Variable)]
-    yield from _variables(list({id(x): x for x in [*optimizer._variables, *attributes]}.values()))
+    variables = list({id(x): x for x in [*optimizer._variables, *attributes]}.values())
+    trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` has none
+    numbers = {x.path.replace("/", "_"): number for number, x in enumerate(trained)}
+    for name, value, put, key in _variables(variables):
+        yield _numbered(name, numbers), value, put, key
     for name, inner in inner_optimizers(optimizer):
         yield name, inner, None, None
+
+
+def _numbered(name: str, numbers: Mapping[str, int]) -> str:
+    """Return a name with the number of the variable that it is for, instead of its path.
+
+    In the path are the names of layers, which count on from model to model.
+    """
+    end = name.rfind("_")
+    while end > 0:
+        if name[:end] in numbers:
+            return f"{numbers[name[:end]]}.{name[end + 1 :]}"
+        end = name.rfind("_", 0, end)
+    return name
 
 
 def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
@@ -203,7 +222,8 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
     for index, variable in enumerate(variables):
         # Keras makes some of them later, when they are first needed.
         if variable._value is not None and not _stays_on_the_host(variable._value):
-            name = variable.name
+            # Keras numbers variables without a name from the start of the process.
+            name = _WITHOUT_NAME.sub("variable", variable.name)
             name = f"{name}_{index}" if name in names else name
             names.add(name)
             yield name, variable._value, None, None

@@ -49,7 +49,7 @@ class TorchFiles(Files):
                 return None
         return layers
 
-    def complete(self, model: Any, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+    def complete(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[], None]:
         made = []
         if isinstance(model, torch.nn.Module):
             for name, x in (*model.named_parameters(), *model.named_buffers()):
@@ -76,7 +76,7 @@ class TorchFiles(Files):
         return {
             name
             for name, x in mine.items()
-            if name not in kept and not isinstance(x, torch.nn.Parameter)
+            if name not in kept | theirs and not isinstance(x, torch.nn.Parameter)
         }
 
     # -- optimizers -------------------------------------------------------------------------------

@@ -205,6 +205,10 @@ class Fitting:
             shapes = {name: each.shape for name, each in stored.items()}
             self._undos.append(self._framework.files.complete(x, shapes))
         named = self._named(x, path)
+        free: AbstractSet[str] = frozenset()
+        if is_model:
+            free = self._framework.files.dispensable(x, named, stored.keys())
+            named = {name: value for name, value in named.items() if name not in free}
         its_names = {
             name: by_role.get(mine[name].role, name) if name in mine else name for name in named
         }
@@ -214,9 +218,6 @@ class Fitting:
             for name, value in reversed(named.items())
             if its_names[name] in stored and (is_model or self._is_refilled(value))
         }
-        free: AbstractSet[str] = frozenset()
-        if is_model:
-            free = self._framework.files.dispensable(x, named, stored.keys())
         used = set()
         for name, value in named.items():
             its_name, layouts = its_names[name], None
@@ -227,7 +228,7 @@ class Fitting:
             used.add(its_name)
             if its_name in stored:
                 self._pair(value, stored[its_name], layouts, joined(path, name))
-            elif name not in free:
+            else:
                 self._missing.append(joined(path, name))
         self._unexpected += [joined(path, name) for name in stored if name not in used | free]
 

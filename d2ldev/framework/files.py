@@ -127,7 +127,7 @@ class Files:
         """
         return None
 
-    def complete(self, model: Any, shapes: Mapping[str, Sequence[int]]) -> Callable[[], None]:
+    def complete(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[], None]:
         """Make the tensors that a model makes with its first batch or step, as a file has them.
 
         Called by ``load_into`` before it compares.
@@ -143,9 +143,9 @@ class Files:
         return lambda: None
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        """Return names that one of the two may have alone: a model, and a file that it is to load.
+        """Return the names that ``load_into`` passes over in a model and in the file.
 
-        They are of what the framework itself keeps in no file of parameters.
+        They are of what the framework itself reads from no file, or from none that lacks it.
 
         Args:
             model: one of ``Models.types``.

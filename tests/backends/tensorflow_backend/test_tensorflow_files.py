@@ -93,6 +93,92 @@ def test_every_optimizer_goes_on_where_it_is(backend, path, make):
     assert {str(place) for place in backend.placement(resumed).values()} == {"gpu:1"}
 
 
+class Scaled(keras.Layer):
+    """A layer with weights that have no names, so that Keras numbers them in the process."""
+
+    def build(self, shape):
+        self.kernel = self.add_weight(shape=(shape[-1],))
+        self.bias = self.add_weight(shape=(shape[-1],))
+        self.count = self.add_weight(shape=(), trainable=False)
+
+    def call(self, x):
+        return x * self.kernel + self.bias
+
+
+def test_weights_without_names_are_the_same_in_the_next_model(backend, path):
+    first, second = (sequential((3,), Scaled(), layers.Dense(2)) for _ in range(2))
+    assert first.layers[0].kernel.name != second.layers[0].kernel.name
+    for number, weight in enumerate(first.weights):
+        weight.assign(tf.fill(weight.shape, float(number)))
+    backend.save(first, path)
+    backend.load_into(second, path)
+    for number, weight in enumerate(second.weights):
+        np.testing.assert_array_equal(weight, np.full(weight.shape, number))
+
+
+def compiled(optimizer="adam", *, is_fitted=False):
+    """Return a compiled model; a fitted one has a state of its optimizer, of five steps."""
+    net = sequential((3,), layers.Dense(4), layers.Dense(1))
+    net.compile(optimizer, "mse")
+    if is_fitted:
+        net.optimizer.build(net.trainable_variables)
+        net.optimizer.iterations.assign(5)
+        for x in net.trainable_variables + net.optimizer.variables[2:]:
+            x.assign(tf.ones_like(x))
+    return net
+
+
+def test_a_compiled_model_takes_over_the_state_of_its_optimizer(backend, path):
+    backend.save(compiled(is_fitted=True), path)
+    net = compiled()
+    net.fit(np.zeros((4, 3)), np.ones((4, 1)), verbose=0)
+    backend.load_into(net, path)
+    assert int(net.optimizer.iterations) == 5
+    for x in net.trainable_variables + net.optimizer.variables[2:]:
+        np.testing.assert_array_equal(x, tf.ones_like(x))
+
+
+def test_an_optimizer_that_has_made_no_step_is_built_for_the_state_of_one_that_has(backend, path):
+    backend.save(compiled(is_fitted=True), path)
+    net = backend.load_into(compiled(), path)
+    assert int(net.optimizer.iterations) == 5
+    for x in net.optimizer.variables[2:]:
+        np.testing.assert_array_equal(x, tf.ones_like(x))
+
+
+def test_a_model_that_is_not_compiled_passes_over_the_state_of_an_optimizer(backend, path):
+    backend.save(compiled(is_fitted=True), path)
+    net = backend.load_into(sequential((3,), layers.Dense(4), layers.Dense(1)), path)
+    for x in net.trainable_variables:
+        np.testing.assert_array_equal(x, tf.ones_like(x))
+
+
+WITHOUT_STATE = {
+    "not compiled": lambda: sequential((3,), layers.Dense(4), layers.Dense(1)),
+    "compiled": compiled,
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_STATE.values(), ids=WITHOUT_STATE)
+def test_an_optimizer_stays_as_it_is_if_the_file_has_no_state_of_one(backend, path, make):
+    net = make()
+    backend.save(net, path)
+    fitted = backend.load_into(compiled(is_fitted=True), path)
+    for x, saved in zip(fitted.trainable_variables, net.trainable_variables, strict=True):
+        np.testing.assert_array_equal(x, saved)
+    assert int(fitted.optimizer.iterations) == 5
+
+
+def test_a_model_that_was_compiled_with_another_optimizer_is_refused(backend, path):
+    backend.save(compiled(is_fitted=True), path)
+    net = compiled("sgd")
+    before = [x.numpy() for x in net.variables]
+    with pytest.raises(CheckpointError, match=r"unexpected optimizer\.0\.momentum"):
+        backend.load_into(net, path)
+    for x, value in zip(net.variables, before, strict=True):
+        np.testing.assert_array_equal(x, value)
+
+
 BROKEN = {
     "no state": lambda state: "text",
     "no class": lambda state: {"variables": state["variables"]},
