@@ -12,8 +12,8 @@ import numpy as np
 
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer
-from d2ldev_mxnet.framework import NumPyShapes, mx
-from d2ldev_mxnet.models import NumPySequential, ranks
+from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
+from d2ldev_mxnet.models import NumPySequential, initialise, ranks
 
 _nn = mx.gluon.nn
 _SEQUENCES = (_nn.Sequential, _nn.HybridSequential, NumPySequential)
@@ -38,6 +38,27 @@ class MXNetFiles(Files):
             elif layer._children or kind in _FUNCTIONS or not _is_gluon_s(kind):
                 return None  # it may change the order of what it is given
         return layers
+
+    def complete(
+        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+    ) -> list[str]:
+        lacking: list[str] = []
+        if not isinstance(model, mx.gluon.Block):
+            return lacking
+        for name, parameter in model._collect_params_with_prefix().items():
+            shape, mine = shapes.get(f"{name}.data"), parameter.shape
+            contexts = parameter._deferred_init[1] if parameter._deferred_init else [mx.cpu()]
+            if parameter._data is not None:
+                continue
+            if shape is None:
+                lacking.append(f"{name}.data")
+            elif len(contexts) == 1 and len(mine or shape) == len(shape):
+                # What is known of its shape stays, and is compared with the file.
+                sizes = [i if i > 0 else j for i, j in zip(mine or shape, shape, strict=True)]
+                undo(_restore, parameter, dict(vars(parameter)))
+                with NumPySemantics():
+                    initialise(parameter, mx.np.zeros(sizes, parameter.dtype, ctx=contexts[0]))
+        return lacking
 
     # -- optimizers -------------------------------------------------------------------------------
 
@@ -87,6 +108,11 @@ class MXNetFiles(Files):
 
 def _is_gluon_s(kind: type) -> bool:
     return kind.__module__.startswith("mxnet.gluon.nn.")
+
+
+def _restore(parameter: Any, attributes: Mapping[str, Any]) -> None:
+    vars(parameter).clear()
+    vars(parameter).update(attributes)
 
 
 def _array(parameter: Any) -> Any:

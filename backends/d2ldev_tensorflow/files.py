@@ -72,13 +72,15 @@ class TensorFlowFiles(Files):
                 return None  # it may put what it is given into another order
         return layers
 
-    def complete(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[], None]:
+    def complete(
+        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+    ) -> tuple[str, ...]:
         # An optimizer makes its variables, all zeros, with the first step of ``fit``. To have them
         # sooner changes nothing in what it computes, and needs no undoing.
         optimizer = getattr(model, "optimizer", None)
         if _is_keras_s(optimizer, "Optimizer") and not optimizer.built and _of_optimizer(shapes):
             optimizer.build(model.trainable_variables)
-        return lambda: None
+        return ()
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
         # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of

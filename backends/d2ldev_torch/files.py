@@ -49,20 +49,15 @@ class TorchFiles(Files):
                 return None
         return layers
 
-    def complete(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[], None]:
-        made = []
+    def complete(
+        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+    ) -> tuple[str, ...]:
         if isinstance(model, torch.nn.Module):
             for name, x in (*model.named_parameters(), *model.named_buffers()):
                 if is_lazy(x) and name in shapes:
-                    made.append((x, type(x)))
+                    undo(_make_lazy, x, type(x))
                     x.materialize(shapes[name])
-
-        def undo() -> None:
-            for x, lazy in made:
-                x.data = x.data.new_empty(0)
-                x.__class__ = lazy
-
-        return undo
+        return ()  # those that the file lacks are among its tensors
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
         # What is in no ``state_dict``: buffers that are not persistent, and plain attributes.
@@ -116,6 +111,12 @@ class TorchFiles(Files):
                 group.update(settings)
 
         return put
+
+
+def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:
+    """Take the memory of a lazy parameter or buffer away again."""
+    x.data = x.data.new_empty(0)
+    x.__class__ = kind
 
 
 def _keeps_order(layer: torch.nn.Module) -> bool:

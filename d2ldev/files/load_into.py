@@ -13,6 +13,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from collections.abc import Set as AbstractSet
+from contextlib import ExitStack
 from functools import cache
 from operator import is_
 from typing import Any, NamedTuple
@@ -101,8 +102,8 @@ class Fitting:
         self._models_after: dict[int, Any] = {}
         # id of a container and of its new children -> what was made of them.
         self._made: dict[tuple[int, ...], Any] = {}
-        # They leave the models as they were.
-        self._undos: list[Callable[[], None]] = []
+        # What leaves the models as they were.
+        self._undo = ExitStack()
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
         """Compare a nesting with a part of the file, and read it; nothing is changed yet.
@@ -120,19 +121,18 @@ class Fitting:
             HeaderError: if the file is damaged.
         """
         try:
-            remade = self._compare(obj, found, "")
-            self._check()
-            pairs = list(self._pairs.values())
-            tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
-            puts = [self._state_put(*state) for state in self._states.values()]
-            self._check()
-            return self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
-        except BaseException as error:
-            for undo in reversed(self._undos):
-                undo()
-            if isinstance(error, RecursionError):
-                raise too_deep(self._attempted) from None
-            raise
+            with self._undo:
+                remade = self._compare(obj, found, "")
+                self._check()
+                pairs = list(self._pairs.values())
+                tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
+                puts = [self._state_put(*state) for state in self._states.values()]
+                self._check()
+                put = self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
+                self._undo.pop_all()
+                return put
+        except RecursionError:
+            raise too_deep(self._attempted) from None
 
     def _check(self) -> None:
         """Raise one error that names everything that does not fit, if anything does not."""
@@ -203,7 +203,8 @@ class Fitting:
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
-            self._undos.append(self._framework.files.complete(x, shapes))
+            lacking = self._framework.files.complete(x, shapes, self._undo.callback)
+            self._missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
         free: AbstractSet[str] = frozenset()
         if is_model:

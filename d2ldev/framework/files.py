@@ -127,7 +127,9 @@ class Files:
         """
         return None
 
-    def complete(self, model: Any, shapes: Mapping[str, tuple[int, ...]]) -> Callable[[], None]:
+    def complete(
+        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+    ) -> Sequence[str]:
         """Make the tensors that a model makes with its first batch or step, as a file has them.
 
         Called by ``load_into`` before it compares.
@@ -135,12 +137,14 @@ class Files:
         Args:
             model: one of ``Models.types``.
             shapes: of the tensors in the file, by names as ``named_tensors`` gives them.
+            undo: called before each change, with a function that takes it back, and the arguments
+                of that. The functions are called, the last first, if the file is refused. They must
+                not fail.
 
         Returns:
-            A function that leaves the model as it was, for a file that is refused. It must not
-            fail.
+            The names of those that the file lacks, and that ``Models.parts`` does not have yet.
         """
-        return lambda: None
+        return ()
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
         """Return the names that ``load_into`` passes over in a model and in the file.

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
+from safetensors.numpy import save_file
 from saved_files import bits
 
 import d2ldev
@@ -179,6 +180,54 @@ def test_a_hybridized_block_computes_with_what_was_loaded(backend, path):
     backend.save(net, path)
     backend.load_into(other, path)
     assert backend.to_numpy(other(x)) == backend.to_numpy(net(x))
+
+
+@pytest.fixture
+def deferred(set_np, backend):
+    """Makes a model whose shapes come with its first batch."""
+
+    def making(device="cpu", *, is_initialized=True, n_out=1):
+        net = nn.HybridSequential()
+        net.add(nn.Dense(4, activation="tanh"), nn.BatchNorm(), nn.Dense(n_out))
+        if is_initialized:
+            net.initialize(ctx=backend.native(device))
+        return net
+
+    return making
+
+
+@pytest.mark.parametrize(
+    ("device", "is_initialized"), [("cpu", True), ("gpu:1", True), ("cpu", False)]
+)
+def test_a_model_without_shapes_gets_those_of_the_file(
+    backend, path, deferred, device, is_initialized
+):
+    net, x = deferred(), backend.rand((5, 3), seed=1)
+    net(x)
+    backend.save(net, path)
+    other = backend.load_into(deferred(device, is_initialized=is_initialized), path)
+    assert set(map(str, backend.placement(other).values())) == {device}
+    assert bits(backend, other(backend.to(x, device))) == bits(backend, net(x))
+
+
+@pytest.mark.parametrize("n_out", [1, 2])
+def test_a_model_without_shapes_has_none_still_when_the_file_was_refused(
+    backend, path, deferred, n_out
+):
+    net = deferred(n_out=n_out)
+    net(backend.rand((5, 3), seed=1))
+    saved = dict(backend.named_tensors(net))
+    if n_out == 1:
+        del saved["1.gamma.data"]
+    save_file({name: backend.to_numpy(x) for name, x in saved.items() if "grad" not in name}, path)
+    other = deferred()
+    shapes = [p.shape for p in other.collect_params().values()]
+    with pytest.raises(
+        CheckpointError, match=r"it lacks 1\.gamma|2\.weight\.data is float32 \(1, 4\)"
+    ):
+        backend.load_into(other, path)
+    assert [p.shape for p in other.collect_params().values()] == shapes
+    assert other(backend.rand((5, 7), seed=1)).shape == (5, 1)
 
 
 def sequence(*parts):
