@@ -552,7 +552,9 @@ class Backend:
 
         return load(self.framework, path, device)
 
-    def load_into(self, obj: Any, path: str | os.PathLike[str]) -> Any:
+    def load_into(
+        self, obj: Any, path: str | os.PathLike[str], *, strict: bool = True, only: str = ""
+    ) -> Any:
         """Read a file into a model, an optimizer, or a nesting of them and of tensors.
 
         Args:
@@ -561,10 +563,17 @@ class Backend:
                 would.
             path: of a file that ``save`` has written, with whatever backend, or of any other
                 safetensors file that has the names of ``named_tensors(obj)``.
+            strict: whether each tensor has to be in the object and in the file. If not, what only
+                one of them has is left alone; shapes and dtypes have to be the same even then.
+            only: the name of a part of the file, which alone is read: ``'parts.model'`` is the
+                model in a checkpoint of ``Trainer.fit``. The names that are compared begin after
+                it.
 
         Returns:
             The object to use from then on, as with ``place``: the model itself, and a new container
-            for each in which a tensor, a number or text was replaced.
+            for each in which a tensor, a number or text was replaced. With ``strict=False`` it is
+            the ``value`` of a tuple whose ``matched``, ``missing`` and ``unexpected`` list what was
+            read, what the file lacks, and what only the file has.
 
         Another framework gives the same layers other names and transposed kernels. Where d2ldev
         knows the layers, as in models of ``mlp``, they are converted; else the names and shapes
@@ -579,7 +588,7 @@ class Backend:
         """
         from d2ldev.files.load_into import load_into
 
-        return load_into(self.framework, obj, path)
+        return load_into(self.framework, obj, path, strict=strict, only=only)
 
     # -- training ---------------------------------------------------------------------------------
 

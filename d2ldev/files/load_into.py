@@ -9,19 +9,21 @@ Three steps, in this order, so that an error leaves everything as it was:
 
 from __future__ import annotations
 
+import difflib
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
-from functools import cache
+from dataclasses import replace
+from functools import cache, partial
 from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, UnsupportedValueError, shown
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
@@ -40,16 +42,86 @@ from d2ldev.nesting.walk import (
 from d2ldev.operations.arguments import as_path
 from d2ldev.operations.placing import Inventory
 
-# How many names an error lists.
+# How many names an error lists, among how many it looks for the nearest one, and by how many of
+# their last characters: a file may have millions, and long ones.
 _SHOWN = 10
+_COMPARED = 500
+_TAIL = 60
 
 
-def load_into(framework: Framework, obj: Any, path: Any) -> Any:
+class Loaded(NamedTuple):
+    """What ``load_into(..., strict=False)`` has done, with names as ``named_tensors`` gives them.
+
+    Args:
+        value: the object to use from then on.
+        matched: what was read.
+        missing: what the file lacks, and stays as it was.
+        unexpected: what only the file has.
+    """
+
+    value: Any
+    matched: list[str]
+    missing: list[str]
+    unexpected: list[str]
+
+
+def load_into(
+    framework: Framework, obj: Any, path: Any, *, strict: bool = True, only: str = ""
+) -> Any:
     """Read a file into a nesting; see ``Backend.load_into``."""
     path = as_path(path, "load")
     attempted = f"load {path} into {type(obj).__name__}"
+    if not isinstance(only, str):
+        raise UnsupportedValueError(
+            attempted, f"only={describe(only)} is no name", "only='parts.model'"
+        )
     with opened(framework, path, attempted) as checkpoint:
-        return Fitting(framework, checkpoint).prepared(obj, checkpoint.outline)()
+        return _loaded(Fitting(framework, checkpoint, is_strict=strict), obj, checkpoint, only)
+
+
+def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint, only: str) -> Any:
+    found = _under(checkpoint.outline, only) if only else checkpoint.outline
+    if only and found is None:
+        names = {part for name in flat(checkpoint.outline) for part in _beginnings(name)}
+        raise CheckpointError(
+            checkpoint.attempted,
+            f"it has nothing under {only!r}",
+            f"only={_nearest(only, sorted(names)) or 'the name of a part of the file'!r}",
+        )
+    value = fitting.prepared(obj, found)()
+    if fitting.is_strict:
+        return value
+    return Loaded(value, fitting.matched, fitting.missing, fitting.unexpected)
+
+
+def _under(node: Any, name: str) -> Any:
+    """Return the part of a file under a dotted name; None if there is none."""
+    if not isinstance(node, Outline):
+        return None
+    inner: dict[Any, Any] = {}
+    for label, child in node.children.items():
+        if str(label) == name:
+            return child
+        if name.startswith(f"{label}."):
+            found = _under(child, name.removeprefix(f"{label}."))
+            if found is not None:
+                return found
+        elif str(label).startswith(f"{name}."):
+            inner[str(label).removeprefix(f"{name}.")] = child
+    # The names of a model, or of another program's file; the number is that of no container.
+    return replace(node, type=MODEL, children=inner, number=-1, layouts=None) if inner else None
+
+
+def _beginnings(name: str) -> Iterator[str]:
+    """Yield the names of the parts that a tensor of this name is in."""
+    while name := name.rpartition(".")[0]:
+        yield name
+
+
+def _nearest(name: str, names: Sequence[str]) -> str:
+    """Return the most similar name; empty if none is similar."""
+    tails = {other[-_TAIL:]: other for other in names[:_COMPARED]}
+    return "".join(tails[tail] for tail in difflib.get_close_matches(name[-_TAIL:], tails, 1))
 
 
 class _Pair(NamedTuple):
@@ -72,17 +144,24 @@ class Fitting:
     Args:
         framework: whose tensors they are.
         checkpoint: the open file.
+        is_strict: whether each tensor has to be on both sides.
+
+    Attributes:
+        matched, missing, unexpected: see ``Loaded``.
     """
 
-    def __init__(self, framework: Framework, checkpoint: Checkpoint) -> None:
+    def __init__(
+        self, framework: Framework, checkpoint: Checkpoint, *, is_strict: bool = True
+    ) -> None:
+        self.is_strict = is_strict
         self._framework = framework
         self._checkpoint = checkpoint
         self._attempted = checkpoint.attempted
-        # What does not fit, for one message.
-        self._missing: list[str] = []
-        self._unexpected: list[str] = []
+        self.matched: list[str] = []
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        # What is of another shape, dtype or kind.
         self._different: list[str] = []
-        self._matched: list[str] = []
         # (id of the tensor or the array, its name in the file) -> both.
         self._pairs: dict[tuple[int, str], _Pair] = {}
         # id of a tensor that is filled in place -> its name in the file.
@@ -136,15 +215,15 @@ class Fitting:
 
     def _check(self) -> None:
         """Raise one error that names everything that does not fit, if anything does not."""
-        told = [
-            f"{what} {_some(names)}"
-            for what, names in (
-                ("it lacks", self._missing),
-                ("it has unexpected", self._unexpected),
-                ("misfits:", self._different),
-            )
-            if names
-        ]
+        told = []
+        if self.missing and self.is_strict:
+            told.append(f"it lacks {_some(self.missing)}")
+        if self.unexpected and self.is_strict:
+            told.append(f"it has unexpected {_some(self.unexpected)}")
+            nearest = [(name, _nearest(name, self.unexpected)) for name in self.missing[:_SHOWN]]
+            told += [f"{name} may be {other}" for name, other in nearest if other]
+        if self._different:
+            told.append(f"misfits: {_some(self._different)}")
         if told:
             writer = self._checkpoint.writer
             is_ours = writer in (None, self._framework.name)
@@ -176,6 +255,7 @@ class Fitting:
         if kind is OBJECT and self._framework.files.state(x) is not None:
             if isinstance(found, Outline) and found.type == STATE:
                 self._states[id(x)] = (x, found)
+                self.matched.append(path)
             else:
                 self._differs(path, f"is a {type(x).__name__}", found)
         elif isinstance(kind, Kind) and kind is not OBJECT:
@@ -204,7 +284,7 @@ class Fitting:
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
             lacking = self._framework.files.complete(x, shapes, self._undo.callback)
-            self._missing += [joined(path, name) for name in lacking]
+            self.missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
         free: AbstractSet[str] = frozenset()
         if is_model:
@@ -230,8 +310,8 @@ class Fitting:
             if its_name in stored:
                 self._pair(value, stored[its_name], layouts, joined(path, name))
             else:
-                self._missing.append(joined(path, name))
-        self._unexpected += [joined(path, name) for name in stored if name not in used | free]
+                self.missing.append(joined(path, name))
+        self.unexpected += [joined(path, name) for name in stored if name not in used | free]
 
     def _is_refilled(self, x: Any) -> bool:
         return type(x) is not np.ndarray and self._framework.models.is_refilled(x)
@@ -275,12 +355,13 @@ class Fitting:
         if is_of_names and list(mine) != list(found.children):
             self._compare_names(x, found, path)
             return lambda: self._models_after.get(id(x), x)
-        self._missing += [joined(path, label) for label in mine if label not in found.children]
-        self._unexpected += [joined(path, label) for label in found.children if label not in mine]
+        self.missing += [joined(path, label) for label in mine if label not in found.children]
+        self.unexpected += [joined(path, label) for label in found.children if label not in mine]
         parts = [
             self._compare(child, found.children[label], joined(path, label))
-            for label, child in mine.items()
             if label in found.children
+            else partial(_same, child)
+            for label, child in mine.items()
         ]
 
         @functools.cache
@@ -328,7 +409,7 @@ class Fitting:
         else:
             self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
             self._places[path, id(x)] = found.name
-            self._matched.append(path)
+            self.matched.append(path)
 
     def _dtype_and_shape(self, x: Any) -> tuple[str, tuple[int, ...]]:
         if isinstance(x, np.ndarray):
@@ -419,6 +500,10 @@ class Fitting:
         if key not in self._made:
             self._made[key] = self._rebuilt(x, kind, new)
         return self._made[key]
+
+
+def _same(x: Any) -> Any:
+    return x
 
 
 def _some(names: Sequence[str]) -> str:

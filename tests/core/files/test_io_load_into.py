@@ -124,3 +124,67 @@ def test_arrays_are_read_by_their_dotted_names_too(reference, path):
     assert loaded["b"].tolist() == [1]
     assert (loaded["n"], loaded["s"]) == (3, 1)
     assert mine["b"].tolist() == [0]
+
+
+@pytest.fixture
+def foreign(path):
+    """A file of another program, with the names of an encoder and a decoder."""
+    names = ("encoder.0.w", "encoder.1.w", "decoder.w")
+    save_file({name: np.full(2, i, "float32") for i, name in enumerate(names)}, path)
+    return path
+
+
+def test_a_prefix_of_another_program_s_names_is_a_part(reference, foreign):
+    mine = {"0": {"w": reference.zeros(2)}, "1": {"w": reference.zeros(2)}}
+    loaded = reference.load_into(mine, foreign, only="encoder")
+    assert values(reference, loaded["1"]["w"]) == [1, 1]
+
+
+def test_one_tensor_is_a_part(reference, foreign):
+    assert values(
+        reference, reference.load_into(reference.zeros(2), foreign, only="decoder.w")
+    ) == [
+        2,
+        2,
+    ]
+
+
+@pytest.mark.parametrize("only", ["encode", "encoder.", "encoder.0.w.x", "", "decoder.w.w"])
+def test_what_is_no_part_is_refused(reference, foreign, only):
+    with pytest.raises(CheckpointError):
+        reference.load_into({"w": reference.zeros(2)}, foreign, only=only)
+
+
+def test_a_part_that_is_no_name_is_refused(reference, foreign):
+    with pytest.raises(UnsupportedValueError, match="only=3, an int, is no name"):
+        reference.load_into({"w": reference.zeros(2)}, foreign, only=3)
+
+
+def test_a_part_is_read_as_strictly(reference, foreign):
+    with pytest.raises(CheckpointError, match=r"it has unexpected 1\.w"):
+        reference.load_into({"0": {"w": reference.zeros(2)}}, foreign, only="encoder")
+
+
+def test_another_shape_is_refused_also_where_not_everything_has_to_match(reference, path):
+    reference.save({"a": reference.ones(2), "b": reference.ones(3)}, path)
+    mine = {"a": reference.zeros(2), "b": reference.zeros(4)}
+    with pytest.raises(CheckpointError, match=r"misfits: b is float32 \(4,\)"):
+        reference.load_into(mine, path, strict=False)
+    assert values(reference, mine["a"]) == [0, 0]
+
+
+def test_what_a_list_has_more_than_the_file_stays(reference, path):
+    reference.save([reference.ones(2)], path)
+    mine = [reference.zeros(2), reference.zeros(3)]
+    value, matched, missing, unexpected = reference.load_into(mine, path, strict=False)
+    assert (matched, missing, unexpected) == (["0"], ["1"], [])
+    assert values(reference, value[0]) == [1, 1]
+    assert value[1] is mine[1]
+
+
+def test_of_long_names_the_nearest_is_the_one_that_ends_alike(reference, path):
+    long = "model." * 50
+    mine = (f"net.{long}gama", f"{long}bias")
+    save_file({f"{long}{name}": np.zeros(1) for name in ("gamma", "bias")}, path)
+    with pytest.raises(CheckpointError, match=f"net.{long}gama may be {long}gamma;"):
+        reference.load_into({name: np.zeros(1) for name in mine}, path)

@@ -238,3 +238,13 @@ def test_without_known_layouts_the_names_have_to_be_the_same(framework, turned_f
     net = Cell(weight=framework.zeros((2, 3)), bias=framework.zeros(2))
     with pytest.raises(CheckpointError, match="it lacks weight, bias; it has unexpected"):
         framework.load_into(net, turned_file)
+
+
+def test_models_and_optimizers_that_were_read_are_listed(framework, path):
+    framework.save({"net": Cell(a=framework.ones(2)), "o": Optimizer(5, framework.ones(3))}, path)
+    mine = {"net": Cell(a=framework.zeros(2), b=framework.zeros(2)), "p": framework.zeros(1)}
+    mine["o"] = Optimizer(0, framework.zeros(3))
+    loaded = framework.load_into(mine, path, strict=False)
+    assert (loaded.matched, loaded.missing) == (["net.a", "o"], ["p", "net.b"])
+    assert mine["o"].steps == 5
+    assert values(framework, mine["net"].tensors["a"]) == [1, 1]

@@ -148,6 +148,28 @@ class ForgivesAnotherName(Mutant, caught_by="io.load-into-refuses-other-names"):
             return dict(zip(obj, self.load(path).values(), strict=True))
 
 
+class NamesNoOther(Mutant, caught_by="io.load-into-names-the-nearest"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            try:
+                return super().load_into(obj, path)
+            except CheckpointError as error:
+                raise CheckpointError(error.attempted, "it lacks weigth", error.fix) from None
+
+
+class ReadsNothingInPart(Mutant, caught_by="io.load-into-reads-what-matches"):
+    class Backend(Backend):
+        def load_into(self, obj, path, *, strict=True):
+            return super().load_into(obj, path, strict=strict)._replace(value=obj)
+
+
+class ReadsAnEmptyPart(Mutant, caught_by="io.load-into-reads-one-part"):
+    class Backend(Backend):
+        def load_into(self, obj, path, *, only=""):
+            super().load_into(copy.deepcopy(obj), path, only=only)
+            return obj
+
+
 class ForgivesAnotherDtype(Mutant, caught_by="io.load-into-refuses-other-dtypes"):
     class Backend(Backend):
         def load_into(self, obj, path):

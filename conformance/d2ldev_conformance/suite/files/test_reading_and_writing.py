@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from d2ldev import CheckpointError, DeviceUnavailableError, UnsupportedValueError
+from d2ldev import CheckpointError, DeviceUnavailableError, Trainer, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.provision import samples
@@ -249,6 +249,49 @@ def test_load_into_refuses_other_names(backend, path, name):
     backend.save({"weight": backend.ones(3)}, path)
     with pytest.raises(CheckpointError):
         backend.load_into({name: backend.zeros(3)}, path)
+
+
+@requirement("io.load-into-names-the-nearest", section=SECTION)
+def test_a_name_that_is_not_in_the_file_is_told_with_the_nearest_one_that_is(backend, path):
+    backend.save({"weight": backend.ones(3), "bias": backend.ones(2)}, path)
+    with pytest.raises(CheckpointError, match="weigth may be weight"):
+        backend.load_into({"weigth": backend.zeros(3), "bias": backend.zeros(2)}, path)
+
+
+@requirement("io.load-into-reads-what-matches", section=SECTION)
+def test_what_matches_is_read_on_purpose_and_the_rest_is_listed(backend, path, place):
+    backend.save({"body": {"w": backend.ones(3)}, "head": backend.ones(2), "n": 7}, path)
+    x, y = backend.zeros(3, device=place), backend.zeros(4, device=place)
+    loaded = backend.load_into({"body": {"w": x}, "new head": y, "n": 0}, path, strict=False)
+    assert loaded.matched == ["body.w"]
+    assert (loaded.missing, loaded.unexpected) == (["new head"], ["head"])
+    assert backend.to_numpy(loaded.value["body"]["w"]).tolist() == [1, 1, 1]
+    assert loaded.value["new head"] is y
+    assert loaded.value["n"] == 7
+    assert set(backend.placement(loaded.value).values()) == {place}
+
+
+@requirement("io.load-into-reads-one-part", section=SECTION)
+def test_the_model_of_a_run_s_checkpoint_is_read_alone(backend, path, place):
+    trainer = Trainer(1, backend=backend)
+    batches = [(backend.ones((2, 3)), backend.ones((2, 1)))]
+    trainer.fit(backend.mlp([3, 4, 1], seed=1), batches, checkpoint=path)
+    other = backend.mlp([3, 4, 1], seed=2, device=place)
+    loaded = backend.load_into(other, path, only="parts.model")
+    found, wanted = saved_values(backend, loaded), saved_values(backend, trainer.model)
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert_same(found[name], value)
+    assert set(backend.placement(loaded).values()) == {place}
+
+
+@requirement("io.load-into-reads-one-part", section=SECTION)
+def test_a_part_that_is_not_there_is_refused_with_the_nearest_one_that_is(backend, path):
+    backend.save({"parts": {"model": [backend.ones(3)]}}, path)
+    x = [backend.zeros(3)]
+    with pytest.raises(CheckpointError, match="only='parts.model'"):
+        backend.load_into(x, path, only="parts.modle")
+    assert backend.to_numpy(x[0]).tolist() == [0, 0, 0]
 
 
 @requirement("io.load-into-refuses-other-dtypes", section=SECTION)
