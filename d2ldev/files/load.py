@@ -16,7 +16,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Stored, built, filled, flat, outlined
 from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
-from d2ldev.files.format.dtypes import NAMES, Storage, bytes_of, numpy_dtype, storage_of
+from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
 from d2ldev.files.format.header import (
     CHECKSUM,
     STRUCTURE,
@@ -104,16 +104,18 @@ class Checkpoint:
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
-        storage = storage_of(numbers)
-        if entry and NAMES[entry.tag] == numbers:
-            storage = Storage(entry.tag)  # as another program stores it
-        rank = len(entry.shape) - len(storage.suffix) if entry and storage else 0
-        if not entry or (entry.tag, entry.shape[rank:]) != storage:
+        shape = entry.shape if entry else ()
+        suffixes = [
+            way.suffix
+            for way in storages_of(numbers)
+            if entry and way == (entry.tag, shape[len(shape) - len(way.suffix) :])
+        ]
+        if not suffixes:
             raise HeaderError(
                 f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        return Stored("tensor", name, dtype, numbers, entry.shape[:rank]), total
+        return Stored("tensor", name, dtype, numbers, shape[: len(shape) - len(suffixes[0])]), total
 
     def part(self, node: Any, device: Device = CPU) -> Any:
         """Read a part of the file.
@@ -141,7 +143,8 @@ class Checkpoint:
         """
         names = self._framework.tensors.dtype_names
         for stored, *_ in wanted:
-            if stored.kind == "tensor" and stored.numbers not in names:
+            is_packed = stored.numbers in PACKED
+            if is_packed or (stored.kind == "tensor" and stored.numbers not in names):
                 what = f"its tensor {stored.name!r} is of {stored.dtype}"
                 raise CheckpointError(
                     self.attempted,

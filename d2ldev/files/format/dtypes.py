@@ -17,16 +17,21 @@ _TAGS = {
     **{f"uint{bits}": f"U{bits}" for bits in (8, 16, 32, 64)},
     **{f"float{bits}": f"F{bits}" for bits in (16, 32, 64)},
     "bfloat16": "BF16",
+    "complex64": "C64",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e8m0fnu": "F8_E8M0",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
 }
-# Complex numbers are stored as their real and imaginary parts: safetensors has C64 only since 0.7,
-# and has no C128. An older version that does not know one tag of a file reads none of its tensors.
-_PARTS = {"complex64": "F32", "complex128": "F64"}
+PACKED = {"float4_e2m1fn": "F4", "float6_e2m3fn": "F6_E2M3", "float6_e3m2fn": "F6_E3M2"}
+"""Dtypes whose numbers are packed in a file, and are one to a byte in memory: they are not read."""
 _FLOAT8 = re.compile(r"float8_e\dm\d[a-z0-9]*")
 
-NAMES = {tag: name for name, tag in _TAGS.items()} | {"C64": "complex64"}
+NAMES = {tag: name for name, tag in {**_TAGS, **PACKED}.items()}
 """The name of the dtype for each tag of the format."""
+BITS = {tag: int("".join(re.findall(r"\d+", tag)[:1]) or 8) for tag in NAMES}
+"""How many bits a number of each tag takes in a file."""
 
 
 class Storage(NamedTuple):
@@ -41,6 +46,15 @@ class Storage(NamedTuple):
     suffix: tuple[int, ...] = ()
 
 
+# How dtypes were stored before the format had tags for them.
+_OLDER = {
+    "complex64": Storage("F32", (2,)),
+    "float8_e8m0fnu": Storage("U8"),
+    "float8_e4m3fnuz": Storage("U8"),
+    "float8_e5m2fnuz": Storage("U8"),
+}
+
+
 def storage_of(name: str) -> Storage | None:
     """Return how a dtype is stored; None if it is not a dtype of numbers.
 
@@ -49,13 +63,19 @@ def storage_of(name: str) -> Storage | None:
     """
     if name in _TAGS:
         return Storage(_TAGS[name])
-    if name in _PARTS:
-        return Storage(_PARTS[name], (2,))
+    if name == "complex128":  # the format has none: as real and imaginary parts
+        return Storage("F64", (2,))
     if not _FLOAT8.fullmatch(name):
         return None
     import ml_dtypes
 
     return Storage("U8") if hasattr(ml_dtypes, name) else None
+
+
+def storages_of(name: str) -> list[Storage]:
+    """Return every way in which a dtype is stored in files, also in older ones."""
+    ways = [storage_of(name), _OLDER.get(name), Storage(PACKED[name]) if name in PACKED else None]
+    return [way for way in ways if way is not None]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
 
-from d2ldev.files.format.dtypes import NAMES, numpy_dtype
+from d2ldev.files.format.dtypes import BITS, NAMES
 
 MAX_LENGTH = 100_000_000
 """The longest header in bytes, by the rules of the format."""
@@ -182,6 +182,6 @@ def _entry(name: str, what: Any) -> Entry:
     if not is_sizes(offsets) or len(offsets) != 2:
         raise HeaderError(f"its tensor {quoted} has invalid offsets")
     begin, end = offsets
-    if end - begin != math.prod(shape) * numpy_dtype(NAMES[tag]).itemsize:
+    if 8 * (end - begin) != math.prod(shape) * BITS[tag]:
         raise HeaderError(f"its tensor {quoted} has offsets that do not fit its shape")
     return Entry(tag, tuple(shape), begin, end)

@@ -117,6 +117,7 @@ FORMAT = {
     "metadata that is none": (file_of({"__metadata__": {"a": 1}}), "its metadata"),
     "a tensor that is none": (file_of({"x": 1}), "lacks a dtype"),
     "a tensor with more": (file_of({"x": {**entry(), "run": "rm"}}, DATA), "lacks a dtype"),
+    "half a byte": (file_of({"x": entry("F4", (3,), (0, 2))}, bytes(2)), "do not fit its shape"),
     "half a surrogate pair": (file_of({"\ud800": entry()}, DATA), "not Unicode"),
     "a dtype that nobody knows": (file_of({"x": entry("F33")}, DATA), "an unknown dtype"),
     "a dtype that is no text": (file_of({"x": entry(["F32"])}, DATA), "an unknown dtype"),

@@ -1,11 +1,13 @@
 """Files for other programs, files of other programs, and tensors on the devices that are wanted."""
 
 import json
+import re
 
 import ml_dtypes
 import numpy as np
 import pytest
-from hostile_files import file_of
+from hostile_files import entry, file_of, told
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from d2ldev import Backend, CheckpointError, DeviceUnavailableError, get_backend
@@ -35,7 +37,11 @@ def test_a_tensor_of_every_dtype_and_shape_comes_back_bit_by_bit(reference, path
 
 
 @pytest.mark.parametrize(
-    "dtype", ["bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "float8_e3m4", "complex128"]
+    "dtype",
+    [
+        *("bfloat16", "float16", "complex64", "complex128", "float8_e3m4", "float8_e4m3fn"),
+        *("float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+    ],
 )
 def test_an_array_of_a_dtype_that_numpy_or_the_format_lacks_comes_back(reference, path, dtype):
     array = np.frombuffer(ODD_BYTES, numpy_dtype(dtype)).copy()
@@ -75,8 +81,9 @@ def test_another_program_reads_the_tensors_by_their_names(reference, path):
     assert found["net.0.w"].tolist() == [[1, 2]]
     assert found["steps"].tolist() == [0, 1, 2]
     assert found["half"].dtype == ml_dtypes.bfloat16
-    # The real and the imaginary part: not every release of safetensors reads complex numbers.
-    assert found["complex"].tolist() == found["narrow complex"].tolist() == [[1, 2]]
+    assert found["narrow complex"].tolist() == [1 + 2j]
+    # The real and the imaginary part: the format has no such dtype.
+    assert found["complex"].tolist() == [[1, 2]]
 
 
 def test_tensors_are_aligned_in_the_file(reference, path):
@@ -103,12 +110,78 @@ def test_the_file_of_another_program_is_a_dict_from_names_to_tensors(reference, 
 
 
 def test_complex_numbers_of_another_program_are_read(reference, path):
-    numbers = np.array([1 + 2j, -3j], "complex64")
-    header = {"z": {"dtype": "C64", "shape": [2], "data_offsets": [0, 16]}}
-    path.write_bytes(file_of(header, numbers.tobytes()))
+    save_file({"z": np.array([1 + 2j, -3j], "complex64")}, path)
     loaded = reference.load(path)["z"]
     assert reference.dtype_of(loaded) == "complex64"
     assert reference.to_numpy(loaded).tolist() == [1 + 2j, -3j]
+
+
+OLDER = {
+    "complex64": ("F32", [2, 2]),
+    "float8_e8m0fnu": ("U8", [2]),
+    "float8_e4m3fnuz": ("U8", [2]),
+    "float8_e5m2fnuz": ("U8", [2]),
+}
+
+
+@pytest.mark.parametrize("dtype", OLDER)
+def test_files_from_before_the_format_had_a_dtype_are_read(reference, path, dtype):
+    tag, shape = OLDER[dtype]
+    array = np.frombuffer(ODD_BYTES[:16], numpy_dtype(dtype))[:2]
+    header = told(root={"array": 0}, tensors=[["x", dtype, None]])
+    header["x"] = entry(tag, shape, (0, array.nbytes))
+    path.write_bytes(file_of(header, array.tobytes()))
+    loaded = reference.load(path)
+    assert loaded.dtype == array.dtype
+    assert loaded.tobytes() == array.tobytes()
+
+
+PACKED = {"F4": ([4], 2), "F6_E2M3": ([2, 2], 3), "F6_E3M2": ([4], 3)}
+
+
+@pytest.mark.parametrize("tag", PACKED)
+def test_a_file_with_numbers_below_a_byte_is_read_but_for_them(reference, path, tag):
+    shape, size = PACKED[tag]
+    header = {"x": entry("U8", [1], (0, 1)), "packed": entry(tag, shape, (1, 1 + size))}
+    path.write_bytes(file_of(header, bytes([7]) + bytes(size)))
+    loaded = reference.load_into({"x": reference.zeros(1, dtype="uint8")}, path, strict=False)
+    assert reference.to_numpy(loaded.value["x"]).tolist() == [7]
+    assert loaded.unexpected == ["packed"]
+    with pytest.raises(CheckpointError, match="its tensor 'packed' is of float"):
+        reference.load(path)
+    packed = np.zeros(shape, NAMES[tag])
+    with pytest.raises(CheckpointError, match="its tensor 'packed' is of float"):
+        reference.load_into({"packed": packed}, path, strict=False)
+
+
+def test_every_dtype_of_the_format_is_known(path):
+    path.write_bytes(file_of({"x": entry("C128", [1], (0, 16))}, bytes(16)))
+    with pytest.raises(SafetensorError) as told:
+        load_file(path)
+    known = re.findall(r"`(\w+)`", str(told.value).partition("expected one of")[2])
+    assert {"F32"} <= set(known) <= set(NAMES)
+
+
+@pytest.mark.parametrize("padding", [b" " * 7, b"\r \t\n"])
+def test_a_header_may_end_with_white_space(reference, path, padding):
+    header = json.dumps({"x": entry()}).encode() + padding
+    path.write_bytes(file_of(header, bytes(4)))
+    assert list(load_file(path)) == list(reference.load(path)) == ["x"]
+
+
+@pytest.mark.parametrize("first", [b" ", b"\n", b"\xef\xbb\xbf"])
+def test_a_header_begins_with_a_brace(reference, path, first):
+    path.write_bytes(file_of(first + json.dumps({"x": entry()}).encode(), bytes(4)))
+    with pytest.raises(CheckpointError, match="not a JSON object"):
+        reference.load(path)
+
+
+def test_the_header_is_padded_with_blanks(reference, path):
+    reference.save({"x": reference.ones(1)}, path)
+    whole = path.read_bytes()
+    header = whole[8 : 8 + int.from_bytes(whole[:8], "little")]
+    assert header[:1] == b"{"
+    assert header.rstrip(b" ")[-1:] == b"}"
 
 
 def test_the_file_of_another_program_without_tensors_is_an_empty_dict(reference, path):
