@@ -40,7 +40,11 @@ class MXNetFiles(Files):
         return layers
 
     def complete(
-        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+        self,
+        model: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        inputs: Any,
+        undo: Callable[..., object],
     ) -> list[str]:
         lacking: list[str] = []
         if not isinstance(model, mx.gluon.Block):

@@ -7,7 +7,10 @@ framework.
 
 from __future__ import annotations
 
+import json
 import sys
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -72,9 +75,25 @@ class TensorFlowFiles(Files):
                 return None  # it may put what it is given into another order
         return layers
 
+    def inputs(self, model: Any) -> Any:
+        if not _is_keras_s(model, "Layer"):
+            return None
+        try:
+            return json.loads(json.dumps(model.get_build_config()))
+        except (TypeError, ValueError, NotImplementedError):  # of a class of the user's
+            return None
+
     def complete(
-        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+        self,
+        model: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        inputs: Any,
+        undo: Callable[..., object],
     ) -> tuple[str, ...]:
+        if _is_keras_s(model, "Layer") and shapes and not model.built and not model.weights:
+            if inputs is None or not _fits(model, inputs, shapes):
+                raise ValueError("it is not built: call it on a batch first, as model(x)")
+            model.build_from_config(_with_tuples(inputs))
         # An optimizer makes its variables, all zeros, with the first step of ``fit``. To have them
         # sooner changes nothing in what it computes, and needs no undoing.
         optimizer = getattr(model, "optimizer", None)
@@ -138,6 +157,46 @@ def _is_keras_s(x: Any, name: str) -> bool:
 def _of_optimizer(names: Iterable[str]) -> set[str]:
     """Return the names that are those of the optimizer of a compiled model."""
     return {name for name in names if name.startswith("optimizer.")}
+
+
+def _with_tuples(config: Any) -> Any:
+    """Return a build configuration with tuples for shapes, which are lists in JSON."""
+    if isinstance(config, Mapping):
+        return {key: _with_tuples(value) for key, value in config.items()}
+    return tuple(map(_with_tuples, config)) if isinstance(config, list) else config
+
+
+def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
+    """Return whether a model, built for these inputs, has weights of shapes that a file has.
+
+    Another model of the same configuration is built, of which no weight gets memory: the inputs may
+    be whatever a file says.
+    """
+    keras: Any = sys.modules["keras"]
+    is_sequence = type(model) is keras.Sequential
+    found: Counter[tuple[int, ...]] = Counter()
+    with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
+        warnings.simplefilter("ignore")  # one says that it cannot be built
+        try:
+            other = keras.models.clone_model(model) if is_sequence else _made_again(model)
+            other.build_from_config(_with_tuples(inputs))
+            found.update(tuple(x.shape) for x in other.weights)
+        except Exception:  # whatever a class of the user's raises
+            return False
+        finally:
+            # Private; Keras gives memory to what is in there at the end of its next scope.
+            sys.modules["keras.src.backend.common.global_state"].set_global_attribute(
+                "uninitialized_variables", []
+            )
+    return bool(found) and found <= Counter(shapes.values())
+
+
+def _made_again(model: Any) -> Any:
+    """Return another layer or model, of the arguments that one was made with."""
+    arguments = getattr(model, "_auto_config", None)  # private; None if they are not all plain
+    if arguments is None:
+        return type(model).from_config(model.get_config())
+    return type(model)(**arguments.config)
 
 
 def _class_of(optimizer: Any) -> str:

@@ -50,7 +50,11 @@ class TorchFiles(Files):
         return layers
 
     def complete(
-        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+        self,
+        model: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        inputs: Any,
+        undo: Callable[..., object],
     ) -> tuple[str, ...]:
         if isinstance(model, torch.nn.Module):
             for name, x in (*model.named_parameters(), *model.named_buffers()):

@@ -109,6 +109,7 @@ class Outline:
         number: of its row.
         layouts: of the layers of a model, if they are known.
         maxlen: of a deque.
+        inputs: of a model; see ``Files.inputs``.
     """
 
     type: str
@@ -116,6 +117,7 @@ class Outline:
     number: int
     layouts: Mapping[str, Layout] | None
     maxlen: int | None
+    inputs: Any = None
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -204,6 +206,9 @@ class Description:
         layouts = layouts_of_model(self._framework, x)
         if layouts is not None:
             row["layouts"] = {name: list(layout) for name, layout in layouts.items()}
+        inputs = self._framework.files.inputs(x)
+        if inputs is not None:
+            row["inputs"] = inputs
         tensors = dict(named_tensors(self._framework, x, self._attempted, is_saved=True))
         return self._row(row, x, tensors, tensors.values(), path)
 
@@ -376,7 +381,8 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             _check(len(children) == len(items), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
-            rows.append(Outline(kind, children, len(rows), layouts, maxlen))
+            inputs = row.get("inputs")
+            rows.append(Outline(kind, children, len(rows), layouts, maxlen, inputs))
         return value(told["root"]), rows
     except HeaderError:
         raise

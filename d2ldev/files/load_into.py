@@ -283,7 +283,12 @@ class Fitting:
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
-            lacking = self._framework.files.complete(x, shapes, self._undo.callback)
+            complete, undo = self._framework.files.complete, self._undo.callback
+            try:
+                lacking = complete(x, shapes, found.inputs, undo)
+            except ValueError as error:
+                self._different.append(f"{path or 'the top'}: {error}")
+                return
             self.missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
         free: AbstractSet[str] = frozenset()

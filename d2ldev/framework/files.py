@@ -127,8 +127,19 @@ class Files:
         """
         return None
 
+    def inputs(self, model: Any) -> Any:
+        """Return what ``complete`` needs to know of a model's inputs, as JSON has it.
+
+        Called by ``save`` for every model; None if there is nothing to know.
+        """
+        return None
+
     def complete(
-        self, model: Any, shapes: Mapping[str, tuple[int, ...]], undo: Callable[..., object]
+        self,
+        model: Any,
+        shapes: Mapping[str, tuple[int, ...]],
+        inputs: Any,
+        undo: Callable[..., object],
     ) -> Sequence[str]:
         """Make the tensors that a model makes with its first batch or step, as a file has them.
 
@@ -137,12 +148,17 @@ class Files:
         Args:
             model: one of ``Models.types``.
             shapes: of the tensors in the file, by names as ``named_tensors`` gives them.
+            inputs: what ``inputs`` has returned of the model that was saved, or anything else that
+                a file has in its place; None if it is unknown.
             undo: called before each change, with a function that takes it back, and the arguments
                 of that. The functions are called, the last first, if the file is refused. They must
                 not fail.
 
         Returns:
             The names of those that the file lacks, and that ``Models.parts`` does not have yet.
+
+        Raises:
+            ValueError: if it cannot make them; the message says how the user can.
         """
         return ()
 

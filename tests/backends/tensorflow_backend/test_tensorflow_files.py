@@ -179,6 +179,65 @@ def test_a_model_that_was_compiled_with_another_optimizer_is_refused(backend, pa
         np.testing.assert_array_equal(x, value)
 
 
+class TwoLayers(keras.Model):
+    """A model that makes its variables with the first batch."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = layers.Dense(4, activation="tanh")
+        self.rest = [layers.LayerNormalization(), layers.Dense(2)]
+
+    def call(self, x):
+        x = self.first(x)
+        for layer in self.rest:
+            x = layer(x)
+        return x
+
+
+UNBUILT = {
+    "dense": (lambda: keras.Sequential([layers.Dense(4), layers.BatchNormalization()]), (5, 3)),
+    "convolution": (
+        lambda: keras.Sequential([layers.Conv2D(2, 3), layers.Flatten(), layers.Dense(1)]),
+        (2, 8, 8, 1),
+    ),
+    "a class": (TwoLayers, (5, 3)),
+    "a layer": (lambda: layers.Dense(4), (5, 3)),
+}
+
+
+@pytest.mark.parametrize(("make", "shape"), UNBUILT.values(), ids=UNBUILT)
+def test_a_model_that_is_not_built_is_built_as_the_saved_one_was(backend, path, make, shape):
+    net, x = make(), backend.rand(shape, seed=1)
+    net(x)
+    backend.save(net, path)
+    other = backend.load_into(backend.place(make(), "gpu:1"), path)
+    assert set(map(str, backend.placement(other).values())) == {"gpu:1"}
+    assert bits(backend, other(backend.to(x, "gpu:1"))) == bits(backend, net(x))
+    assert len(other.weights) == len(net.weights)
+
+
+def test_a_model_that_is_not_built_is_as_it_was_when_the_file_does_not_fit(backend, path):
+    net = keras.Sequential([layers.Dense(4), layers.Dense(2)])
+    net(tf.ones((5, 3)))
+    backend.save(net, path)
+    other = keras.Sequential([layers.Dense(4), layers.Dense(3)])
+    with pytest.raises(CheckpointError, match="it is not built: call it on a batch first"):
+        backend.load_into(other, path)
+    assert other.weights == []
+    assert other(tf.ones((5, 7))).shape == (5, 3)
+
+
+def test_inputs_that_a_file_claims_are_given_no_memory(backend):
+    net = keras.Sequential([layers.Dense(4)])
+    complete = backend.framework.files.complete
+    with pytest.raises(ValueError, match="it is not built"):
+        complete(net, {"kernel": (3, 4)}, {"input_shape": [None, 10**12]}, None)
+    # What Keras makes later it gives memory then, and to nothing else.
+    with keras.StatelessScope():
+        pass
+    assert net.weights == []
+
+
 BROKEN = {
     "no state": lambda state: "text",
     "no class": lambda state: {"variables": state["variables"]},
