@@ -133,6 +133,13 @@ class KeepsOneForTwo(Mutant, caught_by="io.load-into-separates-what-is-two"):
             return {"net": [net], "average": [net]}
 
 
+class LoadsNoNetwork(Mutant, caught_by="io.load-into-gives-shapes"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            super().load_into(copy.deepcopy(obj), path)
+            return obj
+
+
 class LoadsWhatFits(Mutant, caught_by="io.load-into-refuses-what-does-not-fit"):
     class Backend(Backend):
         def load_into(self, obj, path):

@@ -12,7 +12,7 @@ import pytest
 from d2ldev import CheckpointError, DeviceUnavailableError, Trainer, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.settings import VIRTUAL_GPUS
-from d2ldev_conformance.provision import samples
+from d2ldev_conformance.provision import networks, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, numbers, saved_values
 
@@ -226,6 +226,24 @@ def test_one_tensor_in_two_places_is_two_afterwards_if_the_file_has_two(backend,
     loaded = backend.load_into({"net": [x], "average": [x]}, path)
     for name in saved:
         assert_same(backend.to_numpy(loaded[name][0]), backend.to_numpy(saved[name][0]))
+    assert set(backend.placement(loaded).values()) == {place}
+
+
+@requirement("io.load-into-gives-shapes", section=SECTION)
+def test_a_network_that_waits_for_its_first_batch_gets_shapes_and_values_from_the_file(
+    backend, path, place, network
+):
+    build = networks(backend)[network]
+    learner = backend.learner(build(backend.cpu()), loss="cross_entropy")
+    learner.step((backend.rand((5, 4), seed=0),), backend.zeros(5, dtype="int32"))
+    learner.sync()
+    backend.save(learner.parts["model"], path)
+    loaded = backend.load_into(build(place), path)
+    found = saved_values(backend, loaded)
+    wanted = saved_values(backend, learner.parts["model"])
+    assert list(found) == list(wanted)
+    for name, value in wanted.items():
+        assert_same(found[name], value)
     assert set(backend.placement(loaded).values()) == {place}
 
 
