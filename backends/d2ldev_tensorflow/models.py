@@ -30,6 +30,7 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 from d2ldev_tensorflow.tensors import TensorFlowTensors
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
+_FLAT = str.maketrans("/:", "__")
 _WITHOUT_NAME = re.compile(r"^variable_\d+$")
 # Functions that Keras has traced, with the memory that the variables had then.
 _TRACED = ("train_function", "test_function", "predict_function")
@@ -186,7 +187,9 @@ def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
     attributes = [x for x in vars(optimizer).values() if isinstance(x, keras.Variable)]
     variables = list({id(x): x for x in [*optimizer._variables, *attributes]}.values())
     trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` has none
-    numbers = {x.path.replace("/", "_"): number for number, x in enumerate(trained)}
+    # TensorFlow's own variables have no path: see Keras' ``add_variable_from_reference``.
+    paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
+    numbers = {path: number for number, path in enumerate(paths)}
     for name, value, put, key in _variables(variables):
         yield _numbered(name, numbers), value, put, key
     for name, inner in inner_optimizers(optimizer):
