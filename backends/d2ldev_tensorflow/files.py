@@ -80,7 +80,7 @@ class TensorFlowFiles(Files):
             return None
         try:
             return json.loads(json.dumps(model.get_build_config()))
-        except (TypeError, ValueError, NotImplementedError):  # of a class of the user's
+        except Exception:  # whatever a class of the user's raises
             return None
 
     def complete(
