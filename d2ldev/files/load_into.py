@@ -71,15 +71,15 @@ def load_into(
     """Read a file into a nesting; see ``Backend.load_into``."""
     path = as_path(path, "load")
     attempted = f"load {path} into {type(obj).__name__}"
-    if not isinstance(only, str):
-        raise UnsupportedValueError(
-            attempted, f"only={describe(only)} is no name", "only='parts.model'"
-        )
     with opened(framework, path, attempted) as checkpoint:
         return _loaded(Fitting(framework, checkpoint, is_strict=strict), obj, checkpoint, only)
 
 
 def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint, only: str) -> Any:
+    if not isinstance(only, str):
+        raise UnsupportedValueError(
+            checkpoint.attempted, f"only={describe(only)} is no name", "only='parts.model'"
+        )
     found = _under(checkpoint.outline, only) if only else checkpoint.outline
     if only and found is None:
         names = {part for name in flat(checkpoint.outline) for part in _beginnings(name)}

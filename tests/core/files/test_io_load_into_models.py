@@ -152,6 +152,16 @@ def test_a_list_that_a_model_has_twice_stays_one_list(framework, path):
     assert values(framework, cell.tensors["a"][0]) == [1, 1]
 
 
+@pytest.mark.parametrize("name", ["a", "b.0"])
+def test_one_tensor_filled_in_place_is_read_under_whichever_name_the_file_has(
+    framework, path, name
+):
+    save_file({name: np.ones(2, "float32")}, path)
+    x = framework.zeros(2)
+    assert framework.load_into({"a": x, "b": [x]}, path)["b"][0] is x
+    assert values(framework, x) == [1, 1]
+
+
 def test_one_tensor_filled_in_place_that_is_two_in_the_file_is_refused(framework, path):
     framework.save([framework.ones(2), framework.zeros(2)], path)
     x = framework.zeros(2)
