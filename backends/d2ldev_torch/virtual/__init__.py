@@ -3,7 +3,8 @@
 A tensor on ``vgpu:1`` is a ``torch.Tensor`` and nothing more: no subclass, no wrapper, so that
 ``nn.Module``, ``torch.optim``, hooks and everything else in torch treat it as they treat a
 tensor on a GPU. torch keeps one device type, ``PrivateUse1``, for backends that it does not know.
-It is renamed, and its tensors are made of CPU memory. Low to high:
+It is renamed, and its tensors are made of CPU memory. Backends in Python came with torch 2.10.
+Low to high:
 
 - ``devices.py``: how many there are, and the errors of those that are not there.
 - ``memory.py``: CPU memory as memory of a virtual GPU and back, and how many bytes are in use.
@@ -47,6 +48,7 @@ from d2ldev.errors import DeviceUnavailableError
 if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
     raise DeviceUnavailableError(
         "make virtual GPUs",
-        f"torch {torch.__version__} takes no backends that are written in Python",
-        "pip install --upgrade torch, or unset D2LDEV_VIRTUAL_GPUS",
+        f"torch {torch.__version__} takes no backends that are written in Python, which there are "
+        "since torch 2.10",
+        "pip install --upgrade 'torch>=2.10', or unset D2LDEV_VIRTUAL_GPUS",
     )

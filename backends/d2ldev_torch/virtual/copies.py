@@ -9,7 +9,7 @@ import torch
 
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.kernels import schema_of
-from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, bytes_of, set_memory
+from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, resize, set_memory
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
@@ -85,15 +85,7 @@ def _copied(x: torch.Tensor, index: int) -> torch.Tensor:
 def _resize_(
     x: torch.Tensor, size: list[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    """Resize a tensor: memory that has to grow is made anew, and views keep the old one."""
-    like = torch.empty(0, dtype=x.dtype).resize_(size, memory_format=memory_format)
-    storage, offset = x.untyped_storage(), int(x.storage_offset())
-    needed = (offset + like.numel()) * x.element_size()
-    if needed > storage.nbytes():
-        grown = torch.empty(needed, dtype=torch.uint8)
-        grown[: storage.nbytes()] = bytes_of(storage)
-        storage = as_virtual(grown, x.device.index).untyped_storage()
-    set_memory(x, storage, offset, like)
+    resize(x, torch.empty(0, dtype=x.dtype).resize_(size, memory_format=memory_format))
     return x
 
 

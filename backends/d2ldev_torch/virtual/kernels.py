@@ -17,7 +17,7 @@ import torch
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.operations.mixing import mismatch
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
-from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, not_dense, set_memory
+from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, not_dense, resize
 
 _CPU = torch.device("cpu")
 _Tensor = torch.Tensor
@@ -237,27 +237,34 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
         # The memory of a capsule cannot grow: a tensor that is to be resized is made anew.
         if not schema.outs or "not resizable" not in str(error):
             raise
-        return _run_with_new_outs(schema, operands, new, {**named}, kwargs)
+        return _run_with_new_outs(schema, operands, new, named)
     for alias, operand in operands.aliases.values():
         if alias.shape != operand.shape:  # an ``out`` that has become smaller
-            set_memory(operand, operand.untyped_storage(), int(operand.storage_offset()), alias)
+            resize(operand, alias)
     return operands.to_virtual(result)
 
 
 def _run_with_new_outs(
-    schema: Schema,
-    operands: Operands,
-    new: list[Any],
-    named: dict[str, Any],
-    kwargs: dict[str, Any],
+    schema: Schema, operands: Operands, new: list[Any], named: dict[str, Any]
 ) -> Any:
+    """Let an operator make its results anew, and write each where its ``out`` is."""
+    written = []
+
+    def make(alias: _Tensor) -> _Tensor:
+        fresh = torch.empty(0, dtype=alias.dtype)
+        operand = operands.aliases[id(alias)][1]
+        operands.aliases[id(fresh)] = fresh, operand
+        written.append((fresh, operand))
+        return fresh
+
     for name in schema.outs:
-        named[name] = fresh = torch.empty(0, dtype=named[name].dtype)
-        operands.aliases[id(fresh)] = fresh, kwargs[name]
+        out = named[name]
+        named[name] = [make(one) for one in out] if isinstance(out, list) else make(out)
     result = _call_kernel(schema, operands, new, named)
-    for name in schema.outs:
-        made = as_virtual(named[name], operands.index)
-        set_memory(kwargs[name], made.untyped_storage(), 0, made)
+    for fresh, operand in written:
+        if operand.shape != fresh.shape:
+            resize(operand, fresh)
+        as_cpu(operand).copy_(fresh)
     return operands.to_virtual(result)
 
 

@@ -120,7 +120,21 @@ def set_memory(
     )
 
 
-def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+def resize(x: torch.Tensor, like: torch.Tensor) -> None:
+    """Give a tensor the shape and strides of another, which has no gaps.
+
+    Memory that has to grow is made anew, and views keep the old one.
+    """
+    storage, offset = x.untyped_storage(), int(x.storage_offset())
+    needed = (offset + like.numel()) * x.element_size()
+    if needed > storage.nbytes():
+        grown = torch.empty(needed, dtype=torch.uint8)
+        grown[: storage.nbytes()] = _bytes_of(storage)
+        storage = as_virtual(grown, x.device.index).untyped_storage()
+    set_memory(x, storage, offset, like)
+
+
+def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """Return the memory of a storage on a virtual GPU as bytes on the CPU."""
     view = as_virtual(torch.empty(0, dtype=torch.uint8), storage.device.index)
     set_memory(view, storage, 0, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"))

@@ -239,9 +239,10 @@ def test_a_torch_that_is_too_old_for_them_is_named():
         "import d2ldev, torch; from torch.utils import backend_registration as registration\n"
         "del registration._setup_privateuseone_for_python_backend\n"
         "try: d2ldev.get_backend('torch')\n"
-        "except d2ldev.DeviceUnavailableError as error: print(torch.__version__ in error.problem)"
+        "except d2ldev.DeviceUnavailableError as error:\n"
+        "    print(torch.__version__ in error.problem, 'since torch 2.10' in error.problem)"
     )
-    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True"]
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True", "True"]
 
 
 # -- torch.accelerator -----------------------------------------------------------------------------

@@ -97,6 +97,63 @@ def test_a_result_is_written_where_it_is_wanted(vgpu):
     assert x.tolist() == [0, 2, 2, 0]
 
 
+MATRIX = torch.tensor([[2.0, 1.0, 0.0], [1.0, 3.0, 1.0], [0.0, 1.0, 4.0]])
+
+# They have a second result, which their caller did not name, and which grows.
+WITH_MORE_RESULTS = {
+    "inv": torch.linalg.inv,
+    "solve": lambda x, out: torch.linalg.solve(x, x.T, out=out),
+    "det": torch.linalg.det,
+    "cholesky": torch.linalg.cholesky,
+    "msort": torch.msort,
+}
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["a part", "the whole"])
+@pytest.mark.parametrize("name", WITH_MORE_RESULTS)
+def test_a_result_that_fits_stays_in_its_memory(vgpu, name, whole):
+    function = WITH_MORE_RESULTS[name]
+    expected = function(MATRIX, out=torch.empty_like(function(MATRIX, out=torch.empty(0))))
+    buffer = torch.zeros(2, *expected.shape, device=vgpu)
+    out = torch.zeros(expected.shape, device=vgpu) if whole else buffer[1]
+    place = out.data_ptr(), out.stride()
+    assert function(MATRIX.to(vgpu), out=out) is out
+    assert torch.equal(out.cpu(), expected)
+    assert (out.data_ptr(), out.stride()) == place
+    assert buffer[0].count_nonzero() == 0
+    assert whole or torch.equal(buffer[1].cpu(), expected)
+
+
+def test_a_result_grows_within_the_memory_that_it_is_a_part_of(vgpu):
+    buffer = torch.zeros(5, device=vgpu)
+    torch.add(torch.ones(3, device=vgpu), 1, out=buffer[1:1])
+    assert buffer.tolist() == [0, 2, 2, 2, 0]
+
+
+@pytest.mark.parametrize("size", [0, 2], ids=["grow", "fit"])
+def test_results_are_written_to_the_tensors_of_a_list(vgpu, size):
+    buffer = torch.zeros(2, 3, device=vgpu)
+    out = [buffer[0, :size], torch.zeros(size, device=vgpu)]
+    torch.split_with_sizes_copy(torch.arange(4.0, device=vgpu), [2, 2], out=out)
+    assert [x.tolist() for x in out] == [[0, 1], [2, 3]]
+    assert buffer.tolist() == [[0, 1, 0], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("name", ["linspace", "logspace"])
+@pytest.mark.parametrize("end", [3, 1.5, 2j])
+def test_spaces_from_mapped_tensors_to_a_number_are_the_cpus(vgpu, name, end):
+    def spaces(device):
+        make = getattr(torch, name)
+        starts = torch.arange(2.0, device=device)
+        map_over = torch.vmap(lambda start: make(start, end, 3, device=device))
+        map_back = torch.vmap(lambda start: make(end, start, 3, device=device))
+        return torch.stack([map_over(starts), map_back(starts)])
+
+    made, expected = spaces(vgpu), spaces("cpu")
+    assert (made.device, made.dtype) == (vgpu, expected.dtype)
+    assert torch.equal(made.cpu(), expected)
+
+
 def test_a_tensor_is_resized_with_its_values(vgpu):
     x = torch.arange(4.0, device=vgpu)
     x.resize_(2)
