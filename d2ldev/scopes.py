@@ -9,11 +9,30 @@ Held by ``tests/core/operations/test_leaving.py``.
 
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any, Generic, TypeVar
 from weakref import WeakSet
 
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
+    """Let torch's compiler trace another function in the decorated one's stead.
+
+    It traces Python, and knows neither context variables nor locks. A property whose function is
+    one of C, such as ``property(operator.call)``, it reads instead: while it compiles, and whenever
+    it asks whether what it compiled still holds.
+    https://github.com/pytorch/pytorch/blob/main/torch/_dynamo/variables/user_defined.py
+    """
+
+    def mark(function: Function) -> Function:
+        function._torchdynamo_inline = traced  # type: ignore[attr-defined]
+        return function
+
+    return mark
 
 
 class Entry(Generic[T]):
@@ -72,6 +91,13 @@ class Scopes(Generic[T]):
     def entries(self) -> tuple[Entry[T], ...]:
         """Return the entries of this thread or task, the outermost first."""
         return self._entries.get()
+
+    def __call__(self) -> T | None:
+        """Return the value of the innermost block; None outside of any."""
+        return self.value.get()
+
+    in_c = property(operator.call)
+    """The same, for ``traced_as``."""
 
     def is_in_force(self) -> bool:
         """Tell whether this thread or task is in a block that has not ended elsewhere."""

@@ -36,3 +36,5 @@ class TorchFramework(Framework):
         self.files = TorchFiles(self.tensors)
         self.training = TorchTraining(self, accelerator)
         self.strict = TorchStrict()
+        # Made now: torch's compiler cannot trace the lock under which it would be made.
+        self.kinds  # noqa: B018

@@ -98,6 +98,9 @@ class Accelerator:
         """Return how many devices this process can use."""
         return int(self._module.device_count())
 
+    # torch's compiler takes the number for a constant, which it cannot find out by tracing.
+    count._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
     def current(self) -> int:
         """Return the index of the device that ``torch.device(type)`` means."""
         return int(self._module.current_device()) if self._module.is_initialized() else 0

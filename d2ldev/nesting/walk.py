@@ -86,7 +86,8 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
     budget[0] -= 1
     if isinstance(kind, Kind) or budget[0] < 0:
         return False
-    for child in kind.children(x):  # noqa: SIM110  # a generator would double the cost
+    children = x.values() if kind is DICT else kind.children(x)
+    for child in children:  # noqa: SIM110  # a generator would double the cost
         if not every(child, kinds, holds, budget):
             return False
     return True

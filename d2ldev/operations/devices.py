@@ -23,7 +23,7 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Placed
-from d2ldev.scopes import Entry
+from d2ldev.scopes import Entry, traced_as
 
 
 def all_devices(framework: Framework) -> list[Device]:
@@ -101,6 +101,12 @@ def asked_for_too_late(index: int) -> str:
     return ""
 
 
+def _current_traced(framework: Framework) -> Device:
+    placed = framework.scope.in_c
+    return CPU if placed is None else placed.device
+
+
+@traced_as(_current_traced)
 def current(framework: Framework) -> Device:
     """Return the device of the innermost ``on``, else the CPU."""
     placed = framework.scope.value.get()

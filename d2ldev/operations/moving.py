@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
@@ -35,7 +34,7 @@ def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
     if kinds[type(x)] is TENSOR:
         if device_of(x) is target:
             return x
-        return copied(framework, framework.tensors.copy, x, target, _moving("a tensor", target))
+        return copied(framework, framework.tensors.copy, x, target, _moving["a tensor", target])
     try:
         if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
             return x
@@ -53,7 +52,7 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None
         target: where to.
         copy_all: copies the tensors that are elsewhere; None is the framework's own way.
     """
-    attempted = _moving("a batch", target)
+    attempted = _moving["a batch", target]
     device_of = framework.tensors.device_of
     copy_all = copy_all or framework.tensors.copy_all
     tensors = plain_tensors(x, framework.kinds)
@@ -162,9 +161,15 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
         ) from error
 
 
-@cache
-def _moving(what: str, device: Device) -> str:
-    return f"move {what} to {device}"
+class _Moving(dict[tuple[str, Device], str]):
+    """What is attempted, in words, which take longer to put together than to find."""
+
+    def __missing__(self, key: tuple[str, Device]) -> str:
+        words = self[key] = f"move {key[0]} to {key[1]}"
+        return words
+
+
+_moving = _Moving()
 
 
 def copied(

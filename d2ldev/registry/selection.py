@@ -6,6 +6,7 @@ Held by ``tests/core/registry/test_selection.py`` and ``tests/core/registry/test
 from __future__ import annotations
 
 import importlib
+import operator
 import sys
 import threading
 from typing import Any, NamedTuple
@@ -33,7 +34,7 @@ from d2ldev.registry.discovery import (
     required_modules,
 )
 from d2ldev.registry.loading import load, unknown
-from d2ldev.scopes import Entry, Scopes
+from d2ldev.scopes import Entry, Scopes, traced_as
 
 _lock = threading.RLock()
 _loaded: dict[str, Framework] = {}
@@ -120,6 +121,18 @@ def enter(framework: Framework) -> Entry[Framework]:
     return scoped.enter(framework)
 
 
+class _Computed:
+    """The active framework as an attribute for ``traced_as``."""
+
+    framework = property(operator.call)
+
+    def __call__(self) -> Framework:
+        return active_framework()
+
+
+_computed = _Computed()
+
+
 class _ActiveFramework:
     """The active framework as an attribute of an object.
 
@@ -129,6 +142,7 @@ class _ActiveFramework:
     it.
     """
 
+    @traced_as(lambda *_: _computed.framework)
     def __get__(self, owner: object, cls: type) -> Framework:
         # ``active_framework``, without a call.
         framework = scoped.value.get() or _process.framework or _resolve()

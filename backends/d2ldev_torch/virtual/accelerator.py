@@ -46,6 +46,9 @@ class VirtualAccelerator(Accelerator):
     def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
         return copies(xs, native)
 
+    # torch's compiler cannot trace the questions that the shorter way asks first.
+    copies._torchdynamo_inline = Accelerator.copies  # type: ignore[attr-defined]
+
     def is_idle(self, index: int) -> bool:
         """Return True: nothing is queued."""
         return True

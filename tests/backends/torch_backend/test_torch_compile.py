@@ -1,0 +1,120 @@
+"""Functions that use d2ldev under ``torch.compile``: one graph, and what it holds for."""
+
+import subprocess
+import sys
+import threading
+
+import pytest
+import torch
+
+import d2ldev
+from d2ldev import backend
+
+
+class Compiler:
+    """A compiler that runs what it is given, and counts how often it was asked."""
+
+    def __init__(self):
+        self.programs = 0
+
+    def __call__(self, program, _inputs):
+        self.programs += 1
+        return program.forward
+
+
+@pytest.fixture
+def compiler():
+    torch.compiler.reset()
+    yield Compiler()
+    torch.compiler.reset()
+
+
+@pytest.fixture(autouse=True)
+def _torch_is_active(torch_backend):
+    with d2ldev.use_backend(torch_backend):
+        yield
+
+
+def compiled(function, compiler):
+    return torch.compile(function, backend=compiler, fullgraph=True)
+
+
+FUNCTIONS = {
+    "to": lambda x: backend.to(x, "cpu") * 2,
+    "to a device": lambda x: backend.to(x, backend.try_gpu(7)) * 2,
+    "to, a batch": lambda x: backend.to({"x": x, "rest": [x, 1]}, "cpu")["x"] * 2,
+    "copy": lambda x: backend.copy(x, "cpu") * 2,
+    "device_of": lambda x: x * 2 if backend.device_of(x) == backend.cpu() else x,
+    "num_gpus": lambda x: x * (backend.num_gpus() + 2),
+    "zeros": lambda x: backend.zeros(3) + x,
+    "ones, on a device": lambda x: backend.ones((2, 3), device="cpu") + x,
+    "arange": lambda x: backend.arange(3) + x,
+    "astype": lambda x: backend.asarray(x, dtype="float64") + 1,
+    "native": lambda x: x.to(backend.native("cpu")) * 2,
+    "name": lambda x: x * len(backend.name),
+}
+
+
+@pytest.mark.parametrize("how", ["eager", "aot_eager"])
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_is_compiled_as_one_graph(compiler, name, how):
+    x = torch.arange(3.0)
+    y = compiled(FUNCTIONS[name], how)(x)
+    assert torch.equal(y, FUNCTIONS[name](x))
+
+
+def test_it_may_be_the_first_use_of_the_handle():
+    code = (
+        "import torch; from d2ldev import backend\n"
+        "f = torch.compile(lambda x: backend.to(x, 'cpu') * 2, backend='eager', fullgraph=True)\n"
+        "print(f(torch.ones(2)).tolist(), backend.name)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout.split("\n")[0] == "[2.0, 2.0] torch", done.stderr
+
+
+def scaled(x):
+    return x * 2 if backend.name == "torch" else x * 3
+
+
+def test_a_program_holds_for_the_backend_that_it_was_compiled_with(compiler):
+    function = compiled(scaled, compiler)
+    x = torch.ones(1)
+    first = function(x)
+    with d2ldev.use_backend("reference"):
+        inside = function(x)
+    assert [first.item(), inside.item(), function(x).item()] == [2, 3, 2]
+    assert compiler.programs == 2
+
+
+def test_a_thread_runs_the_program_of_its_own_backend(compiler, torch_backend):
+    function = compiled(scaled, compiler)
+    found = []
+
+    def work():
+        with d2ldev.use_backend(torch_backend):
+            found.append(function(torch.ones(1)).item())
+
+    thread = threading.Thread(target=work)
+    with d2ldev.use_backend("reference"):
+        found.append(function(torch.ones(1)).item())
+        thread.start()
+        thread.join()
+    assert found == [3, 2]
+
+
+def test_a_program_holds_for_the_device_of_the_block_that_it_was_compiled_in(compiler, virtual):
+    function = compiled(lambda: backend.ones(1), compiler)
+    with d2ldev.use_backend(virtual):
+        places = [str(function().device)]
+        with backend.on("gpu:1"):
+            places.append(str(function().device))
+        places.append(str(function().device))
+    assert places == ["cpu", "vgpu:1", "cpu"]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
+def test_copies_to_and_from_virtual_gpus_are_compiled(virtual, vgpu, compiler, device):
+    y = compiled(lambda x: virtual.to(x, device) + 1, compiler)(torch.zeros(2, device=vgpu))
+    assert virtual.device_of(y) == virtual.device(device)
+    assert y.tolist() == [1, 1]
