@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from flax import nnx
 from nnx_models import INPUTS, batches, made
 from processes import run_python
 
@@ -77,6 +78,7 @@ def test_a_module_that_was_placed_refuses_data_from_elsewhere(backend, model):
 
 MOVED = {
     "an array that is not committed": lambda x, y: x + jnp.ones(3),
+    "an identity matrix": lambda x, y: x + jnp.eye(3),
     "NumPy's array": lambda x, y: x + VALUES,
     "a random key": lambda x, y: jax.random.permutation(jax.random.key(0), x),
     "what a function makes": lambda x, y: x.at[np.array([0, 2])].add(1.0),
@@ -94,6 +96,14 @@ def test_what_is_not_committed_goes_to_where_the_others_are(backend, x, y, name)
         found = MOVED[name](x, y)
     assert backend.device_of(found) is gpu(1)
     assert np.array_equal(found, expected)
+
+
+def test_an_embedding_that_was_placed_takes_positions_that_nobody_placed(backend):
+    embedding = backend.place(nnx.Embed(4, 2, rngs=nnx.Rngs(0)), "gpu:1")
+    with backend.strict():
+        found = embedding(jnp.arange(4))
+    assert backend.device_of(found) is gpu(1)
+    assert np.array_equal(found, embedding.embedding[...])
 
 
 def test_the_whole_process_is_under_it():
