@@ -5,7 +5,8 @@ imported, and later wherever it indexes with a bool or fills with one. The name 
 the import only; afterwards those of MXNet's modules that read it have a copy of NumPy's
 namespace with the name in it, and ``numpy`` itself is as it was:
 https://github.com/apache/mxnet/issues/21165. A user who imported MXNet with a shim of their own
-keeps it.
+keeps it. Importing d2ldev changes nothing, so that ``import mxnet`` works once the backend was
+asked for: ``from d2ldev import mxnet as d2l`` stands before it.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def _import() -> Any:
             "TensorFlow was imported before it, and MXNet's library then crashes while it loads",
             "import mxnet, or d2ldev.get_backend('mxnet'), before anything imports tensorflow",
         )
+    # What an import without the name, which failed, has left: with it the next one fails, too.
+    for name in [name for name in sys.modules if name.startswith("mxnet.")]:
+        del sys.modules[name]
     # ``hasattr`` would ask NumPy's ``__getattr__``, which warns.
     is_missing = "bool" not in vars(np)
     if is_missing:

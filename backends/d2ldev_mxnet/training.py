@@ -151,7 +151,6 @@ class MXNetLearner(Learner):
             return self._losses(inputs, y)
 
     def _predicted(self, inputs: tuple[Any, ...]) -> Any:
-        # Gluon's loaders give arrays of the old kind where npx.set_np() was not called.
         return self._model(*[_as_numpy(x) for x in inputs])
 
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -227,6 +226,15 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy"
 
 
 def _as_numpy(x: Any) -> Any:
+    """Return an array of the loader's as one that a block takes, on the same memory.
+
+    Gluon's loaders give arrays of the old kind where ``npx.set_np()`` was not called. Those with
+    workers or pinned memory give arrays in ``cpu_shared`` and ``cpu_pinned``, which to a hybridized
+    block are other devices than the CPU:
+    https://github.com/apache/mxnet/blob/1.9.1/src/imperative/cached_op.cc
+    """
+    if isinstance(x, mx.nd.NDArray) and x.ctx.device_type in ("cpu_shared", "cpu_pinned"):
+        x = mx.nd.from_dlpack(x.to_dlpack_for_read())
     return x.as_np_ndarray() if type(x) is mx.nd.NDArray else x
 
 

@@ -120,6 +120,30 @@ print(json.dumps(numpy.bool is bool))
     assert run(code) is True
 
 
+def test_mxnet_is_imported_once_the_backend_was_asked_for():
+    code = """
+from d2ldev import mxnet as d2l
+import mxnet
+print(json.dumps([str(mxnet.np.full((2,), True).dtype), d2l.name]))
+"""
+    assert run(code) == ["bool", "mxnet"]
+
+
+def test_an_import_of_the_user_s_that_failed_is_made_up_for():
+    code = """
+from d2ldev import backend
+try:
+    import mxnet
+except AttributeError as error:
+    failed = 'bool' in str(error)
+import d2ldev
+x = d2ldev.get_backend('mxnet').ones(2)
+import mxnet
+print(json.dumps([failed, type(x) is mxnet.np.ndarray]))
+"""
+    assert run(code) == [True, True]
+
+
 def test_warnings_as_errors_do_not_hinder_the_import():
     code = """
 import warnings

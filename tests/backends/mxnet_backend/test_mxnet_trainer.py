@@ -270,6 +270,26 @@ def test_a_loader_gives_the_same_as_arrays(backend, set_np, num_gpus, workers):
     assert set(backend.placement(model).values()) == {device}
 
 
+@pytest.mark.parametrize("options", [{"num_workers": 2}, {"pin_memory": True}], ids=str)
+def test_a_hybridized_block_takes_what_loaders_share_and_pin(backend, set_np, options):
+    loader = data.DataLoader(data.ArrayDataset(X, Y), 16, **options)
+    places = {array.ctx.device_type for batch in loader for array in batch}
+    expected, _ = fit(backend, 0, BATCHES, classifier(hybridized=True))
+    history, _ = fit(backend, 0, loader, classifier(hybridized=True), val_data=loader)
+    end_workers(loader)
+    assert places <= {"cpu_shared", "cpu_pinned"}
+    assert history["loss"] == expected["loss"]
+
+
+@pytest.mark.parametrize("kind", ["cpu_shared", "cpu_pinned"])
+def test_what_loaders_share_and_pin_is_on_the_cpu(backend, kind):
+    x = mx.np.ones((2, 3), ctx=mx.Context(kind, 0))
+    assert backend.device_of(x) is backend.cpu()
+    assert backend.to([x], "cpu")[0] is x
+    assert [batch.sum().item() for batch in backend.prefetch([x], "gpu:0")] == [6]
+    assert backend.copy(x).ctx == mx.cpu()
+
+
 @pytest.mark.filterwarnings("ignore:Please import .csr_matrix")  # as mx.nd.array does
 def test_a_loader_of_arrays_of_the_old_kind_trains(backend):
     """As they come where ``npx.set_np()`` was not called."""
