@@ -173,6 +173,8 @@ class HardwareDevices(JaxDevices):
             number = self._counted()
         if self._failure is not None:
             raise DeviceUnavailableError("use the GPUs", *self._failure)
+        if not number and self._may_use("cuda"):
+            nvml.warn_without_driver("jax")
         return number
 
     def native(self, device: Device) -> jax.Device:

@@ -14,12 +14,16 @@ from __future__ import annotations
 import ctypes
 import sys
 import warnings
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
+from importlib.util import find_spec
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from d2ldev.errors import BackendNotInstalledError
+from d2ldev.operations import nvml
 
 # The modules whose functions read ``numpy.bool``, and the name by which they know NumPy.
 _READERS = {
@@ -28,6 +32,50 @@ _READERS = {
     "mxnet.symbol.numpy._symbol": "_np",
     "mxnet.test_utils": "np",
 }
+
+
+# NVIDIA's libraries that MXNet's wheels for CUDA need and do not bring, by the packages that hold
+# them. What they need themselves they find.
+_LIBRARIES = {
+    "cuda_runtime": "libcudart.so.11.0",
+    "cublas": "libcublas.so.11",
+    "cudnn": "libcudnn.so.8",
+    "cufft": "libcufft.so.10",
+    "curand": "libcurand.so.10",
+    "cusolver": "libcusolver.so.11",
+    "cusparse": "libcusparse.so.11",
+    "nccl": "libnccl.so.2",
+    "cuda_nvrtc": "libnvrtc.so.11.2",
+    "nvtx": "libnvToolsExt.so.1",
+}
+
+
+def _prepare_cuda() -> None:
+    """Load NVIDIA's libraries from their wheels, for an MXNet that was built for CUDA.
+
+    The system's linker looks for those that are in no wheel.
+
+    Raises:
+        BackendNotInstalledError: without NVIDIA's driver: that MXNet could not be loaded.
+    """
+    try:
+        distribution("mxnet")
+    except PackageNotFoundError:
+        pass  # one for CUDA has another name, such as mxnet-cu117
+    else:
+        return
+    if not nvml.has_driver():
+        raise BackendNotInstalledError(
+            "use the mxnet backend",
+            f"this MXNet is built for CUDA, and there is no NVIDIA driver here ({nvml.DRIVER})",
+            "install the driver, or MXNet for the CPU: pip uninstall mxnet-cu117, "
+            "pip install 'd2ldev[mxnet]'",
+        )
+    spec = find_spec("nvidia")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        for package, library in _LIBRARIES.items():
+            with suppress(OSError):
+                ctypes.CDLL(f"{folder}/{package}/lib/{library}")
 
 
 def _import() -> Any:
@@ -40,6 +88,7 @@ def _import() -> Any:
             "TensorFlow was imported before it, and MXNet's library then crashes while it loads",
             "import mxnet, or d2ldev.get_backend('mxnet'), before anything imports tensorflow",
         )
+    _prepare_cuda()
     # What an import without the name, which failed, has left: with it the next one fails, too.
     for name in [name for name in sys.modules if name.startswith("mxnet.")]:
         del sys.modules[name]

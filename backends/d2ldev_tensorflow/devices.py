@@ -98,6 +98,12 @@ class TensorFlowDevices(Devices):
     def count(self) -> int:
         if self.virtual_gpus is not None:
             return self.virtual_gpus
+        number = self._counted()
+        if not number and tf.test.is_built_with_cuda():
+            nvml.warn_without_driver("tensorflow")
+        return number
+
+    def _counted(self) -> int:
         if has_started():
             return len(tf.config.list_logical_devices("GPU"))
         if tf.test.is_built_with_cuda() and context()._physical_devices is None:

@@ -19,6 +19,7 @@ import torch
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.framework import Devices, Memory
 from d2ldev.framework.devices import UNKNOWN_MEMORY
+from d2ldev.operations import nvml
 
 NATIVE_CPU = torch.device("cpu")
 
@@ -96,7 +97,10 @@ class Accelerator:
 
     def count(self) -> int:
         """Return how many devices this process can use."""
-        return int(self._module.device_count())
+        number = int(self._module.device_count())
+        if not number and self._module is torch.cuda and torch.version.cuda is not None:
+            nvml.warn_without_driver("torch")
+        return number
 
     # torch's compiler takes the number for a constant, which it cannot find out by tracing.
     count._dynamo_marked_constant = True  # type: ignore[attr-defined]

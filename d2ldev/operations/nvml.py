@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import ctypes
 import os
-from functools import lru_cache
+import sys
+from functools import cache, lru_cache
 from typing import NamedTuple
 
-from d2ldev.errors import DeviceUnavailableError
+from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
+
+DRIVER = "libcuda.so.1"
+"""NVIDIA's driver, which comes with no wheel."""
 
 _LIBRARY = "libnvidia-ml.so.1"
 _DRIVER_NOT_LOADED = 9
@@ -63,6 +67,36 @@ def cards() -> list[Card] | None:
         return [_card(library, index) for index in range(count.value)]
     finally:
         library.nvmlShutdown()
+
+
+@cache
+def has_driver() -> bool:
+    """Return whether NVIDIA's driver is on this machine; nothing of it is started.
+
+    True where its library has another name than Linux gives it.
+    """
+    if sys.platform != "linux":
+        return True
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+
+@cache
+def warn_without_driver(framework: str) -> None:
+    """Say, once, that a framework that is built for CUDA finds no driver.
+
+    Args:
+        framework: its name; it was asked for its GPUs, and has none.
+    """
+    if not has_driver():
+        warn(
+            f"{framework} is built for CUDA, and there is no NVIDIA driver here ({DRIVER}): it has "
+            "no GPU. fix: install the driver, or say that none is wanted: D2LDEV_VIRTUAL_GPUS=0",
+            DeviceInitializationWarning,
+        )
 
 
 def visible_cards() -> list[Card] | None:

@@ -18,6 +18,7 @@ from d2ldev_jax.devices import HardwareDevices
 from processes import make_distribution, make_package, run_python
 
 from d2ldev import (
+    DeviceInitializationWarning,
     DeviceUnavailableError,
     Memory,
     MemoryPolicyWarning,
@@ -68,6 +69,19 @@ def allow(configure):
 def settled(monkeypatch):
     """The user has said how JAX takes memory."""
     monkeypatch.setenv("D2LDEV_GPU_MEMORY", "framework")
+
+
+def test_a_plugin_for_cuda_says_once_that_there_is_no_driver(plugin, allow, settled, monkeypatch):
+    plugin("cuda")
+    allow(None)
+    monkeypatch.setattr(nvml, "cards", lambda: None)
+    monkeypatch.setattr(nvml, "has_driver", lambda: False)
+    nvml.warn_without_driver.cache_clear()
+    room = HardwareDevices()
+    with pytest.warns(DeviceInitializationWarning, match="no NVIDIA driver here") as warned:
+        counts = [room.count(), room.count()]
+    nvml.warn_without_driver.cache_clear()
+    assert (counts, len(warned)) == ([0, 0], 1)
 
 
 @pytest.mark.parametrize(("platforms", "count"), [(["cuda"], 3), (["tpu"], 0), ([], 0)])

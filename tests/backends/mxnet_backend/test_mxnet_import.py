@@ -164,6 +164,50 @@ def test_a_broken_library_is_no_installed_backend(tmp_path):
     assert (is_left, other) == (False, "reference")
 
 
+# ``mxnet-cu117``, which nothing tells from this MXNet but the name of its distribution.
+FOR_CUDA = """
+import ctypes, pathlib, d2ldev
+from importlib import metadata
+from d2ldev.operations import nvml
+loaded, load, find = [], ctypes.CDLL, metadata.distribution
+
+def no_mxnet(name):
+    if name == 'mxnet':
+        raise metadata.PackageNotFoundError(name)
+    return find(name)
+
+def note(path, *args, **kwargs):
+    if 'nvidia' in str(path):
+        loaded.append(pathlib.Path(path).name)
+        raise OSError(path)
+    return load(path, *args, **kwargs)
+
+metadata.distribution, ctypes.CDLL = no_mxnet, note
+nvml.has_driver = lambda: {driver}
+try:
+    d2ldev.get_backend('mxnet')
+    said = ''
+except d2ldev.BackendNotInstalledError as error:
+    said = error.problem
+print(json.dumps([said, loaded]))
+"""
+
+
+def test_a_build_for_cuda_says_that_there_is_no_driver(tmp_path):
+    said, loaded = run(FOR_CUDA.replace("{driver}", "False"))
+    assert "built for CUDA" in said
+    assert "no NVIDIA driver here (libcuda.so.1)" in said
+    assert loaded == []
+
+
+def test_a_build_for_cuda_is_given_the_libraries_of_nvidia_s_wheels(tmp_path):
+    (tmp_path / "nvidia").mkdir()
+    code = FOR_CUDA.replace("{driver}", "True")
+    said, loaded = run(code, PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
+    assert said == ""
+    assert {"libcudart.so.11.0", "libcublas.so.11", "libcudnn.so.8", "libnccl.so.2"} <= set(loaded)
+
+
 def test_a_numpy_that_is_too_new_is_no_installed_backend():
     # What NumPy 2 took away, and MXNet reads first.
     message, cause, is_left, other = run(FAILING.format(before="del numpy.PZERO"))

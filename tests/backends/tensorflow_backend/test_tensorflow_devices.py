@@ -268,6 +268,7 @@ def cuda(cards, monkeypatch):
 
     def pretend(*, driver, listed, started=False, growth=None):
         cards(*[8] * driver)
+        monkeypatch.setattr(room.nvml, "has_driver", lambda: driver > 0)
         config = Config(listed, growth)
         test = SimpleNamespace(is_built_with_cuda=lambda: True)
         context = SimpleNamespace(_physical_devices=None, _initialized=started)
@@ -282,6 +283,17 @@ def cuda(cards, monkeypatch):
 def test_before_tensorflow_starts_the_driver_counts(cuda):
     cuda(driver=3, listed=0)
     assert TensorFlowDevices(None).count() == 3
+
+
+@pytest.mark.parametrize("started", [False, True])
+def test_a_build_for_cuda_says_once_that_there_is_no_driver(cuda, started):
+    cuda(driver=0, listed=0, started=started)
+    room.nvml.warn_without_driver.cache_clear()
+    devices = TensorFlowDevices(None)
+    with pytest.warns(DeviceInitializationWarning, match="no NVIDIA driver here") as warned:
+        counts = [devices.count(), devices.count()]
+    room.nvml.warn_without_driver.cache_clear()
+    assert (counts, len(warned)) == ([0, 0], 1)
 
 
 def test_once_tensorflow_has_started_it_counts(cuda):

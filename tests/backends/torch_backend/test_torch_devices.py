@@ -10,6 +10,7 @@ from d2ldev_torch import TorchFramework
 from d2ldev_torch.devices import Accelerator, MetalAccelerator, TorchDevices, find_accelerator
 
 from d2ldev import DeviceInitializationWarning, InvalidDeviceError, Memory, cpu, gpu
+from d2ldev.operations import nvml
 
 # -- spellings -------------------------------------------------------------------------------------
 
@@ -85,6 +86,20 @@ def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(
     monkeypatch.setattr(accelerator, "count", fail)
     with pytest.warns(DeviceInitializationWarning, match="torch .* the driver is too old"):
         assert ledger.num_gpus() == 0
+
+
+def test_a_build_for_cuda_says_once_that_there_is_no_driver(torch_backend, monkeypatch):
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.setattr(nvml, "has_driver", lambda: False)
+    nvml.warn_without_driver.cache_clear()
+    with pytest.warns(DeviceInitializationWarning) as warned:
+        counts = [torch_backend.num_gpus(), torch_backend.num_gpus()]
+    nvml.warn_without_driver.cache_clear()
+    assert counts == [0, 0]
+    assert [str(w.message).partition(" (")[0] for w in warned] == [
+        "torch is built for CUDA, and there is no NVIDIA driver here"
+    ]
 
 
 def test_counting_and_placing_on_the_cpu_start_no_driver():

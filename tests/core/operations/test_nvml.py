@@ -1,10 +1,11 @@
 """Counting NVIDIA's GPUs, with a driver that stands in for the machine's."""
 
 import ctypes
+import warnings
 
 import pytest
 
-from d2ldev import DeviceUnavailableError
+from d2ldev import DeviceInitializationWarning, DeviceUnavailableError
 from d2ldev.operations import nvml
 
 UUIDS = ("GPU-aa11", "GPU-aa22", "GPU-bb33")
@@ -68,6 +69,36 @@ def install(monkeypatch):
 
     yield installed
     nvml.cards.cache_clear()
+
+
+@pytest.fixture
+def asked_anew():
+    """Forgets whether there is a driver, and who was told."""
+    for function in (nvml.has_driver, nvml.warn_without_driver):
+        function.cache_clear()
+    yield
+    for function in (nvml.has_driver, nvml.warn_without_driver):
+        function.cache_clear()
+
+
+def test_a_framework_for_cuda_is_told_once_that_there_is_no_driver(asked_anew, monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.sys, "platform", "linux")
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    with pytest.warns(DeviceInitializationWarning) as warned:
+        _told = [nvml.warn_without_driver("mine"), nvml.warn_without_driver("mine")]
+    (warning,) = warned
+    assert "no NVIDIA driver here (libcuda.so.1)" in str(warning.message)
+
+
+def test_a_framework_for_cuda_is_told_nothing_where_there_is_a_driver(asked_anew, install):
+    install(Driver())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        nvml.warn_without_driver("mine")
+    assert nvml.has_driver()
 
 
 def test_without_a_driver_nothing_is_known(install, monkeypatch):
