@@ -12,12 +12,13 @@ somebody holds them.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,7 @@ MEMORY_VARIABLES = (
     "TF_GPU_ALLOCATOR",
     "JAX_PJRT_CLIENT_CREATE_OPTIONS",
 )
+_LOGGER = logging.getLogger("jax._src.xla_bridge")
 _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
 # The seconds that a small computation may take on a device that has nothing else to do.
@@ -204,7 +206,8 @@ class HardwareDevices(JaxDevices):
             return self._gpus
         reason, gpus = "", []
         try:
-            jax.local_devices()
+            with self._no_traceback():
+                jax.local_devices()
         except RuntimeError as error:  # a GPU fails; at the next call JAX goes on without
             reason = str(error)
         try:
@@ -219,6 +222,19 @@ class HardwareDevices(JaxDevices):
             )
         self._gpus = gpus
         return gpus
+
+    @contextmanager
+    def _no_traceback(self) -> Iterator[None]:
+        """Keep JAX from logging how its plugin for CUDA fails without a driver: ``count`` says it.
+
+        https://github.com/jax-ml/jax/blob/main/jax/_src/xla_bridge.py
+        """
+        before = _LOGGER.disabled
+        _LOGGER.disabled = before or (self._may_use("cuda") and not nvml.has_driver())
+        try:
+            yield
+        finally:
+            _LOGGER.disabled = before
 
     def _counted(self) -> int:
         """Return how many CUDA GPUs JAX will find, as far as the driver can say."""

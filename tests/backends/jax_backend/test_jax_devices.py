@@ -5,6 +5,7 @@ plugin of JAX and a driver stand in for the machine's. To JAX the GPUs are there
 them, makes them its default, and can fail to.
 """
 
+import logging
 import os
 import threading
 from types import SimpleNamespace
@@ -82,6 +83,28 @@ def test_a_plugin_for_cuda_says_once_that_there_is_no_driver(plugin, allow, sett
         counts = [room.count(), room.count()]
     nvml.warn_without_driver.cache_clear()
     assert (counts, len(warned)) == ([0, 0], 1)
+
+
+@pytest.mark.parametrize(("driver", "logged"), [(True, ["it fails"]), (False, [])])
+def test_without_a_driver_jax_logs_no_traceback_of_its_plugin(
+    plugin, allow, settled, monkeypatch, caplog, driver, logged
+):
+    plugin("cuda")
+    allow(None)
+    logger = logging.getLogger("jax._src.xla_bridge")
+    monkeypatch.setattr(nvml, "has_driver", lambda: driver)
+    monkeypatch.setattr(nvml, "cards", list)
+
+    def initialize(backend=None):
+        if backend is None:
+            logger.error("it fails")
+        return []
+
+    monkeypatch.setattr(devices.jax, "local_devices", initialize)
+    with caplog.at_level(logging.ERROR, logger.name):
+        HardwareDevices().gpus()
+    assert caplog.messages == logged
+    assert not logger.disabled
 
 
 @pytest.mark.parametrize(("platforms", "count"), [(["cuda"], 3), (["tpu"], 0), ([], 0)])
