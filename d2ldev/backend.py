@@ -203,29 +203,41 @@ class Backend:
     # -- making tensors ---------------------------------------------------------------------------
 
     def asarray(
-        self, obj: Any, *, dtype: DType = None, device: DeviceLike = None, like: Tensor = None
+        self,
+        obj: Any,
+        *,
+        dtype: DType = None,
+        device: DeviceLike = None,
+        copy: bool | None = None,
+        like: Tensor = None,
     ) -> Tensor:
         """Make a tensor with the values of ``obj``.
 
         Args:
             obj: a number, a nesting of lists, a NumPy array or scalar, anything with
                 ``__array__``, or a tensor of this backend. NumPy memory is never aliased.
-            dtype: None keeps NumPy's, and is the framework's default for numbers.
+            dtype: None keeps NumPy's. For Python's numbers it is, as in the array API standard, the
+                default of their kind: bool; the framework's default integer dtype, int32 in
+                TensorFlow and in JAX without ``jax_enable_x64``, int64 elsewhere; float32 and
+                complex64, or what the user has set as the framework's default.
             device: None is the scope's device, else the CPU; a tensor stays where it is.
+            copy: True is new memory in any case. False never copies: ``obj`` is a tensor of this
+                backend that already is as asked for. None copies where it has to.
             like: a tensor that gives dtype and device where they are not given.
 
         Returns:
             A new tensor; or ``obj`` itself, if it already is a tensor as asked for.
 
         Raises:
-            UnsupportedValueError: for object arrays, strings, ragged lists, and dtypes that
-                the framework does not have.
+            UnsupportedValueError: for object arrays, strings, ragged lists, dtypes that the
+                framework does not have, Python's integers that the dtype does not hold, and with
+                ``copy=False`` if a copy would be needed.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
         """
         framework = self.framework
         if framework.kinds[type(obj)] is TENSOR:
-            return moving.converted(framework, obj, dtype, device, like)
-        return creation.asarray(framework, obj, dtype, device, like)
+            return moving.converted(framework, obj, dtype, device, copy, like)
+        return creation.asarray(framework, obj, dtype, device, copy, like)
 
     def zeros(
         self,
@@ -274,14 +286,9 @@ class Backend:
     ) -> Tensor:
         """Make a tensor filled with a number on the device; see ``zeros``.
 
-        ``dtype=None`` is the framework's default for that number, as in ``asarray``.
+        ``dtype=None`` is the default for that number, as in ``asarray``.
         """
-        framework = self.framework
-
-        def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-            return framework.tensors.full(shape, fill_value, dtype, native)
-
-        return creation.made(framework, make, shape, dtype, device, like)
+        return creation.full(self.framework, shape, fill_value, dtype, device, like)
 
     def arange(
         self,
@@ -299,7 +306,8 @@ class Backend:
             start: the first number; the only one given is ``stop``, and it starts from 0.
             stop: not included.
             step: the distance of two neighbours.
-            dtype, device, like: see ``zeros``; None is the framework's default for the numbers.
+            dtype, device, like: see ``zeros``; without a dtype it is the default integer dtype if
+                all three numbers are integers, else the default float, as in ``asarray``.
 
         Returns:
             A tensor of shape ``(ceil((stop - start) / step),)``.

@@ -136,6 +136,16 @@ class JaxTensors(Tensors):
         """The dtypes that JAX has now: those of 64 bits come and go with ``jax_enable_x64``."""
         return (*_NARROW, *_WIDE) if jax.config.jax_enable_x64 else _NARROW
 
+    @property
+    def integer_dtype(self) -> str:  # type: ignore[override]
+        """The dtype that JAX gives to integers without one."""
+        return self.data_dtype("int64")
+
+    @property
+    def float_dtype(self) -> str:  # type: ignore[override]
+        """The dtype that JAX gives to floats without one."""
+        return self.data_dtype("float64")
+
     def dtype_of(self, x: Tensor) -> str:
         return str(x.dtype.name)
 
@@ -178,8 +188,7 @@ class JaxTensors(Tensors):
             return jax.device_put(obj.astype(wanted), native)
         with jax.default_device(native):
             made = jnp.array(obj, dtype=dtype)
-        # It is committed by this, and copied only if the arrays in a list were elsewhere.
-        return jax.device_put(made, native)
+        return jax.device_put(made, native)  # it is committed by this, and not copied
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         if dtype is None:
@@ -194,7 +203,7 @@ class JaxTensors(Tensors):
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
-        _check_capacity(count, dtype or _float(), native)
+        _check_capacity(count, dtype, native)
         # JAX 0.6 makes the range on the device if given one number, and in NumPy if given three.
         if (start, step) == (0, 1):
             start, stop, step = stop, None, None

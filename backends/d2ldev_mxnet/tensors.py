@@ -86,17 +86,14 @@ class MXNetTensors(Tensors):
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         data = np.asarray(obj)
-        if dtype is None:
-            python_float = data.dtype == np.float64 and not hasattr(obj, "dtype")
-            dtype = "float32" if python_float else data.dtype
-        x = _empty(data.shape, dtype, native)
+        x = _empty(data.shape, data.dtype if dtype is None else dtype, native)
         with NumPyShapes():
             # It returns when the values are copied, so that nothing of ``obj`` is read later.
             x._sync_copyfrom(data)
         return x
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
-        dtype = dtype or _number_dtype(value)
+        dtype = dtype or "float32"
         if not _is_exact(value):
             return self.from_data(np.full(shape, value, dtype), dtype, native)
         with NumPyShapes():
@@ -115,7 +112,6 @@ class MXNetTensors(Tensors):
         return self.full(shape, 1.0, dtype, native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
-        dtype = dtype or _number_dtype(start, stop, step)
         if not _is_exact(start, stop, step):
             return self.from_data(np.arange(start, stop, step, dtype=dtype), dtype, native)
         x = _empty((math.ceil((stop - start) / step),), dtype, native)
@@ -234,11 +230,3 @@ def _empty(shape: tuple[int, ...], dtype: Any, native: Any) -> Any:
 def _is_exact(*numbers: Any) -> bool:
     """Return whether MXNet's operators take these numbers without rounding them."""
     return not any(isinstance(n, (int, np.integer)) and abs(int(n)) > _EXACT for n in numbers)
-
-
-def _number_dtype(*numbers: Any) -> str:
-    """Return the dtype of numbers without one: MXNet would make all of them float32."""
-    if all(isinstance(number, (bool, np.bool_)) for number in numbers):
-        return "bool"
-    integers = all(isinstance(number, (int, np.integer, np.bool_)) for number in numbers)
-    return "int64" if integers else "float32"

@@ -51,19 +51,14 @@ class ReferenceTensors(Tensors):
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         array = np.array(obj)
-        if dtype is None:
-            python_float = array.dtype == np.float64 and not hasattr(obj, "dtype")
-            dtype = xp.float32 if python_float else getattr(xp, array.dtype.name)
+        dtype = dtype or getattr(xp, array.dtype.name)
         return xp.asarray(array, dtype=dtype, device=native, copy=True)
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
-        if dtype is None and isinstance(value, float):
-            dtype = xp.float32
+        dtype = dtype or xp.float32
         return xp.full(shape, _scalar(value, dtype), dtype=dtype, device=native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
-        if dtype is None and any(isinstance(number, float) for number in (start, stop, step)):
-            dtype = xp.float32
         return xp.arange(start, stop, step, dtype=dtype, device=native)
 
     def random(
@@ -111,7 +106,5 @@ def numpy_of(x: Tensor) -> np.ndarray[Any, Any]:
 
 def _scalar(value: Any, dtype: Any) -> Any:
     """Return the number as the kind of scalar that array-api-strict wants for a dtype."""
-    if dtype is None:
-        return value
     kind = np.dtype(str(dtype).removeprefix(_PREFIX)).kind
     return {"b": bool, "i": int, "u": int, "f": float, "c": complex}[kind](value)

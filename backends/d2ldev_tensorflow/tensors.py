@@ -51,6 +51,7 @@ class TensorFlowTensors(Tensors):
         *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
         *("float8_e4m3fn", "float8_e5m2"),
     )
+    integer_dtype = "int32"
 
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
@@ -140,10 +141,7 @@ class TensorFlowTensors(Tensors):
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         numbers = (start, stop, step)
-        is_real = any(isinstance(number, (float, np.floating)) for number in numbers)
-        if dtype is None:
-            is_narrow = all(abs(number) < 2**31 for number in numbers)
-            dtype = tf.float32 if is_real else tf.int32 if is_narrow else tf.int64
+        is_real = any(isinstance(number, float) for number in numbers)
         with tf.device(native):
             counted = tf.range(*numbers, dtype=tf.float64 if is_real else tf.int64)
             return self._settled(_cast(counted, dtype), native)
@@ -243,14 +241,10 @@ class TensorFlowTensors(Tensors):
 
 
 def _constant(obj: Any, dtype: tf.DType | None) -> tf.Tensor:
-    """Return a new tensor with the values of a number, nested lists, or a NumPy array."""
+    """Return a new tensor with the values of a number or a NumPy array."""
     if dtype is not None:
         # By NumPy's rules, which convert where TensorFlow refuses, such as [1, 2] to float8.
         obj = np.asarray(obj).astype(dtype.as_numpy_dtype)
-    elif isinstance(obj, (list, tuple)) and any(
-        hasattr(item, "__array__") for item in tf.nest.flatten(obj)
-    ):
-        obj = np.array(obj)
     return tf.constant(obj)  # which copies, also memory that is aligned
 
 

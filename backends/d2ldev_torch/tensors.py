@@ -48,6 +48,11 @@ class TorchTensors(Tensors):
         # The device of each of torch's devices, which is looked up for every tensor of a batch.
         self._places: dict[torch.device, Device] = {}
 
+    @property
+    def float_dtype(self) -> str:  # type: ignore[override]
+        """The dtype that ``torch.set_default_dtype`` has set."""
+        return str(torch.get_default_dtype()).removeprefix("torch.")
+
     # -- asking -----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
@@ -101,8 +106,6 @@ class TorchTensors(Tensors):
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
-        if isinstance(obj, (list, tuple)) and _holds_arrays(obj):
-            obj = np.array(obj)  # torch goes through them number by number, and warns that it does
         if isinstance(obj, np.ndarray) and (foreign := foreign_dtype(obj)) is not None:
             x = torch.tensor(unsigned(obj), device=native).view(foreign)
             return x if dtype is None else x.to(dtype)
@@ -212,9 +215,3 @@ def foreign_dtype(array: np.ndarray[Any, Any]) -> torch.dtype | None:
 def unsigned(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     """Return the bytes of an array as unsigned integers of the same size."""
     return array.view(f"u{array.dtype.itemsize}")
-
-
-def _holds_arrays(obj: Any) -> bool:
-    if isinstance(obj, (list, tuple)):
-        return any(_holds_arrays(item) for item in obj)
-    return isinstance(obj, np.ndarray)

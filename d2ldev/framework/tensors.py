@@ -42,11 +42,15 @@ class Tensors(ABC):
         plain_types: the classes of other values of the framework's that may stand in a batch and
             stay as they are: dtypes, devices.
         dtype_names: the dtypes that tensors can have, by name. A property where that may change.
+        integer_dtype, float_dtype: the default dtypes of the array API standard: what integers and
+            floats of Python's become if no dtype is asked for. Properties where they may change.
     """
 
     types: tuple[type, ...]
     plain_types: tuple[type, ...] = ()
     dtype_names: tuple[str, ...]
+    integer_dtype: str = "int64"
+    float_dtype: str = "float32"
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -114,14 +118,20 @@ class Tensors(ABC):
 
     @abstractmethod
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
-        """Return a tensor with the values of a number, a nesting of lists, or a NumPy array.
+        """Return a tensor with the values of one of Python's numbers, or of a NumPy array.
 
-        The array is of a dtype in ``dtype_names``. The result never aliases it.
+        The array is contiguous, in the machine's byte order, and of a dtype that ``data_dtype``
+        makes one of ``dtype_names``. The result never aliases it.
+
+        Args:
+            obj: the number or the array.
+            dtype: None keeps the array's, as far as ``data_dtype`` does; a number comes with one.
+            native: where it is made.
         """
 
     @abstractmethod
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
-        """Return a tensor filled with a number."""
+        """Return a tensor filled with a number; without a dtype it is a float, or a tensor."""
 
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         """Return a tensor of zeros, for a framework that has something faster than ``full``."""
@@ -135,7 +145,8 @@ class Tensors(ABC):
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         """Return the numbers from ``start`` to ``stop``, which is not included.
 
-        ``stop`` is ``start`` where the range is empty.
+        The numbers are Python's, and there always is a dtype. ``stop`` is ``start`` where the range
+        is empty.
         """
 
     @abstractmethod

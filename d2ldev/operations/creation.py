@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Make = Callable[[tuple[int, ...], Any, Any], Tensor]
 """``(shape, native dtype or None, native device) -> tensor``."""
 
+# Python's kinds of numbers. One that comes later holds those before it, as ``[True, 2, 0.5]`` does.
+_NUMBERS = (bool, int, float, complex)
+_SEQUENCES = (list, tuple, range)
+
 
 def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
     """Raise an ``UnsupportedValueError`` unless ``x`` is a tensor of the framework."""
@@ -61,6 +65,8 @@ def made(
         shape = as_shape(shape)
     try:
         return make(shape, dtype, native)
+    except UnsupportedValueError:
+        raise
     except Exception as error:
         attempted = f"make a tensor of shape {shape}"
         raise refused(framework, error, attempted, native) from error
@@ -78,14 +84,46 @@ def arange(
     """Make a range of numbers; see ``Backend.arange``."""
     if stop is None:
         start, stop = 0, start
+    attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
     dtype, native = destination(framework, "make a tensor", dtype, device, like)
+    start, stop, step = (_counted(number, attempted) for number in (start, stop, step))
+    are_integers = all(type(number) is int for number in (start, stop, step))
+    if dtype is None:
+        dtype = _default_dtype(framework, int if are_integers else float)
     try:
         if step and (stop - start) / step <= 0:
             stop = start  # empty, as the standard says; torch raises
+        elif are_integers:
+            last = stop - 1 if step > 0 else stop + 1
+            _check_fit(framework, min(start, last), max(start, last), dtype, attempted)
         return framework.tensors.arange(start, stop, step, dtype, native)
+    except UnsupportedValueError:
+        raise
     except Exception as error:
-        attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
         raise refused(framework, error, attempted, native) from error
+
+
+def full(
+    framework: Framework,
+    shape: Shape,
+    value: Any,
+    dtype: DType,
+    device: DeviceLike,
+    like: Tensor,
+) -> Tensor:
+    """Make a tensor filled with a number; see ``Backend.full``."""
+
+    def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
+        number, cls = value, type(value)
+        if cls.__module__ == "numpy":
+            if dtype is None:
+                dtype = _data_dtype(framework, value, value, "make a tensor")
+            number = value.item()
+        if cls is not float and isinstance(number, _NUMBERS):  # a float gets the default anyway
+            dtype = _dtype_of_number(framework, number, dtype, "make a tensor")
+        return framework.tensors.full(shape, number, dtype, native)
+
+    return made(framework, make, shape, dtype, device, like)
 
 
 def random(
@@ -109,14 +147,29 @@ def random(
 
 
 def asarray(
-    framework: Framework, obj: Any, dtype: DType, device: DeviceLike, like: Tensor
+    framework: Framework,
+    obj: Any,
+    dtype: DType,
+    device: DeviceLike,
+    copy: bool | None,
+    like: Tensor,
 ) -> Tensor:
     """Make a tensor with the values of ``obj``, which is no tensor; see ``Backend.asarray``."""
     attempted = "make a tensor of data"
+    if copy is not None and not copy:
+        raise UnsupportedValueError(
+            f"{attempted} with copy=False",
+            f"{describe(obj)} is no tensor of the {framework.name} backend, and its memory is "
+            "never aliased",
+            "x = backend.from_dlpack(x) shares the memory of what is on the same device",
+        )
     native_dtype, native = destination(framework, attempted, dtype, device, like)
     try:
-        data = _checked_data(framework, obj, attempted)
-        return framework.tensors.from_data(data, native_dtype, native)
+        if type(obj) in _NUMBERS:
+            native_dtype = _dtype_of_number(framework, obj, native_dtype, attempted)
+            return framework.tensors.from_data(obj, native_dtype, native)
+        array, native_dtype = _checked_array(framework, obj, native_dtype, attempted)
+        return framework.tensors.from_data(array, native_dtype, native)
     except UnsupportedValueError:
         raise
     except Exception as error:
@@ -129,8 +182,9 @@ def dtype(framework: Framework, spec: DType) -> Any:
     name = spec.removesuffix("_") if isinstance(spec, str) else tensors.dtype_name(spec)
     if name is not None and name in tensors.dtype_names:
         return tensors.dtype(name)
-    if any(spec is tensors.dtype(known) for known in tensors.dtype_names):
-        return spec
+    for each in map(tensors.dtype, tensors.dtype_names):
+        if type(spec) is type(each) and spec == each:  # a tensor may have a dtype object of its own
+            return each
     fix = tensors.dtype_fix(name or "")
     raise UnsupportedValueError(
         f"use {shown(spec)} as a dtype",
@@ -165,10 +219,68 @@ def refused(framework: Framework, error: Exception, attempted: str, native: Any)
     )
 
 
-def _checked_data(framework: Framework, obj: Any, attempted: str) -> Any:
-    """Return numbers as they are, and everything else as a NumPy array that can be taken."""
-    if isinstance(obj, (bool, int, float, complex)):
-        return obj
+def _counted(number: Any, attempted: str) -> int | float:
+    """Return a number of a range as Python's, also one of NumPy's or a scalar tensor."""
+    try:
+        if isinstance(number, (str, bytes, bytearray)):  # which ``float`` would read
+            raise TypeError
+        try:
+            return operator.index(number)
+        except TypeError:
+            return float(number)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise UnsupportedValueError(
+            attempted, f"{describe(number)} is no real number", "backend.arange(0, 10, 2)"
+        ) from error
+
+
+def _default_dtype(framework: Framework, cls: type) -> Any:
+    """Return the native dtype that Python's numbers of a kind get."""
+    tensors = framework.tensors
+    if issubclass(cls, int):
+        return dtype(framework, "bool" if issubclass(cls, bool) else tensors.integer_dtype)
+    if issubclass(cls, float):
+        return dtype(framework, tensors.float_dtype)
+    return dtype(framework, "complex128" if tensors.float_dtype == "float64" else "complex64")
+
+
+def _dtype_of_number(framework: Framework, number: Any, dtype: Any, attempted: str) -> Any:
+    """Return the native dtype of a number, None for its default; it has to hold the number."""
+    if dtype is None:
+        dtype = _default_dtype(framework, type(number))
+    if isinstance(number, int):
+        _check_fit(framework, number, number, dtype, attempted)
+    return dtype
+
+
+def _check_fit(
+    framework: Framework, least: int, greatest: int, native_dtype: Any, attempted: str
+) -> None:
+    """Refuse integers that a dtype of integers does not hold; frameworks take them modulo 2**n."""
+    if least >= 0 and greatest < 128:
+        return  # every one does
+    tensors = framework.tensors
+    name = next((name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype), "")
+    if not name.startswith(("int", "uint")):
+        return
+    import numpy as np
+
+    limits = np.iinfo(name)
+    if least < limits.min or greatest > limits.max:
+        number = least if least < limits.min else greatest
+        fix = "dtype='int32'"
+        if not -(2**31) <= number < 2**31:
+            wide = tensors.dtype_fix("int64")
+            fix = f"{wide}, and dtype='int64'" if wide else "dtype='int64'"
+        if not -(2**63) <= number < 2**63:
+            fix = "dtype='float32'"
+        raise UnsupportedValueError(attempted, f"{shown(number)} does not fit into {name}", fix)
+
+
+def _checked_array(
+    framework: Framework, obj: Any, native_dtype: Any, attempted: str
+) -> tuple[NDArray[Any], Any]:
+    """Return data as a NumPy array that can be taken, and the native dtype; None is the array's."""
     import numpy as np
 
     try:
@@ -179,15 +291,38 @@ def _checked_data(framework: Framework, obj: Any, attempted: str) -> Any:
             f"NumPy makes no array of {describe(obj)} {error}",
             "pad a ragged list to one length, or make a tensor of each row",
         ) from error
-    names = framework.tensors.dtype_names
-    if framework.tensors.data_dtype(array.dtype.name) not in names:
+    classes = _classes_in(obj) if isinstance(obj, _SEQUENCES) else {type(obj)}
+    if all(issubclass(cls, _NUMBERS) and not issubclass(cls, np.generic) for cls in classes):
+        # Python's numbers alone, which NumPy would make as wide as it can.
+        kinds = {next(kind for kind in _NUMBERS if issubclass(cls, kind)) for cls in classes}
+        kind = max(kinds, key=_NUMBERS.index, default=float)
+        if native_dtype is None:
+            native_dtype = _default_dtype(framework, kind)
+        if kind is int:
+            _check_fit(framework, int(array.min()), int(array.max()), native_dtype, attempted)
+    _data_dtype(framework, obj, array, attempted)
+    # The machine's byte order, no negative strides: what every framework can read.
+    native_order: np.dtype[Any] = array.dtype.newbyteorder("=")
+    return np.ascontiguousarray(array, native_order).reshape(array.shape), native_dtype
+
+
+def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> Any:
+    """Return the native dtype that an array's values get if none is asked for."""
+    tensors = framework.tensors
+    name = tensors.data_dtype(array.dtype.name)
+    if name not in tensors.dtype_names:
         raise UnsupportedValueError(
             attempted,
             f"{describe(obj)} is an array of {array.dtype.name}, which {framework.name} has not",
-            f"obj.astype('float32'), or another of {', '.join(names)}",
+            f"obj.astype('float32'), or another of {', '.join(tensors.dtype_names)}",
         )
-    if isinstance(obj, (list, tuple)):
-        return obj
-    # The machine's byte order, no negative strides: what every framework can read.
-    native_order: np.dtype[Any] = array.dtype.newbyteorder("=")
-    return np.ascontiguousarray(array, native_order).reshape(array.shape)
+    return tensors.dtype(name)
+
+
+def _classes_in(sequence: Any) -> set[type]:
+    """Return the classes of all that is in nested sequences, at the speed of C."""
+    classes = set(map(type, sequence))
+    if any(issubclass(cls, _SEQUENCES) for cls in classes):
+        inner = [_classes_in(x) for x in sequence if isinstance(x, _SEQUENCES)]
+        classes = {cls for cls in classes if not issubclass(cls, _SEQUENCES)}.union(*inner)
+    return classes

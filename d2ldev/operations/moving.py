@@ -110,18 +110,34 @@ def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
 
 
 def converted(
-    framework: Framework, x: Tensor, dtype_spec: DType, device: DeviceLike, like: Tensor
+    framework: Framework,
+    x: Tensor,
+    dtype_spec: DType,
+    device: DeviceLike,
+    copies: bool | None,
+    like: Tensor,
 ) -> Tensor:
     """Convert a tensor only as far as asked for; see ``Backend.asarray``."""
     tensors = framework.tensors
     if like is not None:
         dtype_spec = creation.dtype_of(framework, like) if dtype_spec is None else dtype_spec
         device = tensors.device_of(like) if device is None else device
+    wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
+    is_of_dtype = wanted is None or wanted is tensors.dtype(tensors.dtype_of(x))
+    if copies is not None and not copies:
+        place = device and devices.existing(framework, device, "move a tensor")
+        if is_of_dtype and (device is None or tensors.device_of(x) is place):
+            return x
+        raise UnsupportedValueError(
+            "make a tensor with copy=False",
+            f"{describe(x)} has another dtype or device, so that it has to be copied",
+            "copy=None, which copies where it has to",
+        )
+    before = x
     if device is not None:
         x = to(framework, x, device)
-    wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
-    if wanted is None or wanted is tensors.dtype(tensors.dtype_of(x)):
-        return x
+    if is_of_dtype:
+        return copy(framework, x, None) if copies and x is before else x
     try:
         return tensors.astype(x, wanted)
     except Exception as error:
@@ -215,7 +231,7 @@ def _tensors_of_data(
     for key, leaf in flat.others.items():
         try:
             values = leaf if _is_array(leaf) else to_numpy(framework_of(leaf), leaf)
-            made[key] = creation.asarray(framework, values, None, device, None)
+            made[key] = creation.asarray(framework, values, None, device, None, None)
         except UnsupportedValueError as error:
             name = flat.name_of(leaf)
             problem = f"{describe(leaf)} at {name or 'the top'}: {error.problem}"

@@ -250,7 +250,8 @@ class CountsInWholeNumbers(Mutant, caught_by="create.arange-of-fractions"):
 class FillsWithFloats(Mutant, caught_by="create.integers-stay-integers"):
     class Tensors(ReferenceTensors):
         def full(self, shape, value, dtype, native):
-            return super().full(shape, float(value) if dtype is None else value, dtype, native)
+            dtype = xp.float32 if type(value) is int else dtype
+            return super().full(shape, value, dtype, native)
 
 
 class FillsThroughFloats(Mutant, caught_by="create.integers-are-exact"):
@@ -288,3 +289,47 @@ class NamesAnyDtype(Mutant, caught_by="query.dtype-and-address-of-no-tensor"):
     class Backend(Backend):
         def dtype_of(self, x):
             return str(getattr(x, "dtype", "float32")).removeprefix("array_api_strict.")
+
+
+class CountsInInt32(Mutant, caught_by="create.default-integer-dtype"):
+    class Tensors(ReferenceTensors):
+        def arange(self, start, stop, step, dtype, native):
+            return super().arange(start, stop, step, xp.int32, native)
+
+
+class FillsWithComplex128(Mutant, caught_by="create.default-complex-dtype"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            wide = xp.complex128 if isinstance(value, complex) else dtype
+            return super().full(shape, value, wide, native)
+
+
+class LosesTheDtypeOfEmptyRanges(Mutant, caught_by="create.empty-ranges"):
+    class Tensors(ReferenceTensors):
+        def arange(self, start, stop, step, dtype, native):
+            dtype = xp.int64 if start == stop else dtype
+            return super().arange(start, stop, step, dtype, native)
+
+
+class TakesIntegersModulo(Mutant, caught_by="create.integers-that-do-not-fit"):
+    class Backend(Backend):
+        def full(self, shape, fill_value, **options):
+            return super().full(shape, fill_value % 2**31, **options)
+
+
+class TakesOnlyNamesOfDtypes(Mutant, caught_by="create.dtype-of-a-tensor"):
+    class Backend(Backend):
+        def zeros(self, shape, *, dtype=None, **options):
+            return super().zeros(shape, dtype=dtype and str(dtype), **options)
+
+
+class CopiesOnlyWhereItHasTo(Mutant, caught_by="create.copy-is-new-memory"):
+    class Backend(Backend):
+        def asarray(self, obj, *, copy=None, **options):
+            return super().asarray(obj, copy=None if copy else copy, **options)
+
+
+class CopiesThoughToldNotTo(Mutant, caught_by="create.no-copy"):
+    class Backend(Backend):
+        def asarray(self, obj, *, copy=None, **options):
+            return super().asarray(obj, copy=copy or None, **options)

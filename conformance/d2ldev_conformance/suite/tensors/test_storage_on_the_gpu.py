@@ -108,6 +108,13 @@ def test_a_native_dtype_is_taken(backend, dtype):
     assert backend.dtype_of(backend.zeros(1, dtype=native)) == dtype
 
 
+@requirement("create.dtype-of-a-tensor", section=SECTION)
+def test_the_dtype_of_a_tensor_is_taken(backend, dtype, place):
+    x = backend.zeros(1, dtype=dtype, device=place)
+    assert backend.dtype_of(backend.zeros(1, dtype=x.dtype)) == dtype
+    assert backend.asarray(x, dtype=x.dtype) is x
+
+
 @requirement("create.numpy-dtype", section=SECTION)
 def test_a_dtype_of_numpy_is_taken(backend):
     assert backend.dtype_of(backend.zeros(1, dtype=np.dtype("int32"))) == "int32"
@@ -135,6 +142,49 @@ def test_integers_are_not_made_floats(backend, place):
     made = [backend.asarray([1, 2], device=place), backend.arange(3, device=place)]
     made += [backend.asarray(1, device=place), backend.full(2, 1, device=place)]
     assert all(backend.dtype_of(x) in ("int32", "int64") for x in made)
+
+
+@requirement("create.default-integer-dtype", section=SECTION)
+def test_all_integers_get_the_default_integer_dtype(backend, place):
+    made = [backend.asarray(data, device=place) for data in (1, [1, 2], [[True, 2]], range(3))]
+    made += [backend.arange(*numbers, device=place) for numbers in ((3,), (0,), (3, 1), (0, 9, 2))]
+    made += [backend.full(2, 1, device=place)]
+    assert {backend.dtype_of(x) for x in made} == {backend.framework.tensors.integer_dtype}
+
+
+@requirement("create.default-complex-dtype", section=SECTION)
+def test_the_default_dtype_of_complex_numbers_is_complex64(backend, place):
+    names = [name for name in backend.dtype_names if name == "complex64"]
+    for name in names:
+        made = [backend.asarray(data, device=place) for data in (1j, [1, 2j], [[0.5, 1j]])]
+        made += [backend.full(2, 1j, device=place)]
+        assert {backend.dtype_of(x) for x in made} == {name}
+
+
+@requirement("create.empty-ranges", section=SECTION)
+@pytest.mark.parametrize("arguments", [(0, 0.0), (1, 0.0), (0.0, 0), (0, 0, 1.0), (3, 0, 0.5)])
+def test_an_empty_range_has_the_dtype_of_its_numbers(backend, place, arguments):
+    x = backend.arange(*arguments, device=place)
+    assert (backend.dtype_of(x), tuple(x.shape)) == ("float32", (0,))
+
+
+@requirement("create.integers-that-do-not-fit", section=SECTION)
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda backend: backend.asarray(2**70),
+        lambda backend: backend.asarray([0, -(2**70)]),
+        lambda backend: backend.asarray(2**31, dtype="int32"),
+        lambda backend: backend.asarray([[2**31], [0]], dtype="int32"),
+        lambda backend: backend.full(1, 2**70),
+        lambda backend: backend.full(1, -(2**31) - 1, dtype="int32"),
+        lambda backend: backend.arange(2**70, 2**70 + 2),
+        lambda backend: backend.arange(2**31 - 1, 2**31 + 1, dtype="int32"),
+    ],
+)
+def test_an_integer_that_its_dtype_does_not_hold_is_refused(backend, make):
+    with pytest.raises(UnsupportedValueError, match="does not fit into int"):
+        make(backend)
 
 
 @requirement("create.shapes", section=SECTION)
@@ -195,6 +245,14 @@ def test_lists_and_numbers_are_taken(backend, place):
 def test_numpy_scalars_keep_their_dtype(backend, place):
     x = backend.asarray(np.int8(25), device=place)
     assert_same(backend.to_numpy(x), np.array(25, "int8"))
+    made = [
+        backend.asarray(data, device=place) for data in ([np.int8(25)], (np.array([25], "i1"),))
+    ]
+    made += [backend.full(1, np.int8(25), device=place)]
+    assert [backend.dtype_of(x) for x in made] == ["int8"] * 3
+    wide = backend.framework.tensors.data_dtype("float64")
+    made = [backend.asarray(data, device=place) for data in (np.float64(0.1), [np.float64(0.1)])]
+    assert [backend.dtype_of(x) for x in made] == [wide] * 2
 
 
 @requirement("create.wide-numpy-data", section=SECTION)
@@ -227,6 +285,36 @@ def test_a_tensor_moves_to_the_device_that_is_asked_for(backend, route):
     x = backend.ones(2, device=source)
     assert backend.device_of(backend.asarray(x, device=target)) is target
     assert backend.device_of(backend.asarray(x)) is source
+
+
+@requirement("create.copy-is-new-memory", section=SECTION)
+def test_a_copy_that_is_asked_for_is_new_memory(backend, place):
+    x = backend.ones(2, device=place)
+    for options in ({}, {"dtype": "float32"}, {"device": place}, {"dtype": "int32"}):
+        y = backend.asarray(x, copy=True, **options)
+        assert backend.device_of(y) is place
+        assert backend.address(y) != backend.address(x)
+        np.testing.assert_array_equal(backend.to_numpy(y), np.ones(2))
+    assert backend.dtype_of(backend.asarray([1.5], copy=True)) == "float32"
+
+
+@requirement("create.no-copy", section=SECTION)
+def test_without_a_copy_there_is_the_same_tensor_or_an_error(backend, place):
+    x = backend.ones(2, device=place)
+    assert backend.asarray(x, copy=False) is x
+    assert backend.asarray(x, copy=False, dtype="float32", device=place) is x
+    with pytest.raises(UnsupportedValueError, match="copy=False"):
+        backend.asarray(x, copy=False, dtype="int32")
+    for data in (np.ones(2, "float32"), [1.5], 1.5):
+        with pytest.raises(UnsupportedValueError, match="copy=False"):
+            backend.asarray(data, copy=False)
+
+
+@requirement("create.no-copy", section=SECTION)
+def test_without_a_copy_no_tensor_moves(backend, route):
+    source, target = route
+    with pytest.raises(UnsupportedValueError, match="copy=False"):
+        backend.asarray(backend.ones(2, device=source), copy=False, device=target)
 
 
 @requirement("create.special-values", section=SECTION)
