@@ -10,6 +10,7 @@ Held by the requirements ``log.*`` of the conformance suite.
 from __future__ import annotations
 
 import threading
+from array import array
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -29,17 +30,19 @@ _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
 class DeviceLog:
     """Scalars by name, on a device, with their means and last values.
 
-    Any number of threads may add to it. Its memory is bounded: the device holds at most
-    ``max_pending`` scalars, without what they were computed from, and the host a mean and a last
-    value for each name.
+    Any number of threads may add to it, and nothing that was added is lost. The device holds at
+    most ``max_pending`` scalars, without what they were computed from. The host holds a mean and a
+    last value for each name, and all values since the last ``flush``, 8 bytes each.
 
     Args:
         backend: whose tensors they are.
         device: where they are and stay; None is the device of the first one.
         every: only each ``every``-th call of ``add`` is kept, from the first; the others cost
             next to nothing, and count in no mean.
-        max_pending: how many scalars wait on the device for ``flush``, which ``add`` calls itself
-            when there are as many.
+        max_pending: how many scalars wait on the device. When there are as many, ``add`` brings
+            them to the host, in one transfer.
+        values: whether the host keeps all values for ``flush``; without them it keeps only means
+            and last values, for logs that run for ever.
 
     Raises:
         UnsupportedValueError: if ``every`` or ``max_pending`` is no integer from 1.
@@ -60,6 +63,7 @@ class DeviceLog:
         *,
         every: int = 1,
         max_pending: int = 1024,
+        values: bool = True,
     ) -> None:
         self._backend = backend
         self._device = None if device is None else backend.device(device)
@@ -73,6 +77,7 @@ class DeviceLog:
         self._pending: list[_Entry] = []
         self._totals: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}
+        self._values: dict[str, array[float]] | None = {} if values else None
 
     def add(self, weight: float = 1, /, **scalars: Any) -> None:
         """Keep scalars, without waiting for the device.
@@ -107,36 +112,32 @@ class DeviceLog:
             self._pending += entries
             self._waiting += sum(entry.is_tensor for entry in entries)
             if self._waiting >= self._max_pending or len(self._pending) >= 2 * self._max_pending:
-                self.flush()
+                self._bring_over()
 
     def flush(self) -> dict[str, list[float]]:
-        """Bring what is waiting on the device to the host, all of it in one transfer.
+        """Return all values that were added since the last ``flush``.
+
+        Those that are waiting on the device are brought over in one transfer.
 
         Returns:
-            Name -> the values that were waiting, in the order in which they were added. Those that
-            came over earlier, for ``means`` or because there were ``max_pending``, are not among
-            them.
+            Name -> the values, in the order in which they were added.
+
+        Raises:
+            UnsupportedValueError: if the log was made with ``values=False``.
         """
         with self._lock:
-            pending = self._pending
-            tensors = iter(self._values([entry.value for entry in pending if entry.is_tensor]))
-            # Cleared only now, so that an error in the transfer loses nothing.
-            self._pending, self._waiting = [], 0
-            found: dict[str, list[float]] = {}
-            for entry in pending:
-                value = next(tensors) if entry.is_tensor else entry.value
-                found.setdefault(entry.name, []).append(value)
-                total, weights = self._totals.get(entry.name, (0.0, 0.0))
-                # A weight of 0 leaves a value out, also one that is infinite.
-                part = entry.weight * value if entry.weight else 0.0
-                self._totals[entry.name] = total + part, weights + entry.weight
-                self._last[entry.name] = value
-            return found
+            if self._values is None:
+                raise UnsupportedValueError(
+                    "flush a log", "it keeps no values (values=False)", "log.means(), or log.last()"
+                )
+            self._bring_over()
+            found, self._values = self._values, {}
+            return {name: values.tolist() for name, values in found.items()}
 
     def means(self) -> dict[str, float]:
         """Return name -> the weighted mean of all that was added; NaN if nothing has a weight."""
         with self._lock:
-            self.flush()
+            self._bring_over()
             return {
                 name: total / weights if weights else float("nan")
                 for name, (total, weights) in self._totals.items()
@@ -145,10 +146,26 @@ class DeviceLog:
     def last(self) -> dict[str, float]:
         """Return name -> the value that was added last."""
         with self._lock:
-            self.flush()
+            self._bring_over()
             return dict(self._last)
 
-    def _values(self, xs: list[Tensor]) -> list[float]:
+    def _bring_over(self) -> None:
+        """Bring what is waiting on the device to the host, all of it in one transfer."""
+        pending = self._pending
+        tensors = iter(self._numbers([entry.value for entry in pending if entry.is_tensor]))
+        # Cleared only now, so that an error in the transfer loses nothing.
+        self._pending, self._waiting = [], 0
+        for entry in pending:
+            value = next(tensors) if entry.is_tensor else entry.value
+            if self._values is not None:
+                self._values.setdefault(entry.name, array("d")).append(value)
+            total, weights = self._totals.get(entry.name, (0.0, 0.0))
+            # A weight of 0 leaves a value out, also one that is infinite.
+            part = entry.weight * value if entry.weight else 0.0
+            self._totals[entry.name] = total + part, weights + entry.weight
+            self._last[entry.name] = value
+
+    def _numbers(self, xs: list[Tensor]) -> list[float]:
         if not xs:
             return []
         dtypes = {self._backend.dtype_of(x) for x in xs}

@@ -212,7 +212,8 @@ class Trainer:
         device until the end.
         """
         names, takes_mapping = learner.input_names, learner.takes_mapping
-        log = DeviceLog(self.backend)  # where the losses are, also if a hook has moved the model
+        # Where the losses are, also if a hook has moved the model.
+        log = DeviceLog(self.backend, values=False)
         with closing(self._prepared(data)) as batches:
             for batch in batches:
                 inputs, y = inputs_and_target(batch, names, takes_mapping)

@@ -27,12 +27,28 @@ def test_an_empty_log_has_nothing(log):
     assert (log.flush(), log.means(), log.last()) == ({}, {}, {})
 
 
-def test_what_means_brought_over_is_not_flushed_again(log, scalar):
+def test_what_means_brought_over_is_flushed_too(log, scalar):
     log.add(loss=scalar(1.0))
     log.means()
     log.add(loss=scalar(3.0))
-    assert log.flush() == {"loss": [3.0]}
+    assert log.flush() == {"loss": [1.0, 3.0]}
     assert log.means() == {"loss": 2.0}
+
+
+def test_without_values_there_is_nothing_to_flush(reference, scalar):
+    log = DeviceLog(reference, values=False)
+    log.add(loss=scalar(1.0))
+    with pytest.raises(UnsupportedValueError, match="values=False"):
+        log.flush()
+    assert (log.means(), log.last()) == ({"loss": 1.0}, {"loss": 1.0})
+
+
+def test_without_values_the_host_keeps_none(reference):
+    log = DeviceLog(reference, max_pending=2, values=False)
+    for number in range(100):
+        log.add(lr=number)
+    assert log.last() == {"lr": 99.0}
+    assert not any(isinstance(kept, (dict, list)) and len(kept) > 4 for kept in vars(log).values())
 
 
 def test_names_need_not_come_together(log, scalar):

@@ -127,6 +127,12 @@ class StacksBackwards(Mutant, caught_by="log.flush"):
             return super().stack(xs[::-1])
 
 
+class StacksAThousandAtMost(Mutant, caught_by="log.loses-nothing"):
+    class Tensors(ReferenceTensors):
+        def stack(self, xs):
+            return super().stack(xs[:1000])
+
+
 class StacksByWayOfTheHost(Mutant, caught_by="log.one-transfer"):
     class Tensors(ReferenceTensors):
         def stack(self, xs):

@@ -126,6 +126,16 @@ def test_no_more_than_asked_for_wait_on_the_device(backend, place, scalar, trans
     assert log.means() == {"loss": 4.5, "again": 4.5}
 
 
+@requirement("log.loses-nothing", section=SECTION)
+def test_everything_that_was_added_is_flushed(backend, place, scalar):
+    log = DeviceLog(backend, place)
+    values = [scalar(float(number)) for number in range(7)]
+    for number in range(3000):
+        log.add(loss=values[number % 7], step=number)
+    steps = [float(number) for number in range(3000)]
+    assert log.flush() == {"loss": [step % 7 for step in steps], "step": steps}
+
+
 @requirement("log.every", section=SECTION)
 def test_only_every_so_manieth_call_is_kept(backend, place, scalar):
     log = DeviceLog(backend, place, every=3)
