@@ -508,9 +508,17 @@ class Backend:
         device_of = self.framework.tensors.device_of
         return {name: device_of(x) for name, x in placing.named_tensors(self.framework, obj)}
 
-    def named_tensors(self, obj: Any) -> Mapping[str, Tensor]:
-        """Return the tensors that ``place`` handles: name -> tensor."""
-        return dict(placing.named_tensors(self.framework, obj))
+    def named_tensors(self, obj: Any, *, gradients: bool = False) -> Mapping[str, Tensor]:
+        """Return the tensors of a model, an optimizer or a nesting of them: name -> tensor.
+
+        Args:
+            obj: as in ``place``.
+            gradients: whether the gradients are among them, as everything that ``place`` handles;
+                without them, it is what ``save`` writes and ``load_into`` reads.
+
+        >>> backend.load_into(net, {**backend.named_tensors(net), '0.bias': b})  # doctest: +SKIP
+        """
+        return dict(placing.named_tensors(self.framework, obj, is_saved=not gradients))
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -561,16 +569,22 @@ class Backend:
         return load(self.framework, path, device)
 
     def load_into(
-        self, obj: Any, path: str | os.PathLike[str], *, strict: bool = True, only: str = ""
+        self,
+        obj: Any,
+        path: str | os.PathLike[str] | Mapping[str, Any],
+        *,
+        strict: bool = True,
+        only: str = "",
     ) -> Any:
-        """Read a file into a model, an optimizer, or a nesting of them and of tensors.
+        """Read a file, or tensors by name, into a model, an optimizer, or a nesting of them.
 
         Args:
             obj: an object like the one that was saved, with the same names, shapes and dtypes. Each
                 tensor stays on the device where it is, and is filled in place where ``place``
                 would.
             path: of a file that ``save`` has written, with whatever backend, or of any other
-                safetensors file that has the names of ``named_tensors(obj)``.
+                safetensors file that has the names of ``named_tensors(obj)``; or a mapping from
+                these names to tensors of this backend and NumPy arrays, which are copied.
             strict: whether each tensor has to be in the object and in the file. If not, what only
                 one of them has is left alone; shapes and dtypes have to be the same even then.
             only: the name of a part of the file, which alone is read: ``'parts.model'`` is the

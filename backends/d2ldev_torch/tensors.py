@@ -187,7 +187,8 @@ class TorchTensors(Tensors):
 
     def detached(self, x: Tensor) -> Tensor:
         x = x.detach()
-        return x.clone() if x.untyped_storage().nbytes() > x.element_size() else x
+        is_part = not x.dim() and x.untyped_storage().nbytes() > x.element_size()
+        return x.clone() if is_part else x
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:

@@ -65,6 +65,9 @@ class Checkpoint:
         HeaderError: if one of them is wrong.
     """
 
+    called = "the file"
+    look = "backend.load(path) shows what is in the file"
+
     def __init__(self, framework: Framework, file: BinaryIO, attempted: str) -> None:
         self._framework = framework
         self._file = file

@@ -12,7 +12,7 @@ from __future__ import annotations
 import difflib
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
@@ -25,6 +25,7 @@ import numpy as np
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
+from d2ldev.files.given import Given, dtype_and_shape
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
 from d2ldev.framework import Framework, Layout
@@ -66,16 +67,19 @@ class Loaded(NamedTuple):
 
 
 def load_into(
-    framework: Framework, obj: Any, path: Any, *, strict: bool = True, only: str = ""
+    framework: Framework, obj: Any, source: Any, *, strict: bool = True, only: str = ""
 ) -> Any:
-    """Read a file into a nesting; see ``Backend.load_into``."""
-    path = as_path(path, "load")
+    """Read a file, or a mapping, into a nesting; see ``Backend.load_into``."""
+    if isinstance(source, Mapping):
+        given = Given(framework, source, f"load a mapping into {type(obj).__name__}")
+        return _loaded(Fitting(framework, given, is_strict=strict), obj, given, only)
+    path = as_path(source, "load")
     attempted = f"load {path} into {type(obj).__name__}"
     with opened(framework, path, attempted) as checkpoint:
         return _loaded(Fitting(framework, checkpoint, is_strict=strict), obj, checkpoint, only)
 
 
-def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint, only: str) -> Any:
+def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | Given, only: str) -> Any:
     if not isinstance(only, str):
         raise UnsupportedValueError(
             checkpoint.attempted, f"only={describe(only)} is no name", "only='parts.model'"
@@ -139,11 +143,11 @@ class _Pair(NamedTuple):
 
 
 class Fitting:
-    """One file that is read into one nesting.
+    """One file, or one mapping, that is read into one nesting.
 
     Args:
         framework: whose tensors they are.
-        checkpoint: the open file.
+        checkpoint: the open file, or the mapping.
         is_strict: whether each tensor has to be on both sides.
 
     Attributes:
@@ -151,7 +155,7 @@ class Fitting:
     """
 
     def __init__(
-        self, framework: Framework, checkpoint: Checkpoint, *, is_strict: bool = True
+        self, framework: Framework, checkpoint: Checkpoint | Given, *, is_strict: bool = True
     ) -> None:
         self.is_strict = is_strict
         self._framework = framework
@@ -231,7 +235,7 @@ class Fitting:
             raise CheckpointError(
                 self._attempted,
                 f"{'; '.join(told)}; nothing was changed",
-                f"backend.load(path) shows what is in the file{by}",
+                f"{self._checkpoint.look}{by}",
             )
 
     # -- comparing --------------------------------------------------------------------------------
@@ -392,11 +396,13 @@ class Fitting:
             told = f"{found.dtype} {found.shape}"
         elif isinstance(found, Outline):
             told = f"a {found.type}"
-        self._different.append(f"{path or 'the top'} {mine}, and the file has {told}")
+        self._different.append(
+            f"{path or 'the top'} {mine}, and {self._checkpoint.called} has {told}"
+        )
 
     def _pair(self, x: Any, found: Any, layouts: tuple[Layout, Layout] | None, path: str) -> None:
         try:
-            dtype, shape = self._dtype_and_shape(x)
+            dtype, shape = dtype_and_shape(self._framework, x)
         except RuntimeError as error:  # a lazy module's, before its first batch
             self._differs(path, f"has no shape yet ({error})", found)
             return
@@ -415,14 +421,6 @@ class Fitting:
             self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
             self._places[path, id(x)] = found.name
             self.matched.append(path)
-
-    def _dtype_and_shape(self, x: Any) -> tuple[str, tuple[int, ...]]:
-        if isinstance(x, np.ndarray):
-            return x.dtype.name, x.shape
-        dtype = self._framework.tensors.dtype_of(x)
-        if self._framework.files.numbers_dtype(dtype) is not None:
-            return dtype, self._framework.tensors.to_numpy(x).shape
-        return dtype, tuple(int(size) for size in x.shape)
 
     # -- reading ----------------------------------------------------------------------------------
 

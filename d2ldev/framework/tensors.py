@@ -206,7 +206,9 @@ class Tensors(ABC):
         """Return tensors of one shape, dtype and device as one tensor with a new first axis."""
 
     def detached(self, x: Tensor) -> Tensor:
-        """Return a scalar that can be kept for long, without a copy where possible.
+        """Return a tensor without its history; a scalar that can be kept for long.
+
+        There is no copy where possible.
 
         For a framework whose tensors keep alive what they were computed from, or the larger tensor
         that they are a view of; or whose variables are tensors, and change their value.

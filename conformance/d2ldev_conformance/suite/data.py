@@ -9,7 +9,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from d2ldev import Backend
-from d2ldev.operations.placing import named_tensors
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:
@@ -64,13 +63,13 @@ def room_for(count: int, copy_all: Callable[..., list[Any]]) -> Callable[..., li
 
 def values_of(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
     """Return the values of all that ``place`` handles, by name."""
-    return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
+    named = backend.named_tensors(obj, gradients=True)
+    return {name: backend.to_numpy(x) for name, x in named.items()}
 
 
 def saved_values(backend: Backend, obj: Any) -> dict[str, NDArray[Any]]:
     """Return the values of all that is saved of an object, by name: no gradients."""
-    found = named_tensors(backend.framework, obj, "compare", is_saved=True)
-    return {name: backend.to_numpy(x) for name, x in found}
+    return {name: backend.to_numpy(x) for name, x in backend.named_tensors(obj).items()}
 
 
 def assert_same_values(backend: Backend, obj: Any, values: Mapping[str, NDArray[Any]]) -> None:

@@ -72,14 +72,15 @@ def test_they_are_placed_there_and_back(backend):
 
 def test_a_gradient_is_named_and_is_one_object_while_it_is_held(backend):
     parameters = scratch(backend)
-    named = backend.named_tensors(parameters)
+    named = backend.named_tensors(parameters, gradients=True)
     assert list(named) == ["0", "1", "0.grad", "1.grad"]
-    assert all(backend.named_tensors(parameters)[name] is x for name, x in named.items())
+    again = backend.named_tensors(parameters, gradients=True)
+    assert all(again[name] is x for name, x in named.items())
 
 
 def test_a_gradient_is_not_taken_for_another_one(backend):
     one, other = scratch(backend), scratch(backend, steps=0)
-    named = backend.named_tensors({"one": one, "other": other})
+    named = backend.named_tensors({"one": one, "other": other}, gradients=True)
     assert backend.to_numpy(named["one.0.grad"]).sum() == 12.0
     assert backend.to_numpy(named["other.0.grad"]).sum() == 0.0
 

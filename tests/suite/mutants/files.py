@@ -188,3 +188,16 @@ class SaysThatKernelsAreTurned(Mutant, caught_by="io.layouts-are-known"):
         def layers(self, model):
             layers = super().layers(model)
             return layers and [layer._replace(layout=turned) for layer in layers]
+
+
+class NamesMoreThanIsSaved(Mutant, caught_by="io.named-tensors-are-what-is-saved"):
+    class Backend(Backend):
+        def named_tensors(self, obj, *, gradients=False):
+            named = super().named_tensors(obj, gradients=gradients)
+            return {**named, **{f"{name}.grad": x for name, x in named.items()}}
+
+
+class LoadsFilesAlone(Mutant, caught_by="io.load-into-takes-tensors-by-name"):
+    class Backend(Backend):
+        def load_into(self, obj, path):
+            return super().load_into(obj, str(path))

@@ -204,10 +204,69 @@ def test_load_into_brings_every_value(backend, path, place, sample, monkeypatch)
         patch.setattr(backend.framework.files, "borrow", lambda x: _flipped(borrow(x)))
         backend.save(obj, path)
     loaded = backend.load_into(samples(backend)[sample](place), path)
-    values = saved_values(backend, loaded)
-    assert list(values) == list(saved)
-    for name, value in saved.items():
-        assert_same(values[name], value)
+    _assert_saved(backend, loaded, saved)
+
+
+def _assert_saved(backend, obj, values):
+    """Check that what is saved of an object has these names and values."""
+    after = saved_values(backend, obj)
+    assert list(after) == list(values)
+    for name, value in values.items():
+        assert_same(after[name], value)
+
+
+def _trained(backend, place):
+    """Return a network on a device, after a step of training."""
+    learner = backend.learner(backend.mlp([2, 1], device=place, seed=1))
+    learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
+    learner.sync()
+    return learner.parts["model"]
+
+
+@requirement("io.named-tensors-are-what-is-saved", section=SECTION)
+def test_the_named_tensors_of_a_trained_model_can_be_saved_and_loaded_into_one(
+    backend, path, place
+):
+    net, other = _trained(backend, place), backend.mlp([2, 1], device=place, seed=2)
+    backend.save(backend.named_tensors(net), path)
+    _assert_saved(backend, backend.load_into(other, path), saved_values(backend, net))
+
+
+@requirement("io.load-into-takes-tensors-by-name", section=SECTION)
+def test_load_into_takes_the_tensors_of_another_model(backend, place):
+    net, other = _trained(backend, "cpu"), backend.mlp([2, 1], device=place, seed=2)
+    loaded = backend.load_into(other, backend.named_tensors(net))
+    _assert_saved(backend, loaded, saved_values(backend, net))
+    assert set(backend.placement(loaded).values()) == {place}
+    theirs = {backend.address(x) for x in backend.named_tensors(net).values()}
+    assert not theirs & {backend.address(x) for x in backend.named_tensors(loaded).values()}
+
+
+@requirement("io.load-into-takes-tensors-by-name", section=SECTION)
+def test_load_into_writes_one_parameter(backend, place):
+    net = _trained(backend, place)
+    values = saved_values(backend, net)
+    name = next(iter(values))
+    values[name] = _flipped(values[name])
+    net = backend.load_into(net, {**backend.named_tensors(net), name: values[name]})
+    _assert_saved(backend, net, values)
+    assert set(backend.placement(net).values()) == {place}
+
+
+@requirement("io.load-into-refuses-what-does-not-fit", section=SECTION)
+@pytest.mark.parametrize(
+    "changed", [{"other": 1}, {None: np.ones(7, "float32")}, {None: [1.0]}, {None: None}], ids=str
+)
+def test_load_into_refuses_tensors_by_name_that_do_not_fit(backend, changed):
+    net = backend.mlp([2, 1])
+    before, named = saved_values(backend, net), dict(backend.named_tensors(net))
+    first, last = next(iter(named)), list(named)[-1]
+    named[first] = np.zeros(before[first].shape, "float32")
+    named.update({name or last: value for name, value in changed.items()})
+    with pytest.raises((CheckpointError, UnsupportedValueError)) as caught:
+        backend.load_into(net, named)
+    assert next(name or last for name in changed) in str(caught.value)
+    _assert_saved(backend, net, before)
 
 
 @requirement("io.load-into-stays-in-place", section=SECTION)
@@ -255,10 +314,7 @@ def test_load_into_refuses_other_layers_and_changes_nothing(backend, path, sizes
     before = saved_values(backend, net)
     with pytest.raises(CheckpointError):
         backend.load_into(net, path)
-    after = saved_values(backend, net)
-    assert list(after) == list(before)
-    for name, value in before.items():
-        assert_same(after[name], value)
+    _assert_saved(backend, net, before)
 
 
 @requirement("io.load-into-refuses-other-names", section=SECTION)

@@ -16,7 +16,7 @@ SECTION = "6.7.3"
 def _ties(backend, obj):
     """Return which names are one tensor: a set of groups of names."""
     groups = {}
-    for name, x in backend.named_tensors(obj).items():
+    for name, x in backend.named_tensors(obj, gradients=True).items():
         groups.setdefault(id(x), []).append(name)
     return sorted(map(tuple, groups.values()))
 
@@ -73,9 +73,9 @@ def test_place_there_and_back_changes_nothing(backend, route, sample):
 @requirement("place.noop-returns-same-object", section=SECTION)
 def test_place_of_what_is_there_does_nothing(backend, place, sample):
     obj = samples(backend)[sample](place)
-    before = backend.named_tensors(obj)
+    before = backend.named_tensors(obj, gradients=True)
     assert backend.place(obj, place) is obj
-    after = backend.named_tensors(obj)
+    after = backend.named_tensors(obj, gradients=True)
     assert all(after[name] is x for name, x in before.items())
 
 
@@ -90,7 +90,7 @@ def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
         return original(xs, native)
 
     monkeypatch.setattr(backend.framework.tensors, "copy_all", counting)
-    distinct = {id(x) for x in backend.named_tensors(obj).values()}
+    distinct = {id(x) for x in backend.named_tensors(obj, gradients=True).values()}
     backend.place(obj, target)
     assert len(copied) == len({id(x) for x in copied}) == len(distinct)
 
@@ -99,7 +99,7 @@ def test_place_copies_each_tensor_once(backend, route, sample, monkeypatch):
 def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample, monkeypatch):
     source, target = route
     obj = samples(backend)[sample](source)
-    tensors, values = backend.named_tensors(obj), values_of(backend, obj)
+    tensors, values = backend.named_tensors(obj, gradients=True), values_of(backend, obj)
     last = len({id(x) for x in tensors.values()}) - 1
     monkeypatch.setattr(
         backend.framework.tensors, "copy_all", room_for(last, backend.framework.tensors.copy_all)
@@ -107,7 +107,7 @@ def test_a_failure_halfway_leaves_everything_where_it_was(backend, route, sample
     with pytest.raises(MemoryError):
         backend.place(obj, target)
     assert set(backend.placement(obj).values()) == {source}
-    assert all(backend.named_tensors(obj)[name] is x for name, x in tensors.items())
+    assert all(backend.named_tensors(obj, gradients=True)[name] is x for name, x in tensors.items())
     assert_same_values(backend, obj, values)
 
 
@@ -184,6 +184,6 @@ def test_what_is_no_model_is_refused(backend, place, value):
 @requirement("place.named-tensors", section=SECTION)
 def test_named_tensors_are_those_of_the_placement(backend, place, sample):
     obj = samples(backend)[sample](place)
-    named = backend.named_tensors(obj)
+    named = backend.named_tensors(obj, gradients=True)
     assert {name: backend.device_of(x) for name, x in named.items()} == backend.placement(obj)
     assert all(isinstance(x, backend.tensor_types) for x in named.values())

@@ -1,0 +1,85 @@
+"""Tensors by name that are in memory: what ``load_into`` takes instead of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.files.description import Outline, Stored
+from d2ldev.files.load import Wanted
+from d2ldev.framework import Framework
+from d2ldev.nesting.kinds import TENSOR
+from d2ldev.operations import creation, moving
+
+
+class Given:
+    """A mapping from names to tensors and NumPy arrays, read as a ``Checkpoint`` is.
+
+    Args:
+        framework: whose tensors are read.
+        tensors: the mapping.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        UnsupportedValueError: if it holds anything else; the message names it.
+    """
+
+    writer = None
+    called = "the mapping"
+    look = "backend.named_tensors(obj) shows the names, shapes and dtypes that fit"
+
+    def __init__(self, framework: Framework, tensors: Mapping[Any, Any], attempted: str) -> None:
+        self._framework = framework
+        self.attempted = attempted
+        self._values: dict[str, Any] = {}
+        stored: dict[int, Stored] = {}  # a tensor under two names is one, as in a file
+        for name, x in tensors.items():
+            if id(x) not in stored:
+                stored[id(x)] = self._described(str(name), x)
+        children = {name: stored[id(x)] for name, x in tensors.items()}
+        self.outline = Outline("dict", children, 0, None, None)
+
+    def _described(self, name: str, x: Any) -> Stored:
+        framework = self._framework
+        if framework.kinds[type(x)] is not TENSOR and not isinstance(x, np.ndarray):
+            raise UnsupportedValueError(
+                self.attempted,
+                f"{describe(x)} at {name} is neither a tensor of the {framework.name} backend nor "
+                "a NumPy array",
+                "backend.load_into(net, backend.named_tensors(other)); nestings go through a file",
+            )
+        self._values[name] = x
+        dtype, shape = dtype_and_shape(framework, x)
+        return Stored("tensor", name, dtype, framework.files.numbers_dtype(dtype) or dtype, shape)
+
+    def read(self, wanted: Sequence[Wanted]) -> list[Any]:
+        """Return tensors and arrays in new memory, on the devices where they are wanted."""
+        return [self._copied(each) for each in wanted]
+
+    def _copied(self, wanted: Wanted) -> Any:
+        framework, x = self._framework, self._values[wanted.stored.name]
+        is_array = isinstance(x, np.ndarray)
+        if wanted.stored.kind == "array":
+            return x.copy() if is_array else framework.tensors.to_numpy(x)
+        if is_array:
+            device = wanted.device
+            return creation.asarray(framework, x, wanted.stored.dtype, device, None, None)
+        x = framework.tensors.detached(x)
+        return moving.copied(framework, framework.tensors.copy, x, wanted.device, self.attempted)
+
+
+def dtype_and_shape(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]:
+    """Return the dtype and the shape of a tensor or an array; of random keys that of their numbers.
+
+    Raises:
+        RuntimeError: if it has no shape yet, as before the first batch of a lazy module.
+    """
+    if isinstance(x, np.ndarray):
+        return x.dtype.name, x.shape
+    dtype = framework.tensors.dtype_of(x)
+    if framework.files.numbers_dtype(dtype) is not None:
+        return dtype, framework.tensors.to_numpy(x).shape
+    return dtype, tuple(int(size) for size in x.shape)
