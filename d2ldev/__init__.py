@@ -10,6 +10,8 @@ Importing this package imports no framework and touches no GPU.
 
 from __future__ import annotations
 
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
@@ -46,6 +48,13 @@ if TYPE_CHECKING:
     torch: Backend
 
 __version__ = "0.1.0"
+
+# A program that runs in a checkout finds this package there, before an installed wheel's. The
+# packages that belong to it have to be the checkout's, too.
+_root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+if os.path.isdir(os.path.join(_root, "backends", "d2ldev_reference")):
+    _folders = (os.path.join(_root, name) for name in ("backends", "conformance"))
+    sys.path[:0] = [folder for folder in _folders if folder not in sys.path]
 
 # Imported from these modules when first asked for, because most programs do not use them.
 _LAZY = {

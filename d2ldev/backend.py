@@ -28,7 +28,8 @@ from d2ldev.framework import (
     Tensor,
 )
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
+from d2ldev.operations import creation, devices, live, mlp, moving, placing, prefetching
+from d2ldev.operations.live import LiveTensor
 from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
@@ -196,9 +197,37 @@ class Backend:
         return all(self.framework.devices.is_idle(each) for each in asked)
 
     def memory(self, device: DeviceLike) -> Memory:
-        """Return the memory of a device, in bytes; None where the framework cannot say."""
+        """Return the memory of a device, in bytes; None where the framework cannot say.
+
+        That of a GPU is what the tensors hold. That of the CPU is this process's resident memory,
+        everything in it included, and the machine's as ``total``.
+        """
         place = devices.existing(self.framework, device, "ask for the memory")
-        return self.framework.devices.memory(place)
+        return devices.host_memory() if place is CPU else self.framework.devices.memory(place)
+
+    def empty_cache(self, device: DeviceLike = None) -> None:
+        """Give memory that the framework keeps for later tensors back to a device (None: to all).
+
+        It makes room for other processes. PyTorch and MXNet can be asked to; the others' allocators
+        give nothing back, and nothing happens.
+        """
+        for each in devices.chosen(self.framework, device, "empty the cache"):
+            self.framework.devices.empty_cache(each)
+
+    def live_tensors(self, device: DeviceLike = None) -> list[LiveTensor]:
+        """Return what is still there on a device (None: on every device), the largest first.
+
+        They are the tensors that Python objects hold. What is kept for a backward pass is not
+        among them, nor what native code holds.
+
+        Returns:
+            For each its class, shape, dtype, bytes and device, and the lines that made it, if
+            Python traces memory: ``tracemalloc.start(10)``.
+
+        >>> for x in backend.live_tensors('gpu:0')[:3]:                    # doctest: +SKIP
+        ...     print(x.kind, x.shape, x.nbytes, *x.made[-1:])
+        """
+        return live.live_tensors(self.framework, device)
 
     # -- making tensors ---------------------------------------------------------------------------
 
@@ -543,7 +572,7 @@ class Backend:
 
         save(self.framework, obj, path)
 
-    def load(self, path: str | os.PathLike[str], *, device: DeviceLike = "cpu") -> Any:
+    def load(self, path: str | os.PathLike[str], device: DeviceLike = "cpu") -> Any:
         """Read a nesting from a file.
 
         Args:

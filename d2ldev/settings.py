@@ -22,6 +22,8 @@ VIRTUAL_GPUS = "D2LDEV_VIRTUAL_GPUS"
 STRICT = "D2LDEV_STRICT"
 GPU_MEMORY = "D2LDEV_GPU_MEMORY"
 
+VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY)
+
 MAX_VIRTUAL_GPUS = 8
 
 # The number given to ``d2ldev.virtual_gpus(n)``, which goes before the variable.
@@ -108,6 +110,11 @@ def memory_grows() -> bool:
             f"{GPU_MEMORY}=framework leaves the framework's memory alone; grow is the default",
         )
     return policy != "framework"
+
+
+def unknown() -> list[str]:
+    """Return the variables that are set, begin as d2ldev's do, and are none."""
+    return [name for name in given() if name not in VARIABLES]
 
 
 def given() -> dict[str, str]:

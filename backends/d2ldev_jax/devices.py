@@ -1,4 +1,4 @@
-"""Devices: JAX's on the CPU, on CUDA and on ROCm; virtual GPUs are further CPU devices of JAX.
+"""Devices: JAX's on the CPU, CUDA, ROCm and TPUs; virtual GPUs are further CPU devices of JAX.
 
 JAX initialises all its devices at once, which makes a context on each GPU. So nothing here
 initialises JAX before somebody wants a device; until then CUDA's GPUs are counted by the driver:
@@ -12,6 +12,7 @@ somebody holds them.
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import os
 import re
@@ -47,6 +48,8 @@ MEMORY_VARIABLES = (
     "JAX_PJRT_CLIENT_CREATE_OPTIONS",
 )
 _LOGGER = logging.getLogger("jax._src.xla_bridge")
+# The text of a CPU device, in newer and in older releases.
+_CPU_IN_WORDS = re.compile(r"(?:cpu:|TFRT_CPU_)([0-9]{1,9})", re.ASCII)
 _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
 # The seconds that a small computation may take on a device that has nothing else to do.
@@ -93,7 +96,9 @@ class JaxDevices(Devices):
         return self.cpus()[0] if device is CPU else self.gpus()[device.index]
 
     def from_native(self, native: Any) -> Device | None:
-        if not isinstance(native, jax.Device):
+        is_text = isinstance(native, str)
+        # Before JAX is initialised, nobody has a device whose text it could be.
+        if not isinstance(native, jax.Device) and not (is_text and is_initialized()):
             return None
         if not self.places:
             found: dict[jax.Device, Device] = {}
@@ -102,7 +107,9 @@ class JaxDevices(Devices):
             found.update({each: gpu(index) for index, each in enumerate(self.gpus())})
             for each, device in found.items():
                 self.places[each] = device, each.default_memory().kind
-        # Another process's device and a TPU stand for nothing.
+        if is_text:
+            native = next((each for each in self.places if str(each) == native), None)
+        # Another process's device stands for nothing.
         return self.places.get(native, (None, ""))[0]
 
     def default(self) -> jax.Device:
@@ -168,8 +175,9 @@ class HardwareDevices(JaxDevices):
         self._let_memory_grow()
 
     def count(self) -> int:
-        # ROCm's driver cannot count without a context, as NVML does: JAX has to be asked.
-        if self._gpus is not None or is_initialized() or self._may_use("rocm"):
+        # Without a context neither ROCm nor TPUs can be counted, as NVML does: JAX has to be asked.
+        is_asked = self._may_use("rocm") or self._may_use("tpu")
+        if self._gpus is not None or is_initialized() or is_asked:
             number = len(self.gpus())
         else:
             number = self._counted()
@@ -194,8 +202,10 @@ class HardwareDevices(JaxDevices):
     def platform(self, device: Device) -> str:
         if device is CPU:
             return "cpu"
-        version = str(self.native(device).client.platform_version)
-        return "rocm" if "rocm" in version.lower() else "cuda"
+        native = self.native(device)
+        if native.platform == "tpu":
+            return "tpu"
+        return "rocm" if "rocm" in str(native.client.platform_version).lower() else "cuda"
 
     def cpus(self) -> list[jax.Device]:
         self.gpus()
@@ -210,10 +220,11 @@ class HardwareDevices(JaxDevices):
                 jax.local_devices()
         except RuntimeError as error:  # a GPU fails; at the next call JAX goes on without
             reason = str(error)
-        try:
-            gpus = jax.local_devices(backend="gpu")
-        except RuntimeError as error:
-            reason = reason or str(error)
+        for platform in ("gpu", "tpu"):
+            try:
+                gpus = gpus or jax.local_devices(backend=platform)
+            except RuntimeError as error:
+                reason = reason or str(error)
         if not gpus and (number := self._counted()):
             self._failure = (
                 f"NVIDIA's driver shows {gpus_in_words(number)}, and JAX can use none: {reason}",
@@ -252,10 +263,14 @@ class HardwareDevices(JaxDevices):
         """Return whether JAX is installed for a platform, and not told to leave it alone."""
         if platform == "rocm" and not ROCM_DRIVER.exists():
             return False
-        allowed = jax.config.jax_platforms
-        if allowed and not {platform, "gpu"} & set(allowed.split(",")):
+        if platform == "tpu" and importlib.util.find_spec("libtpu") is None:
             return False
-        return any(platform in point.value for point in entry_points(group="jax_plugins"))
+        allowed = jax.config.jax_platforms
+        names = {platform} if platform == "tpu" else {platform, "gpu"}
+        if allowed and not names & set(allowed.split(",")):
+            return False
+        points = entry_points(group="jax_plugins")
+        return platform == "tpu" or any(platform in point.value for point in points)
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""
@@ -302,6 +317,12 @@ class VirtualDevices(JaxDevices):
 
     def count(self) -> int:
         return self._number
+
+    def from_native(self, native: Any) -> Device | None:
+        match = _CPU_IN_WORDS.fullmatch(native) if isinstance(native, str) else None
+        if match is not None and 0 < int(match[1]) <= self._number:
+            return gpu(int(match[1]) - 1)
+        return super().from_native(native)
 
     def platform(self, device: Device) -> str:
         return "cpu" if device is CPU else "virtual"

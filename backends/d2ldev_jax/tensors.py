@@ -31,7 +31,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import Container
 from d2ldev.operations.dlpack import Description, description_of
-from d2ldev_jax.devices import JaxDevices
+from d2ldev_jax.devices import JaxDevices, is_initialized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -162,6 +162,18 @@ class JaxTensors(Tensors):
     def address(self, x: Tensor) -> int:
         self.device_of(x)
         return int(x.unsafe_buffer_pointer())
+
+    def live(self) -> list[Tensor]:
+        """Return JAX's own list of arrays; of one that is spread over devices, its part on each."""
+        if not is_initialized():  # and asking would do it
+            return []
+        self._devices.from_native(self._devices.default())  # so that all devices are known
+        found: list[Tensor] = []
+        for platform in {native.platform for native in self._places}:
+            for x in jax.live_arrays(platform):  # type: ignore[no-untyped-call]
+                if not x.is_deleted():
+                    found += [x] if len(x.sharding.device_set) == 1 else x._arrays
+        return found
 
     def container_of(self, cls: type) -> Container | None:
         """Return how a class is walked that was registered with ``jax.tree_util``.

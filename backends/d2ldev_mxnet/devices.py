@@ -6,6 +6,7 @@ management library is asked instead, if the wheel has CUDA at all.
 
 from __future__ import annotations
 
+import re
 from contextlib import AbstractContextManager
 from functools import cache
 from typing import Any
@@ -24,6 +25,8 @@ _OUT_OF_MEMORY = (
     "out of memory",
     "ALLOC_FAILED",
 )
+# A context in words: ``str(x.ctx)``.
+_CONTEXT = re.compile(r"(cpu|gpu|cpu_pinned|cpu_shared)\(([0-9]{1,9})\)", re.ASCII)
 
 
 class MXNetDevices(Devices):
@@ -54,6 +57,9 @@ class MXNetDevices(Devices):
         return None if self._virtual_gpus else mx.gpu(device.index)
 
     def from_native(self, native: Any) -> Device | None:
+        match = _CONTEXT.fullmatch(native) if isinstance(native, str) else None
+        if match is not None:
+            native = mx.Context(match[1], int(match[2]))
         if not isinstance(native, mx.Context):
             return None
         index: int = native.device_id
@@ -61,7 +67,7 @@ class MXNetDevices(Devices):
             return gpu(index - 1)
         if native.device_type.startswith("cpu"):  # also its memory that is pinned, or shared
             return CPU
-        return None if self._virtual_gpus or index < 0 else gpu(index)
+        return None if index < 0 else gpu(index)
 
     def platform(self, device: Device) -> str:
         if device is CPU:
@@ -86,10 +92,13 @@ class MXNetDevices(Devices):
         return True
 
     def memory(self, device: Device) -> Memory:
-        if device is CPU or self._virtual_gpus:
+        if self._virtual_gpus:
             return Memory(None, None, None)
         # MXNet says how much memory is free on the card, and not how much MXNet itself holds.
         return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
+
+    def empty_cache(self, device: Device) -> None:
+        self.native(device).empty_cache()
 
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, mx.base.MXNetError):

@@ -82,6 +82,9 @@ class MXNetTensors(Tensors):
         mx.base.check_call(_library.MXNDArrayGetData(x.handle, ctypes.byref(pointer)))
         return pointer.value or 0
 
+    def nbytes(self, x: Tensor) -> int:
+        return int(x.size) * int(np.dtype(x.dtype).itemsize)
+
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:

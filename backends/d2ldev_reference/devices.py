@@ -30,6 +30,8 @@ class ReferenceDevices(Devices):
         return NATIVE[device]
 
     def from_native(self, native: Any) -> Device | None:
+        if isinstance(native, str):
+            return next((each for it, each in DEVICES.items() if str(it) == native), None)
         return DEVICES.get(native) if isinstance(native, type(NATIVE[CPU])) else None
 
     def platform(self, device: Device) -> str:

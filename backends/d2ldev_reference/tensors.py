@@ -49,6 +49,9 @@ class ReferenceTensors(Tensors):
     def address(self, x: Tensor) -> int:
         return int(numpy_of(x).ctypes.data)
 
+    def nbytes(self, x: Tensor) -> int:
+        return int(numpy_of(x).nbytes)
+
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         array = np.array(obj)
         dtype = dtype or getattr(xp, array.dtype.name)

@@ -188,7 +188,7 @@ class TensorFlowDevices(Devices):
         return not waiting.is_alive()
 
     def memory(self, device: Device) -> Memory:
-        if device is CPU or self.virtual_gpus:
+        if self.virtual_gpus:
             return UNKNOWN_MEMORY
         total = nvml.memory_of(device.index) if tf.test.is_built_with_cuda() else None
         if not has_started():  # and asking would start it

@@ -112,6 +112,10 @@ class TensorFlowTensors(Tensors):
         capsule = tf.experimental.dlpack.to_dlpack(x)  # which keeps the memory meanwhile
         return description_of(capsule).address
 
+    def nbytes(self, x: Tensor) -> int:
+        # A string has no fixed size, nor have handles: TensorFlow says 0.
+        return int(x.dtype.size) * int(x.shape.num_elements())
+
     def container_of(self, cls: type) -> Container | None:
         return self._containers.get(cls)
 

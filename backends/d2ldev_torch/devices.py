@@ -10,7 +10,7 @@ make a context on a GPU that has none.
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.framework import Devices, Memory
-from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
 
 NATIVE_CPU = torch.device("cpu")
@@ -44,11 +43,14 @@ class TorchDevices(Devices):
         return None if self.accelerator.platform == "virtual" else self.native(device)
 
     def from_native(self, native: Any) -> Device | None:
+        if isinstance(native, str) and native.startswith(f"{self.accelerator.type}:"):
+            with suppress(RuntimeError):  # it is spelt so, and is none
+                native = torch.device(native)
         if not isinstance(native, torch.device):
             return None
         if native.type == "cpu":
             return CPU
-        if native.type != self.accelerator.type:
+        if native.type not in self.accelerator.types:
             return None
         # Without an index it is torch's current device, as in torch itself.
         return gpu(self.accelerator.current() if native.index is None else native.index)
@@ -70,7 +72,11 @@ class TorchDevices(Devices):
         return device is CPU or self.accelerator.is_idle(device.index)
 
     def memory(self, device: Device) -> Memory:
-        return UNKNOWN_MEMORY if device is CPU else self.accelerator.memory(device.index)
+        return self.accelerator.memory(device.index)
+
+    def empty_cache(self, device: Device) -> None:
+        if device is not CPU:
+            self.accelerator.empty_cache()
 
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
@@ -88,10 +94,14 @@ class Accelerator:
         type: the ``type`` of its ``torch.device``: ``'cuda'`` (also for ROCm), ``'xpu'``.
         platform: what ``backend.platform`` calls it: ``'cuda'``, ``'rocm'``, ``'xpu'``.
         module: ``torch.cuda`` or ``torch.xpu``.
+
+    Attributes:
+        types: the types of all ``torch.device``s that stand for one of it.
     """
 
     def __init__(self, type: str, platform: str, module: ModuleType) -> None:  # noqa: A002
         self.type = type
+        self.types = (type,)
         self.platform = platform
         self._module = module
 
@@ -136,6 +146,14 @@ class Accelerator:
             int(self._module.max_memory_allocated(index)),
             total,
         )
+
+    def of_users(self, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return those of all tensors that a user may know of."""
+        return xs
+
+    def empty_cache(self) -> None:
+        """Give back what torch's allocator keeps on all devices: nothing without a context."""
+        self._module.empty_cache()
 
     def _has_context(self, index: int) -> bool:
         if not self._module.is_initialized():

@@ -103,6 +103,9 @@ class TorchTensors(Tensors):
             lambda old, new: PackedSequence(new[0], old.batch_sizes.clone(), new[1], new[2]),
         )
 
+    def live(self) -> list[Tensor]:
+        return self._devices.accelerator.of_users([*super().live()])
+
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:

@@ -116,7 +116,8 @@ def run(request: Request, *, everywhere: bool) -> int:
 
 
 def _status_of(request: Request, suite: Path) -> int:
-    environment = dict(os.environ)
+    # With the packages of this process, also if it runs in a checkout.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if request.virtual_gpus is not None:
         environment[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
     with subprocess.Popen(command(request, suite), env=environment) as process:  # noqa: S603

@@ -11,7 +11,8 @@ The document of ``--json`` has these keys:
   (null if there is none), ``real_gpus`` (how many it finds in the machine, also while virtual
   ones replace them; null if it was not tried) and ``devices`` (null if they were not tried): a
   list of ``device``, ``platform``, ``memory`` (``used``, ``peak``, ``total``: bytes or null),
-  ``probe`` (``ok``, ``failed``) and ``error``.
+  ``utilisation`` (per cent; null without NVIDIA's driver), ``probe`` (``ok``, ``failed``) and
+  ``error``.
 - ``notes``: the warnings of d2ldev meanwhile.
 - ``error``: only if there is no active backend: why.
 
@@ -127,13 +128,17 @@ def _devices(report: BackendReport) -> Table:
     table.add_column("platform", no_wrap=True)
     table.add_column("memory in use", no_wrap=True)
     table.add_column("probe", no_wrap=True)
-    for device in report.devices or []:
-        failed = device["error"] is not None
+    devices = report.devices or []
+    if any(device["utilisation"] is not None for device in devices):
+        table.add_column("busy", no_wrap=True)
+    for device in devices:
+        failed, busy = device["error"] is not None, device["utilisation"]
         table.add_row(
             device["device"],
             device["platform"] or "-",
             _memory(device["memory"]),
             Text("failed" if failed else "ok", style="red" if failed else "green"),
+            *(() if busy is None else (f"{busy} %",)),
         )
     return table
 

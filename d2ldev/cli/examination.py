@@ -23,6 +23,7 @@ from d2ldev.cli.screen import collected_warnings, exit_status, in_words
 from d2ldev.device import Device
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
 from d2ldev.framework.devices import UNKNOWN_MEMORY
+from d2ldev.operations import nvml
 from d2ldev.registry import discovery, loading, selection
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
@@ -91,6 +92,11 @@ def examine_machine(*, every_backend: bool) -> Examination:
             elif every_backend and report.status == INSTALLED:
                 try_elsewhere(report, notes)
             examination.backends.append(report)
+    known = ", ".join(settings.VARIABLES)
+    notes += [
+        f"{name} changes nothing: d2ldev has {known}, and no such variable"
+        for name in settings.unknown()
+    ]
     examination.notes = notes
     if active is not None:
         examination.active = active.name
@@ -156,7 +162,12 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
     """Examine a backend in a process of its own."""
     process = subprocess.run(
         [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
-        env={**os.environ, settings.BACKEND: report.name},
+        # With the packages of this process, also if it runs in a checkout.
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            settings.BACKEND: report.name,
+        },
         capture_output=True,
         text=True,
         check=False,
@@ -175,10 +186,12 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
 
 def examine(backend: Backend, device: Device) -> dict[str, Any]:
     """Ask about a device and compute on it; an error is part of what is found."""
-    platform = error = None
+    platform = utilisation = error = None
     memory = UNKNOWN_MEMORY
     try:
         platform = backend.platform(device)
+        # Before the probe, which would be seen in it.
+        utilisation = nvml.utilisation_of(device.index) if platform == "cuda" else None
         use(backend, device)
         memory = backend.memory(device)
     except Exception as problem:  # whatever a driver or a third party's backend raises
@@ -187,6 +200,7 @@ def examine(backend: Backend, device: Device) -> dict[str, Any]:
         "device": str(device),
         "platform": platform,
         "memory": memory._asdict(),
+        "utilisation": utilisation,
         "probe": "failed" if error else "ok",
         "error": error,
     }

@@ -13,7 +13,7 @@ class Memory(NamedTuple):
     """The memory of a device in bytes; ``None`` where the framework cannot say.
 
     Args:
-        used: held by live tensors of this process now.
+        used: held by live tensors of this process now; on the CPU, by all of this process.
         peak: the most that was ever held so.
         total: the size of the device's memory.
     """
@@ -70,8 +70,8 @@ class Devices(ABC):
         """Return the device that a framework's own object stands for; None if it is none.
 
         Args:
-            native: anything that a user gave as a device; also strings that d2ldev cannot read, for
-                frameworks whose device objects are strings.
+            native: anything that a user gave as a device; also every string, of which those count
+                that ``str(x.device)`` gives for a tensor of the framework.
         """
 
     @abstractmethod
@@ -100,8 +100,14 @@ class Devices(ABC):
         return True
 
     def memory(self, device: Device) -> Memory:
-        """Return the memory of a device."""
+        """Return the memory of a GPU; that of the CPU is the process's."""
         return UNKNOWN_MEMORY
+
+    def empty_cache(self, device: Device) -> None:
+        """Give memory that the allocator keeps, and no tensor uses, back to the device.
+
+        For a framework whose allocator can be asked to.
+        """
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Return whether an exception of the framework says that memory ran out."""

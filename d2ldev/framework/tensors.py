@@ -6,8 +6,9 @@ Source: names and meanings of the creation functions are those of the Python arr
 
 from __future__ import annotations
 
+import gc
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
@@ -106,6 +107,19 @@ class Tensors(ABC):
         Raises:
             UnsupportedValueError: if the tensor has no one address.
         """
+
+    def nbytes(self, x: Tensor) -> int:
+        """Return the bytes of a tensor's elements."""
+        return int(x.nbytes)
+
+    def live(self) -> Iterable[Tensor]:
+        """Return the tensors that something in this process still holds.
+
+        The default asks Python's garbage collector, which knows what Python objects there are; for
+        a framework that keeps a list of its own.
+        """
+        # Not ``isinstance``, which asks the objects, and proxies among them answer for others.
+        return [x for x in gc.get_objects() if issubclass(type(x), self.types)]
 
     def container_of(self, cls: type) -> Container | None:
         """Return how a class of containers of the framework's own is walked; None for others.

@@ -6,6 +6,7 @@ Source: D2L, section 6.7.1, "Computing Devices".
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from threading import get_ident
@@ -22,7 +23,7 @@ from d2ldev.errors import (
     describe,
     warn,
 )
-from d2ldev.framework import DeviceLike, Framework, Placed
+from d2ldev.framework import DeviceLike, Framework, Memory, Placed
 from d2ldev.scopes import Entry, traced_as
 
 
@@ -36,14 +37,8 @@ def parsed(framework: Framework, spec: DeviceLike) -> Device:
     if isinstance(spec, Device):
         return spec
     if isinstance(spec, str):
-        try:
-            return Device.parse(spec)
-        except InvalidDeviceError:
-            # TensorFlow's own device objects are strings.
-            device = framework.devices.from_native(spec)
-            if device is None:
-                raise
-            return device
+        # The framework first: to JAX ``cpu:1`` is another device than ``cpu``, a virtual GPU.
+        return framework.devices.from_native(spec) or Device.parse(spec)
     device = framework.devices.from_native(spec)
     if device is None:
         raise InvalidDeviceError(
@@ -162,6 +157,19 @@ def out_of_memory(
         "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
         [device],
     )
+
+
+def host_memory() -> Memory:
+    """Return the resident memory of this process, the most it was, and the machine's memory."""
+    if sys.platform != "linux":
+        import psutil
+
+        used, total = psutil.Process().memory_info().rss, psutil.virtual_memory().total
+        return Memory(int(used), None, int(total))
+    with open("/proc/self/status", encoding="utf-8") as file:
+        told = dict(line.split(":", 1) for line in file)
+    used, peak = (int(told[name].split()[0]) * 1024 for name in ("VmRSS", "VmHWM"))
+    return Memory(used, peak, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
 
 
 def chosen(framework: Framework, device: DeviceLike, attempted: str) -> Iterable[Device]:

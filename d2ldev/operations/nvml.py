@@ -33,6 +33,12 @@ class _MemoryInfo(ctypes.Structure):
     ]
 
 
+class _Utilisation(ctypes.Structure):
+    """``nvmlUtilization_t`` of ``nvml.h``, in per cent."""
+
+    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+
+
 class Card(NamedTuple):
     """One GPU, or one MIG instance of it.
 
@@ -133,12 +139,42 @@ def memory_of(index: int) -> int | None:
     Raises:
         DeviceUnavailableError: if the driver fails.
     """
+    card = _visible_card(index)
+    return None if card is None else card.memory
+
+
+def utilisation_of(index: int) -> int | None:
+    """Return the per cent of the last second or less in which a visible GPU ran a kernel.
+
+    None without NVIDIA's driver, if it does not say, and if it is not known which card it is.
+
+    Raises:
+        DeviceUnavailableError: if the driver fails.
+    """
+    card = _visible_card(index)
+    if card is None:
+        return None
+    library = ctypes.CDLL(_LIBRARY)
+    _check(library.nvmlInit_v2())
+    try:
+        handle, used = ctypes.c_void_p(), _Utilisation()
+        name = card.uuid.encode()
+        is_known = (
+            library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0
+            and library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0
+        )
+        return int(used.gpu) if is_known else None
+    finally:
+        library.nvmlShutdown()
+
+
+def _visible_card(index: int) -> Card | None:
     visible = visible_cards() or []
     if index >= len(visible):
         return None
     are_alike = len({card.memory for card in visible}) == 1
     is_ordered = os.environ.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    return visible[index].memory if are_alike or is_ordered else None
+    return visible[index] if are_alike or is_ordered else None
 
 
 def _named(all_cards: list[Card], name: str) -> Card | None:

@@ -210,8 +210,9 @@ def _resolve() -> Framework:
         if name != FALLBACK or source:
             return framework
         warn(
-            f"{reason}: the {FALLBACK} backend is used, which computes on the CPU only and cannot "
-            f"train. fix: pip install 'd2ldev[torch]', or say {settings.BACKEND}={FALLBACK}",
+            f"{reason}: the {FALLBACK} backend is used, which computes on the CPU only and trains "
+            "nothing but its own MLP. fix: pip install 'd2ldev[torch]', or say "
+            f"{settings.BACKEND}={FALLBACK}",
             BackendFallbackWarning,
         )
         return framework

@@ -42,6 +42,7 @@ class VirtualAccelerator(Accelerator):
         if not _libraries:
             _set_up()
         super().__init__(NAME, "virtual", torch_module)
+        self.types = (NAME, "cuda", "xpu", "mps")  # a program says which GPU, and means this one
 
     def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
         return copies(xs, native)
@@ -55,6 +56,13 @@ class VirtualAccelerator(Accelerator):
 
     def streams(self) -> None:
         """Return None: nothing is queued."""
+
+    def of_users(self, xs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Return the tensors without those that lend virtual GPUs their memory."""
+        return memory.without_lenders(xs)
+
+    def empty_cache(self) -> None:
+        """Do nothing: nothing is kept."""
 
     def memory(self, index: int) -> Memory:
         """Return the bytes that tensors hold; a virtual GPU has no size of its own."""

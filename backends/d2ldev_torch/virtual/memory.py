@@ -151,5 +151,19 @@ def _forget(storage: ref[torch.UntypedStorage]) -> None:
 
 def used(index: int) -> int:
     """Return the bytes that tensors hold on a virtual GPU now."""
+    return sum(s.nbytes() for s in _storages() if s.device.index == index)
+
+
+def without_lenders(xs: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Leave out the CPU tensors from which virtual GPUs have their memory."""
+    lent = {storage.data_ptr() for storage in _storages()}
+    return [
+        x
+        for x in xs
+        if not (x.is_cpu and x.layout is torch.strided and x.untyped_storage().data_ptr() in lent)
+    ]
+
+
+def _storages() -> list[torch.UntypedStorage]:
     storages = (storage() for storage in _held.copy().values())
-    return sum(s.nbytes() for s in storages if s is not None and s.device.index == index)
+    return [storage for storage in storages if storage is not None]

@@ -166,6 +166,28 @@ def test_rocm_is_asked_through_jax(plugin, allow, settled, monkeypatch, tmp_path
     assert found.gpus() == ["rocm:0"]
 
 
+@pytest.mark.parametrize(("platforms", "count"), [(None, 2), ("tpu,cpu", 2), ("cpu", 0)])
+def test_tpus_are_the_gpus_where_there_are_some(
+    plugin, allow, settled, monkeypatch, platforms, count
+):
+    monkeypatch.setattr(nvml, "cards", lambda: None)
+    monkeypatch.setattr(devices, "is_initialized", lambda: False)
+    monkeypatch.setattr(devices.importlib.util, "find_spec", {"libtpu": "there"}.get)
+    plugin()
+    allow(platforms)
+    tpus = [SimpleNamespace(platform="tpu", id=i) for i in range(2)]
+
+    def local_devices(backend=None):
+        if backend == "gpu":
+            raise RuntimeError("Unknown backend gpu")
+        return tpus
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    found = HardwareDevices()
+    assert found.count() == count
+    assert [found.platform(gpu(i)) for i in range(count)] == ["tpu"] * count
+
+
 # -- the memory policy -----------------------------------------------------------------------------
 
 PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
@@ -330,11 +352,10 @@ def test_what_jax_says_of_a_device_s_memory_is_passed_on(backend, monkeypatch):
 
 
 def test_what_an_array_holds_is_counted_on_its_device_only(backend):
-    before = {device: backend.memory(device).used for device in (cpu(), gpu(0), gpu(1))}
+    before = {device: backend.memory(device).used for device in (gpu(0), gpu(1))}
     x = backend.zeros((256, 1024), device="gpu:1")
     after = {device: backend.memory(device).used for device in before}
     assert {device: after[device] - before[device] for device in before} == {
-        cpu(): 0,
         gpu(0): 0,
         gpu(1): x.nbytes,
     }

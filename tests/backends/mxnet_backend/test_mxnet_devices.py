@@ -56,9 +56,9 @@ def test_a_virtual_gpu_is_a_context_with_memory_of_its_own(backend):
     assert backend.ones(2, device="gpu:1").ctx == mx.cpu(2)
 
 
-def test_mxnet_s_gpu_is_no_virtual_one(backend):
-    with pytest.raises(InvalidDeviceError, match=r"gpu\(0\)"):
-        backend.device(mx.gpu(0))
+def test_under_virtual_gpus_mxnet_s_gpu_is_the_one_that_stands_for_it(backend):
+    assert backend.device(mx.gpu(1)) is gpu(1)
+    assert backend.ones(2, device=mx.gpu(1)).ctx == mx.cpu(2)
 
 
 def test_mxnet_s_gpu_is_the_gpu(hardware):
@@ -180,8 +180,8 @@ def test_a_card_that_works_is_tried_once(two_cards, monkeypatch):
     assert tried == [mx.gpu(1)]
 
 
-def test_mxnet_cannot_say_the_cpu_s_memory(backend):
-    assert backend.memory("cpu") == backend.memory("gpu:1") == Memory(None, None, None)
+def test_mxnet_cannot_say_a_virtual_gpu_s_memory(backend):
+    assert backend.memory("gpu:1") == Memory(None, None, None)
 
 
 def test_a_card_s_memory_is_its_size(two_cards, monkeypatch):

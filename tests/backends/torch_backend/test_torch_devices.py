@@ -73,10 +73,6 @@ def test_all_are_idle_when_each_is(ledger):
     assert ledger.is_idle()
 
 
-def test_torch_cannot_say_the_cpu_s_memory(torch_backend):
-    assert torch_backend.memory("cpu") == Memory(None, None, None)
-
-
 def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(
     ledger, accelerator, monkeypatch
 ):

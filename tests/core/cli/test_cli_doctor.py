@@ -93,6 +93,22 @@ def test_without_a_framework_the_fallback_is_a_note_and_no_warning():
     assert done.stderr == ""
 
 
+def test_a_variable_that_d2ldev_does_not_have_is_remarked_on():
+    done = run_command("doctor", D2LDEV_VIRTUAL_GPU="2")
+    assert "note: D2LDEV_VIRTUAL_GPU changes nothing" in done.stdout
+    assert "D2LDEV_VIRTUAL_GPUS" in done.stdout
+
+
+def test_the_variables_that_d2ldev_has_are_not_remarked_on():
+    done = run_command("doctor", "--json", D2LDEV_STRICT="0", D2LDEV_VIRTUAL_GPUS="1")
+    assert json.loads(done.stdout)["notes"] == []
+
+
+def test_the_fallback_is_not_said_to_be_unable_to_train():
+    done = run_command("doctor", D2LDEV_BACKEND=None)
+    assert "trains nothing but its own MLP" in " ".join(done.stdout.split())
+
+
 # -- the document -----------------------------------------------------------------------------
 
 
@@ -103,10 +119,13 @@ def test_the_keys_of_the_document_are_stable(document):
     assert list(document["backends"][0]) == [
         *("name", "status", "missing", "versions", "error", "devices", "real_gpus")
     ]
+    memory = document["backends"][0]["devices"][0].pop("memory")
+    assert list(memory) == ["used", "peak", "total"]
+    assert 0 < memory["used"] <= memory["peak"] < memory["total"]
     assert document["backends"][0]["devices"][0] == {
         "device": "cpu",
         "platform": "cpu",
-        "memory": {"used": None, "peak": None, "total": None},
+        "utilisation": None,
         "probe": "ok",
         "error": None,
     }

@@ -53,6 +53,16 @@ class Driver:
         self.nvmlInit_v2, self.nvmlShutdown = start, stop
         self.nvmlDeviceGetCount_v2 = count
         self.nvmlDeviceGetHandleByIndex_v2 = handle
+
+        def by_uuid(name, found):
+            found._obj.value = uuids.index(name.decode()) + 1
+            return 0
+
+        def rates(handle, used):
+            used._obj.gpu = 10 * handle.value
+            return 0 if sizes[handle.value - 1] is not None else 3
+
+        self.nvmlDeviceGetHandleByUUID, self.nvmlDeviceGetUtilizationRates = by_uuid, rates
         self.nvmlDeviceGetUUID, self.nvmlDeviceGetMemoryInfo = uuid, memory
 
 
@@ -204,3 +214,25 @@ def test_the_driver_is_asked_once(install, monkeypatch):
     install(Driver(status=18))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     assert len(nvml.visible_cards()) == 2
+
+
+def test_how_busy_a_visible_gpu_is(install, monkeypatch):
+    driver = install(Driver())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "2,0")
+    assert [nvml.utilisation_of(index) for index in range(3)] == [30, 10, None]
+    assert driver.open == 0
+
+
+def test_a_gpu_that_does_not_say_how_busy_it_is(install, monkeypatch):
+    install(Driver(sizes=(None, 8, 8)))
+    assert nvml.utilisation_of(1) is None  # CUDA may have another order
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    assert [nvml.utilisation_of(index) for index in range(2)] == [None, 20]
+
+
+def test_without_a_driver_nobody_says_how_busy_a_gpu_is(install, monkeypatch):
+    def missing(name):
+        raise OSError(name)
+
+    monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
+    assert nvml.utilisation_of(0) is None

@@ -99,6 +99,12 @@ class ForgetsItsOwnObjects(Mutant, caught_by="devices.native-comes-back"):
             return None if super().from_native(native) is None else CPU
 
 
+class ReadsNoTextOfItsOwn(Mutant, caught_by="devices.text-is-a-spelling"):
+    class Devices(ReferenceDevices):
+        def from_native(self, native):
+            return None if isinstance(native, str) else super().from_native(native)
+
+
 class MakesUpNativeObjects(Mutant, caught_by="devices.native-must-exist"):
     class Backend(Backend):
         def native(self, device):
@@ -220,3 +226,28 @@ class Variable:
 
     def set(self, value):
         self.value = value
+
+
+class CountsNoMemoryOfTheCpu(Mutant, caught_by="memory.of-the-cpu"):
+    class Backend(Backend):
+        def memory(self, device):
+            return Memory(0, 0, 0)
+
+
+class EmptiesMoreThanTheCache(Mutant, caught_by="memory.empty-cache"):
+    class Backend(Backend):
+        def empty_cache(self, device=None):
+            for x in self.framework.tensors.live():
+                x._array[...] = 0
+
+
+class ListsEveryDeviceAsOne(Mutant, caught_by="memory.live-tensors"):
+    class Backend(Backend):
+        def live_tensors(self, device=None):
+            return super().live_tensors()
+
+
+class ForgetsWhereTensorsWereMade(Mutant, caught_by="memory.live-tensors-say-where-they-were-made"):
+    class Backend(Backend):
+        def live_tensors(self, device=None):
+            return [live._replace(made=()) for live in super().live_tensors(device)]

@@ -201,3 +201,9 @@ class LoadsFilesAlone(Mutant, caught_by="io.load-into-takes-tensors-by-name"):
     class Backend(Backend):
         def load_into(self, obj, path):
             return super().load_into(obj, str(path))
+
+
+class WantsTheDeviceNamed(Mutant, caught_by="io.device-by-position"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            return super().load(path, device)

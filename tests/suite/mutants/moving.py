@@ -306,6 +306,14 @@ class MovesTensorsOnly(Mutant, caught_by="containers.arrays-become-tensors"):
             return super().to(x, device)
 
 
+class TakesArraysInContainersAlone(Mutant, caught_by="containers.slide-prepare-batch"):
+    class Backend(Backend):
+        def to(self, x, device):
+            if isinstance(x, np.ndarray):
+                self.copy(x)  # which refuses it
+            return super().to(x, device)
+
+
 class DegradesContainersOfArrays(Mutant, caught_by="containers.arrays-keep-containers"):
     class Backend(Backend):
         def to(self, x, device):

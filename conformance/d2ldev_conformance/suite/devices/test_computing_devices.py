@@ -148,6 +148,15 @@ def test_a_native_object_is_taken_as_a_device(backend, place):
     assert backend.to(x, backend.native(place)) is x
 
 
+@requirement("devices.text-is-a-spelling", section=SECTION)
+def test_the_text_of_a_native_device_is_a_spelling_of_it(backend, place):
+    x = backend.ones(1, device=place)
+    for text in {str(backend.native(place)), str(getattr(x, "device", place))}:
+        assert backend.device(text) is place
+        assert backend.device_of(backend.ones(1, device=text)) is place
+        assert backend.to(x, text) is x
+
+
 @requirement("devices.native-of-the-active-backend", section=SECTION)
 def test_a_device_knows_its_native_object(backend, place):
     with d2ldev.use_backend(backend):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import tracemalloc
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -83,6 +84,61 @@ def test_memory_is_bytes_or_none(backend, place):
     memory = backend.memory(place)
     assert type(memory) is Memory
     assert all(value is None or (type(value) is int and value >= 0) for value in memory)
+
+
+@requirement("memory.of-the-cpu", section=SECTION)
+def test_the_memory_of_the_cpu_is_the_process_s(backend):
+    before = backend.memory("cpu")
+    assert 0 < before.used < before.total
+    x = backend.ones(2**24, device="cpu")
+    backend.synchronize()
+    assert backend.memory("cpu").used > before.used + 2**25
+    assert tuple(x.shape) == (2**24,)
+
+
+@requirement("memory.empty-cache", section=SECTION)
+def test_emptying_the_cache_leaves_the_tensors(backend, place, missing):
+    x = backend.ones(1000, device=place)
+    backend.empty_cache(place)
+    backend.empty_cache()
+    assert backend.to_numpy(x).sum() == 1000
+    with pytest.raises(DeviceUnavailableError, match=str(missing)):
+        backend.empty_cache(missing)
+
+
+def _of_size(backend, size, device):
+    found = [x for x in backend.live_tensors(device) if x.shape == (size,)]
+    return [(x.dtype, x.nbytes, x.device) for x in found]
+
+
+@requirement("memory.live-tensors", section=SECTION)
+def test_live_tensors_are_those_that_are_still_there(backend, place, missing):
+    assert _of_size(backend, 12347, place) == []
+    x = backend.ones(12347, dtype="int32", device=place)
+    here = [("int32", 4 * 12347, place)]
+    assert _of_size(backend, 12347, place) == _of_size(backend, 12347, None) == here
+    others = [device for device in backend.devices() if device is not place]
+    assert [_of_size(backend, 12347, other) for other in others] == [[] for _ in others]
+    sizes = [live.nbytes for live in backend.live_tensors(place)]
+    assert sizes == sorted(sizes, reverse=True)
+    assert tuple(x.shape) == (12347,)
+    del x
+    assert _of_size(backend, 12347, place) == []
+    with pytest.raises(DeviceUnavailableError, match=str(missing)):
+        backend.live_tensors(missing)
+
+
+@requirement("memory.live-tensors-say-where-they-were-made", section=SECTION)
+def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend, place):
+    tracemalloc.start(20)
+    try:
+        x = backend.ones(12347, device=place)
+        (live,) = (live for live in backend.live_tensors(place) if live.shape == (12347,))
+    finally:
+        tracemalloc.stop()
+    assert any(line.startswith(f"{__file__}:") for line in live.made)
+    assert {live.made for live in backend.live_tensors(place)} == {()}
+    assert tuple(x.shape) == (12347,)
 
 
 @requirement("memory.missing-device", section=SECTION)

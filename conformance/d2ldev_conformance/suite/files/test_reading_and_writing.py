@@ -93,6 +93,12 @@ def test_a_device_that_does_not_exist_is_refused_before_the_file_is_looked_for(
         backend.load(path, device=missing)
 
 
+@requirement("io.device-by-position", section=SECTION)
+def test_the_device_may_be_given_by_position(backend, path, place):
+    backend.save(backend.ones(2), path)
+    assert backend.device_of(backend.load(path, str(place))) is place
+
+
 @requirement("io.from-any-device-to-the-cpu", section=SECTION)
 def test_what_was_saved_anywhere_is_loaded_to_the_cpu(backend, path, place):
     x = backend.arange(6, device=place)

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, Trainer, UnsupportedValueError
+from d2ldev import ArrayLoader, DeviceUnavailableError, Trainer, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, room_for
 
@@ -331,6 +331,17 @@ def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
     _check(backend, place, taken, array)
     array[0] = 9.0
     assert_same(backend.to_numpy(taken), np.arange(3, dtype="float32"))
+
+
+@requirement("containers.slide-prepare-batch", section=SECTION)
+def test_the_slide_s_prepare_batch_takes_what_an_array_loader_yields(backend, place):
+    gpus = [backend.native(place)]
+    x, y = np.arange(8, dtype="float32").reshape(4, 2), np.arange(4, dtype="int32")
+    batches = [[backend.to(a, gpus[0]) for a in b] for b in ArrayLoader(x, y, batch_size=2)]
+    for number, batch in enumerate(batches):
+        _check(backend, place, batch[0], x[2 * number : 2 * number + 2])
+        _check(backend, place, batch[1], y[2 * number : 2 * number + 2])
+    assert len(batches) == 2
 
 
 @requirement("containers.arrays-keep-containers", section=SECTION)

@@ -9,7 +9,7 @@ import torch
 from d2ldev_torch import TorchFramework
 
 from d2ldev.device import CPU, gpu
-from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
 
 # -- devices of a process --------------------------------------------------------------------------
 
@@ -320,3 +320,17 @@ def test_data_parallel_ends_in_an_error_as_on_every_accelerator_but_cuda(virtual
     net = torch.nn.DataParallel(torch.nn.Linear(3, 2).to("vgpu:0"), device_ids=[0, 1])
     with pytest.raises((AttributeError, RuntimeError)):
         net(torch.ones(4, 3, device="vgpu:0"))
+
+
+@pytest.mark.parametrize("text", ["cuda:1", "xpu:1", "mps:1", "vgpu:1"])
+def test_the_device_of_a_gpu_is_the_virtual_one_that_stands_for_it(virtual, text):
+    assert virtual.device(torch.device(text)) is gpu(1)
+    assert virtual.ones(2, device=torch.device(text)).device == torch.device("vgpu:1")
+
+
+def test_another_type_of_device_is_none(virtual):
+    with pytest.raises(InvalidDeviceError):
+        virtual.device(torch.device("meta"))
+    for text in ("vgpu:x", "vgpu:", "meta"):
+        with pytest.raises(InvalidDeviceError):
+            virtual.device(text)

@@ -1,0 +1,72 @@
+"""The tensors that are still there: what fills a device, and where it was made."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import tracemalloc
+from typing import NamedTuple
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import DeviceLike, Framework, Tensor
+from d2ldev.operations import devices
+
+
+class LiveTensor(NamedTuple):
+    """A tensor that something in this process still holds; the tensor itself is not held by it.
+
+    Args:
+        kind: the name of its class: ``'Parameter'``.
+        shape: its sizes.
+        dtype: the name of its dtype.
+        nbytes: the bytes of its elements; those of a view are its base's, too.
+        device: where it is.
+        made: the lines that made it, ``'file:line'``, the outermost first. It is empty unless
+            Python traced memory then, by ``tracemalloc.start(10)`` or ``PYTHONTRACEMALLOC=10``.
+    """
+
+    kind: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    device: Device
+    made: tuple[str, ...]
+
+
+def live_tensors(framework: Framework, device: DeviceLike) -> list[LiveTensor]:
+    """Return the tensors that are still there, the largest first; see ``Backend.live_tensors``."""
+    wanted = None if device is None else devices.existing(framework, device, "look for tensors")
+    tensors, found = framework.tensors, []
+    for x in tensors.live():
+        try:
+            there = tensors.device_of(x)
+        except UnsupportedValueError:  # it is only traced, or has no bytes
+            continue
+        if wanted in (None, there):
+            shape = tuple(int(size) for size in x.shape)
+            dtype, nbytes = tensors.dtype_of(x), tensors.nbytes(x)
+            found.append(LiveTensor(type(x).__name__, shape, dtype, nbytes, there, _made(x)))
+    return sorted(found, key=lambda live: -live.nbytes)
+
+
+def _made(x: Tensor) -> tuple[str, ...]:
+    """Return the lines that made an object, as far as Python has traced them."""
+    if not tracemalloc.is_tracing():
+        return ()
+    found = tracemalloc.get_object_traceback(x)
+    if found is None and sys.version_info < (3, 12):
+        found = _traceback_of_one_with_attributes(x)
+    return tuple(map(str, found or ()))
+
+
+def _traceback_of_one_with_attributes(x: Tensor) -> tracemalloc.Traceback | None:
+    """Return the traceback of an object with a ``__dict__``, which Python 3.11 does not find.
+
+    It looks for the memory behind the two pointers to the attributes, which are before the
+    collector's two: https://github.com/python/cpython/blob/3.11/Modules/_tracemalloc.c.
+    """
+    ask = ctypes.pythonapi["_PyTraceMalloc_GetTraceback"]
+    ask.restype, ask.argtypes = ctypes.py_object, (ctypes.c_uint, ctypes.c_size_t)
+    frames = ask(0, id(x) - 4 * ctypes.sizeof(ctypes.c_void_p))
+    return None if frames is None else tracemalloc.Traceback(frames)
