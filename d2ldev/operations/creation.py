@@ -84,10 +84,11 @@ def arange(
     """Make a range of numbers; see ``Backend.arange``."""
     if stop is None:
         start, stop = 0, start
-    attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
+    attempted = "make a range of numbers"
     dtype, native = destination(framework, "make a tensor", dtype, device, like)
-    start, stop, step = (_counted(number, attempted) for number in (start, stop, step))
-    are_integers = all(type(number) is int for number in (start, stop, step))
+    if not type(start) is type(stop) is type(step) is int:
+        start, stop, step = (_counted(number, attempted) for number in (start, stop, step))
+    are_integers = type(start) is type(stop) is type(step) is int
     if dtype is None:
         dtype = _default_dtype(framework, int if are_integers else float)
     try:
@@ -100,6 +101,7 @@ def arange(
     except UnsupportedValueError:
         raise
     except Exception as error:
+        attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
         raise refused(framework, error, attempted, native) from error
 
 
@@ -114,13 +116,14 @@ def full(
     """Make a tensor filled with a number; see ``Backend.full``."""
 
     def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        number, cls = value, type(value)
-        if cls.__module__ == "numpy":
-            if dtype is None:
-                dtype = _data_dtype(framework, value, value, "make a tensor")
-            number = value.item()
-        if cls is not float and isinstance(number, _NUMBERS):  # a float gets the default anyway
-            dtype = _dtype_of_number(framework, number, dtype, "make a tensor")
+        number = value
+        if type(value) is not float:  # which gets the default anyway
+            if type(value).__module__ == "numpy":
+                if dtype is None:
+                    dtype = _data_dtype(framework, value, value, "make a tensor")
+                number = value.item()
+            if isinstance(number, _NUMBERS):
+                dtype = _dtype_of_number(framework, number, dtype, "make a tensor")
         return framework.tensors.full(shape, number, dtype, native)
 
     return made(framework, make, shape, dtype, device, like)
@@ -238,9 +241,10 @@ def _default_dtype(framework: Framework, cls: type) -> Any:
     """Return the native dtype that Python's numbers of a kind get."""
     tensors = framework.tensors
     if issubclass(cls, int):
-        return dtype(framework, "bool" if issubclass(cls, bool) else tensors.integer_dtype)
+        return tensors.dtype("bool" if issubclass(cls, bool) else tensors.integer_dtype)
     if issubclass(cls, float):
-        return dtype(framework, tensors.float_dtype)
+        return tensors.dtype(tensors.float_dtype)
+    # Not every framework has them.
     return dtype(framework, "complex128" if tensors.float_dtype == "float64" else "complex64")
 
 
@@ -292,7 +296,9 @@ def _checked_array(
             "pad a ragged list to one length, or make a tensor of each row",
         ) from error
     classes = _classes_in(obj) if isinstance(obj, _SEQUENCES) else {type(obj)}
-    if all(issubclass(cls, _NUMBERS) and not issubclass(cls, np.generic) for cls in classes):
+    if type(obj) is not np.ndarray and all(
+        issubclass(cls, _NUMBERS) and not issubclass(cls, np.generic) for cls in classes
+    ):
         # Python's numbers alone, which NumPy would make as wide as it can.
         kinds = {next(kind for kind in _NUMBERS if issubclass(cls, kind)) for cls in classes}
         kind = max(kinds, key=_NUMBERS.index, default=float)
