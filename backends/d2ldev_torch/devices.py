@@ -101,7 +101,7 @@ class Accelerator:
 
     def __init__(self, type: str, platform: str, module: ModuleType) -> None:  # noqa: A002
         self.type = type
-        self.types = (type,)
+        self.types: tuple[str, ...] = (type,)
         self.platform = platform
         self._module = module
 

@@ -441,6 +441,7 @@ class Fitting:
 
     def _state_put(self, optimizer: Any, found: Outline) -> Any:
         # On the CPU, because the optimizer decides which part of its state belongs where.
+        assert isinstance(self._checkpoint, Checkpoint)  # a mapping has no states
         state = self._checkpoint.part(found)
         try:
             return self._framework.files.checked_state(optimizer, state)
