@@ -168,12 +168,13 @@ class JaxTensors(Tensors):
         if not is_initialized():  # and asking would do it
             return []
         self._devices.from_native(self._devices.default())  # so that all devices are known
-        found: list[Tensor] = []
+        found: dict[int, Tensor] = {}  # the parts may be in the list, too
         for platform in {native.platform for native in self._places}:
             for x in jax.live_arrays(platform):  # type: ignore[no-untyped-call]
                 if not x.is_deleted():
-                    found += [x] if len(x.sharding.device_set) == 1 else x._arrays
-        return found
+                    parts = [x] if len(x.sharding.device_set) == 1 else x._arrays
+                    found.update((id(part), part) for part in parts)
+        return list(found.values())
 
     def container_of(self, cls: type) -> Container | None:
         """Return how a class is walked that was registered with ``jax.tree_util``.

@@ -83,7 +83,7 @@ class MXNetTensors(Tensors):
         return pointer.value or 0
 
     def nbytes(self, x: Tensor) -> int:
-        return int(x.size) * int(np.dtype(x.dtype).itemsize)
+        return math.prod(x.shape) * int(np.dtype(x.dtype).itemsize)  # a sparse one has no ``size``
 
     # -- making -----------------------------------------------------------------------------------
 

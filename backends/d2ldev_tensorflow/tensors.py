@@ -9,7 +9,8 @@ NumPy, as TensorFlow itself has them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -112,9 +113,16 @@ class TensorFlowTensors(Tensors):
         capsule = tf.experimental.dlpack.to_dlpack(x)  # which keeps the memory meanwhile
         return description_of(capsule).address
 
+    def live(self) -> Iterable[Tensor]:
+        # A variable may take values of any shape; that of the one that it has is its value's.
+        return [
+            x.value() if isinstance(x, tf.Variable) and not x.shape.is_fully_defined() else x
+            for x in super().live()
+        ]
+
     def nbytes(self, x: Tensor) -> int:
         # A string has no fixed size, nor have handles: TensorFlow says 0.
-        return int(x.dtype.size) * int(x.shape.num_elements())
+        return int(x.dtype.size) * math.prod(x.shape)
 
     def container_of(self, cls: type) -> Container | None:
         return self._containers.get(cls)

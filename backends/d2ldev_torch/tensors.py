@@ -21,6 +21,13 @@ from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_torch.devices import TorchDevices
 
 _CPU = torch.device("cpu")
+_ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
+# The parts of sparse tensors, which have no bytes but theirs.
+_PARTS = {
+    torch.sparse_coo: ("_indices", "_values"),
+    **dict.fromkeys((torch.sparse_csr, torch.sparse_bsr), (*_ROWS, "values")),
+    **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
+}
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16}
 
 
@@ -102,6 +109,10 @@ class TorchTensors(Tensors):
             # torch wants the batch sizes on the host.
             lambda old, new: PackedSequence(new[0], old.batch_sizes.clone(), new[1], new[2]),
         )
+
+    def nbytes(self, x: Tensor) -> int:
+        parts = (getattr(x, name)() for name in _PARTS.get(x.layout, ()))
+        return int(sum(part.nbytes for part in parts) if x.layout in _PARTS else x.nbytes)
 
     def live(self) -> list[Tensor]:
         return self._devices.accelerator.of_users([*super().live()])

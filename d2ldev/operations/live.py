@@ -8,7 +8,6 @@ import tracemalloc
 from typing import NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import DeviceLike, Framework, Tensor
 from d2ldev.operations import devices
 
@@ -37,17 +36,22 @@ class LiveTensor(NamedTuple):
 def live_tensors(framework: Framework, device: DeviceLike) -> list[LiveTensor]:
     """Return the tensors that are still there, the largest first; see ``Backend.live_tensors``."""
     wanted = None if device is None else devices.existing(framework, device, "look for tensors")
-    tensors, found = framework.tensors, []
-    for x in tensors.live():
-        try:
-            there = tensors.device_of(x)
-        except UnsupportedValueError:  # it is only traced, or has no bytes
-            continue
-        if wanted in (None, there):
-            shape = tuple(int(size) for size in x.shape)
-            dtype, nbytes = tensors.dtype_of(x), tensors.nbytes(x)
-            found.append(LiveTensor(type(x).__name__, shape, dtype, nbytes, there, _made(x)))
-    return sorted(found, key=lambda live: -live.nbytes)
+    found = (_described(framework, x, wanted) for x in framework.tensors.live())
+    return sorted(filter(None, found), key=lambda live: -live.nbytes)
+
+
+def _described(framework: Framework, x: Tensor, wanted: Device | None) -> LiveTensor | None:
+    """Return what is said of a tensor; None if it is elsewhere, or has no bytes."""
+    tensors = framework.tensors
+    try:
+        device = tensors.device_of(x)
+        if wanted not in (None, device):
+            return None
+        shape = tuple(int(size) for size in x.shape)
+        dtype, nbytes = tensors.dtype_of(x), tensors.nbytes(x)
+    except Exception:  # it is only traced, or has no memory yet: each says so in its own way
+        return None
+    return LiveTensor(type(x).__name__, shape, dtype, nbytes, device, _made(x))
 
 
 def _made(x: Tensor) -> tuple[str, ...]:

@@ -157,11 +157,14 @@ def used(index: int) -> int:
 def without_lenders(xs: list[torch.Tensor]) -> list[torch.Tensor]:
     """Leave out the CPU tensors from which virtual GPUs have their memory."""
     lent = {storage.data_ptr() for storage in _storages()}
-    return [
-        x
-        for x in xs
-        if not (x.is_cpu and x.layout is torch.strided and x.untyped_storage().data_ptr() in lent)
-    ]
+    return [x for x in xs if type(x) is not torch.Tensor or _address(x) not in lent]
+
+
+def _address(x: torch.Tensor) -> int | None:
+    try:
+        return x.untyped_storage().data_ptr() if x.is_cpu else None
+    except RuntimeError:  # it has no storage
+        return None
 
 
 def _storages() -> list[torch.UntypedStorage]:

@@ -387,6 +387,20 @@ def test_each_device_has_its_part_of_an_array_that_is_spread(backend):
     assert [b - a for a, b in zip(before, after, strict=True)] == [x.nbytes // 2] * 2
 
 
+def test_each_device_lists_its_part_of_an_array_that_is_spread(backend):
+    mesh = jax.sharding.Mesh([backend.native("gpu:0"), backend.native("gpu:1")], "d")
+    rows = jax.NamedSharding(mesh, jax.sharding.PartitionSpec("d"))
+    x = jax.device_put(np.zeros((2, 12347), "float32"), rows)
+    shapes = [live.shape for live in backend.live_tensors()]
+    assert (shapes.count((1, 12347)), shapes.count(x.shape)) == (2, 0)
+
+
+def test_a_deleted_array_is_no_live_tensor(backend):
+    x = backend.zeros(12347, device="gpu:1")
+    x.delete()
+    assert (12347,) not in [live.shape for live in backend.live_tensors("gpu:1")]
+
+
 def test_the_most_that_was_ever_held_is_not_known(backend):
     assert backend.memory("gpu:1").peak is None
     assert backend.memory("gpu:1").total is None

@@ -205,3 +205,9 @@ def test_what_fails_after_its_call_is_raised_by_synchronize(backend):
         backend.synchronize()
     backend.synchronize()
     assert backend.to_numpy(x).tolist() == [1.0, 0.0]
+
+
+def test_a_sparse_array_is_a_live_tensor(backend):
+    x = mx.nd.ones((3, 12347)).tostype("csr")
+    found = [live.kind for live in backend.live_tensors("cpu") if live.shape == x.shape]
+    assert found == ["CSRNDArray"]

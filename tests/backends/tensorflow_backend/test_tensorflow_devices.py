@@ -411,3 +411,23 @@ backend = d2ldev.get_backend("tensorflow")
 show(caught(lambda: backend.ones(1, device="cpu")))
 """
     assert run(program) == [[]]
+
+
+def test_a_variable_of_any_shape_is_a_live_tensor_of_the_shape_that_it_has(backend):
+    x = tf.Variable(tf.ones(12347), shape=tf.TensorShape(None))
+    found = [live for live in backend.live_tensors("cpu") if live.shape == (12347,)]
+    assert {live.nbytes for live in found} == {4 * 12347}
+    assert x.shape.rank is None
+
+
+def test_live_tensors_can_be_asked_for_while_tensorflow_traces(backend):
+    found = []
+
+    @tf.function(autograph=False)
+    def function(x):
+        found.append(backend.live_tensors("gpu:0"))
+        return x
+
+    there = backend.ones(12347, device="gpu:0")
+    function(there)
+    assert (12347,) in [live.shape for live in found[0]]

@@ -334,3 +334,21 @@ def test_another_type_of_device_is_none(virtual):
     for text in ("vgpu:x", "vgpu:", "meta"):
         with pytest.raises(InvalidDeviceError):
             virtual.device(text)
+
+
+def test_the_memory_that_a_virtual_gpu_has_from_the_host_is_no_tensor_there(virtual):
+    x = virtual.ones(12347, device="gpu:0")
+    assert [live.device for live in virtual.live_tensors() if live.shape == x.shape] == [gpu(0)]
+
+
+def test_what_has_no_memory_is_no_live_tensor(virtual):
+    kept = [torch.nn.LazyLinear(3), torch.empty(4567, device="meta")]
+    assert kept[1].shape not in [live.shape for live in virtual.live_tensors()]
+
+
+@pytest.mark.parametrize("convert", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
+def test_a_sparse_tensor_is_live_with_the_bytes_of_its_parts(virtual, convert):
+    x = getattr(torch.eye(123), convert)()
+    (live,) = [live for live in virtual.live_tensors() if live.shape == x.shape]
+    indices = {"to_sparse": 2 * 123}.get(convert, 123 + 124)
+    assert live.nbytes == 8 * indices + 4 * 123
