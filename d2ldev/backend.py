@@ -28,13 +28,14 @@ from d2ldev.framework import (
     Tensor,
 )
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import creation, devices, live, mlp, moving, placing, prefetching
-from d2ldev.operations.live import LiveTensor
+from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
 from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from d2ldev.operations.live import LiveTensor
 
 
 class Backend:
@@ -227,7 +228,9 @@ class Backend:
         >>> for x in backend.live_tensors('gpu:0')[:3]:                    # doctest: +SKIP
         ...     print(x.kind, x.shape, x.nbytes, *x.made[-1:])
         """
-        return live.live_tensors(self.framework, device)
+        from d2ldev.operations.live import live_tensors
+
+        return live_tensors(self.framework, device)
 
     # -- making tensors ---------------------------------------------------------------------------
 

@@ -346,9 +346,10 @@ def test_what_has_no_memory_is_no_live_tensor(virtual):
     assert kept[1].shape not in [live.shape for live in virtual.live_tensors()]
 
 
+@pytest.mark.filterwarnings("ignore:Sparse")
 @pytest.mark.parametrize("convert", ["to_sparse", "to_sparse_csr", "to_sparse_csc"])
 def test_a_sparse_tensor_is_live_with_the_bytes_of_its_parts(virtual, convert):
     x = getattr(torch.eye(123), convert)()
-    (live,) = [live for live in virtual.live_tensors() if live.shape == x.shape]
     indices = {"to_sparse": 2 * 123}.get(convert, 123 + 124)
-    assert live.nbytes == 8 * indices + 4 * 123
+    found = [live.nbytes for live in virtual.live_tensors() if live.shape == x.shape]
+    assert 8 * indices + 4 * 123 in found
