@@ -304,7 +304,7 @@ def _checked_array(
         kind = max(kinds, key=_NUMBERS.index, default=float)
         if native_dtype is None:
             native_dtype = _default_dtype(framework, kind)
-        if kind is int:
+        if kind is int and array.size:
             _check_fit(framework, int(array.min()), int(array.max()), native_dtype, attempted)
     _data_dtype(framework, obj, array, attempted)
     # The machine's byte order, no negative strides: what every framework can read.
@@ -327,6 +327,8 @@ def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> A
 
 def _classes_in(sequence: Any) -> set[type]:
     """Return the classes of all that is in nested sequences, at the speed of C."""
+    if isinstance(sequence, range):
+        return {int}
     classes = set(map(type, sequence))
     if any(issubclass(cls, _SEQUENCES) for cls in classes):
         inner = [_classes_in(x) for x in sequence if isinstance(x, _SEQUENCES)]

@@ -125,8 +125,8 @@ def converted(
     wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
     is_of_dtype = wanted is None or wanted is tensors.dtype(tensors.dtype_of(x))
     if copies is not None and not copies:
-        place = device and devices.existing(framework, device, "move a tensor")
-        if is_of_dtype and (device is None or tensors.device_of(x) is place):
+        target = None if device is None else devices.existing(framework, device, "move a tensor")
+        if is_of_dtype and (target is None or tensors.device_of(x) is target):
             return x
         raise UnsupportedValueError(
             "make a tensor with copy=False",

@@ -146,8 +146,9 @@ def test_integers_are_not_made_floats(backend, place):
 
 @requirement("create.default-integer-dtype", section=SECTION)
 def test_all_integers_get_the_default_integer_dtype(backend, place):
-    made = [backend.asarray(data, device=place) for data in (1, [1, 2], [[True, 2]], range(3))]
-    made += [backend.arange(*numbers, device=place) for numbers in ((3,), (0,), (3, 1), (0, 9, 2))]
+    numbers = (1, [1, 2], [[True, 2]], range(3), range(0))
+    made = [backend.asarray(data, device=place) for data in numbers]
+    made += [backend.arange(*bounds, device=place) for bounds in ((3,), (0,), (3, 1), (0, 9, 2))]
     made += [backend.full(2, 1, device=place)]
     assert {backend.dtype_of(x) for x in made} == {backend.framework.tensors.integer_dtype}
 
