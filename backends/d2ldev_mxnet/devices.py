@@ -38,6 +38,8 @@ class MXNetDevices(Devices):
 
     def __init__(self, virtual_gpus: int | None) -> None:
         self._virtual_gpus = virtual_gpus
+        # The cards that were used: only they have a cache, and asking makes a context.
+        self._used: set[Device] = set()
 
     def count(self) -> int:
         if self._virtual_gpus is not None:
@@ -50,6 +52,7 @@ class MXNetDevices(Devices):
         if self._virtual_gpus:
             return mx.cpu(device.index + 1)
         check_card(device)
+        self._used.add(device)
         return mx.gpu(device.index)
 
     def missing(self, device: Device) -> mx.Context | None:
@@ -98,7 +101,8 @@ class MXNetDevices(Devices):
         return Memory(None, None, int(mx.context.gpu_memory_info(device.index)[1]))
 
     def empty_cache(self, device: Device) -> None:
-        self.native(device).empty_cache()
+        if device is CPU or self._virtual_gpus or device in self._used:
+            self.native(device).empty_cache()
 
     def is_out_of_memory(self, error: Exception) -> bool:
         if isinstance(error, mx.base.MXNetError):

@@ -184,6 +184,13 @@ def test_mxnet_cannot_say_a_virtual_gpu_s_memory(backend):
     assert backend.memory("gpu:1") == Memory(None, None, None)
 
 
+def test_no_card_is_used_to_empty_its_cache(two_cards, monkeypatch):
+    tried = []
+    monkeypatch.setattr(devices, "check_card", tried.append)
+    two_cards.empty_cache()
+    assert tried == []
+
+
 def test_a_card_s_memory_is_its_size(two_cards, monkeypatch):
     monkeypatch.setattr(devices, "check_card", lambda device: None)
     monkeypatch.setattr(mx.context, "gpu_memory_info", lambda index: (1000, 4000 + index))
