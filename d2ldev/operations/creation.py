@@ -84,9 +84,9 @@ def arange(
     """Make a range of numbers; see ``Backend.arange``."""
     if stop is None:
         start, stop = 0, start
-    attempted = "make a range of numbers"
     dtype, native = destination(framework, "make a tensor", dtype, device, like)
     if not type(start) is type(stop) is type(step) is int:
+        attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
         start, stop, step = (_counted(number, attempted) for number in (start, stop, step))
     are_integers = type(start) is type(stop) is type(step) is int
     if dtype is None:
@@ -96,7 +96,8 @@ def arange(
             stop = start  # empty, as the standard says; torch raises
         elif are_integers:
             last = stop - 1 if step > 0 else stop + 1
-            _check_fit(framework, min(start, last), max(start, last), dtype, attempted)
+            least, greatest = min(start, last), max(start, last)
+            _check_fit(framework, least, greatest, dtype, "make a range of numbers")
         return framework.tensors.arange(start, stop, step, dtype, native)
     except UnsupportedValueError:
         raise

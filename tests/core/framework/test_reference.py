@@ -87,6 +87,6 @@ def test_there_is_nothing_to_wait_for(reference, device):
     assert reference.is_idle(device)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", ["gpu:0", "gpu:1"])
 def test_it_cannot_say_how_much_memory_there_is(reference, device):
     assert reference.memory(device) == (None, None, None)
