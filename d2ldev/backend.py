@@ -654,6 +654,7 @@ class Backend:
         optimizer: Any = "sgd",
         lr: float = 0.01,
         gradient_clip_val: float = 0.0,
+        methods: tuple[str, str] | None = None,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -665,6 +666,9 @@ class Backend:
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, or the framework's own.
             lr: the learning rate of an optimizer that is given by name.
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+            methods: the names of the model's own methods that give the loss of a batch in ``step``
+                and ``evaluate``, which are called with ``(batch,)`` and None then. None is
+                ``loss``.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -673,7 +677,7 @@ class Backend:
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         self.framework.require("train", "train a model")
-        settings = Settings(loss, optimizer, lr, gradient_clip_val).checked()
+        settings = Settings(loss, optimizer, lr, gradient_clip_val, methods).checked()
         return self.framework.training.learner(model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:

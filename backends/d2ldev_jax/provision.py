@@ -101,6 +101,39 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
+    """Return a builder of a D2L ``Module``."""
+    return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
+
+
+class Line(nnx.Module):
+    """A D2L ``Module``."""
+
+    def __init__(self, net: nnx.Module, lr: float) -> None:
+        self.net, self.lr = net, lr
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map two features to a number."""
+        net: Any = self.net
+        return net(x)
+
+    def loss(self, y_hat: jax.Array, y: jax.Array) -> jax.Array:
+        """Return the mean of the squared errors."""
+        return ((y_hat - y) ** 2).mean()
+
+    def training_step(self, batch: Any) -> jax.Array:
+        """Return twice the loss."""
+        return 2 * self.loss(self(*batch[:-1]), batch[-1])
+
+    def validation_step(self, batch: Any) -> jax.Array:
+        """Return thrice the loss."""
+        return 3 * self.loss(self(*batch[:-1]), batch[-1])
+
+    def configure_optimizers(self) -> optax.GradientTransformation:
+        """Return gradient descent."""
+        return optax.sgd(self.lr)
+
+
 def _made_there(backend: Any, make: Callable[[], Any], device: Device) -> Any:
     with backend.on(device):
         return make()

@@ -155,6 +155,40 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"block": partial(made, Masked), "hybrid block": partial(made, MaskedHybrid)}
 
 
+def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
+    """Return a builder of a D2L ``Module``."""
+    return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
+
+
+class Line(WithNumPyArrays):
+    """A D2L ``Module``."""
+
+    def __init__(self, net: Any, lr: float) -> None:
+        super().__init__()
+        self.net, self.lr = net, lr
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map two features to a number."""
+        return self.net(x)
+
+    def loss(self, y_hat: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of the squared errors."""
+        return ((y_hat - y) ** 2).mean()
+
+    def training_step(self, batch: Any) -> Tensor:
+        """Return twice the loss."""
+        return 2 * self.loss(self(*batch[:-1]), batch[-1])
+
+    def validation_step(self, batch: Any) -> Tensor:
+        """Return thrice the loss."""
+        return 3 * self.loss(self(*batch[:-1]), batch[-1])
+
+    def configure_optimizers(self) -> Any:
+        """Return gradient descent."""
+        with NumPySemantics():
+            return mx.gluon.Trainer(self.collect_params(), "sgd", {"learning_rate": self.lr})
+
+
 def _network(backend: Any, device: Device, *, is_deferred: bool) -> Network:
     nn = mx.gluon.nn
     first, last = (

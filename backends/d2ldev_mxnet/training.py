@@ -18,7 +18,14 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations.placing import place
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    input_names,
+    loss_among,
+    own_loss,
+)
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
@@ -138,7 +145,7 @@ class MXNetLearner(Learner):
                     # As ParameterDict.zero_grad; Parameter's own knows only arrays of the old kind.
                     parameter.list_grad()[0][()] = 0
             with mx.autograd.record():
-                loss, prediction = self._losses(inputs, y)
+                loss, prediction = self._losses(inputs, y, is_step=True)
             loss.backward()
             if self.settings.gradient_clip_val:
                 self._clip(self.settings.gradient_clip_val)
@@ -148,12 +155,15 @@ class MXNetLearner(Learner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():
-            return self._losses(inputs, y)
+            return self._losses(inputs, y, is_step=False)
 
     def _predicted(self, inputs: tuple[Any, ...]) -> Any:
         return self._model(*[_as_numpy(x) for x in inputs])
 
-    def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
+        if self.settings.methods is not None:
+            in_step, in_evaluation = self.settings.methods
+            return own_loss(self._model, in_step if is_step else in_evaluation, *inputs), None
         prediction = self._predicted(inputs)
         loss = self._loss(prediction, _as_numpy(y))
         check_loss(loss.shape if isinstance(loss, mx.np.ndarray) else None, loss)

@@ -49,7 +49,8 @@ class ReferenceLearner(Learner):
     def __init__(self, tensors: Tensors, model: Any, settings: Settings) -> None:
         super().__init__(settings)
         self._tensors = tensors
-        if not isinstance(model, MLP) or not isinstance(settings.loss, str):
+        is_written = isinstance(settings.loss, str) and settings.methods is None
+        if not isinstance(model, MLP) or not is_written:
             raise UnsupportedValueError(
                 f"train {describe(model)} with the loss {describe(settings.loss)}",
                 "without a framework there are no gradients but those of its own MLP",

@@ -141,6 +141,36 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
+    """Return builders of D2L ``Module``s; one makes its variables with the first batch."""
+    import keras
+
+    class Line(keras.Model):
+        """A D2L ``Module``."""
+
+        def __init__(self, net: Any, lr: float) -> None:
+            super().__init__()
+            self.net, self.lr = net, lr
+
+        def call(self, x: Tensor) -> Tensor:
+            """Map two features to a number."""
+            return self.net(x)
+
+        def training_step(self, batch: Any) -> Tensor:
+            """Return twice the loss."""
+            return 2 * tf.reduce_mean((self(*batch[:-1]) - batch[-1]) ** 2)
+
+        def validation_step(self, batch: Any) -> Tensor:
+            """Return thrice the loss."""
+            return 3 * tf.reduce_mean((self(*batch[:-1]) - batch[-1]) ** 2)
+
+        def configure_optimizers(self) -> Any:
+            """Return gradient descent."""
+            return keras.optimizers.SGD(self.lr)
+
+    return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
+
+
 def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a model of sequences; Keras gives that of an MLP no third dimension."""
     import keras

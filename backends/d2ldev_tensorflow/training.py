@@ -20,7 +20,14 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import devices, placing
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    input_names,
+    loss_among,
+    own_loss,
+)
 from d2ldev_tensorflow.devices import OF_THE_HOST
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -165,8 +172,11 @@ class TensorFlowLearner(Learner):
         # AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
         # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
         # it does not mix up.
-        self._step = tf.function(partial(self._train), autograph=False)
-        self._evaluate = tf.function(partial(self._predict), autograph=False)
+        self._step: Any = tf.function(partial(self._train), autograph=False)
+        self._evaluate: Any = tf.function(partial(self._predict), autograph=False)
+        if self.settings.methods is not None:
+            # The model's own methods may draw and print what they compute, as in D2L.
+            self._step, self._evaluate = self._train, self._predict
         self._flags = flags
         self._is_ready = True
 
@@ -259,8 +269,7 @@ class TensorFlowLearner(Learner):
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
             with tf.GradientTape() as tape:
-                prediction = self._call(inputs, training=True)
-                loss = self._whole_loss(prediction, y)
+                loss, prediction = self._losses(inputs, y, training=True)
                 # The factor is 1, except in an optimizer that works around the range of float16.
                 scaled = self._optimizer.scale_loss(loss)
             gradients = tape.gradient(scaled, self._variables)
@@ -272,8 +281,14 @@ class TensorFlowLearner(Learner):
     def _predict(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            prediction = self._call(inputs, training=False)
-            return self._whole_loss(prediction, y), prediction
+            return self._losses(inputs, y, training=False)
+
+    def _losses(self, inputs: Sequence[Any], y: Any, *, training: bool) -> tuple[Tensor, Any]:
+        if self.settings.methods is not None:
+            in_step, in_evaluation = self.settings.methods
+            return own_loss(self._model, in_step if training else in_evaluation, *inputs), None
+        prediction = self._call(inputs, training=training)
+        return self._whole_loss(prediction, y), prediction
 
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
         mode = {"training": training} if self._is_told else {}

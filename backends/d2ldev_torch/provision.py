@@ -69,6 +69,39 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": lambda device: backend.place(Masked(), device)}
 
 
+def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
+    """Return a builder of a D2L ``Module``."""
+    return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
+
+
+class Line(torch.nn.Module):
+    """A D2L ``Module``."""
+
+    def __init__(self, net: torch.nn.Module, lr: float) -> None:
+        super().__init__()
+        self.net, self.lr = net, lr
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map two features to a number."""
+        return self.net(x)
+
+    def loss(self, y_hat: Tensor, y: Tensor) -> Tensor:
+        """Return the mean of the squared errors."""
+        return ((y_hat - y) ** 2).mean()
+
+    def training_step(self, batch: Any) -> Tensor:
+        """Return twice the loss."""
+        return 2 * self.loss(self(*batch[:-1]), batch[-1])
+
+    def validation_step(self, batch: Any) -> Tensor:
+        """Return thrice the loss."""
+        return 3 * self.loss(self(*batch[:-1]), batch[-1])
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        """Return gradient descent."""
+        return torch.optim.SGD(self.parameters(), self.lr)
+
+
 def _network(backend: Any, device: Device) -> Any:
     with torch.random.fork_rng(devices=[]):
         return backend.place(_layers(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)), device)

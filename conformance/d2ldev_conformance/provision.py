@@ -64,6 +64,16 @@ def models_of_sequences(backend: Backend) -> Builders:
     }
 
 
+def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
+    """Return builders of D2L ``Module``s, of a device and a learning rate, by name.
+
+    Each begins as ``backend.mlp([2, 1])``, its ``configure_optimizers`` returns an optimizer of
+    gradient descent with that rate, and its ``training_step`` and ``validation_step`` twice and
+    thrice the mean of the squared errors.
+    """
+    return _provided(backend, "modules")
+
+
 def _provided(backend: Backend, what: str) -> Mapping[str, Any]:
     """Return what the module ``provision`` of the backend's package has; empty if it has none."""
     for cls in type(backend.framework).__mro__:

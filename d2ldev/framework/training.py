@@ -39,15 +39,19 @@ class Settings(NamedTuple):
             labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
             a function or an object: see ``Loss``.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
-            or the framework's own object, whose learning rate is its own.
+            or the framework's own object, whose learning rate is its own; None for a model that is
+            only evaluated.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+        methods: the names of the model's own methods that give the loss of a batch in ``step`` and
+            in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
     """
 
     loss: Loss = "mse"
     optimizer: Any = "sgd"
     lr: float = 0.01
     gradient_clip_val: float = 0.0
+    methods: tuple[str, str] | None = None
 
     def checked(self) -> Settings:
         """Return the settings with Python's own numbers.
@@ -125,13 +129,18 @@ class Learner(ABC):
             inputs: what the model is called with, on its device.
             y: what its prediction is compared with, there too.
 
+        With ``Settings.methods``, ``inputs`` is ``(batch,)`` and ``y`` is None: see ``own_loss``.
+
         Returns:
             The loss before the step, a scalar on the device, and the prediction.
         """
 
     @abstractmethod
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        """Return the loss and the prediction on one batch, without dropout and gradients."""
+        """Return the loss and the prediction on one batch, without dropout and gradients.
+
+        The loss is None if the model's own method returned nothing.
+        """
 
     # -- resuming ---------------------------------------------------------------------------------
 

@@ -130,6 +130,33 @@ def check_loss(shape: Iterable[int] | None, loss: object) -> None:
         )
 
 
+def own_loss(model: Any, method: str, batch: Any) -> Any:
+    """Return the loss of a batch that a model's own method gives, for ``Settings.methods``.
+
+    Args:
+        model: the model in training, or in use.
+        method: ``'training_step'``, ``'validation_step'``.
+        batch: as the data has it.
+
+    Returns:
+        A scalar. Or None, if the method is no ``training_step`` and returned None: it has logged
+        its loss itself.
+
+    Raises:
+        UnsupportedValueError: if it returned something else.
+    """
+    loss = getattr(model, method)(batch)
+    if loss is None and method == "training_step":
+        raise UnsupportedValueError(
+            f"take a step of training with {type(model).__name__}.{method}",
+            "it returned None, and not the loss",
+            "return loss",
+        )
+    if loss is not None:
+        check_loss(getattr(loss, "shape", None), loss)
+    return loss
+
+
 def first_parameter(function: Callable[..., Any]) -> str | None:
     """Return the name of the first parameter; None if there is none, or Python cannot tell.
 

@@ -36,6 +36,7 @@ class Run:
 
     Attributes:
         epoch: how many epochs are done.
+        step: how many steps are done.
         history: name -> one number for each of them.
     """
 
@@ -47,7 +48,7 @@ class Run:
         names: Collection[str],
         checkpoint: Any,
     ) -> None:
-        self.epoch = 0
+        self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
         self._framework = framework
         self._learner = learner
@@ -185,13 +186,14 @@ class Run:
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings of the training; None stands for an object of the user's."""
-        loss, optimizer, lr, gradient_clip_val = self._learner.settings
-        is_named = isinstance(optimizer, str)
+        settings = self._learner.settings
+        has_loss = isinstance(settings.loss, str) and settings.methods is None
+        is_named = isinstance(settings.optimizer, str)
         return {
-            "loss": loss if isinstance(loss, str) else None,
-            "optimizer": optimizer if is_named else None,
-            "lr": float(lr) if is_named else None,
-            "gradient_clip_val": float(gradient_clip_val),
+            "loss": settings.loss if has_loss else None,
+            "optimizer": settings.optimizer if is_named else None,
+            "lr": float(settings.lr) if is_named else None,
+            "gradient_clip_val": float(settings.gradient_clip_val),
         }
 
     def _check_settings(self, saved: dict[str, Any]) -> None:

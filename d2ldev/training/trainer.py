@@ -5,13 +5,15 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from operator import length_hint
 from os import PathLike
 from typing import Any
 
 from d2ldev.active import active_backend, get_backend
+from d2ldev.active import backend as handle
 from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
@@ -19,14 +21,14 @@ from d2ldev.framework import Learner, Loss
 from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
+from d2ldev.training.callbacks import History, check_hooks, checked_callbacks, listeners
 from d2ldev.training.data import count_of, inputs_and_target
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
+from d2ldev.training.module import is_data_module, own_settings
 from d2ldev.training.order import begin_epoch
+from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run
-
-History = dict[str, list[float]]
-"""Name -> one number per epoch."""
 
 
 class Trainer:
@@ -37,11 +39,19 @@ class Trainer:
         num_gpus: 0 is the CPU, 1 is ``gpu(0)``, -1 is all that there are.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         backend: the framework's, or its name; None is the active one.
-        callback: called after each epoch with its number, from 0, and the history so far.
-        progress: whether a bar is shown in the terminal.
+        callback: called after each epoch with its number, from 0, and the history so far; or an
+            object with ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both; or a
+            list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
+        progress: whether bars are shown in the terminal. Twice a second they wait for the loss.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
+        epoch, train_batch_idx, val_batch_idx: the number of the epoch that runs, and how many
+            batches were trained and evaluated on, for the plots of D2L's ``Module``.
+        train_dataloader, val_dataloader, num_train_batches, num_val_batches: the data of ``fit``.
+
+    A subclass, or the book's ``@add_to_class(Trainer)``, may have an ``__init__`` of its own that
+    sets ``max_epochs``, and ``gpus`` to devices of any spelling.
 
     Raises:
         DeviceUnavailableError: if there are fewer GPUs, or more than one is asked for.
@@ -52,6 +62,16 @@ class Trainer:
     [2.31, 0.52, 0.13]
     """
 
+    # For those whose ``__init__`` is the book's, which does not call this one's.
+    backend: Backend = handle
+    max_epochs: int
+    gpus: Sequence[Any] = ()
+    gradient_clip_val: float = 0
+    callback: Any = None
+    progress: bool = False
+    _learner: Learner | None = None
+    _model: Any = None
+
     def __init__(
         self,
         max_epochs: int,
@@ -59,7 +79,7 @@ class Trainer:
         gradient_clip_val: float = 0,
         *,
         backend: Backend | str | None = None,
-        callback: Callable[[int, History], None] | None = None,
+        callback: Any = None,
         progress: bool = False,
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
@@ -71,29 +91,60 @@ class Trainer:
         self.progress = progress
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
         self.gpus = _gpus(self.backend, number)
-        self.device: Device = self.gpus[0] if self.gpus else CPU
-        self._learner: Learner | None = None
+
+    def save_hyperparameters(self, ignore: Sequence[str] = ()) -> None:
+        """Make the arguments of the method that calls this attributes, as in D2L's section 3.2.1.
+
+        Args:
+            ignore: the names of those that are left out, as all with a leading underscore are.
+        """
+        for name, value in sys._getframe(1).f_locals.items():
+            if name not in {*ignore, "self"} and not name.startswith("_"):
+                setattr(self, name, value)
+
+    @property
+    def device(self) -> Device:
+        """The device that it trains on: the first of ``gpus``, else the CPU."""
+        return self.backend.device(self.gpus[0]) if self.gpus else CPU
 
     @property
     def model(self) -> Any:
         """The model as it is after the last step; None before ``fit``.
 
-        Go on with it: some frameworks move the model itself, and others make a new one.
+        Go on with it: some frameworks move the model itself, and others make a new one. A
+        ``prepare_model`` that returns nothing sets it to what is to be trained, as the book's does.
         """
         if self._learner is None:
-            return None
+            return self._model
         self._learner.sync()
         return self._learner.parts["model"]
 
+    @model.setter
+    def model(self, model: Any) -> None:
+        self._model, self._learner = model, None
+
     # -- the book's hooks -----------------------------------------------------------------
 
+    def prepare_data(self, data: Any) -> None:
+        """Get the loaders of a ``DataModule``, once and before anything else; to be overridden."""
+        self.train_dataloader = data.train_dataloader()
+        self.val_dataloader = data.val_dataloader() if hasattr(data, "val_dataloader") else None
+
     def prepare_model(self, model: Any) -> Any:
-        """Move the model to the device, once and before anything else; to be overridden."""
+        """Move the model to the device, once, before the first batch; to be overridden."""
         return self.backend.place(model, self.device)
 
     def prepare_batch(self, batch: Any) -> Any:
         """Move a batch to the device, at the boundary of the loop; to be overridden."""
         return self.backend.to(batch, self.device)
+
+    def on_step_end(self, step: int, loss: Any) -> None:
+        """Do nothing after a step of training; to be overridden, or that of a callback.
+
+        Args:
+            step: its number in the run, from 0.
+            loss: a scalar tensor on the device, before the step. To read it waits for the device.
+        """
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
         """Do nothing after an epoch; to be overridden, or given as ``callback``.
@@ -101,19 +152,17 @@ class Trainer:
         Its changes of the model and the optimizer are in the checkpoint, which is saved afterwards.
         An exception in it ends the run; the checkpoint is then that of the epoch before.
         """
-        if self.callback is not None:
-            self.callback(epoch, history)
 
     # -- training -------------------------------------------------------------------------
 
     def fit(
         self,
         model: Any,
-        train_data: Iterable[Any],
+        train_data: Any,
         val_data: Iterable[Any] | None = None,
         *,
-        loss: Loss = "mse",
-        optimizer: Any = "sgd",
+        loss: Loss | None = None,
+        optimizer: Any = None,
         lr: float = 0.01,
         metrics: Sequence[Metric] = (),
         checkpoint: str | PathLike[str] | None = None,
@@ -122,18 +171,28 @@ class Trainer:
         """Train a model.
 
         Args:
-            model: one of the framework's; it is placed by ``prepare_model``.
+            model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
+                which has ``training_step(batch)``, this method gives the loss of a step, and
+                ``validation_step(batch)``, if it has one, that of a batch of ``val_data``: NaN if
+                it returns nothing. They are called at each step, in JAX as traced by ``jax.jit``;
+                ``model.trainer`` is this trainer. ``configure_optimizers()``, called after the
+                model is placed, gives the optimizer. Without ``training_step``, a model with
+                ``configure_optimizers`` is trained with its ``loss(prediction, y)``.
             train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
                 dicts of tensors or NumPy arrays, from any iterable that can begin again. The
                 target is the last of a tuple, and ``'y'`` of a dict, else the last of it, too.
                 Several inputs of a dict are given by name, none left out before another one, if all
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
+                Or a D2L ``DataModule``, whose ``train_dataloader()`` and ``val_dataloader()`` are
+                called once.
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. A loss
-                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first.
+                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first. None
+                is the model's own, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
-                the model is placed; or the framework's own, which is placed too.
+                the model is placed; or the framework's own, which is placed too. None is the
+                model's own, else ``'sgd'``.
             lr: the learning rate of an optimizer that is given by name.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
@@ -146,121 +205,231 @@ class Trainer:
                 torch's and Gluon's loaders, and of what is drawn from Python's and NumPy's random
                 numbers. Data, or its ``sampler``, with ``set_epoch`` is told the number of each
                 epoch. Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in
-                any process. The file does not hold what a callback keeps, such as the count of a
-                schedule, nor a dataset's or a worker process's own random numbers.
+                any process. The file does not hold what a callback without ``state_dict`` keeps,
+                nor a dataset's or a worker process's own random numbers.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
-            ``val_data``; one float per epoch, the mean over the examples.
+            ``val_data``; one float per epoch, the mean over the examples. It is empty where a
+            ``fit_epoch`` of the user's, as in D2L's section 3.4, runs the epochs: it finds what
+            the book's finds, ``optim`` included.
 
         Raises:
-            UnsupportedValueError: for a loss, an optimizer or data that cannot be used.
+            UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used.
             CheckpointError: if the file is not of such a run, or is broken.
         """
+        check_hooks(self, f"train with the {type(self).__name__}")
+        callbacks = checked_callbacks(self.callback)
         functions = named_metrics(self.backend, metrics)
-        _check_data(train_data, "train_data", self.max_epochs)
-        if val_data is not None:
-            _check_data(val_data, "val_data", self.max_epochs)
+        if hasattr(self, "fit_epoch"):
+            given = {"loss": loss, "optimizer": optimizer, "checkpoint": checkpoint}
+            unused = self._listeners(callbacks, "on_step_end")
+            _check_own_epoch({**given, "metrics": metrics or None}, unused)
+        elif hasattr(self, "clip_gradients"):
+            raise _ignored("clip_gradients", "leave it out: gradient_clip_val clips by itself")
+        train_data, val_data = self._data(train_data, val_data)
+        model = self._prepared_model(model)
+        if hasattr(self, "fit_epoch"):
+            return self._fit_by_the_book(model, callbacks)
         # The optimizer is built after the model is placed: in a framework that moves by making new
         # tensors, one that is built before would hold the old tensors.
         learner = self.backend.learner(
-            self.prepare_model(model),
-            loss=loss,
-            optimizer=optimizer,
+            model,
+            **own_settings(model, loss, optimizer, metrics),
             lr=lr,
             gradient_clip_val=self.gradient_clip_val,
         )
+        if learner.settings.methods is not None:
+            model.trainer = self
         self._learner = learner
         names = ["loss", *functions]
         if val_data is not None:
             names += [f"val_{name}" for name in names]
         check_names(names)
         run = Run(self.backend.framework, learner, train_data, names, checkpoint)
+        on_step_end = self._listeners(callbacks, "on_step_end")
+        on_epoch_end = self._listeners(callbacks, "on_epoch_end")
         try:
             if resume:
                 run.resume(self.device, lambda: self._first_inputs(learner, train_data))
             else:
                 run.save(self.device)
-            with _progress_bar(self.progress, self.max_epochs, run.epoch) as show:
+            with shown(self.progress, self.max_epochs, run.epoch) as progress:
                 for epoch in range(run.epoch, self.max_epochs):
-                    begin_epoch(train_data, epoch)
-                    found = self._epoch(learner, learner.step, train_data, functions)
+                    self.epoch = epoch
+                    found = self._train(learner, run, train_data, functions, on_step_end, progress)
                     if val_data is not None:
-                        after = self._epoch(learner, learner.evaluate, val_data, functions)
+                        after = self._evaluate(learner, val_data, functions)
                         found |= {f"val_{name}": value for name, value in after.items()}
                     run.record(found)
-                    show(run.epoch, ", ".join(f"{name} {found[name]:.4g}" for name in found))
-                    if self.callback is not None or self._overrides("on_epoch_end"):
+                    progress.end_epoch(run.epoch, found)
+                    if on_epoch_end:
                         learner.sync()  # the user's model is as it is after the last step
-                        self.on_epoch_end(epoch, run.history)
+                    for listener in on_epoch_end:
+                        listener(epoch, run.history)
                     run.save(self.device)
         finally:
             # The user's own object has what was learned, also where an error ends the run.
             learner.sync()
         return run.history
 
-    def _epoch(
+    def _fit_by_the_book(self, model: Any, callbacks: Sequence[Any]) -> History:
+        """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does."""
+        self.model = model
+        if not hasattr(model, "trainer"):
+            model.trainer = self
+        self.optim = model.configure_optimizers()
+        for epoch in range(self.max_epochs):
+            self.epoch = epoch
+            self.fit_epoch()  # type: ignore[attr-defined]
+            for listener in self._listeners(callbacks, "on_epoch_end"):
+                listener(epoch, {})
+        return {}
+
+    def _train(
         self,
         learner: Learner,
-        step: Callable[[tuple[Any, ...], Any], tuple[Any, Any]],
+        run: Run,
         data: Iterable[Any],
         metrics: Mapping[str, Callable[[Any, Any], Any]],
+        on_step_end: Sequence[Callable[[int, Any], None]],
+        progress: Progress,
     ) -> dict[str, float]:
-        """Go through the data once; return the means over its examples.
+        """Train for an epoch; return the means over its examples.
 
         Only the batches are moved in here, and nothing is waited for: the numbers stay on the
         device until the end.
         """
-        names, takes_mapping = learner.input_names, learner.takes_mapping
+        begin_epoch(data, run.epoch)
         # Where the losses are, also if a hook has moved the model.
         log = DeviceLog(self.backend, values=False)
+        operands = self._operands(learner)
+        progress.begin_epoch(self.num_train_batches or None)
         with closing(self._prepared(data)) as batches:
             for batch in batches:
-                inputs, y = inputs_and_target(batch, names, takes_mapping)
-                loss, prediction = step(inputs, y)
+                inputs, y, count = operands(batch)
+                loss, prediction = learner.step(inputs, y)
                 measured = {name: metric(prediction, y) for name, metric in metrics.items()}
-                log.add(count_of(self.backend, y), loss=loss, **measured)
+                log.add(count, loss=loss, **measured)
+                progress.step(count, log)
+                for listener in on_step_end:
+                    listener(run.step, loss)
+                run.step += 1
+                self.train_batch_idx += 1
         means = log.means()
         if not means:
             raise _no_batch()
         return means
 
+    def _evaluate(
+        self,
+        learner: Learner,
+        data: Iterable[Any],
+        metrics: Mapping[str, Callable[[Any, Any], Any]],
+    ) -> dict[str, float]:
+        """Go through the data once without training; return the means over its examples."""
+        log = DeviceLog(self.backend)
+        operands = self._operands(learner)
+        with closing(self._prepared(data)) as batches:
+            for batch in batches:
+                inputs, y, count = operands(batch)
+                loss, prediction = learner.evaluate(inputs, y)
+                measured = {name: metric(prediction, y) for name, metric in metrics.items()}
+                if loss is None:  # a ``validation_step`` has logged it itself
+                    count, loss = 0, float("nan")
+                log.add(count, loss=loss, **measured)
+                self.val_batch_idx += 1
+        means = log.means()
+        if not means:
+            raise _no_batch()
+        return means
+
+    def _operands(self, learner: Learner) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
+        """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
+        backend, names, takes_mapping = self.backend, learner.input_names, learner.takes_mapping
+        is_built = learner.settings.methods is None or learner.is_built
+
+        def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            inputs, y = inputs_and_target(batch, names, takes_mapping)
+            return inputs, y, count_of(backend, y)
+
+        def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            nonlocal is_built
+            if not is_built:
+                learner.build(inputs_and_target(batch, names, takes_mapping)[0])
+                is_built = True
+            return (batch,), None, count_of(backend, batch)
+
+        return of_the_loss if learner.settings.methods is None else of_its_methods
+
     def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
         for batch in data:
-            first = self.prepare_batch(batch)
+            first = self._prepared_batch(batch)
             return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
         raise _no_batch()
+
+    # -- hooks ----------------------------------------------------------------------------
+
+    def _data(self, train_data: Any, val_data: Any) -> tuple[Iterable[Any], Iterable[Any] | None]:
+        """Return the batches of a run, which are those of a ``DataModule`` if one is given."""
+        self.train_dataloader, self.val_dataloader = train_data, val_data
+        if is_data_module(train_data) or self._overrides("prepare_data"):
+            self.prepare_data(train_data)
+            if val_data is not None:
+                self.val_dataloader = val_data
+        _check_data(self.train_dataloader, "train_data", self.max_epochs)
+        if self.val_dataloader is not None:
+            _check_data(self.val_dataloader, "val_data", self.max_epochs)
+        self.num_train_batches = length_hint(self.train_dataloader, 0)
+        self.num_val_batches = length_hint(self.val_dataloader, 0)
+        self.epoch = self.train_batch_idx = self.val_batch_idx = 0
+        return self.train_dataloader, self.val_dataloader
+
+    def _prepared_model(self, model: Any) -> Any:
+        """Return what ``prepare_model`` returned, or has set ``self.model`` to, as the book's."""
+        self._model = None
+        prepared = self.prepare_model(model)
+        if prepared is None:
+            prepared = self._model
+        if prepared is None:
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                f"{type(self).__name__}.prepare_model returned None, and has set no self.model",
+                "return the model from it, placed: return self.backend.place(model, self.device)",
+            )
+        return prepared
+
+    def _prepared_batch(self, batch: Any) -> Any:
+        prepared = self.prepare_batch(batch)
+        if prepared is None:
+            raise UnsupportedValueError(
+                f"train on a batch, {describe(batch)}",
+                f"{type(self).__name__}.prepare_batch returned None",
+                "return the batch from it: return self.backend.to(batch, self.device)",
+            )
+        return prepared
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """Return the batches on the device: ahead of their use, unless the user prepares them."""
         if self.gpus and not self._overrides("prepare_batch"):
             return self.backend.prefetch(data, self.device)
-        return moved_ahead(data, 0, self.prepare_batch)
+        return moved_ahead(data, 0, self._prepared_batch)
 
     def _overrides(self, hook: str) -> bool:
-        """Tell whether a hook is the user's, of a class or of this object."""
-        return getattr(getattr(self, hook), "__func__", None) is not getattr(Trainer, hook)
+        """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""
+        return getattr(getattr(self, hook), "__func__", None) is not _HOOKS[hook]
+
+    def _listeners(self, callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
+        own = [getattr(self, hook)] if self._overrides(hook) else []
+        return [*own, *listeners(callbacks, hook)]
 
 
-@contextmanager
-def _progress_bar(wanted: bool, epochs: int, done: int) -> Iterator[Callable[[int, str], None]]:
-    """Show a bar in the terminal; yield a function of the epochs done and a few words."""
-    if not wanted:
-        yield lambda _done, _words: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("epoch"),
-        MofNCompleteColumn(),
-        BarColumn(),
-        TextColumn("{task.fields[words]}"),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns) as progress:
-        task = progress.add_task("", total=epochs, completed=done, words="")
-        yield lambda done, words: progress.update(task, completed=done, words=words)
+# As they are before any user patches the class, as the book's ``add_to_class`` does.
+_HOOKS = {
+    name: getattr(Trainer, name)
+    for name in ("prepare_data", "prepare_model", "prepare_batch", "on_step_end", "on_epoch_end")
+}
 
 
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
@@ -285,6 +454,22 @@ def _no_batch() -> UnsupportedValueError:
         "go through the data of an epoch",
         "there is no batch in it",
         "data has to be an iterable that begins again: a list or a loader, no generator",
+    )
+
+
+def _check_own_epoch(given: Mapping[str, Any], on_step_end: Sequence[Any]) -> None:
+    """Check that nothing was asked for that a ``fit_epoch`` of the user's would ignore."""
+    ignored = [f"{name}=" for name, value in given.items() if value is not None]
+    ignored += ["on_step_end"] if on_step_end else []
+    if ignored:
+        raise _ignored(
+            ", ".join(ignored), "leave it out, or the fit_epoch: d2ldev's own loop knows it"
+        )
+
+
+def _ignored(what: str, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"train with {what} and the loop that there is", "nobody would look at it", fix
     )
 
 

@@ -26,7 +26,14 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import placing
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    input_names,
+    loss_among,
+    own_loss,
+)
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -135,11 +142,18 @@ class JaxLearner(Learner):
         optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
-            compare = _comparison(self._loss)
-            step = _make_step(model_split, optimizer_split, compare, self.settings)
+            in_step, in_evaluation = self._comparisons()
+            step = _make_step(model_split, optimizer_split, in_step, self.settings)
             self._step = jax.jit(step)
-            self._evaluate = jax.jit(_make_evaluation(model_split, compare))
+            self._evaluate = jax.jit(_make_evaluation(model_split, in_evaluation))
         self._is_synced = False
+
+    def _comparisons(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        """Return what gives the loss and the prediction of a batch, in a step and in evaluation."""
+        if self.settings.methods is None:
+            return (_comparison(self._loss),) * 2
+        in_step, in_evaluation = self.settings.methods
+        return _own_comparison(in_step), _own_comparison(in_evaluation)
 
     def _settled(self, obj: Any) -> tuple[_Split, list[Tensor]]:
         """Split an object; its arrays are as a step returns them, so that a step is traced once."""
@@ -220,6 +234,13 @@ def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
         value = loss(prediction, y)
         check_loss(getattr(value, "shape", None), value)
         return value, prediction
+
+    return compare
+
+
+def _own_comparison(method: str) -> Callable[..., Any]:
+    def compare(model: Any, inputs: tuple[Any, ...], _y: Any) -> tuple[Tensor | None, Any]:
+        return own_loss(model, method, *inputs), None
 
     return compare
 

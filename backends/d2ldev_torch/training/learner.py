@@ -20,7 +20,14 @@ from d2ldev.framework.training import (
 )
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.placing import place
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    input_names,
+    loss_among,
+    own_loss,
+)
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -141,7 +148,7 @@ class TorchLearner(Learner):
 
         def compute() -> Tensor:
             optimizer.zero_grad()
-            loss, prediction = self._losses(inputs, y)
+            loss, prediction = self._losses(inputs, y, is_step=True)
             loss.backward()
             self._clip(optimizer)
             if not results:
@@ -158,9 +165,12 @@ class TorchLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._evaluate()
         with torch.no_grad():
-            return self._losses(inputs, y)
+            return self._losses(inputs, y, is_step=False)
 
-    def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+    def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
+        if self.settings.methods is not None:
+            in_step, in_evaluation = self.settings.methods
+            return own_loss(self._model, in_step if is_step else in_evaluation, *inputs), None
         prediction = self._model(*inputs)
         loss = self._loss(prediction, y)
         check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)

@@ -15,6 +15,7 @@ from d2ldev_conformance.provision import (
     freezables,
     masked_models,
     models_of_sequences,
+    modules,
     networks,
     samples,
 )
@@ -40,6 +41,7 @@ PROVIDED = {
     "freezable": freezables,
     "masked_model": masked_models,
     "model_of_sequences": models_of_sequences,
+    "module": modules,
 }
 
 

@@ -6,10 +6,14 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
+import array_api_strict as xp
 from d2ldev_reference import provision
 from d2ldev_reference.models import MLP
 from d2ldev_reference.training import ReferenceLearner
+
+from d2ldev.operations.steps import own_loss
 
 samples = provision.samples
 
@@ -26,8 +30,49 @@ class Masked(MLP):
         return super().__call__(x) * mask
 
 
+@dataclasses.dataclass(frozen=True)
+class Layers(MLP):
+    """What of a D2L ``Module`` is placed."""
+
+    lr: float = 0.0
+
+
+class Line(Layers):
+    """A D2L ``Module``, which attributes can be set of."""
+
+    def training_step(self, batch):
+        """Return twice the loss."""
+        return 2.0 * self._loss(*batch)
+
+    def validation_step(self, batch):
+        """Return thrice the loss."""
+        return 3.0 * self._loss(*batch)
+
+    def _loss(self, x, y):
+        return xp.mean((self(x) - y) ** 2)
+
+    def configure_optimizers(self):
+        """Return gradient descent."""
+        return GradientDescent(self.lr)
+
+
+class GradientDescent(NamedTuple):
+    """The optimizer of a ``Line``."""
+
+    lr: float
+
+
 class NetworkLearner(ReferenceLearner):
-    """Trains networks too, and has masked models predict."""
+    """Trains networks and modules too, and has masked models predict."""
+
+    def __init__(self, tensors, model, settings):
+        optimizer = settings.optimizer
+        if isinstance(optimizer, GradientDescent):
+            settings = settings._replace(optimizer="sgd", lr=optimizer.lr)
+        super().__init__(tensors, model, settings._replace(methods=None))
+        if settings.methods is not None:
+            # The gradients of its loss are written out, and those of its steps are twice as large.
+            self.settings = settings._replace(lr=2 * settings.lr)
 
     @property
     def input_names(self):
@@ -35,6 +80,13 @@ class NetworkLearner(ReferenceLearner):
 
     def step(self, inputs, y):
         before = self.parts["model"]
+        if self.settings.methods is not None:
+            ((x, y),) = inputs
+            loss = own_loss(before, self.settings.methods[0], *inputs)
+            super().step((x,), y)
+            layers = self.parts["model"].layers
+            self.replace({**self.parts, "model": dataclasses.replace(before, layers=layers)})
+            return loss, None
         if isinstance(before, Masked):
             return self.evaluate(inputs, y)
         if not isinstance(before, Network):
@@ -45,6 +97,11 @@ class NetworkLearner(ReferenceLearner):
             layers = [before.layers[0], *layers[1:]]
         self.replace({**self.parts, "model": dataclasses.replace(before, layers=layers)})
         return loss, prediction
+
+    def evaluate(self, inputs, y):
+        if self.settings.methods is not None:
+            return own_loss(self.parts["model"], self.settings.methods[1], *inputs), None
+        return super().evaluate(inputs, y)
 
     def dropped(self, inputs):
         """Return the inputs without some of their numbers."""
@@ -84,3 +141,9 @@ def freezables(backend):
 def masked_models(backend):
     """Return a masked model."""
     return {"masked": lambda device: Masked(backend.mlp([3, 3], device=device).layers)}
+
+
+def modules(backend):
+    """Return a D2L ``Module``."""
+
+    return {"line": lambda device, lr: Line(backend.mlp([2, 1], device=device).layers, lr=lr)}

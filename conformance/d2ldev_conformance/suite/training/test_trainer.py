@@ -16,20 +16,6 @@ EPOCHS = 3
 TRANSFERS = ("copy", "copy_all", "from_data", "to_numpy")
 
 
-@pytest.fixture
-def batches():
-    """A line, in four batches of which the last one is smaller."""
-    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
-    targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
-    return [(inputs[i : i + 4], targets[i : i + 4]) for i in range(0, 14, 4)]
-
-
-@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"])
-def num_gpus(request):
-    """For the trainer: the CPU, or the first GPU."""
-    return request.param
-
-
 def _fit(backend, batches, num_gpus, **options):
     trainer = Trainer(EPOCHS, num_gpus, backend=backend)
     return trainer, trainer.fit(backend.mlp([2, 1]), batches, lr=0.1, **options)

@@ -1,0 +1,22 @@
+"""What the tests of training are given: batches, and where to train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture
+def batches() -> list[tuple[Any, Any]]:
+    """A line, in four batches of which the last one is smaller."""
+    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
+    targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
+    return [(inputs[i : i + 4], targets[i : i + 4]) for i in range(0, 14, 4)]
+
+
+@pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"])
+def num_gpus(request: pytest.FixtureRequest) -> Any:
+    """For the trainer: the CPU, or the first GPU."""
+    return request.param

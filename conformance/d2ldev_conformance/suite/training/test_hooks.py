@@ -1,0 +1,134 @@
+"""D2L 3.2, 3.4 and 6.7.3: the book's own code for the Trainer, its hooks, Module and DataModule."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import UnsupportedValueError
+from d2ldev.training.trainer import Trainer
+from d2ldev_conformance.provision import modules
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
+
+SECTION = "6.7.3"
+EPOCHS = 2
+
+
+@pytest.fixture
+def add_to_class(monkeypatch):
+    """The book's decorator, undone after the test."""
+
+    def add_to_class(cls):
+        return lambda function: monkeypatch.setattr(cls, function.__name__, function, raising=False)
+
+    return add_to_class
+
+
+class Data:
+    """A D2L ``DataModule``."""
+
+    def __init__(self, batches):
+        self.batches = batches
+        self.made = []
+
+    def train_dataloader(self):
+        self.made.append("train")
+        return self.batches
+
+    def val_dataloader(self):
+        self.made.append("val")
+        return self.batches[:1]
+
+
+@requirement("hooks.patched-onto-the-class", section=SECTION)
+def test_hooks_that_are_patched_onto_the_class_are_called(backend, batches, num_gpus, add_to_class):
+    seen = []
+
+    @add_to_class(Trainer)
+    def prepare_batch(self, batch):
+        seen.append("batch")
+        return self.backend.to(batch, self.device)
+
+    @add_to_class(Trainer)
+    def on_step_end(*_):
+        seen.append("step")
+
+    @add_to_class(Trainer)
+    def on_epoch_end(*_):
+        seen.append("epoch")
+
+    Trainer(EPOCHS, num_gpus, backend=backend).fit(backend.mlp([2, 1]), batches[:2])
+    assert seen == ["batch", "step", "batch", "step", "epoch"] * EPOCHS
+
+
+@requirement("hooks.the-books-trainer", section=SECTION)
+def test_the_books_trainer_trains_as_ours_does(backend, batches, num_gpus, add_to_class):
+    d2l = backend
+    expected = Trainer(EPOCHS, num_gpus, backend=backend)
+    history = expected.fit(backend.mlp([2, 1]), batches)
+
+    @add_to_class(Trainer)
+    def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: ARG001, N807
+        self.save_hyperparameters()
+        self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+
+    @add_to_class(Trainer)
+    def prepare_batch(self, batch):
+        return [d2l.to(a, self.gpus[0] if self.gpus else d2l.cpu()) for a in batch]
+
+    @add_to_class(Trainer)
+    def prepare_model(self, model):
+        self.model = d2l.place(model, self.gpus[0] if self.gpus else d2l.cpu())
+
+    trainer = Trainer(max_epochs=EPOCHS, num_gpus=num_gpus)
+    trainer.backend = backend
+    assert trainer.fit(backend.mlp([2, 1]), batches) == history
+    assert trainer.device == expected.device
+    assert_same_values(backend, trainer.model, values_of(backend, expected.model))
+
+
+@requirement("hooks.that-return-none", section=SECTION)
+@pytest.mark.parametrize("hook", ["prepare_model", "prepare_batch"])
+def test_a_hook_that_returns_nothing_is_an_error_that_names_it(backend, batches, num_gpus, hook):
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+    setattr(trainer, hook, lambda _: None)
+    net = backend.mlp([2, 1])
+    before = values_of(backend, net)
+    with pytest.raises(UnsupportedValueError, match=f"{hook} returned None"):
+        trainer.fit(net, batches)
+    assert_same_values(backend, net, before)
+
+
+# -- D2L's Module and DataModule ---------------------------------------------------------------
+
+
+@requirement("module.its-steps", section=SECTION)
+def test_a_module_is_trained_by_its_own_steps_and_its_own_optimizer(
+    backend, batches, num_gpus, module
+):
+    """The module's losses are twice and thrice the squared error: its learning rate is half."""
+    expected = Trainer(EPOCHS, num_gpus, backend=backend)
+    history = expected.fit(
+        backend.mlp([2, 1]), batches, batches[:1], loss="mse", optimizer="sgd", lr=0.1
+    )
+    trainer, data = Trainer(EPOCHS, num_gpus, backend=backend), Data(batches)
+    found = trainer.fit(modules(backend)[module](backend.cpu(), 0.05), data)
+    assert data.made == ["train", "val"]
+    assert found.keys() == {"loss", "val_loss"}
+    np.testing.assert_allclose(found["loss"], 2 * np.array(history["loss"]), rtol=1e-5)
+    np.testing.assert_allclose(found["val_loss"], 3 * np.array(history["val_loss"]), rtol=1e-5)
+    x = backend.ones((1, 2), device=trainer.device)
+    values = [backend.to_numpy(each.model(x)) for each in (trainer, expected)]
+    np.testing.assert_allclose(*values, rtol=1e-5)
+    assert set(backend.placement(trainer.model).values()) == {trainer.device}
+
+
+@requirement("module.ignores-nothing", section=SECTION)
+@pytest.mark.parametrize("option", [{"loss": "mse"}, {"metrics": ["accuracy"]}], ids=str)
+def test_what_the_steps_of_a_module_would_ignore_is_refused(
+    backend, batches, num_gpus, module, option
+):
+    net = modules(backend)[module](backend.cpu(), 0.05)
+    with pytest.raises(UnsupportedValueError, match="training_step"):
+        Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches, **option)

@@ -1,0 +1,174 @@
+"""Callbacks: what is called during a run, and what of it is in the checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+
+History = dict[str, list[float]]
+"""Name -> one number per epoch."""
+
+HOOKS = ("on_step_end", "on_epoch_end")
+
+
+class Schedule:
+    """A callback that steps the framework's own scheduler, whose state is in the checkpoint.
+
+    For PyTorch's. Those of Keras, optax and MXNet belong to the optimizer, which steps them itself.
+
+    Args:
+        scheduler: an object with ``step()``; its ``state_dict`` and ``load_state_dict`` are used.
+        per: ``'epoch'`` or ``'step'``, after each of which it makes a step.
+        metric: the name of the number in the history that ``scheduler.step(number)`` takes, as
+            that of ``ReduceLROnPlateau``; with ``per='epoch'`` only. None calls ``step()``.
+
+    Raises:
+        UnsupportedValueError: for any other argument.
+
+    >>> schedule = Schedule(StepLR(optimizer, 10), per='epoch')            # doctest: +SKIP
+    >>> Trainer(30, callback=schedule).fit(net, data, optimizer=optimizer) # doctest: +SKIP
+    """
+
+    def __init__(self, scheduler: Any, per: str = "epoch", metric: str | None = None) -> None:
+        problem = ""
+        if not callable(getattr(scheduler, "step", None)):
+            problem = f"{describe(scheduler)} has no step()"
+        elif per not in ("epoch", "step"):
+            problem = f"per is {describe(per)} and neither 'epoch' nor 'step'"
+        elif metric is not None and per == "step":
+            problem = "a metric is known after an epoch, and not after a step"
+        if problem:
+            fix = "Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 10), per='epoch')"
+            raise UnsupportedValueError("step a scheduler", problem, fix)
+        self.scheduler = scheduler
+        self._per = per
+        self._metric = metric
+
+    def on_step_end(self, step: int, loss: Any) -> None:
+        """Make a step, if there is one after each step."""
+        if self._per == "step":
+            self.scheduler.step()
+
+    def on_epoch_end(self, epoch: int, history: History) -> None:
+        """Make a step, if there is one after each epoch."""
+        if self._metric is not None:
+            if self._metric not in history:
+                raise UnsupportedValueError(
+                    f"step a scheduler by {self._metric!r}",
+                    f"the history has {', '.join(history)}",
+                    f"Schedule(scheduler, metric={next(iter(history))!r})",
+                )
+            self.scheduler.step(history[self._metric][-1])
+        elif self._per == "epoch":
+            self.scheduler.step()
+
+    def state_dict(self) -> Any:
+        """Return the scheduler's state; empty if it has none."""
+        return self.scheduler.state_dict() if hasattr(self.scheduler, "state_dict") else {}
+
+    def load_state_dict(self, state: Any) -> None:
+        """Bring the scheduler back to a state."""
+        if state:
+            self.scheduler.load_state_dict(state)
+
+
+def checked_callbacks(given: Any) -> list[Any]:
+    """Return the callbacks as a list.
+
+    Args:
+        given: None, a callback, or a list or tuple of them.
+
+    Raises:
+        UnsupportedValueError: for what is no callback, or has hooks that nobody calls.
+    """
+    callbacks = list(given) if isinstance(given, (list, tuple)) else [given]
+    if given is None:
+        return []
+    for each in callbacks:
+        attempted = f"call {describe(each)} during training"
+        fix = "Trainer(..., callback=lambda epoch, history: print(epoch))"
+        if isinstance(each, type):
+            raise UnsupportedValueError(
+                attempted, "it is a class", f"Trainer(..., callback={each.__name__}())"
+            )
+        if not callable(each) and not any(hasattr(each, hook) for hook in HOOKS):
+            if hasattr(each, "step"):
+                fix = "Trainer(..., callback=Schedule(scheduler, per='epoch'))"
+            raise UnsupportedValueError(
+                attempted, f"it is no function, and has neither {' nor '.join(HOOKS)}", fix
+            )
+        check_hooks(each, attempted)
+        if hasattr(each, "state_dict") != hasattr(each, "load_state_dict"):
+            raise UnsupportedValueError(
+                attempted,
+                "it has one of state_dict and load_state_dict",
+                "define both, or neither",
+            )
+    return callbacks
+
+
+def check_hooks(obj: Any, attempted: str) -> None:
+    """Raise an UnsupportedValueError if an object has a hook that the Trainer does not call."""
+    ignored = [name for name in dir(obj) if name.startswith("on_") and name not in HOOKS]
+    if ignored:
+        raise UnsupportedValueError(
+            attempted,
+            f"nobody calls its {', '.join(ignored)}",
+            f"def {HOOKS[0]}(self, step, loss), or def {HOOKS[1]}(self, epoch, history)",
+        )
+
+
+def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
+    """Return what is called for a hook, in order; a function is called for ``on_epoch_end``."""
+    found = []
+    for each in callbacks:
+        methods = {name: getattr(each, name) for name in HOOKS if hasattr(each, name)}
+        found.append((methods or {"on_epoch_end": each}).get(hook))
+    return [listener for listener in found if listener is not None]
+
+
+def states(callbacks: Sequence[Any]) -> list[Any]:
+    """Return a list with the ``state_dict`` of each callback; an empty one for one without."""
+    return [[each.state_dict()] if hasattr(each, "state_dict") else [] for each in callbacks]
+
+
+def checked_states(callbacks: Sequence[Any], saved: Any) -> Callable[[], None]:
+    """Return a function that gives callbacks the states that ``states`` returned.
+
+    It changes all of them, or none.
+
+    Raises:
+        CheckpointError: if they are those of other callbacks. The function raises it, too.
+    """
+    has_state = [hasattr(each, "state_dict") for each in callbacks]
+    if not isinstance(saved, list) or list(map(bool, saved)) != has_state:
+        raise _refused(
+            f"it has {len(callbacks)}, of which {sum(has_state)} with a state, and the run began "
+            "with others"
+        )
+
+    def put() -> None:
+        before = states(callbacks)
+        try:
+            _put(callbacks, saved)
+        except Exception as error:
+            _put(callbacks, before)
+            raise _refused(f"one refuses its state: {error!r}") from error
+
+    return put
+
+
+def _put(callbacks: Sequence[Any], saved: Sequence[Any]) -> None:
+    for each, state in zip(callbacks, saved, strict=True):
+        if state:
+            each.load_state_dict(*state)
+
+
+def _refused(problem: str) -> CheckpointError:
+    return CheckpointError(
+        "go on with the callbacks of a run",
+        problem,
+        "Trainer(..., callback=...) with the callbacks that the run began with, in their order",
+    )

@@ -1,0 +1,73 @@
+"""D2L's ``Module`` and ``DataModule``: what of a training the model and the data say themselves.
+
+Source: D2L, section 3.2.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError, describe
+
+METHODS = ("training_step", "validation_step")
+
+
+def is_data_module(data: Any) -> bool:
+    """Tell whether data is a D2L ``DataModule``, which has loaders."""
+    return callable(getattr(data, "train_dataloader", None))
+
+
+def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) -> dict[str, Any]:
+    """Return ``loss``, ``optimizer`` and ``methods`` for ``backend.learner``.
+
+    Args:
+        model: placed already. ``training_step(batch)``, ``validation_step(batch)``,
+            ``loss(prediction, y)`` and ``configure_optimizers()`` of a D2L ``Module`` are used.
+        loss: None is the model's own, else ``'mse'``.
+        optimizer: None is the model's own, else ``'sgd'``.
+        metrics: a model with its own ``training_step`` cannot have any.
+
+    Raises:
+        UnsupportedValueError: if something of that would be ignored, or cannot be called.
+    """
+    in_step, in_evaluation = (callable(getattr(model, name, None)) for name in METHODS)
+    configures = callable(getattr(model, "configure_optimizers", None))
+    methods = None
+    if in_step or in_evaluation:
+        methods = METHODS if in_evaluation else (METHODS[0],) * 2
+        _check_methods(model, methods, loss, metrics)
+    if optimizer is None:
+        optimizer = model.configure_optimizers() if configures else "sgd"
+        if optimizer is None:
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "its configure_optimizers returned None",
+                "return the framework's own optimizer from it",
+            )
+    if loss is None:
+        own = getattr(model, "loss", None) if configures or in_step else None
+        loss = own if callable(own) and methods is None else "mse"
+    return {"loss": loss, "optimizer": optimizer, "methods": methods}
+
+
+def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Sequence[Any]) -> None:
+    name = type(model).__name__
+    attempted = f"train the {name}, which has a {methods[-1]} of its own,"
+    if loss is not None or metrics:
+        what = "loss" if loss is not None else "metrics"
+        raise UnsupportedValueError(
+            f"{attempted} with {what}={describe(loss if loss is not None else metrics)}",
+            "what these methods return is the loss, and they give no prediction to compare",
+            f"leave {what}= out, or use a model without {' and '.join(METHODS)}",
+        )
+    for method in methods:
+        try:
+            inspect.signature(getattr(model, method)).bind(())
+        except (AttributeError, TypeError) as error:
+            raise UnsupportedValueError(
+                attempted,
+                f"{name}.{method} cannot be called with a batch: {error}",
+                f"def {method}(self, batch): ...",
+            ) from error
