@@ -37,6 +37,7 @@ from d2ldev.registry.discovery import available_backends
 from d2ldev.registry.selection import virtual_gpus
 
 if TYPE_CHECKING:
+    from d2ldev.training.callbacks import Schedule
     from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
     from d2ldev.training.trainer import Trainer
@@ -60,6 +61,7 @@ if os.path.isdir(os.path.join(_root, "backends", "d2ldev_reference")):
 _LAZY = {
     "ArrayLoader": "d2ldev.training.data",
     "DeviceLog": "d2ldev.training.log",
+    "Schedule": "d2ldev.training.callbacks",
     "Trainer": "d2ldev.training.trainer",
 }
 
@@ -79,6 +81,7 @@ __all__ = [
     "Memory",
     "MemoryPolicyWarning",
     "OutOfDeviceMemoryError",
+    "Schedule",
     "Trainer",
     "UnknownBackendError",
     "UnsupportedValueError",

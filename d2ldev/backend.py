@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceMismatchError
+from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
 from d2ldev.framework import (
     DeviceLike,
     DType,
@@ -29,6 +29,7 @@ from d2ldev.framework import (
 )
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
+from d2ldev.operations.arguments import whole_number
 from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
@@ -374,6 +375,28 @@ class Backend:
     ) -> Tensor:
         """Make random numbers, normal with mean 0 and deviation 1; see ``rand``."""
         return creation.random(self.framework, "normal", shape, seed, dtype, device, like)
+
+    def seed(self, seed: int) -> None:
+        """Seed the framework's own global random numbers, on every device.
+
+        What is drawn afterwards is the same after each call with this number: ``rand`` and
+        ``randn`` without a seed, and what the framework draws itself, such as dropout and the
+        values of new layers. JAX has no such numbers but those of ``rand`` and ``randn``: its
+        models have keys. Python's and NumPy's are left alone, except where the framework draws from
+        them (Keras and the reference backend).
+
+        Args:
+            seed: from 0 to ``2**32 - 1``.
+
+        Raises:
+            UnsupportedValueError: if it is none.
+        """
+        number = whole_number("seed", "seed", seed, least=0, fix="backend.seed(0)")
+        if number >= 2**32:
+            raise UnsupportedValueError(
+                f"seed with {number}", "not every framework takes it", f"backend.seed({2**32 - 1})"
+            )
+        self.framework.tensors.seed(number)
 
     def dtype(self, spec: DType) -> Any:
         """Return the framework's own dtype for a name, its own dtype, or NumPy's.

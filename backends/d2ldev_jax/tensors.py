@@ -240,6 +240,9 @@ class JaxTensors(Tensors):
         # This is no copy: it commits the key, and with it what is computed from it.
         return _computed(draw(jax.device_put(key, native), shape, dtype))
 
+    def seed(self, seed: int) -> None:
+        self._root, self._draws = seed, itertools.count()
+
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         if isinstance(x, jax.core.Tracer):
             return x.astype(dtype)

@@ -143,6 +143,9 @@ class MXNetTensors(Tensors):
                 x = mx.np.minimum(x, 1 - 2**-11, out=x)
         return x
 
+    def seed(self, seed: int) -> None:
+        mx.random.seed(seed)
+
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         with NumPyShapes():
             return x.astype(dtype)

@@ -98,13 +98,15 @@ class MXNetLearner(Learner):
                 "put the parameters into a gluon.Block",
             )
         self._model = model
-        _check_parameters(model, self._parameters())
+        _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
         self._loss = loss_among(settings, _LOSSES)
         self._trainer = self._made(framework, settings)
 
     def _made(self, framework: Framework, settings: Settings) -> Any:
         optimizer = settings.optimizer
         parameters = self._parameters()
+        if optimizer is None:  # the model is only evaluated
+            return None
         if isinstance(optimizer, mx.gluon.Trainer):
             _check_trainer(optimizer, parameters)
             return place(framework, optimizer, parameters[0].list_ctx()[0])
@@ -157,6 +159,10 @@ class MXNetLearner(Learner):
         with NumPySemantics(), mx.autograd.pause():
             return self._losses(inputs, y, is_step=False)
 
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        with NumPySemantics(), mx.autograd.pause():
+            return self._predicted(inputs)
+
     def _predicted(self, inputs: tuple[Any, ...]) -> Any:
         return self._model(*[_as_numpy(x) for x in inputs])
 
@@ -188,8 +194,7 @@ class MXNetLearner(Learner):
         return all(parameter._data is not None for parameter in self._parameters())
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        with NumPySemantics(), mx.autograd.pause():
-            self._predicted(inputs)
+        self.predict(inputs)
 
     def modes(self) -> list[str]:
         """Return what is done with the gradient of each parameter, in the order of the layers."""
@@ -248,9 +253,9 @@ def _as_numpy(x: Any) -> Any:
     return x.as_np_ndarray() if type(x) is mx.nd.NDArray else x
 
 
-def _check_parameters(model: Any, parameters: list[Any]) -> None:
+def _check_parameters(model: Any, parameters: list[Any], *, is_trained: bool) -> None:
     attempted = f"train the {type(model).__name__}"
-    if all(parameter.grad_req == "null" for parameter in parameters):
+    if is_trained and all(parameter.grad_req == "null" for parameter in parameters):
         raise UnsupportedValueError(
             attempted, "it has no parameter with a gradient", "parameter.grad_req = 'write'"
         )

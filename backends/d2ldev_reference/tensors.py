@@ -75,6 +75,9 @@ class ReferenceTensors(Tensors):
         numbers = np.asarray(draw(shape))
         return xp.asarray(numbers, dtype=dtype or xp.float32, device=native, copy=True)
 
+    def seed(self, seed: int) -> None:
+        np.random.seed(seed)
+
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         return xp.astype(x, dtype)
 

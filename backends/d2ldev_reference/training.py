@@ -7,6 +7,7 @@ installed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 import array_api_strict as xp
@@ -56,7 +57,7 @@ class ReferenceLearner(Learner):
                 "without a framework there are no gradients but those of its own MLP",
                 "net = backend.mlp([2, 1]); loss='mse', or D2LDEV_BACKEND=torch",
             )
-        if not isinstance(settings.optimizer, str):
+        if not isinstance(settings.optimizer, (str, NoneType)):
             raise UnsupportedValueError(
                 f"train with the optimizer {describe(settings.optimizer)}",
                 "array-api-strict has no optimizers",
@@ -99,6 +100,9 @@ class ReferenceLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._model(*inputs)
         return self._loss(prediction, y)[0], prediction
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        return self._model(*inputs)
 
     def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the loss, and its derivative by the prediction."""

@@ -10,6 +10,7 @@ NumPy, as TensorFlow itself has them.
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -171,6 +172,12 @@ class TensorFlowTensors(Tensors):
             # Stateless: TensorFlow's seed and generators are neither read nor changed.
             draw = tf.random.stateless_uniform if is_uniform else tf.random.stateless_normal
             return draw(shape, seed=(seed, 0), dtype=dtype)
+
+    def seed(self, seed: int) -> None:
+        tf.random.set_seed(seed)
+        tf.random.get_global_generator().reset_from_seed(seed)
+        # Keras draws the seeds of its layers from Python's random numbers.
+        random.seed(seed)
 
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         native = self._devices.native(self.device_of(x))

@@ -158,16 +158,19 @@ class TensorFlowLearner(Learner):
         """Train what is trainable now, as Keras does when a model is compiled."""
         self._flagged = self._with_flags()
         flags = _flags_of(self._flagged)
+        is_trained = self._optimizer is not None
         self._variables = list(self._model.trainable_variables)
-        if not self._variables:
+        if is_trained and not self._variables:
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
                 "it has no trainable variables",
                 "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
             )
-        (_, first), *_ = placing.named_tensors(self._framework, self._variables)
+        variables = self._variables if is_trained else list(self._model.variables)
+        (_, first), *_ = placing.named_tensors(self._framework, variables)
         self._device = self._framework.tensors.device_of(first)
-        self._build_optimizer()
+        if is_trained:
+            self._build_optimizer()
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
         # AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
         # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
@@ -177,6 +180,7 @@ class TensorFlowLearner(Learner):
         if self.settings.methods is not None:
             # The model's own methods may draw and print what they compute, as in D2L.
             self._step, self._evaluate = self._train, self._predict
+        self._forward: Any = tf.function(partial(self._predicted), autograph=False)
         self._flags = flags
         self._is_ready = True
 
@@ -265,6 +269,15 @@ class TensorFlowLearner(Learner):
         loss, prediction = self._evaluate(*inputs, y)
         return loss, prediction
 
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        if not self._is_ready:
+            self.build(inputs)
+        return self._forward(*inputs)
+
+    def _predicted(self, *inputs: Any) -> Any:
+        with tf.device(self._framework.devices.native(self._device)):
+            return self._call(inputs, training=False)
+
     def _train(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
@@ -331,6 +344,8 @@ def _made(settings: Settings) -> Any:
     import keras
 
     optimizer = settings.optimizer
+    if optimizer is None:  # the model is only evaluated
+        return None
     if isinstance(optimizer, str):
         name, options = _OPTIMIZERS[optimizer]
         optimizer = getattr(keras.optimizers, name)(settings.lr, **options)

@@ -151,6 +151,9 @@ class TorchTensors(Tensors):
         draw = torch.rand if distribution == "uniform" else torch.randn
         return draw(shape, generator=generator, dtype=dtype, device=native)
 
+    def seed(self, seed: int) -> None:
+        torch.manual_seed(seed)
+
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         return x.to(dtype)
 

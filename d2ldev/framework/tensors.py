@@ -173,6 +173,13 @@ class Tensors(ABC):
         """
 
     @abstractmethod
+    def seed(self, seed: int) -> None:
+        """Seed the framework's own random numbers, on all devices: those of ``random`` without one.
+
+        Called by ``backend.seed``, with 0 to ``2**32 - 1``.
+        """
+
+    @abstractmethod
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         """Return a tensor in another dtype, on the same device."""
 

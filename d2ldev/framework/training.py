@@ -142,6 +142,10 @@ class Learner(ABC):
         The loss is None if the model's own method returned nothing.
         """
 
+    @abstractmethod
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction on one batch, without dropout and gradients."""
+
     # -- resuming ---------------------------------------------------------------------------------
 
     @property

@@ -36,7 +36,8 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
 
     Args:
         function: called in this order, as in torch, Gluon and optax; in the opposite order if its
-            first parameter is named ``y_true``, as in Keras and scikit-learn.
+            first parameter is named ``y_true``, as in Keras and scikit-learn; with the prediction
+            alone if it has only one parameter.
 
     Raises:
         UnsupportedValueError: for an object that adds up over the batches, such as a
@@ -48,9 +49,18 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
             "a function: def accuracy(y_true, y_pred): "
             "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
         )
-    if first_parameter(function) != "y_true":
+    if first_parameter(function) == "y_true":
+        return lambda prediction, y: function(y, prediction)
+    if takes_target(function):
         return function
-    return lambda prediction, y: function(y, prediction)
+    alone: Callable[[Any], Any] = function  # type: ignore[assignment]
+    return lambda prediction, _y: alone(prediction)
+
+
+def takes_target(function: Callable[..., Any] | str) -> bool:
+    """Tell whether a loss compares a prediction with ``y``: all but functions of one parameter."""
+    parameters = [] if isinstance(function, str) else _parameters(function)
+    return len(parameters) != 1 or parameters[0].kind is parameters[0].VAR_POSITIONAL
 
 
 def stateful(metric: object, fix: str) -> UnsupportedValueError:

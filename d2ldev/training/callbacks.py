@@ -130,11 +130,11 @@ def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
 
 
 def states(callbacks: Sequence[Any]) -> list[Any]:
-    """Return a list with the ``state_dict`` of each callback; an empty one for one without."""
-    return [[each.state_dict()] if hasattr(each, "state_dict") else [] for each in callbacks]
+    """Return the ``state_dict`` of each callback that has one."""
+    return [each.state_dict() for each in _with_state(callbacks)]
 
 
-def checked_states(callbacks: Sequence[Any], saved: Any) -> Callable[[], None]:
+def checked_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[], None]:
     """Return a function that gives callbacks the states that ``states`` returned.
 
     It changes all of them, or none.
@@ -142,28 +142,25 @@ def checked_states(callbacks: Sequence[Any], saved: Any) -> Callable[[], None]:
     Raises:
         CheckpointError: if they are those of other callbacks. The function raises it, too.
     """
-    has_state = [hasattr(each, "state_dict") for each in callbacks]
-    if not isinstance(saved, list) or list(map(bool, saved)) != has_state:
-        raise _refused(
-            f"it has {len(callbacks)}, of which {sum(has_state)} with a state, and the run began "
-            "with others"
-        )
+    kept = _with_state(callbacks)
+    if len(saved) != len(kept):
+        raise _refused(f"{len(kept)} of them have a state, and in the run {len(saved)} had one")
 
     def put() -> None:
         before = states(callbacks)
         try:
-            _put(callbacks, saved)
+            for each, state in zip(kept, saved, strict=True):
+                each.load_state_dict(state)
         except Exception as error:
-            _put(callbacks, before)
+            for each, state in zip(kept, before, strict=True):
+                each.load_state_dict(state)
             raise _refused(f"one refuses its state: {error!r}") from error
 
     return put
 
 
-def _put(callbacks: Sequence[Any], saved: Sequence[Any]) -> None:
-    for each, state in zip(callbacks, saved, strict=True):
-        if state:
-            each.load_state_dict(*state)
+def _with_state(callbacks: Sequence[Any]) -> list[Any]:
+    return [each for each in callbacks if hasattr(each, "state_dict")]
 
 
 def _refused(problem: str) -> CheckpointError:

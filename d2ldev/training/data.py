@@ -206,6 +206,46 @@ def inputs_and_target(
     return parts[:-1], parts[-1]
 
 
+def inputs_alone(
+    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
+) -> tuple[Any, ...]:
+    """Return the inputs of a batch without a target: an input, a tuple, or a mapping of them.
+
+    Args:
+        batch, names, takes_mapping: see ``inputs_and_target``.
+
+    Raises:
+        UnsupportedValueError: if it has no input, or lacks one before another one.
+    """
+    inputs: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else (batch,)
+    if isinstance(batch, Mapping):
+        inputs = _by_name(dict(batch), names, takes_mapping)
+    if not (found := tuple(inputs)):
+        raise UnsupportedValueError(
+            f"call a model with a batch, {describe(batch)}", "it is empty", "yield (X,) from data"
+        )
+    return found
+
+
+def inputs_to_predict(
+    batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
+) -> tuple[Any, ...]:
+    """Return the inputs of a batch that may have a target, which is left out.
+
+    A target is the last of a tuple of two or more, and of a mapping as ``inputs_and_target`` has
+    it, unless all of its keys are names of the model's inputs.
+
+    Raises:
+        UnsupportedValueError: as ``inputs_alone``.
+    """
+    has_target = isinstance(batch, (list, tuple, Mapping)) and len(batch) > 1
+    if isinstance(batch, Mapping) and all(key in names for key in batch):
+        has_target = False
+    if has_target:
+        return inputs_and_target(batch, names, takes_mapping)[0]
+    return inputs_alone(batch, names, takes_mapping)
+
+
 def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:
     """Return inputs in the order of their names, if these are the model's, else as they are."""
     if not values or not all(key in names for key in values):

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import threading
 from array import array
+from collections.abc import Mapping
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -164,6 +165,19 @@ class DeviceLog:
             part = entry.weight * value if entry.weight else 0.0
             self._totals[entry.name] = total + part, weights + entry.weight
             self._last[entry.name] = value
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the means and the last values so far, for ``load_state_dict``."""
+        with self._lock:
+            self._bring_over()
+            totals = {name: list(total) for name, total in self._totals.items()}
+            return {"totals": totals, "last": dict(self._last)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on with the means of another log."""
+        with self._lock:
+            self._totals = {name: (a, b) for name, (a, b) in state["totals"].items()}
+            self._last = dict(state["last"])
 
     def _numbers(self, xs: list[Tensor]) -> list[float]:
         if not xs:

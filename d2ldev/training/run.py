@@ -7,21 +7,69 @@ random numbers, and the state of the batches' order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+import math
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, D2LDevError
+from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe
 from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
-from d2ldev.operations.arguments import as_path
-from d2ldev.training.order import Order
+from d2ldev.operations.arguments import as_path, whole_number
+from d2ldev.training.callbacks import checked_states, states
+from d2ldev.training.log import DeviceLog
+from d2ldev.training.order import Order, checked_random_state, random_state
 
-_FORMAT = "d2ldev training state 5"
+_FORMAT = "d2ldev training state 6"
+
+
+class Saving(NamedTuple):
+    """Where the state of a run is kept, and when.
+
+    Args:
+        checkpoint: the file; None keeps nothing.
+        every: number of steps after which it is saved within an epoch, too; None is never.
+        keep: ``'last'``, or ``'best'`` for the state after the epoch with the least loss only.
+    """
+
+    checkpoint: Any = None
+    every: int | None = None
+    keep: str = "last"
+
+    def checked(self) -> Saving:
+        """Return it with Python's own number.
+
+        Raises:
+            UnsupportedValueError: if it is contradictory.
+        """
+        attempted, fix = "save the state of a run", "fit(..., checkpoint='run.safetensors')"
+        if self.keep not in ("last", "best"):
+            problem = f"keep is {describe(self.keep)} and neither 'last' nor 'best'"
+            raise UnsupportedValueError(attempted, problem, "keep='best'")
+        if self.every is None and self.keep == "last":
+            return self
+        if self.checkpoint is None:
+            raise UnsupportedValueError(attempted, "no checkpoint is named", fix)
+        if self.every is None:
+            return self
+        if self.keep == "best":
+            raise UnsupportedValueError(
+                attempted,
+                "within an epoch nobody knows whether it is the best",
+                "keep='best', or checkpoint_every=..., in two runs",
+            )
+        every = whole_number(
+            "save", "checkpoint_every", self.every, least=1, fix="checkpoint_every=1000"
+        )
+        return self._replace(every=every)
+
+
+_NOT_SAVED = Saving()
 
 
 class Run:
@@ -32,7 +80,8 @@ class Run:
         learner: what is trained.
         data: what it is trained on, of any kind that ``Order`` takes.
         names: of the numbers that the history has for each epoch.
-        checkpoint: where the state is kept; None keeps none.
+        callbacks: of which those with ``state_dict`` are in the state.
+        saving: where and when the state is kept.
 
     Attributes:
         epoch: how many epochs are done.
@@ -46,14 +95,21 @@ class Run:
         learner: Learner,
         data: Any,
         names: Collection[str],
-        checkpoint: Any,
+        callbacks: Sequence[Any] = (),
+        saving: Saving = _NOT_SAVED,
     ) -> None:
         self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
         self._framework = framework
         self._learner = learner
         self._data = data
-        self._path = None if checkpoint is None else Path(as_path(checkpoint, "save"))
+        self._callbacks = callbacks
+        self._saving = saving
+        path = saving.checkpoint
+        self._path = None if path is None else Path(as_path(path, "save"))
+        # How the random numbers and the data were at the beginning of the epoch.
+        self._begun: dict[str, Any] = {}
+        self._within: _Within | None = None
 
     def record(self, found: dict[str, float]) -> None:
         """Note the numbers of an epoch that is done."""
@@ -70,24 +126,103 @@ class Run:
         Args:
             device: where the model is.
         """
-        if self._path is None:
+        if self._path is None or not self._is_kept():
             return
+        self._begun = {
+            "random": self._framework.training.random_state(device),
+            "data": Order(self._data).state(),
+        }
+        self._write(self._path, None)
+
+    def save_within(self, batches: int, log: DeviceLog, device: Device) -> None:
+        """Save the state within an epoch, if it is time for it.
+
+        What goes on from there draws the batches of the epoch again, and leaves these out.
+
+        Args:
+            batches: how many of the epoch are done; the others were not drawn yet.
+            log: of the epoch.
+            device: where the model is.
+        """
+        every = self._saving.every
+        if self._path is not None and every is not None and self.step % every == 0:
+            within = {
+                "batches": batches,
+                "log": log.state_dict(),
+                "random": self._framework.training.random_state(device),
+                "host": random_state(),
+            }
+            self._write(self._path, within)
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the run goes on within an epoch."""
+        return self._within is not None
+
+    def until_saved(self) -> int | None:
+        """Return how many steps there are until ``save_within`` saves; None if it never does."""
+        every = self._saving.every
+        return None if every is None else every - self.step % every
+
+    def go_on_within(self, batches: Iterator[Any], log: DeviceLog) -> int:
+        """Go on within an epoch: leave out the batches that are done.
+
+        Args:
+            batches: of the whole epoch.
+            log: of the epoch; gets the numbers so far.
+
+        Returns:
+            How many are done.
+
+        Raises:
+            CheckpointError: if there are fewer batches.
+        """
+        within, self._within = self._within, None
+        if within is None:
+            return 0
+        for _ in range(within.batches):
+            if next(batches, within) is within:
+                raise CheckpointError(
+                    f"resume from {self._path}",
+                    f"{within.batches} batches of the epoch were done, and the data has fewer",
+                    "resume with the data that the run began with",
+                )
+        log.load_state_dict(within.log)
+        within.set_random_state()
+        return within.batches
+
+    def _is_kept(self) -> bool:
+        if self._saving.keep == "last" or not self.epoch:
+            return True
+        name = "val_loss" if "val_loss" in self.history else "loss"
+        *before, now = self.history[name]
+        if math.isnan(now) and name == "val_loss" and self._learner.settings.methods is not None:
+            raise UnsupportedValueError(
+                "keep the best epoch",
+                "its val_loss is no number",
+                "return the loss from validation_step, or keep='last'",
+            )
+        return now < min((value for value in before if not math.isnan(value)), default=math.inf)
+
+    def _write(self, path: Path, within: dict[str, Any] | None) -> None:
         self._learner.sync()
         state = {
             "format": _FORMAT,
             "run": {
                 "epoch": self.epoch,
+                "step": self.step,
                 "history": self.history,
                 "settings": self._settings(),
                 "modes": self._learner.modes(),
-                "random": self._framework.training.random_state(device),
-                "data": Order(self._data).state(),
+                "callbacks": states(self._callbacks),
+                "within": within,
+                **self._begun,
             },
             # A model that is not built is left out: the random numbers in the state make its
             # initial values.
             "parts": self._learner.parts if self._learner.is_built else None,
         }
-        save(self._framework, state, self._path)
+        save(self._framework, state, path)
 
     def resume(self, device: Device, first_inputs: Callable[[], tuple[Any, ...]]) -> None:
         """Go on from the checkpoint; from the beginning if there is none yet.
@@ -127,7 +262,10 @@ class Run:
         learner, training = self._learner, self._framework.training
         set_modes = learner.checked_modes(run["modes"])
         set_random_state = training.checked_random_state(run["random"], device)
-        go_on = Order(self._data).checked(run["data"])
+        within = self._checked_within(run["within"], device)
+        put_callbacks = checked_states(self._callbacks, run["callbacks"])
+        order = Order(self._data)
+        put_data_back, go_on = order.checked(order.state()), order.checked(run["data"])
         try:
             go_on()
         except D2LDevError:
@@ -138,11 +276,30 @@ class Run:
                 f"the data refuses its state: {error}",
                 "resume with the loader that the run began with",
             ) from error
+        try:
+            put_callbacks()
+        except CheckpointError:
+            put_data_back()
+            raise
         put()
         set_modes()
         # Last, because making a loader may draw from the framework's random numbers.
         set_random_state()
-        self.epoch, self.history = run["epoch"], run["history"]
+        self.epoch, self.step, self.history = run["epoch"], run["step"], run["history"]
+        self._begun = {"random": run["random"], "data": run["data"]}
+        self._within = within
+
+    def _checked_within(self, saved: Any, device: Device) -> _Within | None:
+        if saved is None:
+            return None
+        set_framework = self._framework.training.checked_random_state(saved["random"], device)
+        set_host = checked_random_state(saved["host"])
+
+        def set_random_state() -> None:
+            set_framework()
+            set_host()
+
+        return _Within(saved["batches"], saved["log"], set_random_state)
 
     def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the parts of the file, if it is one of a run."""
@@ -227,18 +384,53 @@ def _foreign(checkpoint: Checkpoint) -> CheckpointError:
 
 def _is_whole(run: Any) -> bool:
     """Tell whether everything is there that ``save`` has written, of its types."""
-    types = {"epoch": int, "history": dict, "settings": dict, "data": dict}
+    types: dict[str, Any] = dict.fromkeys(("history", "settings", "data"), dict)
+    types |= {"epoch": int, "step": int, "callbacks": list, "within": (dict, NoneType)}
     if not isinstance(run, dict) or not all(isinstance(run.get(n), t) for n, t in types.items()):
         return False
     columns = run["history"].values()
     return (
         run.keys() == {*types, "modes", "random"}
-        and run["epoch"] >= 0
+        and min(run["epoch"], run["step"]) >= 0
+        and (run["within"] is None or _is_whole_within(run["within"]))
         and all(
             isinstance(column, list)
             and len(column) == run["epoch"]
             and all(isinstance(value, float) for value in column)
             for column in columns
+        )
+    )
+
+
+class _Within(NamedTuple):
+    """Where a run was within an epoch.
+
+    Args:
+        batches: how many of the epoch were done.
+        log: the numbers so far, as ``DeviceLog.state_dict`` returned them.
+        set_random_state: restores the random numbers, after the batches were drawn.
+    """
+
+    batches: int
+    log: Any
+    set_random_state: Callable[[], None]
+
+
+def _is_whole_within(within: dict[str, Any]) -> bool:
+    if within.keys() != {"batches", "log", "random", "host"}:
+        return False
+    batches, log = within["batches"], within["log"]
+    if not isinstance(batches, int) or batches < 0 or not isinstance(log, dict):
+        return False
+    totals, last = log.get("totals"), log.get("last")
+    return (
+        isinstance(totals, dict)
+        and isinstance(last, dict)
+        and totals.keys() == last.keys()
+        and all(isinstance(value, float) for value in last.values())
+        and all(
+            isinstance(total, list) and [type(value) for value in total] == [float, float]
+            for total in totals.values()
         )
     )
 

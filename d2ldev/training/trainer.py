@@ -5,12 +5,17 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
+from itertools import islice
 from operator import length_hint
 from os import PathLike
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from d2ldev.active import active_backend, get_backend
 from d2ldev.active import backend as handle
@@ -18,17 +23,19 @@ from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.framework import Learner, Loss
+from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
+from d2ldev.operations.steps import takes_target
 from d2ldev.training.callbacks import History, check_hooks, checked_callbacks, listeners
-from d2ldev.training.data import count_of, inputs_and_target
+from d2ldev.training.data import count_of, inputs_alone, inputs_and_target, inputs_to_predict
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, own_settings
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress, shown
-from d2ldev.training.run import Run
+from d2ldev.training.run import Run, Saving
 
 
 class Trainer:
@@ -167,8 +174,13 @@ class Trainer:
         metrics: Sequence[Metric] = (),
         checkpoint: str | PathLike[str] | None = None,
         resume: bool = False,
+        checkpoint_every: int | None = None,
+        keep: str = "last",
     ) -> History:
         """Train a model.
+
+        Ctrl-C ends the run after the step: the model is as it is then, the history has the epochs
+        that are done, and the checkpoint is the last one that was saved. Pressed twice, it raises.
 
         Args:
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
@@ -188,8 +200,9 @@ class Trainer:
                 called once.
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. A loss
-                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first. None
-                is the model's own, else ``'mse'``.
+                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first. To a
+                loss of one parameter, ``prediction -> scalar tensor``, belong batches without a
+                target: ``X``, ``(X,)``, or all inputs. None is the model's own, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
                 the model is placed; or the framework's own, which is placed too. None is the
                 model's own, else ``'sgd'``.
@@ -207,6 +220,11 @@ class Trainer:
                 epoch. Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in
                 any process. The file does not hold what a callback without ``state_dict`` keeps,
                 nor a dataset's or a worker process's own random numbers.
+            checkpoint_every: number of steps after each of which the state is saved, too. A run
+                that goes on within an epoch draws its batches again, and leaves out those that are
+                done.
+            keep: ``'last'``; or ``'best'``, which saves the state after an epoch only if its
+                ``'val_loss'``, without ``val_data`` its ``'loss'``, is less than any before.
 
         Returns:
             The history: ``'loss'`` and each metric by name, with ``'val_'`` before it for
@@ -221,6 +239,7 @@ class Trainer:
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = checked_callbacks(self.callback)
         functions = named_metrics(self.backend, metrics)
+        saving = Saving(checkpoint, checkpoint_every, keep).checked()
         if hasattr(self, "fit_epoch"):
             given = {"loss": loss, "optimizer": optimizer, "checkpoint": checkpoint}
             unused = self._listeners(callbacks, "on_step_end")
@@ -246,7 +265,7 @@ class Trainer:
         if val_data is not None:
             names += [f"val_{name}" for name in names]
         check_names(names)
-        run = Run(self.backend.framework, learner, train_data, names, checkpoint)
+        run = Run(self.backend.framework, learner, train_data, names, callbacks, saving)
         on_step_end = self._listeners(callbacks, "on_step_end")
         on_epoch_end = self._listeners(callbacks, "on_epoch_end")
         try:
@@ -254,13 +273,19 @@ class Trainer:
                 run.resume(self.device, lambda: self._first_inputs(learner, train_data))
             else:
                 run.save(self.device)
-            with shown(self.progress, self.max_epochs, run.epoch) as progress:
+            with (
+                shown(self.progress, self.max_epochs, run.epoch) as progress,
+                _interruptible() as is_interrupted,
+            ):
                 for epoch in range(run.epoch, self.max_epochs):
                     self.epoch = epoch
-                    found = self._train(learner, run, train_data, functions, on_step_end, progress)
-                    if val_data is not None:
-                        after = self._evaluate(learner, val_data, functions)
+                    loop = _Loop(functions, progress, on_step_end, is_interrupted)
+                    found = self._train(learner, run, train_data, loop)
+                    if val_data is not None and not is_interrupted():
+                        after = self._evaluate(learner, val_data, loop)
                         found |= {f"val_{name}": value for name, value in after.items()}
+                    if is_interrupted():
+                        break
                     run.record(found)
                     progress.end_epoch(run.epoch, found)
                     if on_epoch_end:
@@ -287,15 +312,9 @@ class Trainer:
         return {}
 
     def _train(
-        self,
-        learner: Learner,
-        run: Run,
-        data: Iterable[Any],
-        metrics: Mapping[str, Callable[[Any, Any], Any]],
-        on_step_end: Sequence[Callable[[int, Any], None]],
-        progress: Progress,
+        self, learner: Learner, run: Run, data: Iterable[Any], loop: _Loop
     ) -> dict[str, float]:
-        """Train for an epoch; return the means over its examples.
+        """Train for an epoch, or until Ctrl-C; return the means over its examples.
 
         Only the batches are moved in here, and nothing is waited for: the numbers stay on the
         device until the end.
@@ -304,50 +323,159 @@ class Trainer:
         # Where the losses are, also if a hook has moved the model.
         log = DeviceLog(self.backend, values=False)
         operands = self._operands(learner)
-        progress.begin_epoch(self.num_train_batches or None)
-        with closing(self._prepared(data)) as batches:
-            for batch in batches:
+        batches = self._from_where_it_was(data, run, log)
+        loop.progress.begin_epoch(self.num_train_batches or None)
+        with closing(batches):
+            for number, batch in batches:
                 inputs, y, count = operands(batch)
                 loss, prediction = learner.step(inputs, y)
-                measured = {name: metric(prediction, y) for name, metric in metrics.items()}
-                log.add(count, loss=loss, **measured)
-                progress.step(count, log)
-                for listener in on_step_end:
+                log.add(count, loss=loss, **loop.measured(prediction, y))
+                loop.progress.step(count, log)
+                for listener in loop.on_step_end:
                     listener(run.step, loss)
                 run.step += 1
                 self.train_batch_idx += 1
-        means = log.means()
-        if not means:
-            raise _no_batch()
-        return means
+                run.save_within(number + 1, log, self.device)
+                if loop.is_interrupted():
+                    break
+        return _means(log)
 
-    def _evaluate(
-        self,
-        learner: Learner,
-        data: Iterable[Any],
-        metrics: Mapping[str, Callable[[Any, Any], Any]],
-    ) -> dict[str, float]:
-        """Go through the data once without training; return the means over its examples."""
+    def _from_where_it_was(
+        self, data: Iterable[Any], run: Run, log: DeviceLog
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the number of each batch in the epoch and the batch on the device."""
+        if not run.is_within and run.until_saved() is None:
+            yield from enumerate(self._prepared(data))
+            return
+        # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
+        # again by a run that goes on from there, from other random numbers.
+        source = iter(data)
+        try:
+            number = run.go_on_within(source, log)
+            is_over = False
+            while not is_over:
+                wanted = run.until_saved()
+                before = number
+                with closing(self._prepared(islice(source, wanted))) as part:
+                    for batch in part:
+                        yield number, batch
+                        number += 1
+                is_over = number - before != wanted
+        finally:
+            if isinstance(source, Generator):
+                source.close()
+
+    def _evaluate(self, learner: Learner, data: Iterable[Any], loop: _Loop) -> dict[str, float]:
+        """Go through the data without training, or until Ctrl-C; return the means as ``_train``."""
         log = DeviceLog(self.backend)
         operands = self._operands(learner)
         with closing(self._prepared(data)) as batches:
             for batch in batches:
                 inputs, y, count = operands(batch)
                 loss, prediction = learner.evaluate(inputs, y)
-                measured = {name: metric(prediction, y) for name, metric in metrics.items()}
                 if loss is None:  # a ``validation_step`` has logged it itself
                     count, loss = 0, float("nan")
-                log.add(count, loss=loss, **measured)
+                log.add(count, loss=loss, **loop.measured(prediction, y))
                 self.val_batch_idx += 1
-        means = log.means()
-        if not means:
-            raise _no_batch()
-        return means
+                if loop.is_interrupted():
+                    break
+        return _means(log)
+
+    # -- using a model --------------------------------------------------------------------
+
+    def validate(
+        self,
+        model: Any,
+        data: Any,
+        *,
+        loss: Loss | None = None,
+        metrics: Sequence[Metric] = (),
+    ) -> dict[str, float]:
+        """Measure a model on data, without dropout, and without changing it.
+
+        Args:
+            model: see ``fit``. None of its parameters needs a gradient.
+            data: batches ``(X, y)``, or a ``DataModule``, whose ``val_dataloader()`` is taken.
+            loss, metrics: see ``fit``.
+
+        Returns:
+            ``'loss'`` and each metric by name, the mean over the examples.
+
+        Raises:
+            UnsupportedValueError: for a model, a loss, a metric or data that cannot be used.
+
+        >>> trainer.validate(net, batches, metrics=['accuracy'])           # doctest: +SKIP
+        {'loss': 0.13, 'accuracy': 0.96}
+        """
+        functions = named_metrics(self.backend, metrics)
+        batches = data.val_dataloader() if is_data_module(data) else data
+        settings = {**own_settings(model, loss, "sgd", metrics), "optimizer": None}
+        learner = self._evaluator(model, batches, "validate", settings)
+        self.val_batch_idx = 0
+        self.num_val_batches = length_hint(batches, 0)
+        try:
+            return self._evaluate(learner, batches, _Loop(functions))
+        finally:
+            learner.sync()
+
+    def predict(self, model: Any, data: Iterable[Any]) -> list[Any]:
+        """Return the predictions of a model, without dropout, and without changing it.
+
+        Args:
+            model: see ``fit``. None of its parameters needs a gradient.
+            data: batches, as ``fit`` has them: the target of ``(X, y)`` is left out. One without a
+                target is ``X``, ``(X,)``, or a dict all of whose keys are the model's inputs;
+                several inputs without one are ``(X1, X2, None)``.
+
+        Returns:
+            What the model returns for each batch, on the device.
+
+        Raises:
+            UnsupportedValueError: for a model or data that cannot be used.
+
+        >>> trainer.predict(net, ArrayLoader(X, batch_size=32))            # doctest: +SKIP
+        """
+        learner = self._evaluator(model, data, "predict", {"optimizer": None})
+        names, takes_mapping = learner.input_names, learner.takes_mapping
+        try:
+            with closing(self._prepared(data)) as batches:
+                inputs = (inputs_to_predict(batch, names, takes_mapping) for batch in batches)
+                return [learner.predict(each) for each in inputs]
+        finally:
+            learner.sync()
+
+    def _evaluator(self, model: Any, data: Any, verb: str, settings: dict[str, Any]) -> Learner:
+        """Return the learner of a model that is not trained."""
+        if model is None:
+            raise UnsupportedValueError(
+                f"{verb} None",
+                "it is no model; before fit, trainer.model is None",
+                f"trainer.{verb}(net, batches)",
+            )
+        is_array = (
+            isinstance(data, np.ndarray) or self.backend.framework.kinds[type(data)] is TENSOR
+        )
+        if is_array:
+            raise UnsupportedValueError(
+                f"{verb} with an array",
+                "data is an iterable of batches",
+                f"trainer.{verb}(net, [batch]), or ArrayLoader(X, batch_size=32)",
+            )
+        _check_data(data, "data", 1)
+        prepared = self._prepared_model(model)
+        learner = self.backend.learner(prepared, **settings)
+        if learner.settings.methods is not None:
+            prepared.trainer = self
+        return learner
 
     def _operands(self, learner: Learner) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
         """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
         backend, names, takes_mapping = self.backend, learner.input_names, learner.takes_mapping
         is_built = learner.settings.methods is None or learner.is_built
+
+        def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            inputs = inputs_alone(batch, names, takes_mapping)
+            return inputs, None, count_of(backend, inputs)
 
         def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs, y = inputs_and_target(batch, names, takes_mapping)
@@ -360,13 +488,17 @@ class Trainer:
                 is_built = True
             return (batch,), None, count_of(backend, batch)
 
-        return of_the_loss if learner.settings.methods is None else of_its_methods
+        if learner.settings.methods is not None:
+            return of_its_methods
+        return of_the_loss if takes_target(learner.settings.loss) else of_the_model
 
     def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
         for batch in data:
-            first = self._prepared_batch(batch)
-            return inputs_and_target(first, learner.input_names, learner.takes_mapping)[0]
+            first, names = self._prepared_batch(batch), learner.input_names
+            if learner.settings.methods is None and not takes_target(learner.settings.loss):
+                return inputs_alone(first, names, learner.takes_mapping)
+            return inputs_and_target(first, names, learner.takes_mapping)[0]
         raise _no_batch()
 
     # -- hooks ----------------------------------------------------------------------------
@@ -432,6 +564,57 @@ _HOOKS = {
 }
 
 
+class _Loop(NamedTuple):
+    """What a loop over batches does besides.
+
+    Args:
+        metrics: name -> ``(prediction, y) -> scalar tensor``.
+        progress: where the batches are counted.
+        on_step_end: what is called after a step.
+        is_interrupted: tells whether the loop ends after the step.
+    """
+
+    metrics: Mapping[str, Callable[[Any, Any], Any]]
+    progress: Progress = Progress()
+    on_step_end: Sequence[Callable[[int, Any], None]] = ()
+    is_interrupted: Callable[[], bool] = bool
+
+    def measured(self, prediction: Any, y: Any) -> dict[str, Any]:
+        """Return the metrics of a batch."""
+        return {name: metric(prediction, y) for name, metric in self.metrics.items()}
+
+
+@contextmanager
+def _interruptible() -> Iterator[Callable[[], bool]]:
+    """Note the first Ctrl-C in a block instead of raising; yield what tells whether there was one.
+
+    Only where Ctrl-C would raise, and not in another thread or under a handler of the user's.
+    """
+    pressed: list[int] = []
+    default = signal.default_int_handler
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not default:
+        yield lambda: False
+        return
+
+    def note(number: int, _frame: object) -> None:
+        pressed.append(number)
+        signal.signal(signal.SIGINT, default)  # the second one raises
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield lambda: bool(pressed)
+    finally:
+        signal.signal(signal.SIGINT, default)
+
+
+def _means(log: DeviceLog) -> dict[str, float]:
+    means = log.means()
+    if not means:
+        raise _no_batch()
+    return means
+
+
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
     there = backend.num_gpus()
     number = there if wanted == -1 else wanted
@@ -481,7 +664,7 @@ def _check_data(data: Any, name: str, max_epochs: int) -> None:
     """
     if not is_iterable(data):
         raise UnsupportedValueError(
-            f"train with {name}={describe(data)}",
+            f"go through {name}={describe(data)}",
             "it is no iterable of batches",
             f"{name}=[(X, y)], or a loader",
         )

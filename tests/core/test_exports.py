@@ -11,11 +11,11 @@ def test_every_name_is_there(name):
     assert getattr(d2ldev, name) is not None
 
 
-@pytest.mark.parametrize("name", ["ArrayLoader", "DeviceLog", "Trainer"])
+@pytest.mark.parametrize("name", ["ArrayLoader", "DeviceLog", "Schedule", "Trainer"])
 def test_what_trains_is_imported_when_it_is_asked_for(name):
     code = f"""
         import sys, d2ldev
-        modules = {{"array_loader", "device_log", "trainer"}}
+        modules = {{"callbacks", "data", "log", "trainer"}}
         def loaded():
             return sorted(m for m in modules if f"d2ldev.training.{{m}}" in sys.modules)
         show(loaded())

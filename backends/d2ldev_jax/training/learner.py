@@ -122,6 +122,11 @@ class JaxLearner(Learner):
         loss, prediction = self._evaluate(self._model_arrays, inputs, y)
         return loss, prediction
 
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        if self._is_synced:
+            self._take()
+        return self._predict(self._model_arrays, inputs, None)[1]
+
     def modes(self) -> list[str]:
         return _set_flags(self._model)
 
@@ -146,6 +151,7 @@ class JaxLearner(Learner):
             step = _make_step(model_split, optimizer_split, in_step, self.settings)
             self._step = jax.jit(step)
             self._evaluate = jax.jit(_make_evaluation(model_split, in_evaluation))
+            self._predict = jax.jit(_make_evaluation(model_split, _prediction))
         self._is_synced = False
 
     def _comparisons(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -169,6 +175,8 @@ class JaxLearner(Learner):
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
     optimizer = settings.optimizer
+    if optimizer is None:  # the model is only evaluated
+        optimizer = optax.set_to_zero()
     if isinstance(optimizer, str):
         optimizer = _OPTIMIZERS[optimizer](settings.lr)
     if isinstance(optimizer, optax.GradientTransformation):
@@ -236,6 +244,10 @@ def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
         return value, prediction
 
     return compare
+
+
+def _prediction(model: Any, inputs: tuple[Any, ...], _y: Any) -> tuple[None, Any]:
+    return None, model(*inputs)
 
 
 def _own_comparison(method: str) -> Callable[..., Any]:

@@ -81,7 +81,8 @@ class TorchLearner(Learner):
                 "it is no torch.nn.Module",
                 "put the parameters into a torch.nn.Module",
             )
-        if not any(parameter.requires_grad for parameter in model.parameters()):
+        is_trained = settings.optimizer is not None
+        if is_trained and not any(parameter.requires_grad for parameter in model.parameters()):
             raise UnsupportedValueError(
                 f"train the {type(model).__name__}",
                 "it has no parameter with requires_grad",
@@ -92,7 +93,7 @@ class TorchLearner(Learner):
         self._was_training = model.training
         self._frozen = self._in_evaluation() if model.training else []
         self._optimizer: torch.optim.Optimizer | None = None
-        if not (isinstance(settings.optimizer, str) and self._is_lazy()):
+        if is_trained and not (isinstance(settings.optimizer, str) and self._is_lazy()):
             self._optimizer = self._made_optimizer()
 
     def _is_lazy(self) -> bool:
@@ -167,6 +168,11 @@ class TorchLearner(Learner):
         with torch.no_grad():
             return self._losses(inputs, y, is_step=False)
 
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self._evaluate()
+        with torch.no_grad():
+            return self._model(*inputs)
+
     def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             in_step, in_evaluation = self.settings.methods
@@ -219,10 +225,8 @@ class TorchLearner(Learner):
 
     def build(self, inputs: tuple[Any, ...]) -> None:
         # In evaluation mode, in which no running mean is changed.
-        self._evaluate()
-        with torch.no_grad():
-            self._model(*inputs)
-        if self._optimizer is None:
+        self.predict(inputs)
+        if self._optimizer is None and self.settings.optimizer is not None:
             self._optimizer = self._made_optimizer()
 
     def modes(self) -> dict[str, list[str]]:

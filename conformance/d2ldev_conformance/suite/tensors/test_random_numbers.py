@@ -45,6 +45,25 @@ def test_other_seeds_and_no_seed_give_other_numbers(backend, place, name):
     assert len({backend.to_numpy(x).tobytes() for x in drawn}) == 4
 
 
+@requirement("create.seeds-everything", section=SECTION)
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_what_is_drawn_after_the_same_global_seed_is_the_same(backend, place, name):
+    draw, drawn = getattr(backend, name), []
+    for seed in (2**32 - 1, 5, 2**32 - 1):
+        backend.seed(seed)
+        drawn.append([backend.to_numpy(draw((4, 4), device=place)) for _ in range(2)])
+    for first, again in zip(drawn[0], drawn[2], strict=True):
+        assert_same(first, again)
+    assert len({x.tobytes() for each in drawn for x in each}) == 4
+
+
+@requirement("create.bad-global-seeds", section=SECTION)
+@pytest.mark.parametrize("seed", [-1, 2**32, 0.5, "x", None, True])
+def test_what_is_no_global_seed_is_refused(backend, seed):
+    with pytest.raises(UnsupportedValueError, match=r"backend\.seed\("):
+        backend.seed(seed)
+
+
 @requirement("create.bad-seeds", section=SECTION)
 def test_a_seed_is_an_integer(backend):
     with pytest.raises(UnsupportedValueError, match="seed 'x'"):

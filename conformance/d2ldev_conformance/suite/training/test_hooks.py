@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import UnsupportedValueError
+from d2ldev import CheckpointError, UnsupportedValueError
 from d2ldev.training.trainer import Trainer
 from d2ldev_conformance.provision import modules
 from d2ldev_conformance.requirement import requirement
@@ -98,6 +98,106 @@ def test_a_hook_that_returns_nothing_is_an_error_that_names_it(backend, batches,
     with pytest.raises(UnsupportedValueError, match=f"{hook} returned None"):
         trainer.fit(net, batches)
     assert_same_values(backend, net, before)
+
+
+# -- callbacks ---------------------------------------------------------------------------------
+
+
+class Noting:
+    """A callback that notes each step, and what it was given, and can be resumed."""
+
+    def __init__(self):
+        self.steps = []
+
+    def on_step_end(self, step, _loss):
+        """Note the step."""
+        self.steps.append(step)
+
+    def state_dict(self):
+        """Return the steps so far."""
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state):
+        """Go on with them."""
+        self.steps = list(state["steps"])
+
+
+@requirement("callbacks.each-step", section=SECTION)
+def test_every_callback_is_given_the_loss_of_each_step_on_the_device(backend, batches, num_gpus):
+    seen, epochs, noting = [], [], Noting()
+
+    class Watching(Trainer):
+        def on_step_end(self, step, loss):
+            seen.append((step, backend.device_of(loss), backend.to_numpy(loss)))
+
+    callbacks = [noting, lambda epoch, history: epochs.append((epoch, len(history["loss"])))]
+    trainer = Watching(EPOCHS, num_gpus, backend=backend, callback=callbacks)
+    history = trainer.fit(backend.mlp([2, 1]), batches)
+    assert noting.steps == [step for step, _, _ in seen] == list(range(len(batches) * EPOCHS))
+    assert {device for _, device, _ in seen} == {trainer.device}
+    weights = [len(y) for _, y in batches]
+    losses = np.reshape([loss for _, _, loss in seen], (EPOCHS, -1))
+    np.testing.assert_allclose(np.average(losses, 1, weights), history["loss"], rtol=1e-5)
+    assert epochs == [(0, 1), (1, 2)]
+
+
+@requirement("callbacks.wait-for-nothing", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_a_callback_of_steps_neither_reads_losses_nor_stops_prefetching(
+    backend, batches, monkeypatch
+):
+    read, fetched = [], []
+    prefetch, to_numpy = backend.prefetch, backend.framework.tensors.to_numpy
+    monkeypatch.setattr(
+        backend, "prefetch", lambda *given: fetched.append(given) or prefetch(*given)
+    )
+    monkeypatch.setattr(
+        backend.framework.tensors, "to_numpy", lambda x: read.append(x) or to_numpy(x)
+    )
+    trainer = Trainer(EPOCHS, 1, backend=backend, callback=Noting())
+    trainer.fit(backend.mlp([2, 1]), batches)
+    assert (len(fetched), len(read)) == (EPOCHS, EPOCHS)
+
+
+class Typo:
+    """A callback with a hook that there is not."""
+
+    def on_epoch_end(self, epoch, history):
+        """Do nothing."""
+
+    def on_train_begin(self):
+        """Never be called."""
+
+
+@requirement("callbacks.ignores-nothing", section=SECTION)
+@pytest.mark.parametrize("callback", [3, object(), Typo(), Noting, [Noting(), "x"]], ids=repr)
+def test_what_is_no_callback_or_would_not_be_called_is_refused(
+    backend, batches, num_gpus, callback
+):
+    net = backend.mlp([2, 1])
+    before = values_of(backend, net)
+    with pytest.raises(UnsupportedValueError, match="during training"):
+        Trainer(EPOCHS, num_gpus, backend=backend, callback=callback).fit(net, batches)
+    assert_same_values(backend, net, before)
+
+
+@requirement("callbacks.are-resumed", section=SECTION)
+def test_what_a_callback_keeps_is_in_the_checkpoint(backend, batches, num_gpus, tmp_path):
+    notings = [Noting() for _ in range(3)]
+    path = tmp_path / "run"
+    for noting, epochs in zip(notings, (1, EPOCHS, EPOCHS), strict=True):
+        trainer = Trainer(epochs, num_gpus, backend=backend, callback=[noting, print_nothing])
+        trainer.fit(backend.mlp([2, 1]), batches, checkpoint=path, resume=True)
+    everything = list(range(len(batches) * EPOCHS))
+    assert [noting.steps for noting in notings] == [everything[:4], everything, everything]
+    with pytest.raises(CheckpointError, match="callbacks"):
+        Trainer(EPOCHS, num_gpus, backend=backend).fit(
+            backend.mlp([2, 1]), batches, checkpoint=path, resume=True
+        )
+
+
+def print_nothing(epoch, history):
+    """Be a callback without a state."""
 
 
 # -- D2L's Module and DataModule ---------------------------------------------------------------

@@ -1,0 +1,229 @@
+"""D2L 6.7.3: a run that is interrupted, saved on the way or at its best; a model that is used."""
+
+from __future__ import annotations
+
+import signal
+
+import numpy as np
+import pytest
+
+from d2ldev import ArrayLoader, UnsupportedValueError
+from d2ldev.training.trainer import Trainer
+from d2ldev_conformance.provision import networks
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_values, values_of
+
+SECTION = "6.7.3"
+EPOCHS = 3
+STEPS = 4
+"""In an epoch."""
+
+
+class AtStep:
+    """A callback that does something after a step."""
+
+    def __init__(self, when, action):
+        self.when, self.action, self.steps = when, action, []
+
+    def on_step_end(self, step, _loss):
+        """Do it if it is time."""
+        self.steps.append(step)
+        if step == self.when:
+            self.action()
+
+
+class PowerCutError(Exception):
+    """The end of a run."""
+
+
+def cut():
+    """End the run."""
+    raise PowerCutError
+
+
+# -- runs that end --------------------------------------------------------------------------------
+
+
+@requirement("runs.interrupted", section=SECTION)
+@pytest.mark.parametrize("last", [STEPS + 1, 2 * STEPS - 1], ids=["within", "at the end"])
+def test_ctrl_c_ends_the_run_after_the_step_with_the_model_and_the_history(
+    backend, batches, num_gpus, last
+):
+    handler = signal.getsignal(signal.SIGINT)
+    interrupting = AtStep(last, lambda: signal.raise_signal(signal.SIGINT))
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=interrupting)
+    history = trainer.fit(backend.mlp([2, 1]), batches, batches, lr=0.1)
+    assert interrupting.steps == list(range(last + 1))
+    assert signal.getsignal(signal.SIGINT) is handler
+    cutting = AtStep(last, cut)
+    expected = Trainer(EPOCHS, num_gpus, backend=backend, callback=cutting)
+    with pytest.raises(PowerCutError):
+        expected.fit(backend.mlp([2, 1]), batches, batches, lr=0.1)
+    assert_same_values(backend, trainer.model, values_of(backend, expected.model))
+    assert [len(column) for column in history.values()] == [1, 1]
+
+
+@requirement("runs.saved-every-n-steps", section=SECTION)
+@pytest.mark.parametrize("every", [1, 3])
+def test_a_run_that_ends_within_an_epoch_goes_on_there(
+    backend, num_gpus, network, every, tmp_path
+):
+    """With the random numbers of dropout, and the batches in the order of that epoch."""
+    inputs = np.random.default_rng(0).standard_normal((STEPS * 4, 4)).astype("float32")
+    labels = (inputs.sum(1) > 0).astype("int32")
+
+    def run(path, callback, seed):
+        loader = ArrayLoader(inputs, labels, batch_size=4, shuffle=True, seed=seed)
+        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback)
+        options = {"checkpoint": path, "resume": True, "checkpoint_every": every}
+        options |= {"loss": "cross_entropy", "optimizer": "adam"}
+        return trainer, trainer.fit(networks(backend)[network](backend.cpu()), loader, **options)
+
+    begun, unbroken, broken = (tmp_path / name for name in ("begun", "unbroken", "broken"))
+    with pytest.raises(PowerCutError):
+        run(begun, AtStep(0, cut), 0)  # so that both begin with the same random numbers
+    for path in (unbroken, broken):
+        path.write_bytes(begun.read_bytes())
+    expected = AtStep(None, None)
+    trainer, history = run(unbroken, expected, 1)
+    with pytest.raises(PowerCutError):
+        run(broken, AtStep(STEPS + 2, cut), 2)
+    resumed = AtStep(None, None)
+    found, its_history = run(broken, resumed, 3)
+    saved = (STEPS + 2) // every * every
+    assert resumed.steps == list(range(saved, STEPS * EPOCHS))
+    assert its_history == history
+    assert_same_values(backend, found.model, values_of(backend, trainer.model))
+
+
+@requirement("runs.keep-the-best", section=SECTION)
+def test_the_best_epoch_is_kept(backend, batches, num_gpus, tmp_path):
+    class Changing:
+        """Data to evaluate on, whose targets are nearest to the predictions in epoch 1."""
+
+        factors = (3.0, 1.0, 2.0)
+        epoch = 0
+
+        def __iter__(self):
+            factor, self.epoch = np.float32(self.factors[self.epoch]), self.epoch + 1
+            yield batches[0][0], np.full((4, 1), 100, "float32") * factor
+
+    path = tmp_path / "run"
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+    options = {"lr": 0.0, "checkpoint": path, "keep": "best"}
+    history = trainer.fit(backend.mlp([2, 1]), batches, Changing(), **options)
+    assert np.argmin(history["val_loss"]) == 1
+    run = backend.load(path)["run"]
+    assert (run["epoch"], run["history"]["val_loss"]) == (2, history["val_loss"][:2])
+
+
+@requirement("runs.refuse-contradictions", section=SECTION)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"keep": "best"},
+        {"checkpoint_every": 2},
+        {"keep": "most", "checkpoint": "run"},
+        {"checkpoint_every": 0, "checkpoint": "run"},
+        {"checkpoint_every": 2, "keep": "best", "checkpoint": "run"},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_saved_is_refused_before_anything(
+    backend, batches, num_gpus, options, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    net = backend.mlp([2, 1])
+    before = values_of(backend, net)
+    with pytest.raises(UnsupportedValueError, match="fix:"):
+        Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches, **options)
+    assert_same_values(backend, net, before)
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- models that are used -------------------------------------------------------------------------
+
+
+@requirement("runs.validate", section=SECTION)
+def test_validation_measures_the_model_and_changes_nothing(backend, batches, num_gpus, network):
+    arrays = [np.concatenate([x, -x], axis=1) for x, _ in batches]
+    labelled = [(x, (x[:, 0] > 0).astype("int32")) for x in arrays]
+    trainer = Trainer(1, num_gpus, backend=backend)
+    options = {"loss": "cross_entropy", "metrics": ["accuracy"]}
+    trainer.fit(networks(backend)[network](backend.cpu()), labelled, **options)
+    net = trainer.model
+    before = values_of(backend, net)
+    found = [trainer.validate(net, labelled, **options) for _ in range(2)]
+    assert found[0] == found[1]
+    assert_same_values(backend, net, before)
+    assert found[0].keys() == {"loss", "accuracy"}
+    assert 0 <= found[0]["accuracy"] <= 1
+
+
+@requirement("runs.validate-means", section=SECTION)
+def test_validation_gives_the_means_over_the_examples(backend, batches, num_gpus):
+    net = backend.mlp([2, 1])
+    errors = [backend.to_numpy(net(backend.asarray(x))) - y for x, y in batches]
+    found = Trainer(1, num_gpus, backend=backend).validate(net, batches)
+    np.testing.assert_allclose(found["loss"], np.mean(np.concatenate(errors) ** 2), rtol=1e-5)
+
+
+@requirement("runs.predict", section=SECTION)
+@pytest.mark.parametrize(
+    "take",
+    [lambda x, y: (x, y), lambda x, _: x, lambda x, _: (x,), lambda x, _: {"x": x}],
+    ids=["X, y", "X", "(X,)", "dict"],
+)
+def test_predictions_come_one_for_each_batch_on_the_device(backend, batches, num_gpus, take):
+    net = backend.mlp([2, 1])
+    expected = [backend.to_numpy(net(backend.asarray(x))) for x, _ in batches]
+    trainer = Trainer(1, num_gpus, backend=backend)
+    found = trainer.predict(net, [take(x, y) for x, y in batches])
+    assert {backend.device_of(prediction) for prediction in found} == {trainer.device}
+    for prediction, values in zip(found, expected, strict=True):
+        np.testing.assert_allclose(backend.to_numpy(prediction), values, rtol=1e-5)
+
+
+@requirement("runs.predict-in-use", section=SECTION)
+def test_predictions_are_without_dropout_and_change_nothing(backend, num_gpus, network):
+    inputs = np.random.default_rng(0).standard_normal((8, 4)).astype("float32")
+    trainer = Trainer(1, num_gpus, backend=backend)
+    trainer.fit(
+        networks(backend)[network](backend.cpu()),
+        [(inputs, np.zeros(8, "int32"))],
+        loss="cross_entropy",
+    )
+    before = values_of(backend, trainer.model)
+    first, again = (trainer.predict(trainer.model, [inputs])[0] for _ in range(2))
+    np.testing.assert_array_equal(backend.to_numpy(first), backend.to_numpy(again))
+    assert_same_values(backend, trainer.model, before)
+
+
+@requirement("runs.refuse-what-is-none", section=SECTION)
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+@pytest.mark.parametrize("wrong", ["model", "array", "number", "nothing"])
+def test_what_is_no_model_and_no_data_is_refused(backend, batches, num_gpus, verb, wrong):
+    trainer = Trainer(1, num_gpus, backend=backend)
+    model, data = {
+        "model": (trainer.model, batches),
+        "array": (backend.mlp([2, 1]), backend.ones((4, 2))),
+        "number": (backend.mlp([2, 1]), 5),
+        "nothing": (backend.mlp([2, 1]), []),
+    }[wrong]
+    with pytest.raises(UnsupportedValueError, match="fix:"):
+        getattr(trainer, verb)(model, data)
+
+
+@requirement("fit.without-a-target", section=SECTION)
+def test_a_loss_of_the_prediction_alone_takes_data_without_a_target(backend, batches, num_gpus):
+    net = backend.mlp([2, 1])
+    first = [backend.to_numpy(net(backend.asarray(x)))[0, 0] for x, _ in batches]
+    expected = np.average(np.square(first), weights=[len(x) for x, _ in batches])
+    for take in (lambda x: x, lambda x: (x,), lambda x: {"x": x}):
+        history = Trainer(1, num_gpus, backend=backend).fit(
+            backend.mlp([2, 1]),
+            [take(x) for x, _ in batches],
+            loss=lambda prediction: prediction[0, 0] * prediction[0, 0],
+            lr=0.0,
+        )
+        np.testing.assert_allclose(history["loss"], [expected], rtol=1e-5)
