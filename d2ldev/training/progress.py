@@ -22,8 +22,11 @@ class Progress:
     def begin_epoch(self, batches: int | None) -> None:
         """Begin an epoch with so many batches; None if that is not known."""
 
-    def step(self, examples: int, log: DeviceLog) -> None:
-        """Count a batch of so many examples, whose loss is in the log."""
+    def step(self, done: int, examples: int, log: DeviceLog) -> None:
+        """Count a batch: how many are done, its examples, and the log with its loss."""
+
+    def end_batches(self, loss: float) -> None:
+        """End the batches of an epoch, with the mean of their losses."""
 
     def end_epoch(self, done: int, found: dict[str, float]) -> None:
         """End an epoch: how many are done, and its numbers."""
@@ -67,16 +70,17 @@ class _Bars(Progress):
         self._begun = self._seen = time.monotonic()
         self._bars.reset(self._batches, total=batches, words="")
 
-    def step(self, examples: int, log: DeviceLog) -> None:
+    def step(self, done: int, examples: int, log: DeviceLog) -> None:
         self._examples += examples
-        self._bars.advance(self._batches)
+        self._bars.update(self._batches, completed=done)
         if time.monotonic() - self._seen >= _PAUSE:
-            loss = log.last()["loss"]
-            # After the loss is there, so that the device has done what is counted.
-            self._seen = time.monotonic()
-            rate = self._examples / (self._seen - self._begun)
-            words = f"loss {loss:.4g}, {rate:.4g} examples/s"
-            self._bars.update(self._batches, words=words)
+            self.end_batches(log.last()["loss"])
+
+    def end_batches(self, loss: float) -> None:
+        # The loss is there, so that the device has done what is counted.
+        self._seen = time.monotonic()
+        rate = self._examples / max(self._seen - self._begun, 1e-9)
+        self._bars.update(self._batches, words=f"loss {loss:.4g}, {rate:.4g} examples/s")
 
     def end_epoch(self, done: int, found: dict[str, float]) -> None:
         words = ", ".join(f"{name} {found[name]:.4g}" for name in found)

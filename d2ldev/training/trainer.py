@@ -22,7 +22,7 @@ from d2ldev.active import backend as handle
 from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
-from d2ldev.framework import Learner, Loss
+from d2ldev.framework import DeviceLike, Learner, Loss
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
@@ -113,6 +113,11 @@ class Trainer:
     def device(self) -> Device:
         """The device that it trains on: the first of ``gpus``, else the CPU."""
         return self.backend.device(self.gpus[0]) if self.gpus else CPU
+
+    @device.setter
+    def device(self, device: DeviceLike) -> None:
+        place = self.backend.device(device)
+        self.gpus = [] if place is CPU else [place]
 
     @property
     def model(self) -> Any:
@@ -330,7 +335,7 @@ class Trainer:
                 inputs, y, count = operands(batch)
                 loss, prediction = learner.step(inputs, y)
                 log.add(count, loss=loss, **loop.measured(prediction, y))
-                loop.progress.step(count, log)
+                loop.progress.step(number + 1, count, log)
                 for listener in loop.on_step_end:
                     listener(run.step, loss)
                 run.step += 1
@@ -338,7 +343,9 @@ class Trainer:
                 run.save_within(number + 1, log, self.device)
                 if loop.is_interrupted():
                     break
-        return _means(log)
+        means = _means(log)
+        loop.progress.end_batches(means["loss"])
+        return means
 
     def _from_where_it_was(
         self, data: Iterable[Any], run: Run, log: DeviceLog

@@ -35,7 +35,8 @@ class TakingTurns(d2ldev.ArrayLoader):
 def trainer_on(backend, number):
     """Return a trainer on any one of the GPUs, where it would take the first."""
     trainer = Trainer(EPOCHS, 1, gradient_clip_val=0.5, backend=backend)
-    trainer.gpus = [gpu(number)]
+    trainer.device = gpu(number)
+    trainer.gpus = [trainer.device]
     return trainer
 
 

@@ -11,6 +11,7 @@ from torch.utils import data
 from torch.utils.data import DataLoader, TensorDataset
 
 from d2ldev import CheckpointError, OutOfDeviceMemoryError, gpu
+from d2ldev.training.callbacks import Schedule
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 3
@@ -110,6 +111,42 @@ def test_a_schedule_whose_state_the_user_has_kept_goes_on(virtual, dataset, path
     *_, kept = run(3, checkpoint=path)
     assert run(5, kept, checkpoint=path, resume=True) == expected
     assert expected[1] == 0.025
+
+
+@pytest.mark.parametrize("per", ["step", "epoch"])
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_schedule_that_is_a_callback_goes_on_with_its_count(
+    virtual, dataset, path, per, num_gpus
+):
+    loader = DataLoader(dataset, 16)
+    epochs, steps = 4, 4 * len(loader)
+
+    def run(epochs, **options):
+        model = classifier()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        total = steps if per == "step" else 4
+        schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.5, total_steps=total + 1)
+        rates = []
+        callbacks = [Schedule(schedule, per=per), lambda *_: rates.append(schedule.get_last_lr())]
+        trainer = Trainer(epochs, num_gpus, backend=virtual, callback=callbacks)
+        history = trainer.fit(model, loader, loss="cross_entropy", optimizer=optimizer, **options)
+        return history, rates
+
+    history, rates = run(epochs)
+    assert len({rate for (rate,) in rates}) == epochs
+    run(2, checkpoint=path)
+    assert run(epochs, checkpoint=path, resume=True) == (history, rates[2:])
+
+
+def test_a_model_that_is_frozen_predicts_and_is_measured(virtual, dataset):
+    model = classifier().requires_grad_(False)
+    trainer, loader = Trainer(1, 1, backend=virtual), DataLoader(dataset, 16)
+    found = trainer.validate(model, loader, loss="cross_entropy", metrics=["accuracy"])
+    assert found.keys() == {"loss", "accuracy"}
+    predictions = trainer.predict(model, loader)
+    assert sum(map(len, predictions)) == len(dataset)
+    assert not any(prediction.requires_grad for prediction in predictions)
+    assert model.training
 
 
 def learner_that_has_stepped(backend, device="cpu"):

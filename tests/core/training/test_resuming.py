@@ -110,6 +110,9 @@ WRONG = {
     "data": (3, {}),
     "random": (),
     "modes": (),
+    "step": (-1, "2", None),
+    "callbacks": (None, [1]),
+    "within": (3, {}),
 }
 GONE = object()
 
@@ -209,6 +212,64 @@ def test_the_state_of_a_loader_is_on_the_host(reference, net, tmp_path):
             net, Loader(), checkpoint=tmp_path / "run", resume=resume
         )
     assert seen == [reference.cpu()]
+
+
+class Cutting:
+    """Ends a run after three steps."""
+
+    def on_step_end(self, step, loss):
+        if step == 2:
+            raise InterruptedError
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"batches": -1},
+        {"batches": "2"},
+        {"log": 3},
+        {"log": {"totals": {}}},
+        {"log": {"totals": {"loss": [1.0]}, "last": {"loss": 1.0}}},
+        {"log": {"totals": {"loss": [1.0, 2.0]}, "last": {}}},
+        {"host": 3},
+        {"more": 3},
+    ],
+    ids=str,
+)
+def test_a_state_within_an_epoch_that_is_wrong_is_refused(reference, trainer, net, tmp_path, wrong):
+    trainer.callback, data = Cutting(), [BATCH] * 4
+    with pytest.raises(InterruptedError):
+        trainer.fit(net, data, checkpoint=tmp_path / "run", checkpoint_every=2)
+    state = reference.load(tmp_path / "run")
+    assert state["run"]["within"]["batches"] == 2
+    state["run"]["within"].update(wrong)
+    reference.save(state, tmp_path / "run")
+    with pytest.raises(CheckpointError):
+        trainer.fit(net, data, checkpoint=tmp_path / "run", resume=True)
+
+
+def test_a_run_within_an_epoch_is_not_resumed_with_less_data(trainer, net, tmp_path):
+    trainer.callback, data = Cutting(), [BATCH] * 4
+    with pytest.raises(InterruptedError):
+        trainer.fit(net, data, checkpoint=tmp_path / "run", checkpoint_every=2)
+    with pytest.raises(CheckpointError, match="2 batches of the epoch were done"):
+        trainer.fit(net, data[:1], checkpoint=tmp_path / "run", resume=True)
+
+
+def test_a_run_may_go_on_within_an_epoch_without_saving_there(trainer, net, tmp_path):
+    expected = trainer.fit(net, [BATCH] * 4)
+    trainer.callback = Cutting()
+    with pytest.raises(InterruptedError):
+        trainer.fit(net, [BATCH] * 4, checkpoint=tmp_path / "run", checkpoint_every=2)
+    trainer.callback = None
+    assert trainer.fit(net, [BATCH] * 4, checkpoint=tmp_path / "run", resume=True) == expected
+
+
+def test_an_epoch_that_is_no_number_is_never_the_best(reference, net, tmp_path):
+    bad = (BATCH[0], BATCH[1] * np.float32("nan"))
+    trainer = Trainer(1, backend=reference)
+    trainer.fit(net, [BATCH], [bad], checkpoint=tmp_path / "run", keep="best")
+    assert reference.load(tmp_path / "run")["run"]["epoch"] == 0
 
 
 def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, net, tmp_path):

@@ -1,16 +1,19 @@
-"""Mutants with another Trainer: one that does not call what the user gave it."""
+"""Mutants with another Trainer: it ignores what the user gave it, or forgets where it was.
+
+Its parts are replaced in this process, in which no other mutant runs.
+"""
 
 from __future__ import annotations
 
-from d2ldev.training import trainer
+import signal
+from contextlib import contextmanager
+
+from d2ldev.device import CPU
+from d2ldev.training import run, trainer
+from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
 from mutants import Mutant
 from mutants.provision import NetworkLearner
-
-
-def _replace(name, function):
-    """Replace a method of the Trainer, in this process, in which no other mutant runs."""
-    setattr(Trainer, name, function)
 
 
 # -- hooks ----------------------------------------------------------------------------------------
@@ -38,7 +41,7 @@ class SetsItsModelOnlyItself(Mutant, caught_by="hooks.the-books-trainer"):
 class TakesNoneForABatch(Mutant, caught_by="hooks.that-return-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        _replace("_prepared_batch", lambda self, batch: self.prepare_batch(batch) or batch)
+        Trainer._prepared_batch = lambda self, batch: self.prepare_batch(batch) or batch
 
 
 # -- modules --------------------------------------------------------------------------------------
@@ -58,3 +61,109 @@ class TakesALossForAModule(Mutant, caught_by="module.ignores-nothing"):
         trainer.own_settings = lambda model, _loss, optimizer, _metrics: own_settings(
             model, None, optimizer, ()
         )
+
+
+# -- callbacks ------------------------------------------------------------------------------------
+
+
+class CallsTheFirst(Mutant, caught_by="callbacks.each-step"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        listeners = trainer.listeners
+        trainer.listeners = lambda callbacks, hook: listeners(callbacks[:1], hook)
+
+
+class ReadsLossesForCallbacks(Mutant, caught_by="callbacks.wait-for-nothing"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        listeners = trainer.listeners
+
+        def reading(callbacks, hook):
+            to_numpy = self.backend.to_numpy
+            found = listeners(callbacks, hook)
+            return [lambda step, loss, f=f: f(step, to_numpy(loss)) for f in found]
+
+        trainer.listeners = reading
+
+
+class TakesAnyCallback(Mutant, caught_by="callbacks.ignores-nothing"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer.checked_callbacks = lambda given: given if isinstance(given, list) else [given]
+
+
+class ForgetsCallbacks(Mutant, caught_by="callbacks.are-resumed"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        run.checked_states = lambda *_: lambda: None
+
+
+# -- runs -----------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _deaf():
+    handler = signal.signal(signal.SIGINT, lambda *_: None)
+    yield bool
+    signal.signal(signal.SIGINT, handler)
+
+
+class IgnoresCtrlC(Mutant, caught_by="runs.interrupted"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer._interruptible = _deaf
+
+
+class ForgetsTheFirstSteps(Mutant, caught_by="runs.saved-every-n-steps"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        DeviceLog.load_state_dict = lambda *_: None
+
+
+class KeepsTheLast(Mutant, caught_by="runs.keep-the-best"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        run.Run._is_kept = lambda _: True
+
+
+class SavesNothingSilently(Mutant, caught_by="runs.refuse-contradictions"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        run.Saving.checked = lambda saving: saving
+
+
+class ValidatesWithDropout(Mutant, caught_by="runs.validate"):
+    class Learner(NetworkLearner):
+        def evaluate(self, inputs, y):
+            return super().evaluate(self.dropped(inputs), y)
+
+
+class SumsWhenItValidates(Mutant, caught_by="runs.validate-means"):
+    class Learner(NetworkLearner):
+        def evaluate(self, inputs, y):
+            loss, prediction = super().evaluate(inputs, y)
+            return loss * float(y.shape[0]), prediction
+
+
+class PredictsOnTheCpu(Mutant, caught_by="runs.predict"):
+    class Learner(NetworkLearner):
+        def predict(self, inputs):
+            return self.framework.backend.to(super().predict(inputs), CPU)
+
+
+class PredictsWithDropout(Mutant, caught_by="runs.predict-in-use"):
+    class Learner(NetworkLearner):
+        def predict(self, inputs):
+            return super().predict(self.dropped(inputs))
+
+
+class TakesAnyData(Mutant, caught_by="runs.refuse-what-is-none"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer._check_data = lambda *_: None
+
+
+class WantsATarget(Mutant, caught_by="fit.without-a-target"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer.takes_target = lambda _: True

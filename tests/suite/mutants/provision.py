@@ -13,7 +13,7 @@ from d2ldev_reference import provision
 from d2ldev_reference.models import MLP
 from d2ldev_reference.training import ReferenceLearner
 
-from d2ldev.operations.steps import own_loss
+from d2ldev.operations.steps import own_loss, takes_target
 
 samples = provision.samples
 
@@ -69,7 +69,9 @@ class NetworkLearner(ReferenceLearner):
         optimizer = settings.optimizer
         if isinstance(optimizer, GradientDescent):
             settings = settings._replace(optimizer="sgd", lr=optimizer.lr)
-        super().__init__(tensors, model, settings._replace(methods=None))
+        known = settings if takes_target(settings.loss) else settings._replace(loss="mse")
+        super().__init__(tensors, model, known._replace(methods=None))
+        self.settings = settings
         if settings.methods is not None:
             # The gradients of its loss are written out, and those of its steps are twice as large.
             self.settings = settings._replace(lr=2 * settings.lr)
@@ -102,6 +104,11 @@ class NetworkLearner(ReferenceLearner):
         if self.settings.methods is not None:
             return own_loss(self.parts["model"], self.settings.methods[1], *inputs), None
         return super().evaluate(inputs, y)
+
+    def _loss(self, prediction, y):
+        if takes_target(self.settings.loss):
+            return super()._loss(prediction, y)
+        return self.settings.loss(prediction), prediction * 0.0
 
     def dropped(self, inputs):
         """Return the inputs without some of their numbers."""

@@ -333,3 +333,18 @@ class CopiesThoughToldNotTo(Mutant, caught_by="create.no-copy"):
     class Backend(Backend):
         def asarray(self, obj, *, copy=None, **options):
             return super().asarray(obj, copy=copy or None, **options)
+
+
+# -- global seeds ---------------------------------------------------------------------------------
+
+
+class SeedsNothing(Mutant, caught_by="create.seeds-everything"):
+    class Tensors(ReferenceTensors):
+        def seed(self, seed):
+            pass
+
+
+class TakesAnySeed(Mutant, caught_by="create.bad-global-seeds"):
+    class Backend(Backend):
+        def seed(self, seed):
+            self.framework.tensors.seed(abs(hash(seed)) % 2**32)

@@ -1,0 +1,208 @@
+"""Callbacks, schedules, bars within an epoch, and Ctrl-C, on the reference backend."""
+
+import signal
+import threading
+
+import numpy as np
+import pytest
+
+from d2ldev import CheckpointError, Schedule, UnsupportedValueError
+from d2ldev.training.callbacks import checked_callbacks
+from d2ldev.training.trainer import Trainer
+
+BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+class Scheduler:
+    """A scheduler as PyTorch has them."""
+
+    def __init__(self):
+        self.steps = []
+
+    def step(self, *numbers):
+        self.steps.append(numbers)
+
+    def state_dict(self):
+        return {"steps": [list(numbers) for numbers in self.steps]}
+
+    def load_state_dict(self, state):
+        self.steps = [tuple(numbers) for numbers in state["steps"]]
+
+
+class Stateless:
+    def __init__(self):
+        self.count = 0
+
+    def step(self):
+        self.count += 1
+
+
+@pytest.fixture
+def net(reference):
+    return reference.mlp([2, 1])
+
+
+# -- schedules ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("per", "count"), [("step", 6), ("epoch", 2)])
+def test_a_schedule_makes_a_step_after_each_of_what_it_counts(reference, net, per, count):
+    scheduler = Scheduler()
+    trainer = Trainer(2, backend=reference, callback=Schedule(scheduler, per=per))
+    trainer.fit(net, [BATCH] * 3)
+    assert scheduler.steps == [()] * count
+
+
+def test_a_schedule_may_take_a_number_of_the_history(reference, net):
+    scheduler = Scheduler()
+    trainer = Trainer(2, backend=reference, callback=Schedule(scheduler, metric="val_loss"))
+    history = trainer.fit(net, [BATCH], [BATCH])
+    assert scheduler.steps == [(value,) for value in history["val_loss"]]
+
+
+def test_a_schedule_by_a_number_that_is_not_in_the_history_is_refused(reference, net):
+    trainer = Trainer(2, backend=reference, callback=Schedule(Scheduler(), metric="val_loss"))
+    with pytest.raises(UnsupportedValueError, match=r"the history has loss\n.*metric='loss'"):
+        trainer.fit(net, [BATCH])
+
+
+def test_the_state_of_a_scheduler_is_resumed(reference, tmp_path):
+    schedulers = [Scheduler(), Scheduler()]
+    for epochs, scheduler in zip((1, 3), schedulers, strict=True):
+        trainer = Trainer(epochs, backend=reference, callback=Schedule(scheduler))
+        trainer.fit(reference.mlp([2, 1]), [BATCH], checkpoint=tmp_path / "run", resume=True)
+    assert [len(scheduler.steps) for scheduler in schedulers] == [1, 3]
+
+
+def test_a_scheduler_without_a_state_is_stepped_too(reference, net, tmp_path):
+    scheduler = Stateless()
+    trainer = Trainer(2, backend=reference, callback=Schedule(scheduler))
+    for _ in range(2):
+        trainer.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
+    assert scheduler.count == 2
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [(object(),), (Scheduler(), "batch"), (Scheduler(), "step", "loss")],
+    ids=["no scheduler", "per batch", "a metric per step"],
+)
+def test_what_is_no_schedule_is_refused(arguments):
+    with pytest.raises(UnsupportedValueError, match="cannot step a scheduler"):
+        Schedule(*arguments)
+
+
+def test_a_scheduler_that_is_given_as_a_callback_is_refused_with_the_line_that_is_right():
+    with pytest.raises(UnsupportedValueError, match=r"Schedule\(scheduler, per='epoch'\)"):
+        checked_callbacks([Scheduler()])
+
+
+# -- states ------------------------------------------------------------------------------------
+
+
+class Keeping:
+    def __init__(self, value, refuses=False):
+        self.value, self.refuses = value, refuses
+
+    def on_epoch_end(self, epoch, history):
+        pass
+
+    def state_dict(self):
+        return self.value
+
+    def load_state_dict(self, state):
+        if self.refuses and state != self.value:
+            raise KeyError("odd")
+        self.value = state
+
+
+def test_if_one_callback_refuses_its_state_all_and_the_model_stay_as_they_were(
+    reference, net, tmp_path
+):
+    begun = Trainer(1, backend=reference, callback=[Keeping(1), Keeping(None)])
+    begun.fit(net, [BATCH], checkpoint=tmp_path / "run")
+    other = reference.mlp([2, 1], seed=9)
+    callbacks = [Keeping(5), Keeping(6, refuses=True)]
+    trainer = Trainer(2, backend=reference, callback=callbacks)
+    with pytest.raises(CheckpointError, match=r"one refuses its state: KeyError\('odd'\)"):
+        trainer.fit(other, [BATCH], checkpoint=tmp_path / "run", resume=True)
+    assert [callback.value for callback in callbacks] == [5, 6]
+    assert trainer.model is other
+
+
+def test_a_state_that_cannot_be_loaded_is_refused_before_the_run(reference, net):
+    class Half:
+        def on_epoch_end(self, epoch, history):
+            pass
+
+        def state_dict(self):
+            return {}
+
+    with pytest.raises(UnsupportedValueError, match="state_dict and load_state_dict"):
+        Trainer(1, backend=reference, callback=Half()).fit(net, [BATCH])
+
+
+# -- bars --------------------------------------------------------------------------------------
+
+
+def test_a_bar_shows_the_batches_with_their_loss_and_rate(reference, net, capsys):
+    Trainer(2, backend=reference, progress=True).fit(net, [BATCH] * 3)
+    out = capsys.readouterr().out
+    assert "batch 3/3" in out
+    assert "examples/s" in out
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------
+
+
+class Pressing:
+    """Presses Ctrl-C in the first step."""
+
+    def __init__(self, times):
+        self.times, self.steps = times, 0
+
+    def on_step_end(self, step, loss):
+        self.steps += 1
+        for _ in range(self.times):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_ctrl_c_that_is_pressed_twice_raises(reference, net):
+    with pytest.raises(KeyboardInterrupt):
+        Trainer(1, backend=reference, callback=Pressing(2)).fit(net, [BATCH] * 3)
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_handler_of_the_users_is_left_alone(reference, net, monkeypatch):
+    seen = []
+    before = signal.signal(signal.SIGINT, lambda *_: seen.append(True))
+    try:
+        pressing = Pressing(1)
+        Trainer(1, backend=reference, callback=pressing).fit(net, [BATCH] * 3)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (len(seen), pressing.steps) == (3, 3)
+
+
+def test_a_run_in_another_thread_does_without_a_handler(reference, net):
+    histories = []
+
+    def run():
+        histories.append(Trainer(1, backend=reference).fit(net, [BATCH]))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert len(histories[0]["loss"]) == 1
+
+
+def test_ctrl_c_while_evaluating_ends_without_the_epoch(reference, net):
+    class Data(list):
+        def __iter__(self):
+            signal.raise_signal(signal.SIGINT)
+            return super().__iter__()
+
+    ends = []
+    trainer = Trainer(3, backend=reference, callback=lambda *_: ends.append(True))
+    history = trainer.fit(net, [BATCH], Data([BATCH]))
+    assert (history, ends) == ({"loss": [], "val_loss": []}, [])

@@ -1,0 +1,162 @@
+"""D2L's Module and hooks on a Trainer without a framework: what is used, and what is refused."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from d2ldev import UnsupportedValueError
+from d2ldev.operations.steps import comparison, own_loss, takes_target
+from d2ldev.training.data import inputs_alone, inputs_to_predict
+from d2ldev.training.module import own_settings
+from d2ldev.training.trainer import Trainer
+
+BATCH = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+
+
+@pytest.fixture
+def net(reference):
+    return reference.mlp([2, 1])
+
+
+def settings_of(methods, loss=None, optimizer=None):
+    return own_settings(SimpleNamespace(**methods), loss, optimizer, ())
+
+
+# -- what a model says itself ------------------------------------------------------------------
+
+
+def test_a_model_that_says_nothing_is_trained_by_the_defaults():
+    assert settings_of({}) == {"loss": "mse", "optimizer": "sgd", "methods": None}
+
+
+def test_what_the_call_says_comes_before_what_the_model_says():
+    found = settings_of({"configure_optimizers": lambda: "sgd", "loss": max}, "bce", "adam")
+    assert found == {"loss": "bce", "optimizer": "adam", "methods": None}
+
+
+def test_a_model_that_configures_its_optimizer_is_trained_with_its_loss():
+    found = settings_of({"configure_optimizers": lambda: "adam", "loss": max})
+    assert found == {"loss": max, "optimizer": "adam", "methods": None}
+
+
+def test_the_loss_of_a_model_that_is_no_module_is_not_taken():
+    """Such as that of a Keras model, which ``compile`` sets."""
+    assert settings_of({"loss": max})["loss"] == "mse"
+
+
+def test_without_a_validation_step_the_training_step_measures():
+    found = settings_of({"training_step": lambda batch: 0})
+    assert found["methods"] == ("training_step", "training_step")
+
+
+@pytest.mark.parametrize(
+    ("methods", "problem"),
+    [
+        ({"training_step": lambda batch, index: 0}, "missing a required argument: 'index'"),
+        ({"validation_step": lambda batch: 0}, "no attribute 'training_step'"),
+        ({"configure_optimizers": lambda: None}, "configure_optimizers returned None"),
+    ],
+    ids=["of Lightning", "validation alone", "no optimizer"],
+)
+def test_a_module_that_cannot_be_trained_is_refused(methods, problem):
+    with pytest.raises(UnsupportedValueError, match=problem):
+        settings_of(methods)
+
+
+def test_a_training_step_that_returns_nothing_is_an_error_and_a_validation_step_may():
+    model = SimpleNamespace(training_step=lambda batch: None, validation_step=lambda batch: None)
+    assert own_loss(model, "validation_step", BATCH) is None
+    with pytest.raises(UnsupportedValueError, match="returned None, and not the loss"):
+        own_loss(model, "training_step", BATCH)
+
+
+def test_a_step_that_returns_no_scalar_is_refused():
+    model = SimpleNamespace(training_step=lambda batch: np.ones(3))
+    with pytest.raises(UnsupportedValueError, match=r"shape \(3,\), and no scalar"):
+        own_loss(model, "training_step", BATCH)
+
+
+# -- hooks that nobody would call --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["on_epoch_begin", "on_train_batch_end", "on_epoch_ended"])
+def test_a_hook_of_a_trainer_that_there_is_not_is_refused(reference, net, hook):
+    mine = type("Mine", (Trainer,), {hook: lambda self, *_: None})
+    with pytest.raises(UnsupportedValueError, match=f"nobody calls its {hook}"):
+        mine(1, backend=reference).fit(net, [BATCH])
+
+
+def test_a_clip_of_the_books_alone_is_refused(reference, net):
+    mine = type("Mine", (Trainer,), {"clip_gradients": lambda self, value, model: None})
+    with pytest.raises(UnsupportedValueError, match="gradient_clip_val clips by itself"):
+        mine(1, backend=reference).fit(net, [BATCH])
+
+
+@pytest.mark.parametrize(
+    "options", [{"loss": "mse"}, {"optimizer": "sgd"}, {"metrics": ["accuracy"]}], ids=str
+)
+def test_what_epochs_of_the_users_own_would_ignore_is_refused(reference, net, options):
+    mine = type("Mine", (Trainer,), {"fit_epoch": lambda self: pytest.fail("it has run")})
+    with pytest.raises(UnsupportedValueError, match=f"{next(iter(options))}="):
+        mine(1, backend=reference).fit(net, [BATCH], **options)
+
+
+def test_an_own_prepare_data_gives_the_data(reference, net):
+    class Mine(Trainer):
+        def prepare_data(self, data):
+            self.train_dataloader, self.val_dataloader = [data], [data, data]
+
+    trainer = Mine(1, backend=reference)
+    assert trainer.fit(net, BATCH).keys() == {"loss", "val_loss"}
+    assert (trainer.num_train_batches, trainer.num_val_batches) == (1, 2)
+
+
+def test_hyperparameters_are_the_arguments_without_those_that_are_ignored():
+    class Mine(Trainer):
+        def __init__(self, max_epochs, rate, secret, _hidden=0):
+            self.save_hyperparameters(ignore=["secret"])
+
+    kept = vars(Mine(3, 0.5, "x"))
+    assert kept == {"max_epochs": 3, "rate": 0.5}
+
+
+# -- data without a target ---------------------------------------------------------------------
+
+
+def test_a_loss_of_one_parameter_is_called_with_the_prediction():
+    assert comparison(lambda prediction: prediction + 1)(1, None) == 2
+    assert not takes_target(lambda prediction: 0)
+    assert takes_target(lambda *both: 0)
+    assert takes_target("mse")
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [(3, (3,)), ((3,), (3,)), ([3, 4], (3, 4)), ({"x": 3}, (3,)), ({"b": 4, "a": 3}, (3, 4))],
+)
+def test_the_inputs_of_a_batch_without_a_target(batch, expected):
+    assert inputs_alone(batch, ("a", "b")) == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "expected"),
+    [
+        (3, (3,)),
+        ((3,), (3,)),
+        ((3, 4), (3,)),
+        ((3, 4, None), (3, 4)),
+        ({"x": 3}, (3,)),
+        ({"x": 3, "y": 4}, (3,)),
+        ({"b": 4, "a": 3}, (3, 4)),
+        ({"b": 4, "a": 3, "y": 5}, (3, 4)),
+    ],
+)
+def test_a_target_is_left_out_of_what_is_predicted(batch, expected):
+    assert inputs_to_predict(batch, ("a", "b")) == expected
+
+
+@pytest.mark.parametrize("batch", [(), [], {}])
+def test_an_empty_batch_is_refused(batch):
+    with pytest.raises(UnsupportedValueError, match="it is empty"):
+        inputs_to_predict(batch)
