@@ -34,6 +34,8 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
     """
     in_step, in_evaluation = (callable(getattr(model, name, None)) for name in METHODS)
     configures = callable(getattr(model, "configure_optimizers", None))
+    if configures or in_step:
+        _uncover_loss(model)
     methods = None
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
@@ -50,6 +52,16 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
         own = getattr(model, "loss", None) if configures or in_step else None
         loss = own if callable(own) and methods is None else "mse"
     return {"loss": loss, "optimizer": optimizer, "methods": methods}
+
+
+def _uncover_loss(model: Any) -> None:
+    """Give a model back its method ``loss``, which an attribute that is None hides.
+
+    Keras sets it: https://github.com/keras-team/keras/blob/master/keras/src/trainers/trainer.py
+    """
+    method = getattr(type(model), "loss", None)
+    if callable(method) and getattr(model, "loss", None) is None:
+        model.loss = method.__get__(model)
 
 
 def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Sequence[Any]) -> None:

@@ -352,7 +352,8 @@ class Trainer:
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
         if not run.is_within and run.until_saved() is None:
-            yield from enumerate(self._prepared(data))
+            with closing(self._prepared(data)) as batches:
+                yield from enumerate(batches)
             return
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.

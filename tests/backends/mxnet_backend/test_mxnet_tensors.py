@@ -283,3 +283,15 @@ def test_a_loss_is_logged_without_what_it_was_recorded_from(backend):
     assert entry.value is not loss
     assert backend.to_numpy(weight.grad).tolist() == [3.0, 3.0]
     assert log.last() == {"loss": 6.0}
+
+
+def test_a_global_seed_decides_new_layers_and_dropout(backend):
+    def drawn():
+        backend.seed(7)
+        with NumPySemantics(), mx.autograd.train_mode():
+            net = mx.gluon.nn.HybridSequential()
+            net.add(mx.gluon.nn.Dense(3, in_units=3), mx.gluon.nn.Dropout(0.5))
+            net.initialize(mx.init.Xavier())
+            return net(mx.np.ones((4, 3))).asnumpy()
+
+    assert drawn().tobytes() == drawn().tobytes()

@@ -140,6 +140,18 @@ def test_the_same_seed_gives_the_same_numbers_on_every_device(backend):
     assert len({backend.to_numpy(x).tobytes() for x in drawn}) == 1
 
 
+def test_a_global_seed_decides_new_layers_dropout_and_generators(backend):
+    import keras
+
+    def drawn():
+        backend.seed(7)
+        layer, dropout = keras.layers.Dense(3), keras.layers.Dropout(0.5)
+        x = dropout(layer(tf.ones((4, 3))), training=True)
+        return tf.concat([x, tf.random.get_global_generator().normal((4, 3))], 0).numpy()
+
+    assert drawn().tobytes() == drawn().tobytes()
+
+
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1, -(2**63)])
 def test_seeds_of_64_bits_are_taken(backend, seed):
     assert backend.rand(2, seed=seed).shape == (2,)

@@ -138,6 +138,16 @@ def test_a_schedule_that_is_a_callback_goes_on_with_its_count(
     assert run(epochs, checkpoint=path, resume=True) == (history, rates[2:])
 
 
+@pytest.mark.parametrize("device", ["cpu", "gpu:0"])
+def test_a_global_seed_decides_new_layers_and_dropout(virtual, device):
+    def drawn():
+        virtual.seed(7)
+        layer = torch.nn.Linear(3, 3, device=virtual.native(device))
+        return virtual.to_numpy(torch.nn.functional.dropout(layer.weight.detach(), 0.5))
+
+    assert drawn().tobytes() == drawn().tobytes()
+
+
 def test_a_model_that_is_frozen_predicts_and_is_measured(virtual, dataset):
     model = classifier().requires_grad_(False)
     trainer, loader = Trainer(1, 1, backend=virtual), DataLoader(dataset, 16)

@@ -15,7 +15,6 @@ from d2ldev.training.trainer import Trainer
 from mutants import Mutant
 from mutants.provision import NetworkLearner
 
-
 # -- hooks ----------------------------------------------------------------------------------------
 
 
