@@ -247,6 +247,7 @@ class Trainer:
         saving = Saving(checkpoint, checkpoint_every, keep).checked()
         if hasattr(self, "fit_epoch"):
             given = {"loss": loss, "optimizer": optimizer, "checkpoint": checkpoint}
+            given |= {"resume": resume or None, "progress": self.progress or None}
             unused = self._listeners(callbacks, "on_step_end")
             _check_own_epoch({**given, "metrics": metrics or None}, unused)
         elif hasattr(self, "clip_gradients"):

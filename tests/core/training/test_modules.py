@@ -94,7 +94,9 @@ def test_a_clip_of_the_books_alone_is_refused(reference, net):
 
 
 @pytest.mark.parametrize(
-    "options", [{"loss": "mse"}, {"optimizer": "sgd"}, {"metrics": ["accuracy"]}], ids=str
+    "options",
+    [{"loss": "mse"}, {"optimizer": "sgd"}, {"metrics": ["accuracy"]}, {"resume": True}],
+    ids=str,
 )
 def test_what_epochs_of_the_users_own_would_ignore_is_refused(reference, net, options):
     mine = type("Mine", (Trainer,), {"fit_epoch": lambda self: pytest.fail("it has run")})
