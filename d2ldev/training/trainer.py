@@ -376,7 +376,7 @@ class Trainer:
 
     def _evaluate(self, learner: Learner, data: Iterable[Any], loop: _Loop) -> dict[str, float]:
         """Go through the data without training, or until Ctrl-C; return the means as ``_train``."""
-        log = DeviceLog(self.backend)
+        log = DeviceLog(self.backend, values=False)
         operands = self._operands(learner)
         with closing(self._prepared(data)) as batches:
             for batch in batches:
