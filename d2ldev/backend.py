@@ -661,8 +661,10 @@ class Backend:
 
         Args:
             model: one of the framework's, placed already.
-            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
-            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, or the framework's own.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
+                ``(prediction, y) -> scalar tensor``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, or the
+                framework's own.
             lr: the learning rate of an optimizer that is given by name.
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
 

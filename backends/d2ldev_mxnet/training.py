@@ -15,18 +15,31 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
-_OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
-    "sgd": ("sgd", {}),
-    "momentum": ("sgd", {"momentum": MOMENTUM}),
-    "adam": ("adam", {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}),
+
+class AdamW(mx.optimizer.Adam):  # type: ignore[misc]
+    """Adam with a decay of the weights beside the gradient; MXNet 1.9.1 has it inside only."""
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Shorten the weights, and take a step of Adam."""
+        weight *= 1 - self._get_lr(index) * WEIGHT_DECAY
+        super().update(index, weight, grad, state)
+
+
+_ADAM = {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}
+_OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
+    "sgd": (mx.optimizer.SGD, {}),
+    "momentum": (mx.optimizer.SGD, {"momentum": MOMENTUM}),
+    "adam": (mx.optimizer.Adam, _ADAM),
+    "adamw": (AdamW, _ADAM),
     # MXNet adds it inside the root.
-    "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
+    "adagrad": (mx.optimizer.AdaGrad, {"eps": ADAGRAD_EPSILON**2}),
 }
 _REQUESTS = ("null", "write", "add")
 # The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
@@ -103,8 +116,8 @@ class MXNetLearner(Learner):
             return place(framework, optimizer, parameters[0].list_ctx()[0])
         with NumPySemantics():
             if isinstance(optimizer, str):
-                name, options = _OPTIMIZERS[optimizer]
-                return mx.gluon.Trainer(parameters, name, {"learning_rate": settings.lr, **options})
+                cls, options = _OPTIMIZERS[optimizer]
+                optimizer = cls(learning_rate=settings.lr, **options)
             if isinstance(optimizer, mx.optimizer.Optimizer):
                 return mx.gluon.Trainer(parameters, optimizer)
         raise UnsupportedValueError(
@@ -222,7 +235,20 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    # By comparison, because ``abs`` and ``relu`` have the gradient 0 at 0. MXNet's softrelu is
+    # log(1 + exp(x)), which is 0 where that is small.
+    is_positive = (prediction >= 0).astype(prediction.dtype)
+    size = prediction * (2 * is_positive - 1)
+    return (prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size))).mean()
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
 
 
 def _as_numpy(x: Any) -> Any:

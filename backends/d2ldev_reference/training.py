@@ -13,7 +13,7 @@ import array_api_strict as xp
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training
-from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM
+from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM, WEIGHT_DECAY
 from d2ldev.operations.steps import check_labels, check_shapes
 from d2ldev_reference.models import MLP, activate
 
@@ -105,6 +105,14 @@ class ReferenceLearner(Learner):
             check_shapes(prediction.shape, y.shape)
             difference = prediction - y
             return xp.mean(difference * difference), difference * (2.0 / difference.size)
+        if self.settings.loss == "bce":
+            check_shapes(prediction.shape, y.shape)
+            y = xp.astype(y, prediction.dtype)
+            small = xp.exp(-xp.abs(prediction))
+            losses = xp.maximum(prediction, xp.zeros_like(prediction)) - prediction * y
+            larger = xp.where(prediction < 0, small, xp.ones_like(small))
+            error = larger / (1 + small) - y
+            return xp.mean(losses + xp.log1p(small)), error / error.size
         check_labels(prediction.shape, y.shape, self._tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
@@ -165,6 +173,8 @@ class ReferenceLearner(Learner):
         if self.settings.optimizer == "adagrad":
             second = second + gradient * gradient
             return x - lr * gradient / (xp.sqrt(second) + ADAGRAD_EPSILON), first, second
+        if self.settings.optimizer == "adamw":
+            x = x * (1 - lr * WEIGHT_DECAY)
         first = BETAS[0] * first + (1 - BETAS[0]) * gradient
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON

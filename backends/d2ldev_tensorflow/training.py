@@ -17,16 +17,19 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.operations import devices, placing
 from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
 from d2ldev_tensorflow.devices import OF_THE_HOST
 
+_ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": MOMENTUM}),
-    "adam": ("Adam", {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}),
+    "adam": ("Adam", _ADAM),
+    "adamw": ("AdamW", {**_ADAM, "weight_decay": WEIGHT_DECAY}),
     # Keras adds it inside the root.
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
@@ -107,7 +110,7 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
-        self._loss = loss_among(settings, {"mse": _mse, "cross_entropy": _cross_entropy})
+        self._loss = loss_among(settings, _LOSSES)
         self.replace({"model": model, "optimizer": _made(settings)})
 
     # -- model and optimizer ----------------------------------------------------------------------
@@ -345,6 +348,18 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     return tf.reduce_mean(
         tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=_wide(prediction))
     )
+
+
+def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+    if not prediction.shape.is_compatible_with(y.shape):
+        check_shapes(prediction.shape, y.shape)
+    prediction = _wide(prediction)
+    labels = tf.cast(y, prediction.dtype)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=prediction)
+    return tf.reduce_mean(losses)
+
+
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
 
 
 def _wide(prediction: Tensor) -> Tensor:

@@ -15,17 +15,18 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 
 Loss = str | Callable[[Any, Any], Any]
-"""``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+"""``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
 
 Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
 """
 
-LOSSES = ("mse", "cross_entropy")
-OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+LOSSES = ("mse", "cross_entropy", "bce")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
 
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
+WEIGHT_DECAY = 0.01
 # Added outside the root; a framework that adds it inside is given the square. So a gradient of 0 is
 # divided by the same number, and larger gradients differ by rounding only.
 ADAGRAD_EPSILON = 1e-10
@@ -36,10 +37,12 @@ class Settings(NamedTuple):
 
     Args:
         loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
-            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
-            a function or an object: see ``Loss``.
-        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
-            or the framework's own object, whose learning rate is its own.
+            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``),
+            ``'bce'`` (the mean binary cross-entropy of logits with numbers from 0 to 1, of the
+            same shape), or a function or an object: see ``Loss``.
+        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` (the
+            same, and in each step every parameter is shortened by 0.01 of the learning rate),
+            ``'adagrad'``, or the framework's own object, whose learning rate is its own.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
     """

@@ -63,7 +63,7 @@ def stateful(metric: object, fix: str) -> UnsupportedValueError:
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """Check that ``'mse'`` can be taken: frameworks would broadcast one against the other.
+    """Check what ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one of them.
 
     Args:
         prediction: the shape of the prediction.
@@ -74,7 +74,7 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
     """
     if tuple(prediction) != tuple(y):
         raise UnsupportedValueError(
-            "take the squared errors of a prediction",
+            "compare a prediction with y",
             f"it is of shape {tuple(prediction)}, and y of shape {tuple(y)}",
             "y.reshape(prediction.shape), or a loss of your own",
         )

@@ -130,10 +130,10 @@ class Trainer:
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. A loss
-                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first.
-            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
-                the model is placed; or the framework's own, which is placed too.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
+                ``(prediction, y) -> scalar tensor``. A loss whose first parameter is ``y_true``, as in Keras, is called with ``y`` first.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
+                built after the model is placed; or the framework's own, which is placed too.
             lr: the learning rate of an optimizer that is given by name.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a

@@ -23,6 +23,7 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.operations import placing
@@ -32,6 +33,7 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
     "momentum": lambda lr: optax.sgd(lr, momentum=MOMENTUM),
     "adam": lambda lr: optax.adam(lr, *BETAS, eps=ADAM_EPSILON),
+    "adamw": lambda lr: optax.adamw(lr, *BETAS, eps=ADAM_EPSILON, weight_decay=WEIGHT_DECAY),
     # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
@@ -273,7 +275,16 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     return jnp.mean(jnp.where(y < 0, jnp.nan, losses))
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    return jnp.mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y))
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
 
 
 def _wide(prediction: Tensor) -> Tensor:

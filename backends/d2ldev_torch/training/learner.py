@@ -16,6 +16,7 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.nesting.walk import flatten
@@ -26,6 +27,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=MOMENTUM),
     "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, BETAS, ADAM_EPSILON),
+    "adamw": lambda parameters, lr: torch.optim.AdamW(
+        parameters, lr, BETAS, ADAM_EPSILON, WEIGHT_DECAY
+    ),
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
 
@@ -47,7 +51,17 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(prediction, y.long(), ignore_index=_NO_LABEL)
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    y = y.to(prediction.dtype)
+    return torch.nn.functional.binary_cross_entropy_with_logits(prediction, y)
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
 
 
 @lru_cache

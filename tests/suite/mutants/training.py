@@ -96,6 +96,24 @@ class ClipsByTheNormAlone(Mutant, caught_by="train.clips-as-torch-does"):
             return [{name: g * factor for name, g in layer.items()} for layer in gradients]
 
 
+class TakesLogarithmsOfProbabilities(Mutant, caught_by="train.binary-cross-entropy"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            loss, error = super()._loss(prediction, y)
+            if self.settings.loss == "bce":
+                found = 1 / (1 + xp.exp(-prediction))
+                loss = -xp.mean(y * xp.log(found) + (1 - y) * xp.log(1 - found))
+            return loss, error
+
+
+class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gradient"):
+    class Learner(NetworkLearner):
+        def _updated(self, x, gradient, *rest):
+            if self.settings.optimizer == "adamw":
+                self.settings = self.settings._replace(optimizer="adam")
+            return super()._updated(x, gradient + 0.01 * x, *rest)
+
+
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):

@@ -36,7 +36,7 @@ def _fit(backend, batches, num_gpus, **options):
 
 
 @requirement("fit.learns", section=SECTION)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimizer):
     _, history = _fit(backend, batches, num_gpus, optimizer=optimizer)
     assert len(history["loss"]) == EPOCHS
@@ -213,7 +213,7 @@ def test_a_dict_gives_inputs_by_the_names_that_the_model_has(
 
 
 @requirement("fit.resumes", section=SECTION)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
     backend, batches, num_gpus, optimizer, tmp_path
 ):

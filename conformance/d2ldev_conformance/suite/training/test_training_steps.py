@@ -150,6 +150,36 @@ def test_what_is_not_a_number_passes_through(backend, place, clip):
     assert np.isnan(backend.to_numpy(prediction)).all()
 
 
+@requirement("train.binary-cross-entropy", section=SECTION)
+@pytest.mark.parametrize("logit", [-200.0, -3.0, 0.0, 2.0, 15.0, 200.0])
+@pytest.mark.parametrize("y", [0.0, 0.25, 1.0])
+def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend, place, logit, y):
+    net = backend.mlp([1, 1], device=place)
+    weight = backend.to_numpy(net(backend.ones((1, 1), device=place)))
+    learner = backend.learner(net, loss="bce", lr=1.0)
+    x = backend.asarray((logit / weight).astype("float32"), device=place)
+    loss, prediction = learner.step((x,), backend.full((1, 1), y, device=place))
+    found = float(backend.to_numpy(prediction)[0, 0])
+    expected = y * np.logaddexp(0, -found) + (1 - y) * np.logaddexp(0, found)
+    np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5, atol=1e-30)
+    learner.sync()
+    bias = backend.to_numpy(learner.parts["model"](backend.zeros((1, 1), device=place)))[0, 0]
+    np.testing.assert_allclose(bias, y - 1 / (1 + np.exp(-found)), rtol=1e-5, atol=1e-7)
+
+
+@requirement("train.decays-weights-beside-the-gradient", section=SECTION)
+def test_adamw_shortens_parameters_whose_gradient_is_zero(backend, place):
+    net = backend.mlp([1, 1], device=place)
+    one, zero = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
+    weight = backend.to_numpy(net(one))
+    learner = backend.learner(net, optimizer="adamw", lr=0.5)
+    for _ in range(STEPS):
+        learner.step((zero,), zero)
+    learner.sync()
+    after = backend.to_numpy(learner.parts["model"](one))
+    np.testing.assert_allclose(after, weight * (1 - 0.5 * 0.01) ** STEPS, rtol=1e-6)
+
+
 # The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
 @requirement("train.clips-as-torch-does", section=SECTION)
 @pytest.mark.parametrize(
