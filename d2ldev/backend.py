@@ -654,6 +654,7 @@ class Backend:
         optimizer: Any = "sgd",
         lr: float = 0.01,
         gradient_clip_val: float = 0.0,
+        accumulate: int = 1,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -667,6 +668,8 @@ class Backend:
                 framework's own.
             lr: the learning rate of an optimizer that is given by name.
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+            accumulate: how many calls of ``step`` make one step of the optimizer, with the mean of
+                their gradients; ``learner.flush()`` makes it with those that there are.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -675,7 +678,7 @@ class Backend:
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         self.framework.require("train", "train a model")
-        settings = Settings(loss, optimizer, lr, gradient_clip_val).checked()
+        settings = Settings(loss, optimizer, lr, gradient_clip_val, accumulate).checked()
         return self.framework.training.learner(model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:

@@ -103,17 +103,19 @@ class MXNetLearner(Learner):
                 "it is no gluon.Block",
                 "put the parameters into a gluon.Block",
             )
+        self._framework = framework
         self._model = model
+        self._sums: list[Any] = []
         _check_parameters(model, self._parameters())
         self._loss = loss_among(settings, _LOSSES)
-        self._trainer = self._made(framework, settings)
+        self._trainer = self._made(settings)
 
-    def _made(self, framework: Framework, settings: Settings) -> Any:
+    def _made(self, settings: Settings) -> Any:
         optimizer = settings.optimizer
         parameters = self._parameters()
         if isinstance(optimizer, mx.gluon.Trainer):
             _check_trainer(optimizer, parameters)
-            return place(framework, optimizer, parameters[0].list_ctx()[0])
+            return place(self._framework, optimizer, parameters[0].list_ctx()[0])
         with NumPySemantics():
             if isinstance(optimizer, str):
                 cls, options = _OPTIMIZERS[optimizer]
@@ -132,6 +134,7 @@ class MXNetLearner(Learner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._trainer = parts["model"], parts["optimizer"]
+        self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -153,11 +156,42 @@ class MXNetLearner(Learner):
             with mx.autograd.record():
                 loss, prediction = self._losses(inputs, y)
             loss.backward()
-            if self.settings.gradient_clip_val:
-                self._clip(self.settings.gradient_clip_val)
-            # By 1: the loss is a mean already.
-            self._trainer.step(1, ignore_stale_grad=True)
+            if self.settings.accumulate == 1:
+                self._update()
+                return loss, prediction
+            self._add()
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
         return loss, prediction
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        with NumPySemantics():
+            for parameter, gradients in zip(self._trainer._params, self._sums, strict=True):
+                if gradients is not None:
+                    parameter.list_grad()[0][()] = gradients / self.pending
+                    parameter.data()._fresh_grad = True
+            self._update()
+        self._sums, self.pending = [], 0
+
+    def _update(self) -> None:
+        if self.settings.gradient_clip_val:
+            self._clip(self.settings.gradient_clip_val)
+        # By 1: the loss is a mean already.
+        self._trainer.step(1, ignore_stale_grad=True)
+
+    def _add(self) -> None:
+        """Add up the gradients that this batch has made; None for those that no batch has made."""
+        parameters = self._trainer._params
+        self._sums = self._sums or [None] * len(parameters)
+        for number, parameter in enumerate(parameters):
+            if parameter.grad_req != "null" and parameter.data()._fresh_grad:
+                gradients = parameter.list_grad()[0].as_np_ndarray()
+                known = self._sums[number]
+                self._sums[number] = gradients.copy() if known is None else known + gradients
+                parameter.data()._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():

@@ -62,14 +62,12 @@ class ReferenceLearner(Learner):
                 "optimizer='sgd'",
             )
         self._model = model
+        kept = ("first", "second", "sums")[: 3 if settings.accumulate > 1 else 2]
         self._optimizer: dict[str, Any]
-        self._optimizer = {
-            **{
-                moment: [{name: x * 0.0 for name, x in layer.items()} for layer in model.layers]
-                for moment in ("first", "second")
-            },
-            "steps": 0,
-        }
+        self._optimizer = {**{name: self._zeros() for name in kept}, "steps": 0}
+
+    def _zeros(self) -> list[dict[str, Tensor]]:
+        return _each(lambda x: x * 0.0, self._model.layers)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -92,8 +90,22 @@ class ReferenceLearner(Learner):
         prediction = x @ last["weight"].T + last["bias"]
         loss, error = self._loss(prediction, y)
         gradients = self._gradients(activations, error)
-        self._update(self._clipped(gradients))
+        if self.settings.accumulate == 1:
+            self._update(self._clipped(gradients))
+            return loss, prediction
+        sums = _each(lambda a, b: a + b, self._optimizer["sums"], gradients)
+        self._optimizer = {**self._optimizer, "sums": sums}
+        self.pending += 1
+        if self.pending == self.settings.accumulate:
+            self.flush()
         return loss, prediction
+
+    def flush(self) -> None:
+        if self.pending:
+            means = _each(lambda x: x / self.pending, self._optimizer["sums"])
+            self._update(self._clipped(means))
+            self._optimizer = {**self._optimizer, "sums": self._zeros()}
+            self.pending = 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._model(*inputs)
@@ -138,7 +150,7 @@ class ReferenceLearner(Learner):
         squares = [xp.sum(g * g) for layer in gradients for g in layer.values()]
         norm = float(sum(squares[1:], squares[0])) ** 0.5
         factor = min(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
-        return [{name: g * factor for name, g in layer.items()} for layer in gradients]
+        return _each(lambda x: x * factor, gradients)
 
     def _update(self, gradients: list[dict[str, Tensor]]) -> None:
         steps = self._optimizer["steps"] + 1
@@ -158,7 +170,12 @@ class ReferenceLearner(Learner):
             firsts.append({name: three[1] for name, three in updated.items()})
             seconds.append({name: three[2] for name, three in updated.items()})
         self._model = MLP(layers, self._model.activation)
-        self._optimizer = {"first": firsts, "second": seconds, "steps": steps}
+        self._optimizer = {
+            **self._optimizer,
+            "first": firsts,
+            "second": seconds,
+            "steps": steps,
+        }
 
     def _updated(
         self, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor, steps: int
@@ -179,6 +196,14 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
+
+
+def _each(function: Callable[..., Tensor], *layers: list[dict[str, Tensor]]) -> Any:
+    """Return layers of what a function makes of their tensors of the same name."""
+    return [
+        {name: function(*(layer[name] for layer in together)) for name in together[0]}
+        for together in zip(*layers, strict=True)
+    ]
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -110,6 +110,7 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
+        self._sums: list[Any] | None = None
         self._loss = loss_among(settings, _LOSSES)
         self.replace({"model": model, "optimizer": _made(settings)})
 
@@ -169,7 +170,10 @@ class TensorFlowLearner(Learner):
         # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
         # it does not mix up.
         self._step = tf.function(partial(self._train), autograph=False)
+        self._accumulate = tf.function(partial(self._added), autograph=False)
+        self._apply = tf.function(partial(self._applied), autograph=False)
         self._evaluate = tf.function(partial(self._predict), autograph=False)
+        self._sums = placing.place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
 
@@ -246,11 +250,22 @@ class TensorFlowLearner(Learner):
         if not self._is_ready:
             self.build(inputs)
         # This check takes a microsecond, for a model of ten layers.
-        if _flags_of(self._flagged) != self._flags:
+        if not self.pending and _flags_of(self._flagged) != self._flags:
             self._get_ready()
+        if self.settings.accumulate > 1:
+            loss, prediction, self._sums = self._accumulate(self._sums, *inputs, y)
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
+            return loss, prediction
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
         loss, prediction = self._step(*inputs, y)
         return loss, prediction
+
+    def flush(self) -> None:
+        if self.pending:
+            self._apply(self._sums, tf.constant(self.pending))
+            self._sums, self.pending = None, 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
@@ -259,18 +274,39 @@ class TensorFlowLearner(Learner):
         return loss, prediction
 
     def _train(self, *batch: Any) -> tuple[Tensor, Any]:
-        *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            with tf.GradientTape() as tape:
-                prediction = self._call(inputs, training=True)
-                loss = self._whole_loss(prediction, y)
-                # The factor is 1, except in an optimizer that works around the range of float16.
-                scaled = self._optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, self._variables)
-            if self.settings.gradient_clip_val:
-                gradients = self._clipped(gradients)
-            self._optimizer.apply(gradients, self._variables)
+            loss, prediction, gradients = self._differentiated(batch)
+            self._update(gradients)
             return loss, prediction
+
+    def _added(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
+        """Return the sums of the gradients too; None for a variable that no batch has used."""
+        with tf.device(self._framework.devices.native(self._device)):
+            loss, prediction, gradients = self._differentiated(batch)
+            # Those of an embedding have rows of their own in each batch.
+            new = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+            if sums is not None:
+                pairs = zip(sums, new, strict=True)
+                new = [a if b is None else b if a is None else a + b for a, b in pairs]
+            return loss, prediction, new
+
+    def _applied(self, sums: list[Any], number: Tensor) -> None:
+        with tf.device(self._framework.devices.native(self._device)):
+            self._update([None if x is None else x / tf.cast(number, x.dtype) for x in sums])
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, y = batch
+        with tf.GradientTape() as tape:
+            prediction = self._call(inputs, training=True)
+            loss = self._whole_loss(prediction, y)
+            # The factor is 1, except in an optimizer that works around the range of float16.
+            scaled = self._optimizer.scale_loss(loss)
+        return loss, prediction, tape.gradient(scaled, self._variables)
+
+    def _update(self, gradients: list[Any]) -> None:
+        if self.settings.gradient_clip_val:
+            gradients = self._clipped(gradients)
+        self._optimizer.apply(gradients, self._variables)
 
     def _predict(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch

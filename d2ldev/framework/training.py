@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
@@ -45,12 +45,15 @@ class Settings(NamedTuple):
             ``'adagrad'``, or the framework's own object, whose learning rate is its own.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+        accumulate: how many batches make one step of the optimizer, with the mean of their
+            gradients.
     """
 
     loss: Loss = "mse"
     optimizer: Any = "sgd"
     lr: float = 0.01
     gradient_clip_val: float = 0.0
+    accumulate: int = 1
 
     def checked(self) -> Settings:
         """Return the settings with Python's own numbers.
@@ -79,7 +82,18 @@ class Settings(NamedTuple):
                     "it is a number that is not negative",
                     f"{name}={0.01 if name == 'lr' else 0}",
                 )
-        return self._replace(lr=float(self.lr), gradient_clip_val=float(self.gradient_clip_val))
+        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
+        if not is_whole or self.accumulate < 1:
+            raise UnsupportedValueError(
+                f"train with accumulate={describe(self.accumulate)}",
+                "it is how many batches make one step of the optimizer, 1 or more",
+                "accumulate=4, or leave it out",
+            )
+        return self._replace(
+            lr=float(self.lr),
+            gradient_clip_val=float(self.gradient_clip_val),
+            accumulate=int(self.accumulate),
+        )
 
 
 class Learner(ABC):
@@ -87,10 +101,15 @@ class Learner(ABC):
 
     Args:
         settings: how it is trained; checked already.
+
+    Attributes:
+        pending: how many batches were taken since the last step of the optimizer; always 0 without
+            ``accumulate``.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.pending = 0
 
     @property
     @abstractmethod
@@ -124,12 +143,21 @@ class Learner(ABC):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Take one step of training on one batch, without waiting for it.
 
+        With ``accumulate``, the optimizer takes its step with the last batch of so many.
+
         Args:
             inputs: what the model is called with, on its device.
             y: what its prediction is compared with, there too.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.
+        """
+
+    def flush(self) -> None:
+        """Let the optimizer take its step with the batches since the last one, if there are any.
+
+        The end of an epoch, whose last batches may be fewer than ``accumulate``: their gradients
+        are averaged over as many as they are.
         """
 
     @abstractmethod

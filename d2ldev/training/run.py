@@ -21,7 +21,9 @@ from d2ldev.framework import Framework, Learner
 from d2ldev.operations.arguments import as_path
 from d2ldev.training.order import Order
 
-_FORMAT = "d2ldev training state 5"
+_FORMAT = "d2ldev training state 6"
+# The settings that are arguments of ``Trainer``, and not of ``fit``.
+_OF_THE_TRAINER = ("gradient_clip_val", "accumulate")
 
 
 class Run:
@@ -185,13 +187,13 @@ class Run:
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings of the training; None stands for an object of the user's."""
-        loss, optimizer, lr, gradient_clip_val = self._learner.settings
-        is_named = isinstance(optimizer, str)
+        settings = self._learner.settings
+        is_named = isinstance(settings.optimizer, str)
         return {
-            "loss": loss if isinstance(loss, str) else None,
-            "optimizer": optimizer if is_named else None,
-            "lr": float(lr) if is_named else None,
-            "gradient_clip_val": float(gradient_clip_val),
+            "loss": settings.loss if isinstance(settings.loss, str) else None,
+            "optimizer": settings.optimizer if is_named else None,
+            "lr": settings.lr if is_named else None,
+            **{name: getattr(settings, name) for name in _OF_THE_TRAINER},
         }
 
     def _check_settings(self, saved: dict[str, Any]) -> None:
@@ -251,5 +253,5 @@ def _in_words(settings: dict[str, Any], names: list[str]) -> str:
 def _fix(saved: dict[str, Any], names: list[str]) -> str:
     if any(saved.get(name) is None for name in names):
         return "hand in what the run began with, or begin another one in another file"
-    owner = "Trainer(max_epochs" if names == ["gradient_clip_val"] else "fit(..."
+    owner = "Trainer(max_epochs" if set(names) <= set(_OF_THE_TRAINER) else "fit(..."
     return f"{owner}, {_in_words(saved, names)})"

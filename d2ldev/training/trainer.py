@@ -39,6 +39,9 @@ class Trainer:
         backend: the framework's, or its name; None is the active one.
         callback: called after each epoch with its number, from 0, and the history so far.
         progress: whether a bar is shown in the terminal.
+        accumulate: how many batches make one step of the optimizer, with the mean of their
+            gradients: with batches of one size, the step on all of them in one. The last step of an
+            epoch is made with the batches that are left, so that nothing waits for the next epoch.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
@@ -61,12 +64,16 @@ class Trainer:
         backend: Backend | str | None = None,
         callback: Callable[[int, History], None] | None = None,
         progress: bool = False,
+        accumulate: int = 1,
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
+        self.accumulate = whole_number(
+            "train", "accumulate", accumulate, least=1, fix="accumulate=4"
+        )
         self.callback = callback
         self.progress = progress
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
@@ -130,8 +137,8 @@ class Trainer:
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
-                ``(prediction, y) -> scalar tensor``. A loss whose first parameter is ``y_true``, as in Keras, is called with ``y`` first.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
+                If its first parameter is ``y_true``, as in Keras, it is called with ``y`` first.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
                 built after the model is placed; or the framework's own, which is placed too.
             lr: the learning rate of an optimizer that is given by name.
@@ -169,6 +176,7 @@ class Trainer:
             optimizer=optimizer,
             lr=lr,
             gradient_clip_val=self.gradient_clip_val,
+            accumulate=self.accumulate,
         )
         self._learner = learner
         names = ["loss", *functions]
@@ -185,6 +193,7 @@ class Trainer:
                 for epoch in range(run.epoch, self.max_epochs):
                     begin_epoch(train_data, epoch)
                     found = self._epoch(learner, learner.step, train_data, functions)
+                    learner.flush()
                     if val_data is not None:
                         after = self._epoch(learner, learner.evaluate, val_data, functions)
                         found |= {f"val_{name}": value for name, value in after.items()}

@@ -2,7 +2,8 @@
 
 Each curve is compared with that of the reference backend, whose gradients and optimizers are
 written out. The tolerance is 1e-4 of each loss, over 50 steps. The largest measured differences are
-3e-6 with ``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'`` and ``'adamw'``, for two reasons:
+3e-6 with ``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'`` and ``'adamw'``, for
+two reasons:
 
 - float32: a prediction of size 4 is rounded by 2e-7. Where the linear regression ends, at a root
   mean squared error of 0.01, that is 2e-5 of the error, and 4e-5 of its square.

@@ -68,6 +68,7 @@ class JaxLearner(Learner):
             )
         self._loss = loss_among(settings, _LOSSES)
         self._splits: tuple[_Split, ...] = ()
+        self._sums: Any = None
         self.replace({"model": model, "optimizer": _optimizer(model, settings)})
 
     @property
@@ -86,6 +87,7 @@ class JaxLearner(Learner):
         self._device = self._framework.tensors.device_of(parameter)
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
+        self._sums = jax.device_put(self._sums, self._framework.devices.native(self._device))
         self._take()
 
     def sync(self) -> None:
@@ -106,10 +108,28 @@ class JaxLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
+        if self.settings.accumulate > 1:
+            self._model_arrays, self._sums, loss, prediction = self._accumulate(
+                self._model_arrays, self._sums, inputs, y
+            )
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
+            return loss, prediction
         self._model_arrays, self._optimizer_arrays, loss, prediction = self._step(
             self._model_arrays, self._optimizer_arrays, inputs, y
         )
         return loss, prediction
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        if self._is_synced:
+            self._take()
+        self._model_arrays, self._optimizer_arrays = self._apply(
+            self._model_arrays, self._optimizer_arrays, self._sums, self.pending
+        )
+        self._sums, self.pending = None, 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
@@ -138,8 +158,12 @@ class JaxLearner(Learner):
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
             compare = _comparison(self._loss)
-            step = _make_step(model_split, optimizer_split, compare, self.settings)
-            self._step = jax.jit(step)
+            steps = _Steps(
+                model_split, optimizer_split, compare, self.settings, self._optimizer.wrt
+            )
+            self._step = jax.jit(steps.step)
+            self._accumulate = jax.jit(steps.accumulate)
+            self._apply = jax.jit(steps.apply)
             self._evaluate = jax.jit(_make_evaluation(model_split, compare))
         self._is_synced = False
 
@@ -226,24 +250,58 @@ def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
     return compare
 
 
-def _make_step(
-    model_split: _Split, optimizer_split: _Split, compare: Callable[..., Any], settings: Settings
-) -> Callable[..., Any]:
+class _Steps(NamedTuple):
+    """The functions that are compiled for a step."""
+
+    model_split: _Split
+    optimizer_split: _Split
+    compare: Callable[..., Any]
+    settings: Settings
+    wrt: Any
+
     def step(
-        model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
+        self, model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
     ) -> Any:
-        model, optimizer = model_split.merge(model_arrays), optimizer_split.merge(optimizer_arrays)
+        """Return the arrays after a step, the loss and the prediction before it."""
+        model = self.model_split.merge(model_arrays)
+        gradients, value, prediction = self._differentiated(model, inputs, y)
+        return *self._updated(model, optimizer_arrays, gradients, value), value, prediction
+
+    def accumulate(
+        self, model_arrays: list[Any], sums: Any, inputs: tuple[Any, ...], y: Any
+    ) -> Any:
+        """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
+        model = self.model_split.merge(model_arrays)
+        gradients, value, prediction = self._differentiated(model, inputs, y)
+        new = gradients, value
+        sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
+        return _arrays(model, self.model_split), sums, value, prediction
+
+    def apply(
+        self, model_arrays: list[Any], optimizer_arrays: list[Any], sums: Any, number: Any
+    ) -> Any:
+        """Return the arrays after a step with the mean of so many gradients."""
+        gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
+        return self._updated(
+            self.model_split.merge(model_arrays), optimizer_arrays, gradients, value
+        )
+
+    def _differentiated(self, model: Any, inputs: tuple[Any, ...], y: Any) -> Any:
         _train(model)
-        trained = nnx.DiffState(0, optimizer.wrt)
-        gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
+        trained = nnx.DiffState(0, self.wrt)
+        gradient = nnx.value_and_grad(self.compare, argnums=trained, has_aux=True)
         (value, prediction), gradients = gradient(model, inputs, y)
-        if settings.gradient_clip_val:
-            gradients = _clipped(gradients, settings.gradient_clip_val)
+        return gradients, value, prediction
+
+    def _updated(
+        self, model: Any, optimizer_arrays: list[Any], gradients: Any, value: Tensor
+    ) -> tuple[list[Any], list[Any]]:
+        optimizer = self.optimizer_split.merge(optimizer_arrays)
+        if self.settings.gradient_clip_val:
+            gradients = _clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         optimizer.update(model, gradients, **({"value": value} if takes_more else {}))
-        return _arrays(model, model_split), _arrays(optimizer, optimizer_split), value, prediction
-
-    return step
+        return _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
 
 
 def _make_evaluation(split: _Split, compare: Callable[..., Any]) -> Callable[..., Any]:

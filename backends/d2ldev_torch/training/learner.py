@@ -71,6 +71,10 @@ def _needs_closure(cls: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 class TorchLearner(Learner):
     """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains.
 
@@ -116,12 +120,19 @@ class TorchLearner(Learner):
                 "it is no torch.optim.Optimizer",
                 "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
             )
-        known = {id(parameter) for parameter in parameters}
-        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        name = type(optimizer).__name__
+        if self.settings.accumulate > 1 and _needs_closure(type(optimizer)):
             raise UnsupportedValueError(
-                f"train with the optimizer {type(optimizer).__name__}",
+                f"train with the optimizer {name} and accumulate={self.settings.accumulate}",
+                "it computes the loss several times in a step, from one batch",
+                "accumulate=1, and larger batches",
+            )
+        known = {id(parameter) for parameter in parameters}
+        if not any(id(p) in known for p in _trained(optimizer)):
+            raise UnsupportedValueError(
+                f"train with the optimizer {name}",
                 f"none of its parameters is one of the {type(self._model).__name__}'s",
-                f"torch.optim.{type(optimizer).__name__}(net.parameters()), of this very net",
+                f"torch.optim.{name}(net.parameters()), of this very net",
             )
         device = self._framework.tensors.device_of(parameters[0])
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
@@ -154,20 +165,39 @@ class TorchLearner(Learner):
         results: list[tuple[Tensor, Any]] = []
 
         def compute() -> Tensor:
-            optimizer.zero_grad()
+            if not self.pending:
+                optimizer.zero_grad()
             loss, prediction = self._losses(inputs, y)
             loss.backward()
-            self._clip(optimizer)
             if not results:
                 results.append((loss.detach(), self._detached(prediction)))
             return loss
 
+        def compute_anew() -> Tensor:
+            loss = compute()
+            self._clip(optimizer)
+            return loss
+
         if _needs_closure(cls):
-            optimizer.step(compute)
-        else:
-            compute()
-            optimizer.step()
+            optimizer.step(compute_anew)
+            return results[0]
+        compute()
+        self.pending += 1
+        if self.pending == self.settings.accumulate:
+            self.flush()
         return results[0]
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        optimizer: Any = self._optimizer
+        if self.pending > 1:
+            for parameter in _trained(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad /= self.pending
+        self._clip(optimizer)
+        optimizer.step()
+        self.pending = 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._evaluate()
@@ -183,8 +213,7 @@ class TorchLearner(Learner):
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
             # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
-            trained = [p for group in optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(trained, self.settings.gradient_clip_val)
+            torch.nn.utils.clip_grad_norm_(_trained(optimizer), self.settings.gradient_clip_val)
 
     def _detached(self, prediction: Any) -> Any:
         """Return a prediction without the graph for its backward pass."""

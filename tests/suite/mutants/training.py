@@ -114,6 +114,29 @@ class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gra
             return super()._updated(x, gradient + 0.01 * x, *rest)
 
 
+class AddsGradients(Mutant, caught_by="train.accumulates"):
+    class Learner(NetworkLearner):
+        def flush(self):
+            self.pending = min(self.pending, 1)
+            super().flush()
+
+
+class DividesByTheFullNumber(Mutant, caught_by="train.accumulates-what-is-left"):
+    class Learner(NetworkLearner):
+        def flush(self):
+            self.pending = self.pending and self.settings.accumulate
+            super().flush()
+
+
+class LeavesGradientsBehind(Mutant, caught_by="train.accumulates-in-a-move"):
+    class Learner(NetworkLearner):
+        def replace(self, parts):
+            optimizer = parts["optimizer"]
+            if self.pending == 2:
+                optimizer = {**optimizer, "sums": self._zeros()}
+            super().replace({**parts, "optimizer": optimizer})
+
+
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
@@ -207,6 +230,13 @@ class NeverClips(Mutant, caught_by="fit.clips-gradients"):
             return super().learner(model, settings._replace(gradient_clip_val=0.0))
 
 
+class CarriesBatchesIntoTheNextEpoch(Mutant, caught_by="fit.accumulates"):
+    class Learner(NetworkLearner):
+        def flush(self):
+            if self.pending == self.settings.accumulate:
+                super().flush()
+
+
 class LearnsFromTheValidationData(Mutant, caught_by="fit.evaluation-changes-nothing"):
     class Learner(ReferenceLearner):
         def evaluate(self, inputs, y):
@@ -220,6 +250,13 @@ class RestoresTheModelOnly(Mutant, caught_by="fit.resumes"):
     class Learner(ReferenceLearner):
         def replace(self, parts):
             super().replace({**parts, "optimizer": self.parts["optimizer"]})
+
+
+class GoesOnWithinAStep(Mutant, caught_by="fit.resumes-accumulated"):
+    class Learner(NetworkLearner):
+        def replace(self, parts):
+            super().replace(parts)
+            self.pending = self.settings.accumulate - 1
 
 
 class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):

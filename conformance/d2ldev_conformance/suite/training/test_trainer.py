@@ -232,6 +232,35 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
 
 
+@requirement("fit.accumulates", section=SECTION)
+def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batches, num_gpus):
+    batches = batches[:3]  # of one size
+    accumulated = Trainer(EPOCHS, num_gpus, accumulate=2, backend=backend)
+    accumulated.fit(backend.mlp([2, 1]), batches, lr=0.1)
+    together = Trainer(EPOCHS, num_gpus, backend=backend)
+    joined = tuple(np.concatenate(both) for both in zip(*batches[:2], strict=True))
+    together.fit(backend.mlp([2, 1]), [joined, batches[2]], lr=0.1)
+    found, expected = (
+        _parameters(backend, trainer.model, trainer.device) for trainer in (accumulated, together)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@requirement("fit.resumes-accumulated", section=SECTION)
+def test_a_resumed_run_shares_steps_as_an_unbroken_one_does(backend, batches, num_gpus, tmp_path):
+    def fit(epochs, **options):
+        trainer = Trainer(epochs, num_gpus, accumulate=3, backend=backend)
+        history = trainer.fit(backend.mlp([2, 4, 1]), batches, optimizer="adam", **options)
+        return trainer.model, history
+
+    path = tmp_path / "run.safetensors"
+    fit(2, checkpoint=path)
+    resumed, history = fit(4, checkpoint=path, resume=True)
+    unbroken, expected = fit(4)
+    assert history == expected
+    assert_same_values(backend, resumed, values_of(backend, unbroken))
+
+
 @requirement("fit.too-many-gpus", section=SECTION)
 def test_more_gpus_than_there_are_is_an_error_that_says_how_many(backend):
     count = backend.num_gpus()

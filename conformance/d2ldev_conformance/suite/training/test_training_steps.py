@@ -195,6 +195,91 @@ def test_gradients_are_divided_by_their_norm_plus_a_millionth(backend, place, no
     np.testing.assert_allclose(bias, norm * min(1, clip / (norm + 1e-6)), rtol=1e-4)
 
 
+# -- batches that share a step ---------------------------------------------------------------------
+
+
+def _quarters(backend, device, data):
+    """Return the data in four batches of one size."""
+    parts = (np.split(array, 4) for array in data)
+    return [
+        tuple(backend.asarray(array, device=device) for array in batch)
+        for batch in zip(*parts, strict=True)
+    ]
+
+
+def _accumulating(backend, device, accumulate=1, clip=0.0):
+    net = backend.mlp([2, 8, 1], activation="tanh", device=device)
+    return backend.learner(
+        net, optimizer="momentum", lr=0.1, gradient_clip_val=clip, accumulate=accumulate
+    )
+
+
+def _assert_same_model(backend, found, expected):
+    for learner in (found, expected):
+        learner.sync()
+    after = saved_values(backend, expected.parts["model"])
+    for name, value in saved_values(backend, found.parts["model"]).items():
+        np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def _assert_values(backend, model, expected):
+    for name, value in saved_values(backend, model).items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+@requirement("train.accumulates", section=SECTION)
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_batches_that_share_a_step_are_as_good_as_one_of_them_all(backend, place, data, clip):
+    found = _accumulating(backend, place, 4, clip)
+    before = saved_values(backend, found.parts["model"])
+    expected = _accumulating(backend, place, 1, clip)
+    x, y = (backend.asarray(array, device=place) for array in data)
+    for _ in range(2):
+        expected.step((x,), y)
+        for quarter, target in _quarters(backend, place, data):
+            found.sync()
+            _assert_values(backend, found.parts["model"], before)
+            found.step((quarter,), target)
+        _assert_same_model(backend, found, expected)
+        before = saved_values(backend, found.parts["model"])
+    assert found.pending == 0
+
+
+@requirement("train.accumulates-what-is-left", section=SECTION)
+def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data):
+    found, expected = _accumulating(backend, place, 3), _accumulating(backend, place)
+    for x, y in _quarters(backend, place, data):
+        found.step((x,), y)
+    assert found.pending == 1
+    found.flush()
+    assert found.pending == 0
+    for part in (slice(12), slice(12, 16)):
+        x, y = (backend.asarray(array[part], device=place) for array in data)
+        expected.step((x,), y)
+    _assert_same_model(backend, found, expected)
+    before = saved_values(backend, found.parts["model"])
+    found.flush()
+    found.sync()
+    _assert_values(backend, found.parts["model"], before)
+
+
+@requirement("train.accumulates-in-a-move", section=SECTION)
+def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data):
+    source, target = route
+    found, expected = _accumulating(backend, source, 4), _accumulating(backend, target)
+    there = _quarters(backend, target, data)
+    with backend.strict():
+        for x, y in _quarters(backend, source, data)[:2]:
+            found.step((x,), y)
+        found.sync()
+        found.replace(backend.place(found.parts, target))
+        for x, y in there[2:]:
+            found.step((x,), y)
+    x, y = (backend.asarray(array, device=target) for array in data)
+    expected.step((x,), y)
+    _assert_same_model(backend, found, expected)
+
+
 # -- networks that are not the same in training and in use -----------------------------------------
 
 
