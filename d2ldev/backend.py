@@ -655,6 +655,7 @@ class Backend:
         lr: float = 0.01,
         gradient_clip_val: float = 0.0,
         accumulate: int = 1,
+        precision: str = "model",
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -670,6 +671,7 @@ class Backend:
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
             accumulate: how many calls of ``step`` make one step of the optimizer, with the mean of
                 their gradients; ``learner.flush()`` makes it with those that there are.
+            precision: ``'bf16'`` or ``'fp16'`` to compute in, with parameters in float32.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -678,8 +680,8 @@ class Backend:
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         self.framework.require("train", "train a model")
-        settings = Settings(loss, optimizer, lr, gradient_clip_val, accumulate).checked()
-        return self.framework.training.learner(model, settings)
+        settings = Settings(loss, optimizer, lr, gradient_clip_val, accumulate, precision)
+        return self.framework.training.learner(model, self.framework.checked(settings))
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

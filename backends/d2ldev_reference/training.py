@@ -198,7 +198,9 @@ class ReferenceLearner(Learner):
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
 
 
-def _each(function: Callable[..., Tensor], *layers: list[dict[str, Tensor]]) -> Any:
+def _each(
+    function: Callable[..., Tensor], *layers: list[dict[str, Tensor]]
+) -> list[dict[str, Tensor]]:
     """Return layers of what a function makes of their tensors of the same name."""
     return [
         {name: function(*(layer[name] for layer in together)) for name in together[0]}

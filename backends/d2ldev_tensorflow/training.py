@@ -34,6 +34,8 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
 
+_POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
+
 
 class TensorFlowTraining(Training):
     """Training of Keras' models and ``tf.Module``s.
@@ -110,6 +112,13 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
+        self._policy = _POLICIES.get(settings.precision)
+        if self._policy is not None and not isinstance(model, keras.Layer):
+            raise UnsupportedValueError(
+                f"train {describe(model)} with precision={settings.precision!r}",
+                "a tf.Module has no dtype policy, which Keras' layers have",
+                "a keras.Model, or leave it out",
+            )
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, _LOSSES)
         self.replace({"model": model, "optimizer": _made(settings)})
@@ -297,7 +306,7 @@ class TensorFlowLearner(Learner):
     def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, y = batch
         with tf.GradientTape() as tape:
-            prediction = self._call(inputs, training=True)
+            prediction = self._predicted(inputs, training=True)
             loss = self._whole_loss(prediction, y)
             # The factor is 1, except in an optimizer that works around the range of float16.
             scaled = self._optimizer.scale_loss(loss)
@@ -311,8 +320,26 @@ class TensorFlowLearner(Learner):
     def _predict(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            prediction = self._call(inputs, training=False)
+            prediction = self._predicted(inputs, training=False)
             return self._whole_loss(prediction, y), prediction
+
+    def _predicted(self, inputs: Sequence[Any], *, training: bool) -> Any:
+        """Return the prediction; in float32 if it is computed in fewer bits."""
+        if self._policy is None:
+            return self._call(inputs, training=training)
+        # The layers have this policy only while their functions are traced.
+        policies = [(layer, layer.dtype_policy) for layer in self._model._flatten_layers()]
+        try:
+            for layer, policy in policies:
+                if policy.quantization_mode is None:
+                    layer.dtype_policy = self._policy
+            prediction = self._call(inputs, training=training)
+        finally:
+            for layer, policy in policies:
+                layer.dtype_policy = policy
+        return tf.nest.map_structure(
+            lambda x: _wide(x) if x.dtype in (tf.bfloat16, tf.float16) else x, prediction
+        )
 
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
         mode = {"training": training} if self._is_told else {}
@@ -364,6 +391,9 @@ def _made(settings: Settings) -> Any:
             "it is no keras.optimizers.Optimizer",
             "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
         )
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if settings.precision == "fp16" and not scales:
+        return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 
 

@@ -67,11 +67,11 @@ __all__ = [
     "Training",
 ]
 
-ABILITIES = ("mlp", "dlpack", "train")
+ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16")
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
-``accuracy`` and ``Trainer``.
+``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``.
 """
 
 
@@ -177,6 +177,17 @@ class Framework:
                 self.inability(ability),
                 "use another backend for it: D2LDEV_BACKEND=torch",
             )
+
+    def checked(self, settings: Settings) -> Settings:
+        """Return the settings of a training with Python's own numbers.
+
+        Raises:
+            UnsupportedValueError: if they cannot be used, or the framework cannot train with them.
+        """
+        settings = settings.checked()
+        precision = settings.precision
+        self.require(f"train in {precision}", f"train with precision={precision!r}")
+        return settings
 
     def inability(self, ability: str) -> str:
         """Return a sentence: what the framework cannot do, and why."""

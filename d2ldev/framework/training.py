@@ -24,6 +24,7 @@ LOSSES = ("mse", "cross_entropy", "bce")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
 
 MOMENTUM = 0.9
+PRECISIONS = ("model", "bf16", "fp16")
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 WEIGHT_DECAY = 0.01
@@ -47,6 +48,10 @@ class Settings(NamedTuple):
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         accumulate: how many batches make one step of the optimizer, with the mean of their
             gradients.
+        precision: ``'bf16'`` and ``'fp16'``: the model computes in them, and its parameters stay in
+            float32. Its prediction is float32 again for the loss and the metrics. In ``'fp16'``
+            gradients are scaled, and a step whose gradients are too large for it is left out.
+            ``'model'``: it computes as it is.
     """
 
     loss: Loss = "mse"
@@ -54,6 +59,7 @@ class Settings(NamedTuple):
     lr: float = 0.01
     gradient_clip_val: float = 0.0
     accumulate: int = 1
+    precision: str = "model"
 
     def checked(self) -> Settings:
         """Return the settings with Python's own numbers.
@@ -82,6 +88,12 @@ class Settings(NamedTuple):
                     "it is a number that is not negative",
                     f"{name}={0.01 if name == 'lr' else 0}",
                 )
+        if self.precision not in PRECISIONS:
+            raise UnsupportedValueError(
+                f"train with precision={describe(self.precision)}",
+                f"it is one of {', '.join(PRECISIONS)}",
+                "precision='bf16', or leave it out",
+            )
         is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
         if not is_whole or self.accumulate < 1:
             raise UnsupportedValueError(

@@ -23,7 +23,7 @@ from d2ldev.training.order import Order
 
 _FORMAT = "d2ldev training state 6"
 # The settings that are arguments of ``Trainer``, and not of ``fit``.
-_OF_THE_TRAINER = ("gradient_clip_val", "accumulate")
+_OF_THE_TRAINER = ("gradient_clip_val", "accumulate", "precision")
 
 
 class Run:

@@ -15,7 +15,7 @@ from d2ldev.active import active_backend, get_backend
 from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
-from d2ldev.framework import Learner, Loss
+from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
@@ -42,12 +42,16 @@ class Trainer:
         accumulate: how many batches make one step of the optimizer, with the mean of their
             gradients: with batches of one size, the step on all of them in one. The last step of an
             epoch is made with the batches that are left, so that nothing waits for the next epoch.
+        precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
+            parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
+            step in which they are too large is left out.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
 
     Raises:
         DeviceUnavailableError: if there are fewer GPUs, or more than one is asked for.
+        UnsupportedValueError: for other values, or a precision that the framework has not.
 
     >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
     >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
@@ -65,14 +69,18 @@ class Trainer:
         callback: Callable[[int, History], None] | None = None,
         progress: bool = False,
         accumulate: int = 1,
+        precision: str = "model",
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
-        self.accumulate = whole_number(
-            "train", "accumulate", accumulate, least=1, fix="accumulate=4"
+        self.accumulate, self.precision = accumulate, precision
+        self.backend.framework.checked(
+            Settings(
+                gradient_clip_val=gradient_clip_val, accumulate=accumulate, precision=precision
+            )
         )
         self.callback = callback
         self.progress = progress
@@ -137,8 +145,9 @@ class Trainer:
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
-                If its first parameter is ``y_true``, as in Keras, it is called with ``y`` first.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
+                ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
+                parameter is ``y_true``, as in Keras.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
                 built after the model is placed; or the framework's own, which is placed too.
             lr: the learning rate of an optimizer that is given by name.
@@ -177,6 +186,7 @@ class Trainer:
             lr=lr,
             gradient_clip_val=self.gradient_clip_val,
             accumulate=self.accumulate,
+            precision=self.precision,
         )
         self._learner = learner
         names = ["loss", *functions]

@@ -37,6 +37,7 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
+_PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 # The attributes that put a module into evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
 
@@ -69,14 +70,17 @@ class JaxLearner(Learner):
         self._loss = loss_among(settings, _LOSSES)
         self._splits: tuple[_Split, ...] = ()
         self._sums: Any = None
+        self._scaler = _Scaler.begun() if settings.precision == "fp16" else None
         self.replace({"model": model, "optimizer": _optimizer(model, settings)})
 
     @property
     def parts(self) -> dict[str, Any]:
-        return {"model": self._model, "optimizer": self._optimizer}
+        parts = {"model": self._model, "optimizer": self._optimizer}
+        return parts if self._scaler is None else {**parts, "scaler": self._scaler}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
+        self._scaler = parts.get("scaler", self._scaler)
         if not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
@@ -87,7 +91,8 @@ class JaxLearner(Learner):
         self._device = self._framework.tensors.device_of(parameter)
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
-        self._sums = jax.device_put(self._sums, self._framework.devices.native(self._device))
+        native = self._framework.devices.native(self._device)
+        self._sums, self._scaler = jax.device_put((self._sums, self._scaler), native)
         self._take()
 
     def sync(self) -> None:
@@ -110,14 +115,14 @@ class JaxLearner(Learner):
             self._take()
         if self.settings.accumulate > 1:
             self._model_arrays, self._sums, loss, prediction = self._accumulate(
-                self._model_arrays, self._sums, inputs, y
+                self._model_arrays, self._sums, self._scaler, inputs, y
             )
             self.pending += 1
             if self.pending == self.settings.accumulate:
                 self.flush()
             return loss, prediction
-        self._model_arrays, self._optimizer_arrays, loss, prediction = self._step(
-            self._model_arrays, self._optimizer_arrays, inputs, y
+        self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
+            self._model_arrays, self._optimizer_arrays, self._scaler, inputs, y
         )
         return loss, prediction
 
@@ -126,8 +131,8 @@ class JaxLearner(Learner):
             return
         if self._is_synced:
             self._take()
-        self._model_arrays, self._optimizer_arrays = self._apply(
-            self._model_arrays, self._optimizer_arrays, self._sums, self.pending
+        self._model_arrays, self._optimizer_arrays, self._scaler = self._apply(
+            self._model_arrays, self._optimizer_arrays, self._scaler, self._sums, self.pending
         )
         self._sums, self.pending = None, 0
 
@@ -157,7 +162,7 @@ class JaxLearner(Learner):
         optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
-            compare = _comparison(self._loss)
+            compare = _comparison(self._loss, _PRECISIONS.get(self.settings.precision))
             steps = _Steps(
                 model_split, optimizer_split, compare, self.settings, self._optimizer.wrt
             )
@@ -240,14 +245,57 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
 # -- compiled functions ---------------------------------------------------------------------------
 
 
-def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
+def _comparison(loss: Callable[..., Any], narrow: Any) -> Callable[..., Any]:
     def compare(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        prediction = model(*inputs)
+        prediction = model(*inputs) if narrow is None else _narrowly(model, inputs, narrow)
         value = loss(prediction, y)
         check_loss(getattr(value, "shape", None), value)
         return value, prediction
 
     return compare
+
+
+def _narrowly(model: Any, inputs: tuple[Any, ...], narrow: Any) -> Any:
+    """Return the prediction as it is computed in fewer bits, in float32.
+
+    A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says another
+    one. What is no parameter, such as the statistics of a batch normalization, stays as it is.
+    """
+    wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
+    nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
+    prediction = model(*_cast(inputs, jnp.float32, narrow))
+    nnx.update(model, jax.tree.unflatten(structure, wide))
+    return _cast(prediction, narrow, jnp.float32)
+
+
+def _cast(tree: Any, old: Any, new: Any) -> Any:
+    """Return a nesting whose arrays of one dtype have another one."""
+    return jax.tree.map(lambda x: x.astype(new) if getattr(x, "dtype", None) == old else x, tree)
+
+
+class _Scaler(NamedTuple):
+    """The factor of a loss, so that small gradients are not 0 in float16.
+
+    Its numbers are those of ``flax.training.dynamic_scale``, which takes no ``nnx`` modules.
+
+    Args:
+        scale: the factor.
+        steps: how many were taken since it has changed, or since one was left out.
+    """
+
+    scale: Tensor
+    steps: Tensor
+
+    @classmethod
+    def begun(cls) -> _Scaler:
+        return cls(jnp.float32(2**16), jnp.int32(0))
+
+    def after(self, is_finite: Tensor) -> _Scaler:
+        """Return the scaler for the next step."""
+        grows = self.steps == 1999
+        factor = jnp.where(is_finite, jnp.where(grows, 2.0, 1.0), 0.5)
+        steps = jnp.where(is_finite & ~grows, self.steps + 1, 0)
+        return _Scaler(self.scale * factor, steps)
 
 
 class _Steps(NamedTuple):
@@ -260,48 +308,88 @@ class _Steps(NamedTuple):
     wrt: Any
 
     def step(
-        self, model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
+        self,
+        model_arrays: list[Any],
+        optimizer_arrays: list[Any],
+        scaler: _Scaler | None,
+        inputs: tuple[Any, ...],
+        y: Any,
     ) -> Any:
-        """Return the arrays after a step, the loss and the prediction before it."""
+        """Return the arrays and the scaler after a step, the loss and the prediction before it."""
         model = self.model_split.merge(model_arrays)
-        gradients, value, prediction = self._differentiated(model, inputs, y)
-        return *self._updated(model, optimizer_arrays, gradients, value), value, prediction
+        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
+        after = self._updated(model, optimizer_arrays, scaler, gradients, value)
+        return *after, value, prediction
 
     def accumulate(
-        self, model_arrays: list[Any], sums: Any, inputs: tuple[Any, ...], y: Any
+        self,
+        model_arrays: list[Any],
+        sums: Any,
+        scaler: _Scaler | None,
+        inputs: tuple[Any, ...],
+        y: Any,
     ) -> Any:
         """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
         model = self.model_split.merge(model_arrays)
-        gradients, value, prediction = self._differentiated(model, inputs, y)
+        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
         new = gradients, value
         sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
         return _arrays(model, self.model_split), sums, value, prediction
 
     def apply(
-        self, model_arrays: list[Any], optimizer_arrays: list[Any], sums: Any, number: Any
+        self,
+        model_arrays: list[Any],
+        optimizer_arrays: list[Any],
+        scaler: _Scaler | None,
+        sums: Any,
+        number: Any,
     ) -> Any:
-        """Return the arrays after a step with the mean of so many gradients."""
+        """Return the arrays and the scaler after a step with the mean of so many gradients."""
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
-        return self._updated(
-            self.model_split.merge(model_arrays), optimizer_arrays, gradients, value
-        )
+        model = self.model_split.merge(model_arrays)
+        return self._updated(model, optimizer_arrays, scaler, gradients, value)
 
-    def _differentiated(self, model: Any, inputs: tuple[Any, ...], y: Any) -> Any:
+    def _differentiated(
+        self, model: Any, scaler: _Scaler | None, inputs: tuple[Any, ...], y: Any
+    ) -> Any:
+        def compare(model: Any) -> Any:
+            value, prediction = self.compare(model, inputs, y)
+            return value if scaler is None else value * scaler.scale, (value, prediction)
+
         _train(model)
         trained = nnx.DiffState(0, self.wrt)
-        gradient = nnx.value_and_grad(self.compare, argnums=trained, has_aux=True)
-        (value, prediction), gradients = gradient(model, inputs, y)
+        gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
+        (_, (value, prediction)), gradients = gradient(model)
         return gradients, value, prediction
 
     def _updated(
-        self, model: Any, optimizer_arrays: list[Any], gradients: Any, value: Tensor
-    ) -> tuple[list[Any], list[Any]]:
+        self,
+        model: Any,
+        optimizer_arrays: list[Any],
+        scaler: _Scaler | None,
+        gradients: Any,
+        value: Tensor,
+    ) -> tuple[list[Any], list[Any], _Scaler | None]:
+        """Return the arrays of the model and the optimizer after a step, and the scaler."""
         optimizer = self.optimizer_split.merge(optimizer_arrays)
+        before = _arrays(model, self.model_split), optimizer_arrays
+        if scaler is not None:
+            gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
             gradients = _clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         optimizer.update(model, gradients, **({"value": value} if takes_more else {}))
-        return _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
+        after = _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
+        if scaler is None:
+            return *after, None
+        is_finite = jnp.all(
+            jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
+        )
+        # A step with gradients that are not finite is left out.
+        after = jax.tree.map(
+            lambda a, b: a if a is b else jnp.where(is_finite, a, b), after, before
+        )
+        return *after, scaler.after(is_finite)
 
 
 def _make_evaluation(split: _Split, compare: Callable[..., Any]) -> Callable[..., Any]:

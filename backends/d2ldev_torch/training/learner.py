@@ -64,6 +64,9 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
 }
 
 
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
 @lru_cache
 def _needs_closure(cls: Any) -> bool:
     """Return whether a class of optimizers computes the loss several times in a step, as LBFGS."""
@@ -100,6 +103,9 @@ class TorchLearner(Learner):
             )
         self._loss = loss_among(settings, _LOSSES)
         self._model = model
+        self._narrow = _PRECISIONS.get(settings.precision)
+        self._scaler: torch.amp.GradScaler | None = None
+        self._choose_device()
         self._was_training = model.training
         self._frozen = self._in_evaluation() if model.training else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -111,6 +117,13 @@ class TorchLearner(Learner):
 
     def _made_optimizer(self) -> torch.optim.Optimizer:
         optimizer, parameters = self.settings.optimizer, list(self._model.parameters())
+        is_half = (p.requires_grad and p.dtype is torch.float16 for p in parameters)
+        if self._scaler is not None and any(is_half):
+            raise UnsupportedValueError(
+                f"train the {type(self._model).__name__} with precision='fp16'",
+                "its parameters are float16 already, and what is trained stays in float32",
+                "net.float(), before the optimizer is made",
+            )
         if isinstance(optimizer, str):
             # All of them: a frozen one has no gradient, and may be thawed later.
             return _OPTIMIZERS[optimizer](parameters, lr=self.settings.lr)
@@ -120,13 +133,18 @@ class TorchLearner(Learner):
                 "it is no torch.optim.Optimizer",
                 "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
             )
-        name = type(optimizer).__name__
-        if self.settings.accumulate > 1 and _needs_closure(type(optimizer)):
-            raise UnsupportedValueError(
-                f"train with the optimizer {name} and accumulate={self.settings.accumulate}",
-                "it computes the loss several times in a step, from one batch",
-                "accumulate=1, and larger batches",
-            )
+        cls: type = type(optimizer)
+        name = cls.__name__
+        for setting, is_simple in (
+            (f"accumulate={self.settings.accumulate}", self.settings.accumulate == 1),
+            ("precision='fp16'", self.settings.precision != "fp16"),
+        ):
+            if not is_simple and _needs_closure(cls):
+                raise UnsupportedValueError(
+                    f"train with the optimizer {name} and {setting}",
+                    "it computes the loss of a batch several times in a step",
+                    f"leave out {setting}, or optimizer='sgd'",
+                )
         known = {id(parameter) for parameter in parameters}
         if not any(id(p) in known for p in _trained(optimizer)):
             raise UnsupportedValueError(
@@ -138,12 +156,25 @@ class TorchLearner(Learner):
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
         return placed
 
+    def _choose_device(self, state: Any = None) -> None:
+        """Choose the device of autocast and of the scaler, whose state is that of another one."""
+        if self._narrow is None:
+            return
+        device = self._framework.tensors.device_of(next(self._model.parameters()))
+        self._device_type = self._framework.devices.native(device).type
+        if self._narrow is torch.float16:
+            self._scaler = torch.amp.GradScaler(self._device_type)
+            if state is not None:
+                self._scaler.load_state_dict(state)
+
     @property
     def parts(self) -> dict[str, Any]:
-        return {"model": self._model, "optimizer": self._optimizer}
+        parts = {"model": self._model, "optimizer": self._optimizer}
+        return parts if self._scaler is None else {**parts, "scaler": self._scaler.state_dict()}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
+        self._choose_device(parts.get("scaler"))
 
     def sync(self) -> None:
         if self._was_training:
@@ -168,7 +199,7 @@ class TorchLearner(Learner):
             if not self.pending:
                 optimizer.zero_grad()
             loss, prediction = self._losses(inputs, y)
-            loss.backward()
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
             if not results:
                 results.append((loss.detach(), self._detached(prediction)))
             return loss
@@ -195,8 +226,14 @@ class TorchLearner(Learner):
             for parameter in _trained(optimizer):
                 if parameter.grad is not None:
                     parameter.grad /= self.pending
-        self._clip(optimizer)
-        optimizer.step()
+        if self._scaler is None:
+            self._clip(optimizer)
+            optimizer.step()
+        else:
+            self._scaler.unscale_(optimizer)
+            self._clip(optimizer)
+            self._scaler.step(optimizer)
+            self._scaler.update()
         self.pending = 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -205,10 +242,16 @@ class TorchLearner(Learner):
             return self._losses(inputs, y)
 
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        prediction = self._model(*inputs)
+        prediction = self._model(*inputs) if self._narrow is None else self._narrowly(inputs)
         loss = self._loss(prediction, y)
         check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)
         return loss, prediction
+
+    def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction as it is computed in fewer bits, in float32."""
+        with torch.autocast(self._device_type, self._narrow):
+            prediction = self._model(*inputs)
+        return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
@@ -217,10 +260,13 @@ class TorchLearner(Learner):
 
     def _detached(self, prediction: Any) -> Any:
         """Return a prediction without the graph for its backward pass."""
+        return self._mapped(torch.Tensor.detach, prediction)
+
+    def _mapped(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
         if isinstance(prediction, torch.Tensor):
-            return prediction.detach()
+            return function(prediction)
         flat = flatten(prediction, self._framework.kinds, "take a step of training")
-        return flat.unflatten({key: x.detach() for key, x in flat.tensors.items()})
+        return flat.unflatten({key: function(x) for key, x in flat.tensors.items()})
 
     # -- modes ------------------------------------------------------------------------------------
 

@@ -137,6 +137,40 @@ class LeavesGradientsBehind(Mutant, caught_by="train.accumulates-in-a-move"):
             super().replace({**parts, "optimizer": optimizer})
 
 
+class IgnoresThePrecision(Mutant, caught_by="train.computes-in-fewer-bits"):
+    class Training(ReferenceTraining):
+        def learner(self, model, settings):
+            return super().learner(model, settings._replace(precision="model"))
+
+
+class LearnsNothingInFewerBits(Mutant, caught_by="train.learns-in-fewer-bits"):
+    class Learner(NetworkLearner):
+        def _update(self, gradients):
+            if self.settings.precision == "model":
+                super()._update(gradients)
+
+
+class RoundsParameters(Mutant, caught_by="train.keeps-parameters-in-float32"):
+    class Learner(NetworkLearner):
+        def _update(self, gradients):
+            super()._update(gradients)
+            if self.settings.precision != "model":
+                self._model = self.narrow_model()
+
+
+class ScalesNoGradients(Mutant, caught_by="train.learns-from-small-gradients"):
+    class Learner(NetworkLearner):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self._optimizer.pop("scale", None)
+
+
+class StepsToInfinity(Mutant, caught_by="train.leaves-out-gradients-that-are-too-large"):
+    class Learner(NetworkLearner):
+        def _update(self, gradients):
+            ReferenceLearner._update(self, gradients)
+
+
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
@@ -257,6 +291,15 @@ class GoesOnWithinAStep(Mutant, caught_by="fit.resumes-accumulated"):
         def replace(self, parts):
             super().replace(parts)
             self.pending = self.settings.accumulate - 1
+
+
+class ForgetsTheScale(Mutant, caught_by="fit.resumes-in-fewer-bits"):
+    class Learner(NetworkLearner):
+        def replace(self, parts):
+            optimizer = dict(parts["optimizer"])
+            if "scale" in optimizer:
+                optimizer["scale"] = 2.0**16
+            super().replace({**parts, "optimizer": optimizer})
 
 
 class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):

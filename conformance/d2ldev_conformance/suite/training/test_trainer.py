@@ -261,6 +261,28 @@ def test_a_resumed_run_shares_steps_as_an_unbroken_one_does(backend, batches, nu
     assert_same_values(backend, resumed, values_of(backend, unbroken))
 
 
+@requirement("fit.resumes-in-fewer-bits", section=SECTION)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_resumed_run_in_fewer_bits_ends_where_an_unbroken_one_does(
+    backend, batches, num_gpus, precision, tmp_path
+):
+    # In the first half of the run, gradients are still too large for float16.
+    large = [(X, 1000 * y) for X, y in batches]
+
+    def fit(epochs, **options):
+        trainer = Trainer(epochs, num_gpus, precision=precision, backend=backend)
+        history = trainer.fit(backend.mlp([2, 4, 1]), large, optimizer="adam", **options)
+        return trainer.model, history
+
+    path = tmp_path / "run.safetensors"
+    fit(2, checkpoint=path)
+    resumed, history = fit(4, checkpoint=path, resume=True)
+    unbroken, expected = fit(4)
+    assert history == expected
+    assert history["loss"][-1] < history["loss"][0]
+    assert_same_values(backend, resumed, values_of(backend, unbroken))
+
+
 @requirement("fit.too-many-gpus", section=SECTION)
 def test_more_gpus_than_there_are_is_an_error_that_says_how_many(backend):
     count = backend.num_gpus()

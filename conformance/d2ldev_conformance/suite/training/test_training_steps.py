@@ -280,6 +280,105 @@ def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data
     _assert_same_model(backend, found, expected)
 
 
+# -- fewer bits ------------------------------------------------------------------------------------
+
+precisions = pytest.mark.parametrize("precision", ["bf16", "fp16"])
+
+
+@requirement("train.computes-in-fewer-bits", section=SECTION)
+@precisions
+@pytest.mark.parametrize("method", ["step", "evaluate"])
+def test_what_is_lost_in_fewer_bits_is_lost_and_the_prediction_is_float32(
+    backend, place, precision, method
+):
+    one, y = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
+    more = backend.full((1, 1), 1 + 2.0**-12, device=place)
+    is_same = []
+    for chosen in (precision, "model"):
+        learner = backend.learner(backend.mlp([1, 1], device=place), lr=0.0, precision=chosen)
+        results = [getattr(learner, method)((x,), y) for x in (one, more)]
+        assert {backend.dtype_of(x) for result in results for x in result} == {"float32"}
+        is_same.append(len({backend.to_numpy(prediction).item() for _, prediction in results}) == 1)
+    assert is_same == [True, False]
+
+
+@requirement("train.learns-in-fewer-bits", section=SECTION)
+@precisions
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_in_fewer_bits_is_near_that_in_float32_and_falls(
+    backend, place, data, precision, accumulate
+):
+    losses = []
+    for chosen in (precision, "model"):
+        net = backend.mlp([2, 8, 1], activation="tanh", device=place)
+        learner = backend.learner(
+            net, optimizer="adam", lr=0.05, accumulate=accumulate, precision=chosen
+        )
+        x, y = (backend.asarray(array, device=place) for array in data)
+        # In float16 the first ones are left out, until the factor of the gradients is small enough.
+        found = [backend.to_numpy(learner.step((x,), y)[0]) for _ in range(32)]
+        losses.append([float(loss) for loss in found])
+    (first, *_, last), (expected, *_) = losses
+    np.testing.assert_allclose(first, expected, rtol=0.02)
+    assert last < 0.9 * first
+
+
+@requirement("train.keeps-parameters-in-float32", section=SECTION)
+@precisions
+def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
+    net = backend.mlp([1, 1], device=place)
+    one = backend.ones((1, 1), device=place)
+    before = backend.to_numpy(net(one)).item()
+    y = backend.full((1, 1), before + 0.2, device=place)
+    learner = backend.learner(net, lr=1e-5, precision=precision)
+    learner.step((one,), y)
+    learner.sync()
+    # By the weight and the bias, each by twice the error.
+    change = backend.to_numpy(learner.parts["model"](one)).item() - before
+    np.testing.assert_allclose(change, 2e-5 * 2 * 0.2, rtol=0.1)
+
+
+@requirement("train.keeps-parameters-in-float32", section=SECTION)
+@precisions
+def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, examples, network):
+    net = networks(backend)[network](place)
+    learner = backend.learner(net, loss="cross_entropy", optimizer="adam", precision=precision)
+    x, y = (backend.asarray(array, device=place) for array in examples)
+    found = []
+    for _ in range(2):
+        learner.step((x,), y)
+        learner.evaluate((x,), y)
+        learner.sync()
+        found.append({n: v.dtype for n, v in values_of(backend, learner.parts["model"]).items()})
+    assert found[0] == found[1]
+    assert {"float16", "bfloat16"}.isdisjoint(map(str, found[0].values()))
+
+
+# The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
+@requirement("train.learns-from-small-gradients", section=SECTION)
+@precisions
+def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precision):
+    learner = backend.learner(backend.mlp([2, 1], device=place), lr=1.0, precision=precision)
+    x = backend.zeros((4, 2), device=place)
+    learner.step((x,), backend.full((4, 1), 4e-8, device=place))
+    learner.sync()
+    bias = backend.to_numpy(learner.parts["model"](x))[0, 0]
+    np.testing.assert_allclose(bias, 8e-8, rtol=0.01)
+
+
+@requirement("train.leaves-out-gradients-that-are-too-large", section=SECTION)
+def test_a_step_whose_gradients_are_too_large_changes_nothing_and_later_ones_do(backend, place):
+    learner = backend.learner(backend.mlp([2, 1], device=place), lr=1e-4, precision="fp16")
+    x, y = backend.zeros((4, 2), device=place), backend.full((4, 1), 1e4, device=place)
+    biases = []
+    for _ in range(20):
+        learner.step((x,), y)
+        learner.sync()
+        biases.append(backend.to_numpy(learner.parts["model"](x))[0, 0])
+    assert biases[0] == 0
+    assert 0 < biases[-1] < 1e4
+
+
 # -- networks that are not the same in training and in use -----------------------------------------
 
 
