@@ -203,7 +203,8 @@ class MXNetLearner(Learner):
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._predicted(inputs)
         loss = self._loss(prediction, _as_numpy(y))
-        check_loss(loss.shape if isinstance(loss, mx.np.ndarray) else None, loss)
+        shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
+        check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
     def _clip(self, largest: float) -> None:

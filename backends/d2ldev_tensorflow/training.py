@@ -50,6 +50,16 @@ class TensorFlowTraining(Training):
     def learner(self, model: Any, settings: Settings) -> Learner:
         return TensorFlowLearner(self._framework, model, settings)
 
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        loss, optimizer = super().defaults(model)
+        if not getattr(model, "compiled", False):
+            return loss, optimizer
+        if getattr(model, "loss", None) is not None:
+            # Several losses, one for each output, are refused where they are checked.
+            several = isinstance(model.loss, (dict, list, tuple))
+            loss = model.loss if several else _mean_of(model.loss)
+        return loss, model.optimizer
+
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         # A traced tensor has no device yet: the caller of its function decides.
         with tf.device(getattr(prediction, "backing_device", "")):
@@ -357,7 +367,7 @@ class TensorFlowLearner(Learner):
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
         """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
         loss = self._loss(prediction, y)
-        check_loss(getattr(loss, "shape", None), loss)
+        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
         added = self._model.losses if self._is_layer else []
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
 
@@ -398,6 +408,14 @@ def _made(settings: Settings) -> Any:
 
 
 # -- losses ---------------------------------------------------------------------------------------
+
+
+def _mean_of(loss: Any) -> Callable[[Any, Any], Any]:
+    """Return a loss of Keras', by its name too: its functions give a number for each example."""
+    import keras
+
+    function = keras.losses.get(loss)
+    return lambda y_true, y_pred: keras.ops.mean(function(y_true, y_pred))
 
 
 def _mse(prediction: Tensor, y: Tensor) -> Tensor:

@@ -256,6 +256,13 @@ class Training:
             f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
         )
 
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        """Return the loss and the optimizer of a model for which the user names none.
+
+        For a framework whose models carry them, as Keras' do after ``compile``.
+        """
+        return "mse", "sgd"
+
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.
 

@@ -113,12 +113,13 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
         )
 
 
-def check_loss(shape: Iterable[int] | None, loss: object) -> None:
+def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None:
     """Check that a loss is one number; some frameworks would take the gradient of the sum.
 
     Args:
         shape: its shape; None if it has none.
         loss: what the function returned.
+        function: of the user, as it was given.
 
     Raises:
         UnsupportedValueError: if it is none.
@@ -126,8 +127,23 @@ def check_loss(shape: Iterable[int] | None, loss: object) -> None:
     if shape is None or tuple(shape):
         found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
         raise UnsupportedValueError(
-            "take a step of training", f"the loss is {found} and no scalar", "loss.mean()"
+            "take a step of training",
+            f"the loss is {found} and no scalar",
+            f"loss={mean_of(function)}",
         )
+
+
+def mean_of(function: Any) -> str:
+    """Return the text of a function that gives the mean of what a loss or a metric returns.
+
+    >>> def absolute(y_true, y_pred): ...
+    >>> mean_of(absolute)
+    'lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
+    """
+    name = getattr(function, "__name__", f"{type(function).__name__}()").replace("<lambda>", "f")
+    if first_parameter(function) == "y_true":
+        return f"lambda y_true, y_pred: keras.ops.mean({name}(y_true, y_pred))"
+    return f"lambda prediction, y: {name}(prediction, y).mean()"
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:

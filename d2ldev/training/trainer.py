@@ -127,9 +127,9 @@ class Trainer:
         train_data: Iterable[Any],
         val_data: Iterable[Any] | None = None,
         *,
-        loss: Loss = "mse",
-        optimizer: Any = "sgd",
-        lr: float = 0.01,
+        loss: Loss | None = None,
+        optimizer: Any = None,
+        lr: float | None = None,
         metrics: Sequence[Metric] = (),
         checkpoint: str | PathLike[str] | None = None,
         resume: bool = False,
@@ -147,10 +147,12 @@ class Trainer:
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
-                parameter is ``y_true``, as in Keras.
+                parameter is ``y_true``, as in Keras. None is the loss that a Keras model was
+                compiled with, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
-                built after the model is placed; or the framework's own, which is placed too.
-            lr: the learning rate of an optimizer that is given by name.
+                built after the model is placed; or the framework's own, which is placed too. None
+                is the one that a Keras model was compiled with, else ``'sgd'``.
+            lr: the learning rate of an optimizer that is given by name; None is 0.01.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
                 running value, as Keras' and Gluon's do, are refused.

@@ -162,7 +162,7 @@ class JaxLearner(Learner):
         optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
-            compare = _comparison(self._loss, _PRECISIONS.get(self.settings.precision))
+            compare = _comparison(self._loss, self.settings)
             steps = _Steps(
                 model_split, optimizer_split, compare, self.settings, self._optimizer.wrt
             )
@@ -245,11 +245,13 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
 # -- compiled functions ---------------------------------------------------------------------------
 
 
-def _comparison(loss: Callable[..., Any], narrow: Any) -> Callable[..., Any]:
+def _comparison(loss: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    narrow, function = _PRECISIONS.get(settings.precision), settings.loss
+
     def compare(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = model(*inputs) if narrow is None else _narrowly(model, inputs, narrow)
         value = loss(prediction, y)
-        check_loss(getattr(value, "shape", None), value)
+        check_loss(getattr(value, "shape", None), value, function)
         return value, prediction
 
     return compare

@@ -244,7 +244,8 @@ class TorchLearner(Learner):
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._model(*inputs) if self._narrow is None else self._narrowly(inputs)
         loss = self._loss(prediction, y)
-        check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)
+        shape = loss.shape if isinstance(loss, torch.Tensor) else None
+        check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:

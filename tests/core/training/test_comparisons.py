@@ -90,6 +90,7 @@ class Evaluating:
         raise AssertionError("this is a running value")
 
 
+BATCH = np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
 FUNCTIONS = [
     contract_order,
     keras_order,
@@ -156,6 +157,15 @@ def test_a_loss_that_keeps_a_running_value_is_refused():
         loss_among(Settings(loss=Running()), {})
 
 
+def test_a_metric_of_each_example_is_refused_with_the_call_that_is_right(reference):
+    def errors(prediction, y):
+        return abs(prediction - y)
+
+    with pytest.raises(UnsupportedValueError, match=r"measure errors.*no scalar") as error:
+        Trainer(1, backend=reference).fit(reference.mlp([2, 1]), [BATCH], metrics=[errors])
+    assert error.value.fix == "metrics=[lambda prediction, y: errors(prediction, y).mean()]"
+
+
 def test_a_metric_is_refused_before_anything_is_trained(reference):
     net = reference.mlp([2, 1])
     trainer = Trainer(1, backend=reference)
@@ -171,7 +181,7 @@ def test_a_metric_is_refused_before_anything_is_trained(reference):
 )
 def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested):
     def made(prediction, y):
-        return reference.ones(1)
+        return reference.ones(())
 
     (measure,) = named_metrics(reference, [made]).values()
     prediction = nested(reference.zeros(1, device="gpu:1"))

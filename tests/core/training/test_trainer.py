@@ -246,7 +246,7 @@ def test_what_is_no_metric_is_refused(trainer, net, metrics):
     "options",
     [
         {"loss": "hinge"},
-        {"loss": None},
+        {"loss": 1},
         {"optimizer": "sdg"},
         {"optimizer": object()},
         {"lr": -1.0},

@@ -215,7 +215,7 @@ class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
 
 class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
     class Backend(Backend):
-        def learner(self, model, *, lr=0.01, **options):
+        def learner(self, model, *, lr=None, **options):
             return super().learner(model, lr=lr if type(lr) is float else 0.0, **options)
 
 
