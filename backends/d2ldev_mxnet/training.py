@@ -9,7 +9,7 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Training, Weighted
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -19,7 +19,14 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations.placing import place
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    check_weights,
+    input_names,
+    loss_among,
+)
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 
@@ -202,7 +209,8 @@ class MXNetLearner(Learner):
 
     def _losses(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._predicted(inputs)
-        loss = self._loss(prediction, _as_numpy(y))
+        y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
+        loss = self._loss(prediction, y)
         shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
         check_loss(shape, loss, self.settings.loss)
         return loss, prediction
@@ -252,12 +260,12 @@ class MXNetLearner(Learner):
         return list(self._model.collect_params().values())
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return ((prediction - y) ** 2).mean()
+    return _mean((prediction - y) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
     picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     if y.dtype not in (np.int32, np.int64):
@@ -267,16 +275,24 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     # A label that is out of range was taken for the nearest class. Checking for such labels would
     # wait for the device: instead their losses are divided by 0. (Beside a number, ``where`` has
     # the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
-    return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
+    return _mean(-(picked / (y >= 0) / (y < prediction.shape[-1])), weights)
 
 
-def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     # By comparison, because ``abs`` and ``relu`` have the gradient 0 at 0. MXNet's softrelu is
     # log(1 + exp(x)), which is 0 where that is small.
     is_positive = (prediction >= 0).astype(prediction.dtype)
     size = prediction * (2 * is_positive - 1)
-    return (prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size))).mean()
+    return _mean(prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size)), weights)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return losses.mean()
+    check_weights(losses.shape, weights.shape)
+    losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {

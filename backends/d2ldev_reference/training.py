@@ -12,9 +12,9 @@ from typing import Any
 import array_api_strict as xp
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training
+from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training, Weighted
 from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM, WEIGHT_DECAY
-from d2ldev.operations.steps import check_labels, check_shapes
+from d2ldev.operations.steps import check_labels, check_shapes, check_weights
 from d2ldev_reference.models import MLP, activate
 
 # The derivative of an activation, computed from its result.
@@ -111,20 +111,37 @@ class ReferenceLearner(Learner):
         prediction = self._model(*inputs)
         return self._loss(prediction, y)[0], prediction
 
-    def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss, and its derivative by the prediction."""
+        y, weights = y if isinstance(y, Weighted) else (y, None)
+        losses, errors = self._losses(prediction, y)
+        if weights is None:
+            return xp.mean(losses), errors / losses.size
+        check_weights(losses.shape, weights.shape)
+        weights = xp.astype(weights, losses.dtype)
+        # What part each loss has in the mean.
+        parts = weights / xp.sum(weights) * (weights.size / losses.size)
+        parts = xp.reshape(parts, (*weights.shape, *(1 for _ in losses.shape[weights.ndim :])))
+        loss = xp.sum(losses * parts)
+        return loss, errors * (
+            parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
+        )
+
+    def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses, and the derivative of each by its part of the prediction."""
+        if self.settings.loss == "cross_entropy":
+            return self._cross_entropy(prediction, y)
+        check_shapes(prediction.shape, y.shape)
         if self.settings.loss == "mse":
-            check_shapes(prediction.shape, y.shape)
             difference = prediction - y
-            return xp.mean(difference * difference), difference * (2.0 / difference.size)
-        if self.settings.loss == "bce":
-            check_shapes(prediction.shape, y.shape)
-            y = xp.astype(y, prediction.dtype)
-            small = xp.exp(-xp.abs(prediction))
-            losses = xp.maximum(prediction, xp.zeros_like(prediction)) - prediction * y
-            larger = xp.where(prediction < 0, small, xp.ones_like(small))
-            error = larger / (1 + small) - y
-            return xp.mean(losses + xp.log1p(small)), error / error.size
+            return difference * difference, 2.0 * difference
+        y = xp.astype(y, prediction.dtype)
+        small = xp.exp(-xp.abs(prediction))
+        losses = xp.maximum(prediction, xp.zeros_like(prediction)) - prediction * y
+        larger = xp.where(prediction < 0, small, xp.ones_like(small))
+        return losses + xp.log1p(small), larger / (1 + small) - y
+
+    def _cross_entropy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         check_labels(prediction.shape, y.shape, self._tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
@@ -134,7 +151,7 @@ class ReferenceLearner(Learner):
         losses = -xp.sum(truth * logarithms, axis=-1)
         # A label that is out of range is no class.
         losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
-        return xp.mean(losses), (xp.exp(logarithms) - truth) / y.size
+        return losses, xp.exp(logarithms) - truth
 
     def _gradients(self, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
         gradients = []

@@ -21,7 +21,14 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import devices, placing
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    check_weights,
+    input_names,
+    loss_among,
+)
 from d2ldev_tensorflow.devices import OF_THE_HOST
 
 _ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
@@ -418,29 +425,38 @@ def _mean_of(loss: Any) -> Callable[[Any, Any], Any]:
     return lambda y_true, y_pred: keras.ops.mean(function(y_true, y_pred))
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
     prediction = _wide(prediction)
-    return tf.reduce_mean((prediction - tf.cast(y, prediction.dtype)) ** 2)
+    return _mean((prediction - tf.cast(y, prediction.dtype)) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     if y.dtype not in (tf.int32, tf.int64):
         y = tf.cast(y, tf.int64)
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=_wide(prediction))
-    )
+    logits = _wide(prediction)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    return _mean(losses, weights)
 
 
-def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
     prediction = _wide(prediction)
     labels = tf.cast(y, prediction.dtype)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=prediction)
-    return tf.reduce_mean(losses)
+    return _mean(losses, weights)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return tf.reduce_mean(losses)
+    check_weights(losses.shape, weights.shape)
+    shape = tf.concat([tf.shape(weights), [-1]], 0)
+    losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
+    return tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
 
 
 _LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}

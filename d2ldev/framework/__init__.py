@@ -38,7 +38,7 @@ from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
-from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training
+from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training, Weighted
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Scopes
 
@@ -65,6 +65,7 @@ __all__ = [
     "Tensor",
     "Tensors",
     "Training",
+    "Weighted",
 ]
 
 ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16")

@@ -33,6 +33,19 @@ WEIGHT_DECAY = 0.01
 ADAGRAD_EPSILON = 1e-10
 
 
+class Weighted(NamedTuple):
+    """A target whose examples count differently: the loss is their weighted mean.
+
+    Args:
+        y: the target.
+        weights: numbers of shape ``(n,)``, or of more of the first axes of ``y``, such as one for
+            each step of a sequence.
+    """
+
+    y: Any
+    weights: Any
+
+
 class Settings(NamedTuple):
     """How a model is to be trained.
 
@@ -159,7 +172,7 @@ class Learner(ABC):
 
         Args:
             inputs: what the model is called with, on its device.
-            y: what its prediction is compared with, there too.
+            y: what its prediction is compared with, there too; or a ``Weighted`` of it.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Settings
+from d2ldev.framework import Settings, Weighted
 
 if TYPE_CHECKING:
     import inspect
@@ -22,13 +22,36 @@ def loss_among(
 
     Args:
         settings: of the training; checked already.
-        losses: the framework's own, by the names in ``LOSSES``.
+        losses: the framework's own, by the names in ``LOSSES``; their third parameter are weights.
+
+    Returns:
+        A function ``(prediction, y) -> loss``, which takes a ``Weighted`` too.
 
     Raises:
         UnsupportedValueError: for a metric that keeps a running value.
     """
-    loss = settings.loss
-    return losses[loss] if isinstance(loss, str) else comparison(loss)
+    given = settings.loss
+    loss: Callable[..., Any] = losses[given] if isinstance(given, str) else comparison(given)
+
+    def compare(prediction: Any, y: Any) -> Any:
+        if not isinstance(y, Weighted):
+            return loss(prediction, y)
+        if isinstance(given, str):
+            return loss(prediction, *y)
+        _check_takes_weights(given)
+        return loss(prediction, y.y, sample_weight=y.weights)
+
+    return compare
+
+
+def _check_takes_weights(function: Any) -> None:
+    methods = (function, getattr(function, "forward", None))
+    if not any(each.name == "sample_weight" for method in methods for each in _parameters(method)):
+        raise UnsupportedValueError(
+            f"weigh examples in the loss {describe(function)}",
+            "it has no parameter sample_weight",
+            "loss=lambda prediction, y, sample_weight: ..., or a loss by name",
+        )
 
 
 def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -50,7 +73,7 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
         )
     if first_parameter(function) != "y_true":
         return function
-    return lambda prediction, y: function(y, prediction)
+    return lambda prediction, y, **options: function(y, prediction, **options)
 
 
 def stateful(metric: object, fix: str) -> UnsupportedValueError:
@@ -110,6 +133,27 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
     if not dtype.startswith(("int", "uint")):
         raise UnsupportedValueError(
             attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
+        )
+
+
+def check_weights(losses: Iterable[int | None], weights: Iterable[int | None]) -> None:
+    """Check that there is one weight for each example: frameworks would broadcast.
+
+    Args:
+        losses: the shape of the losses, before their mean is taken; None is a length that is not
+            known yet.
+        weights: that of the weights.
+
+    Raises:
+        UnsupportedValueError: if these are not the first axes of the losses.
+    """
+    known, given = tuple(losses), tuple(weights)
+    pairs = zip(known, given, strict=False)
+    if not 0 < len(given) <= len(known) or any(a != b for a, b in pairs if None not in (a, b)):
+        raise UnsupportedValueError(
+            "weigh the examples of a batch",
+            f"their losses are of shape {known}, and their weights of shape {given}",
+            "sample_weight of shape (n,), one number for each example",
         )
 
 

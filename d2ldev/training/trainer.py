@@ -19,7 +19,7 @@ from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
-from d2ldev.training.data import count_of, inputs_and_target
+from d2ldev.training.data import count_of, inputs_and_target, unweighted
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.order import begin_epoch
@@ -144,6 +144,10 @@ class Trainer:
                 Several inputs of a dict are given by name, none left out before another one, if all
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
+                A dict's ``'sample_weight'``, of shape ``(n,)`` or of more of the first axes of
+                ``y``, are weights: the loss of the batch is the weighted mean, metrics are as ever,
+                and a loss of your own needs a parameter of this name. (A model's own input of this
+                name stays an input.)
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
@@ -239,6 +243,7 @@ class Trainer:
             for batch in batches:
                 inputs, y = inputs_and_target(batch, names, takes_mapping)
                 loss, prediction = step(inputs, y)
+                y = unweighted(y)
                 measured = {name: metric(prediction, y) for name, metric in metrics.items()}
                 log.add(count_of(self.backend, y), loss=loss, **measured)
         means = log.means()

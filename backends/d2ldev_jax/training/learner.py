@@ -27,7 +27,14 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import placing
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    check_weights,
+    input_names,
+    loss_among,
+)
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -411,21 +418,29 @@ def _clipped(gradients: Any, largest: float) -> Any:
     return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return jnp.mean((_wide(prediction) - y) ** 2)
+    return _mean((_wide(prediction) - y) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
     # Too large a label gives NaN, but a negative one counts from the last class.
-    return jnp.mean(jnp.where(y < 0, jnp.nan, losses))
+    return _mean(jnp.where(y < 0, jnp.nan, losses), weights)
 
 
-def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return jnp.mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y))
+    return _mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y), weights)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return jnp.mean(losses)
+    check_weights(losses.shape, weights.shape)
+    losses = jnp.mean(losses.reshape(*weights.shape, -1), -1)
+    return jnp.sum(losses * weights) / jnp.sum(weights)
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {

@@ -21,7 +21,14 @@ from d2ldev.framework.training import (
 )
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.placing import place
-from d2ldev.operations.steps import check_labels, check_loss, check_shapes, input_names, loss_among
+from d2ldev.operations.steps import (
+    check_labels,
+    check_loss,
+    check_shapes,
+    check_weights,
+    input_names,
+    loss_among,
+)
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -38,23 +45,43 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 _NO_LABEL = torch.iinfo(torch.int64).min
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return torch.nn.functional.mse_loss(prediction, y)
+    losses = torch.nn.functional.mse_loss(prediction, y, reduction=_reduction(weights))
+    return _mean(losses, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
+    shape = y.shape
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
     # torch wants labels of 64 bits; other frameworks make them with 32.
-    return torch.nn.functional.cross_entropy(prediction, y.long(), ignore_index=_NO_LABEL)
+    losses = torch.nn.functional.cross_entropy(
+        prediction, y.long(), ignore_index=_NO_LABEL, reduction=_reduction(weights)
+    )
+    return losses if weights is None else _mean(losses.reshape(shape), weights)
 
 
-def _bce(prediction: Tensor, y: Tensor) -> Tensor:
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    y = y.to(prediction.dtype)
-    return torch.nn.functional.binary_cross_entropy_with_logits(prediction, y)
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(
+        prediction, y.to(prediction.dtype), reduction=_reduction(weights)
+    )
+    return _mean(losses, weights)
+
+
+def _reduction(weights: Any) -> str:
+    return "mean" if weights is None else "none"
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    """Return the weighted mean of losses; without weights torch has taken the mean already."""
+    if weights is None:
+        return losses
+    check_weights(losses.shape, weights.shape)
+    losses, weights = losses.reshape(*weights.shape, -1).mean(-1), weights.to(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {

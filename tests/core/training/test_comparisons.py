@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev.framework import Settings
+from d2ldev.framework import Settings, Weighted
 from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import named_metrics
 from d2ldev.training.trainer import Trainer
@@ -141,8 +141,24 @@ def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):
     ]
 
 
-def test_a_function_in_the_order_of_the_contract_is_called_itself():
-    assert loss_among(Settings(loss=contract_order), {}) is contract_order
+def weighed(prediction, y, sample_weight):
+    return f"{prediction} against {y} by {sample_weight}"
+
+
+def weighed_as_in_keras(y_true, y_pred, sample_weight=None):
+    return f"{y_pred} against {y_true} by {sample_weight}"
+
+
+@pytest.mark.parametrize("function", [weighed, weighed_as_in_keras])
+def test_a_loss_with_the_parameter_is_given_the_weights(function):
+    loss = loss_among(Settings(loss=function), {})
+    assert loss("prediction", Weighted("y", "weights")) == "prediction against y by weights"
+
+
+def test_a_loss_without_the_parameter_cannot_weigh():
+    loss = loss_among(Settings(loss=contract_order), {})
+    with pytest.raises(UnsupportedValueError, match="no parameter sample_weight"):
+        loss("prediction", Weighted("y", "weights"))
 
 
 @pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])

@@ -12,6 +12,7 @@ import d2ldev_reference.training
 
 from d2ldev import Backend
 from d2ldev.device import CPU
+from d2ldev.framework import Weighted
 from d2ldev.training import run
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner
@@ -171,6 +172,28 @@ class StepsToInfinity(Mutant, caught_by="train.leaves-out-gradients-that-are-too
             ReferenceLearner._update(self, gradients)
 
 
+class TrainsWithoutWeights(Mutant, caught_by="train.weighs-examples"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            return super().step(inputs, y.y if isinstance(y, Weighted) else y)
+
+
+class WeighsWholeSequences(Mutant, caught_by="train.weighs-steps-of-sequences"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            if isinstance(y, Weighted) and y.weights.ndim > 1:
+                y = y._replace(weights=xp.mean(y.weights, axis=1))
+            return super()._loss(prediction, y)
+
+
+class BroadcastsWeights(Mutant, caught_by="train.refuses-other-weights"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            if isinstance(y, Weighted) and y.weights.shape[:1] != prediction.shape[:1]:
+                y = y.y
+            return super()._loss(prediction, y)
+
+
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
@@ -248,6 +271,15 @@ class ReadsEachLoss(Mutant, caught_by="fit.moves-batches-only"):
             loss, prediction = super().step(inputs, y)
             self.framework.backend.to_numpy(loss)
             return loss, prediction
+
+
+class WeighsTheFirstExampleOnly(Mutant, caught_by="fit.weighs-examples"):
+    class Learner(ReferenceLearner):
+        def step(self, inputs, y):
+            if isinstance(y, Weighted):
+                first = xp.asarray(xp.arange(y.weights.shape[0], device=y.weights.device) < 1)
+                y = y._replace(weights=xp.where(first, y.weights, xp.ones_like(y.weights)))
+            return super().step(inputs, y)
 
 
 class PlacesTheModelAgain(Mutant, caught_by="fit.places-the-model-once"):

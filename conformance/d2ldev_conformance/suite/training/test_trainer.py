@@ -212,6 +212,28 @@ def test_a_dict_gives_inputs_by_the_names_that_the_model_has(
     np.testing.assert_allclose(history["val_loss"], expected, rtol=1e-5)
 
 
+@requirement("fit.weighs-examples", section=SECTION)
+def test_the_sample_weight_of_a_dict_weighs_its_examples(backend, batches, num_gpus):
+    weights = np.array([1, 0, 2, 1], "float32")
+    weighted = [{"x": X, "y": y, "sample_weight": weights[: len(y)]} for X, y in batches]
+    repeated = [
+        tuple(array.repeat(weights[: len(y)].astype(int), axis=0) for array in (X, y))
+        for X, y in batches
+    ]
+
+    def count(_prediction, y):
+        return 1.0 * y.shape[0]
+
+    options = {"val_data": weighted[:1], "metrics": [count]}
+    found, history = _fit(backend, weighted, num_gpus, **options)
+    expected, _ = _fit(backend, repeated, num_gpus)
+    assert history["val_count"] == [4.0] * EPOCHS
+    np.testing.assert_allclose(
+        *(_parameters(backend, trainer.model, trainer.device) for trainer in (found, expected)),
+        rtol=1e-5,
+    )
+
+
 @requirement("fit.resumes", section=SECTION)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceMismatchError, UnsupportedValueError
-from d2ldev_conformance.provision import freezables, networks
+from d2ldev.framework import Weighted
+from d2ldev_conformance.provision import freezables, models_of_sequences, networks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, saved_values, values_of
 
@@ -278,6 +279,59 @@ def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data
     x, y = (backend.asarray(array, device=target) for array in data)
     expected.step((x,), y)
     _assert_same_model(backend, found, expected)
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+@requirement("train.weighs-examples", section=SECTION)
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_an_example_of_weight_three_counts_as_three_do(backend, place, loss, kind):
+    weights = np.array([1, 2, 0, 3])
+    draw = np.random.default_rng(0)
+    inputs = draw.standard_normal((4, 2)).astype("float32")
+    y = draw.random((4, 3), "float32")
+    if loss == "cross_entropy":
+        y = y.argmax(-1).astype("int32")
+    weighted, repeated = (
+        backend.learner(backend.mlp([2, 3], device=place), loss=loss, lr=0.5) for _ in range(2)
+    )
+    x, target, w = (
+        backend.asarray(array, device=place) for array in (inputs, y, weights.astype(kind))
+    )
+    many, targets = (
+        backend.asarray(array.repeat(weights, axis=0), device=place) for array in (inputs, y)
+    )
+    for method in ("step", "evaluate"):
+        found, _ = getattr(weighted, method)((x,), Weighted(target, w))
+        expected, _ = getattr(repeated, method)((many,), targets)
+        np.testing.assert_allclose(*map(backend.to_numpy, (found, expected)), rtol=1e-5)
+    _assert_same_model(backend, weighted, repeated)
+
+
+@requirement("train.weighs-steps-of-sequences", section=SECTION)
+def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place):
+    (build,) = models_of_sequences(backend).values()
+    learner = backend.learner(build(place))
+    draw = np.random.default_rng(0)
+    inputs, y = (draw.random((4, 5, size), "float32") for size in (2, 3))
+    mask = draw.random((4, 5)) < 0.5
+    x, target, weights = (
+        backend.asarray(array, device=place) for array in (inputs, y, mask.astype("float32"))
+    )
+    loss, prediction = learner.evaluate((x,), Weighted(target, weights))
+    expected = np.mean((backend.to_numpy(prediction) - y)[mask] ** 2)
+    np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5)
+
+
+@requirement("train.refuses-other-weights", section=SECTION)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 2), (4, 1, 1)], ids=str)
+def test_weights_that_are_not_those_of_the_examples_are_refused(backend, place, shape):
+    learner = backend.learner(backend.mlp([2, 1], device=place))
+    x, y = backend.ones((4, 2), device=place), backend.ones((4, 1), device=place)
+    with pytest.raises(UnsupportedValueError, match="weigh the examples"):
+        learner.step((x,), Weighted(y, backend.ones(shape, device=place)))
 
 
 # -- fewer bits ------------------------------------------------------------------------------------
