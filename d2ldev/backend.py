@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
+from d2ldev.errors import DeviceMismatchError, UnsupportedValueError, describe
 from d2ldev.framework import (
     DeviceLike,
     DType,
@@ -673,11 +673,14 @@ class Backend:
         self,
         model: Any,
         *,
-        loss: Loss = "mse",
-        optimizer: Any = "sgd",
-        lr: float = 0.01,
+        loss: Loss | None = None,
+        optimizer: Any = None,
+        lr: float | None = None,
         gradient_clip_val: float = 0.0,
+        accumulate: int = 1,
+        precision: str = "model",
         methods: tuple[str, str] | None = None,
+        is_trained: bool = True,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -685,13 +688,21 @@ class Backend:
 
         Args:
             model: one of the framework's, placed already.
-            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
-            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, or the framework's own.
-            lr: the learning rate of an optimizer that is given by name.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
+                ``(prediction, y) -> scalar tensor``. None is the loss that a Keras model was
+                compiled with, else ``'mse'``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, or the
+                framework's own. None is the one that a Keras model was compiled with, else
+                ``'sgd'``.
+            lr: the learning rate of an optimizer that is given by name; None is 0.01.
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+            accumulate: how many calls of ``step`` make one step of the optimizer, with the mean of
+                their gradients; ``learner.flush()`` makes it with those that there are.
+            precision: ``'bf16'`` or ``'fp16'`` to compute in, with parameters in float32.
             methods: the names of the model's own methods that give the loss of a batch in ``step``
                 and ``evaluate``, which are called with ``(batch,)`` and None then. None is
                 ``loss``.
+            is_trained: False for a model that is only evaluated, and needs no optimizer.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -700,8 +711,27 @@ class Backend:
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         self.framework.require("train", "train a model")
-        settings = Settings(loss, optimizer, lr, gradient_clip_val, methods).checked()
-        return self.framework.training.learner(model, settings)
+        default_loss, default_optimizer = "mse", "sgd"
+        if loss is None or (optimizer is None and is_trained):
+            default_loss, default_optimizer = self.framework.training.defaults(model)
+        if optimizer is None and is_trained:
+            optimizer = default_optimizer
+            if lr is not None and not isinstance(optimizer, str):
+                raise UnsupportedValueError(
+                    f"train {describe(model)} with lr={describe(lr)}",
+                    "the optimizer that it was compiled with has a learning rate of its own",
+                    f"optimizer='sgd', lr={lr}, or leave lr out",
+                )
+        settings = Settings(
+            default_loss if loss is None else loss,
+            optimizer,
+            0.01 if lr is None else lr,
+            gradient_clip_val,
+            accumulate,
+            precision,
+            methods,
+        )
+        return self.framework.training.learner(model, self.framework.checked(settings))
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

@@ -9,12 +9,13 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Training, Weighted
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.operations.placing import place
@@ -22,18 +23,31 @@ from d2ldev.operations.steps import (
     check_labels,
     check_loss,
     check_shapes,
+    check_weights,
     input_names,
     loss_among,
     own_loss,
 )
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
-_OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
-    "sgd": ("sgd", {}),
-    "momentum": ("sgd", {"momentum": MOMENTUM}),
-    "adam": ("adam", {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}),
+
+class AdamW(mx.optimizer.Adam):  # type: ignore[misc]
+    """Adam with a decay of the weights beside the gradient; MXNet 1.9.1 has it inside only."""
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Shorten the weights, and take a step of Adam."""
+        weight *= 1 - self._get_lr(index) * WEIGHT_DECAY
+        super().update(index, weight, grad, state)
+
+
+_ADAM = {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}
+_OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
+    "sgd": (mx.optimizer.SGD, {}),
+    "momentum": (mx.optimizer.SGD, {"momentum": MOMENTUM}),
+    "adam": (mx.optimizer.Adam, _ADAM),
+    "adamw": (AdamW, _ADAM),
     # MXNet adds it inside the root.
-    "adagrad": ("adagrad", {"eps": ADAGRAD_EPSILON**2}),
+    "adagrad": (mx.optimizer.AdaGrad, {"eps": ADAGRAD_EPSILON**2}),
 }
 _REQUESTS = ("null", "write", "add")
 # The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
@@ -97,23 +111,25 @@ class MXNetLearner(Learner):
                 "it is no gluon.Block",
                 "put the parameters into a gluon.Block",
             )
+        self._framework = framework
         self._model = model
+        self._sums: list[Any] = []
         _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
         self._loss = loss_among(settings, _LOSSES)
-        self._trainer = self._made(framework, settings)
+        self._trainer = self._made(settings)
 
-    def _made(self, framework: Framework, settings: Settings) -> Any:
+    def _made(self, settings: Settings) -> Any:
         optimizer = settings.optimizer
         parameters = self._parameters()
         if optimizer is None:  # the model is only evaluated
             return None
         if isinstance(optimizer, mx.gluon.Trainer):
             _check_trainer(optimizer, parameters)
-            return place(framework, optimizer, parameters[0].list_ctx()[0])
+            return place(self._framework, optimizer, parameters[0].list_ctx()[0])
         with NumPySemantics():
             if isinstance(optimizer, str):
-                name, options = _OPTIMIZERS[optimizer]
-                return mx.gluon.Trainer(parameters, name, {"learning_rate": settings.lr, **options})
+                cls, options = _OPTIMIZERS[optimizer]
+                optimizer = cls(learning_rate=settings.lr, **options)
             if isinstance(optimizer, mx.optimizer.Optimizer):
                 return mx.gluon.Trainer(parameters, optimizer)
         raise UnsupportedValueError(
@@ -128,6 +144,7 @@ class MXNetLearner(Learner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._trainer = parts["model"], parts["optimizer"]
+        self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
 
     @property
     def input_names(self) -> tuple[str, ...]:
@@ -149,11 +166,42 @@ class MXNetLearner(Learner):
             with mx.autograd.record():
                 loss, prediction = self._losses(inputs, y, is_step=True)
             loss.backward()
-            if self.settings.gradient_clip_val:
-                self._clip(self.settings.gradient_clip_val)
-            # By 1: the loss is a mean already.
-            self._trainer.step(1, ignore_stale_grad=True)
+            if self.settings.accumulate == 1:
+                self._update()
+                return loss, prediction
+            self._add()
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
         return loss, prediction
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        with NumPySemantics():
+            for parameter, gradients in zip(self._trainer._params, self._sums, strict=True):
+                if gradients is not None:
+                    parameter.list_grad()[0][()] = gradients / self.pending
+                    parameter.data()._fresh_grad = True
+            self._update()
+        self._sums, self.pending = [], 0
+
+    def _update(self) -> None:
+        if self.settings.gradient_clip_val:
+            self._clip(self.settings.gradient_clip_val)
+        # By 1: the loss is a mean already.
+        self._trainer.step(1, ignore_stale_grad=True)
+
+    def _add(self) -> None:
+        """Add up the gradients that this batch has made; None for those that no batch has made."""
+        parameters = self._trainer._params
+        self._sums = self._sums or [None] * len(parameters)
+        for number, parameter in enumerate(parameters):
+            if parameter.grad_req != "null" and parameter.data()._fresh_grad:
+                gradients = parameter.list_grad()[0].as_np_ndarray()
+                known = self._sums[number]
+                self._sums[number] = gradients.copy() if known is None else known + gradients
+                parameter.data()._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():
@@ -171,8 +219,10 @@ class MXNetLearner(Learner):
             in_step, in_evaluation = self.settings.methods
             return own_loss(self._model, in_step if is_step else in_evaluation, *inputs), None
         prediction = self._predicted(inputs)
-        loss = self._loss(prediction, _as_numpy(y))
-        check_loss(loss.shape if isinstance(loss, mx.np.ndarray) else None, loss)
+        y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
+        loss = self._loss(prediction, y)
+        shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
+        check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
     def _clip(self, largest: float) -> None:
@@ -219,12 +269,12 @@ class MXNetLearner(Learner):
         return list(self._model.collect_params().values())
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return ((prediction - y) ** 2).mean()
+    return _mean((prediction - y) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
     picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     if y.dtype not in (np.int32, np.int64):
@@ -234,10 +284,31 @@ def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
     # A label that is out of range was taken for the nearest class. Checking for such labels would
     # wait for the device: instead their losses are divided by 0. (Beside a number, ``where`` has
     # the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
-    return -(picked / (y >= 0) / (y < prediction.shape[-1])).mean()
+    return _mean(-(picked / (y >= 0) / (y < prediction.shape[-1])), weights)
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    # By comparison, because ``abs`` and ``relu`` have the gradient 0 at 0. MXNet's softrelu is
+    # log(1 + exp(x)), which is 0 where that is small.
+    is_positive = (prediction >= 0).astype(prediction.dtype)
+    size = prediction * (2 * is_positive - 1)
+    return _mean(prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size)), weights)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return losses.mean()
+    check_weights(losses.shape, weights.shape)
+    losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
 
 
 def _as_numpy(x: Any) -> Any:

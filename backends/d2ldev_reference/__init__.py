@@ -17,6 +17,7 @@ class ReferenceFramework(Framework):
     name = "reference"
     distributions = ("array-api-strict", "numpy")
     max_virtual_gpus = 2
+    cannot = dict.fromkeys(("train in bf16", "train in fp16"), "array-api-strict has no such dtype")
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)

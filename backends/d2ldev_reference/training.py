@@ -13,9 +13,9 @@ from typing import Any
 import array_api_strict as xp
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training
-from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM
-from d2ldev.operations.steps import check_labels, check_shapes
+from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training, Weighted
+from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM, WEIGHT_DECAY
+from d2ldev.operations.steps import check_labels, check_shapes, check_weights
 from d2ldev_reference.models import MLP, activate
 
 # The derivative of an activation, computed from its result.
@@ -64,14 +64,12 @@ class ReferenceLearner(Learner):
                 "optimizer='sgd'",
             )
         self._model = model
+        kept = ("first", "second", "sums")[: 3 if settings.accumulate > 1 else 2]
         self._optimizer: dict[str, Any]
-        self._optimizer = {
-            **{
-                moment: [{name: x * 0.0 for name, x in layer.items()} for layer in model.layers]
-                for moment in ("first", "second")
-            },
-            "steps": 0,
-        }
+        self._optimizer = {**{name: self._zeros() for name in kept}, "steps": 0}
+
+    def _zeros(self) -> list[dict[str, Tensor]]:
+        return _each(lambda x: x * 0.0, self._model.layers)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -94,8 +92,22 @@ class ReferenceLearner(Learner):
         prediction = x @ last["weight"].T + last["bias"]
         loss, error = self._loss(prediction, y)
         gradients = self._gradients(activations, error)
-        self._update(self._clipped(gradients))
+        if self.settings.accumulate == 1:
+            self._update(self._clipped(gradients))
+            return loss, prediction
+        sums = _each(lambda a, b: a + b, self._optimizer["sums"], gradients)
+        self._optimizer = {**self._optimizer, "sums": sums}
+        self.pending += 1
+        if self.pending == self.settings.accumulate:
+            self.flush()
         return loss, prediction
+
+    def flush(self) -> None:
+        if self.pending:
+            means = _each(lambda x: x / self.pending, self._optimizer["sums"])
+            self._update(self._clipped(means))
+            self._optimizer = {**self._optimizer, "sums": self._zeros()}
+            self.pending = 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         prediction = self._model(*inputs)
@@ -104,12 +116,37 @@ class ReferenceLearner(Learner):
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         return self._model(*inputs)
 
-    def _loss(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss, and its derivative by the prediction."""
+        y, weights = y if isinstance(y, Weighted) else (y, None)
+        losses, errors = self._losses(prediction, y)
+        if weights is None:
+            return xp.mean(losses), errors / losses.size
+        check_weights(losses.shape, weights.shape)
+        weights = xp.astype(weights, losses.dtype)
+        # What part each loss has in the mean.
+        parts = weights / xp.sum(weights) * (weights.size / losses.size)
+        parts = xp.reshape(parts, (*weights.shape, *(1 for _ in losses.shape[weights.ndim :])))
+        loss = xp.sum(losses * parts)
+        return loss, errors * (
+            parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
+        )
+
+    def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the losses, and the derivative of each by its part of the prediction."""
+        if self.settings.loss == "cross_entropy":
+            return self._cross_entropy(prediction, y)
+        check_shapes(prediction.shape, y.shape)
         if self.settings.loss == "mse":
-            check_shapes(prediction.shape, y.shape)
             difference = prediction - y
-            return xp.mean(difference * difference), difference * (2.0 / difference.size)
+            return difference * difference, 2.0 * difference
+        y = xp.astype(y, prediction.dtype)
+        small = xp.exp(-xp.abs(prediction))
+        losses = xp.maximum(prediction, xp.zeros_like(prediction)) - prediction * y
+        larger = xp.where(prediction < 0, small, xp.ones_like(small))
+        return losses + xp.log1p(small), larger / (1 + small) - y
+
+    def _cross_entropy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         check_labels(prediction.shape, y.shape, self._tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
@@ -119,7 +156,7 @@ class ReferenceLearner(Learner):
         losses = -xp.sum(truth * logarithms, axis=-1)
         # A label that is out of range is no class.
         losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
-        return xp.mean(losses), (xp.exp(logarithms) - truth) / y.size
+        return losses, xp.exp(logarithms) - truth
 
     def _gradients(self, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
         gradients = []
@@ -135,7 +172,7 @@ class ReferenceLearner(Learner):
         squares = [xp.sum(g * g) for layer in gradients for g in layer.values()]
         norm = float(sum(squares[1:], squares[0])) ** 0.5
         factor = min(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
-        return [{name: g * factor for name, g in layer.items()} for layer in gradients]
+        return _each(lambda x: x * factor, gradients)
 
     def _update(self, gradients: list[dict[str, Tensor]]) -> None:
         steps = self._optimizer["steps"] + 1
@@ -155,7 +192,12 @@ class ReferenceLearner(Learner):
             firsts.append({name: three[1] for name, three in updated.items()})
             seconds.append({name: three[2] for name, three in updated.items()})
         self._model = MLP(layers, self._model.activation)
-        self._optimizer = {"first": firsts, "second": seconds, "steps": steps}
+        self._optimizer = {
+            **self._optimizer,
+            "first": firsts,
+            "second": seconds,
+            "steps": steps,
+        }
 
     def _updated(
         self, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor, steps: int
@@ -170,10 +212,22 @@ class ReferenceLearner(Learner):
         if self.settings.optimizer == "adagrad":
             second = second + gradient * gradient
             return x - lr * gradient / (xp.sqrt(second) + ADAGRAD_EPSILON), first, second
+        if self.settings.optimizer == "adamw":
+            x = x * (1 - lr * WEIGHT_DECAY)
         first = BETAS[0] * first + (1 - BETAS[0]) * gradient
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
+
+
+def _each(
+    function: Callable[..., Tensor], *layers: list[dict[str, Tensor]]
+) -> list[dict[str, Tensor]]:
+    """Return layers of what a function makes of their tensors of the same name."""
+    return [
+        {name: function(*(layer[name] for layer in together)) for name in together[0]}
+        for together in zip(*layers, strict=True)
+    ]
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.operations import devices, placing
@@ -24,19 +25,24 @@ from d2ldev.operations.steps import (
     check_labels,
     check_loss,
     check_shapes,
+    check_weights,
     input_names,
     loss_among,
     own_loss,
 )
 from d2ldev_tensorflow.devices import OF_THE_HOST
 
+_ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
     "sgd": ("SGD", {}),
     "momentum": ("SGD", {"momentum": MOMENTUM}),
-    "adam": ("Adam", {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}),
+    "adam": ("Adam", _ADAM),
+    "adamw": ("AdamW", {**_ADAM, "weight_decay": WEIGHT_DECAY}),
     # Keras adds it inside the root.
     "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
 }
+
+_POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 class TensorFlowTraining(Training):
@@ -51,6 +57,16 @@ class TensorFlowTraining(Training):
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         return TensorFlowLearner(self._framework, model, settings)
+
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        loss, optimizer = super().defaults(model)
+        if not getattr(model, "compiled", False):
+            return loss, optimizer
+        if getattr(model, "loss", None) is not None:
+            # Several losses, one for each output, are refused where they are checked.
+            several = isinstance(model.loss, (dict, list, tuple))
+            loss = model.loss if several else _mean_of(model.loss)
+        return loss, model.optimizer
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         # A traced tensor has no device yet: the caller of its function decides.
@@ -114,7 +130,15 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
-        self._loss = loss_among(settings, {"mse": _mse, "cross_entropy": _cross_entropy})
+        self._policy = _POLICIES.get(settings.precision)
+        if self._policy is not None and not isinstance(model, keras.Layer):
+            raise UnsupportedValueError(
+                f"train {describe(model)} with precision={settings.precision!r}",
+                "a tf.Module has no dtype policy, which Keras' layers have",
+                "a keras.Model, or leave it out",
+            )
+        self._sums: list[Any] | None = None
+        self._loss = loss_among(settings, _LOSSES)
         self.replace({"model": model, "optimizer": _made(settings)})
 
     # -- model and optimizer ----------------------------------------------------------------------
@@ -176,11 +200,15 @@ class TensorFlowLearner(Learner):
         # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
         # it does not mix up.
         self._step: Any = tf.function(partial(self._train), autograph=False)
-        self._evaluate: Any = tf.function(partial(self._predict), autograph=False)
+        self._accumulate: Any = tf.function(partial(self._added), autograph=False)
+        self._apply = tf.function(partial(self._applied), autograph=False)
+        self._evaluate: Any = tf.function(partial(self._measure), autograph=False)
         if self.settings.methods is not None:
             # The model's own methods may draw and print what they compute, as in D2L.
-            self._step, self._evaluate = self._train, self._predict
-        self._forward: Any = tf.function(partial(self._predicted), autograph=False)
+            self._step, self._accumulate = self._train, self._added
+            self._evaluate = self._measure
+        self._forward = tf.function(partial(self._alone), autograph=False)
+        self._sums = placing.place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
 
@@ -257,11 +285,22 @@ class TensorFlowLearner(Learner):
         if not self._is_ready:
             self.build(inputs)
         # This check takes a microsecond, for a model of ten layers.
-        if _flags_of(self._flagged) != self._flags:
+        if not self.pending and _flags_of(self._flagged) != self._flags:
             self._get_ready()
+        if self.settings.accumulate > 1:
+            loss, prediction, self._sums = self._accumulate(self._sums, *inputs, y)
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
+            return loss, prediction
         # One by one, as in a loop of one's own: a tuple takes TensorFlow longer to look through.
         loss, prediction = self._step(*inputs, y)
         return loss, prediction
+
+    def flush(self) -> None:
+        if self.pending:
+            self._apply(self._sums, tf.constant(self.pending))
+            self._sums, self.pending = None, 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
@@ -274,24 +313,45 @@ class TensorFlowLearner(Learner):
             self.build(inputs)
         return self._forward(*inputs)
 
-    def _predicted(self, *inputs: Any) -> Any:
+    def _alone(self, *inputs: Any) -> Any:
         with tf.device(self._framework.devices.native(self._device)):
-            return self._call(inputs, training=False)
+            return self._predicted(inputs, training=False)
 
     def _train(self, *batch: Any) -> tuple[Tensor, Any]:
-        *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
-            with tf.GradientTape() as tape:
-                loss, prediction = self._losses(inputs, y, training=True)
-                # The factor is 1, except in an optimizer that works around the range of float16.
-                scaled = self._optimizer.scale_loss(loss)
-            gradients = tape.gradient(scaled, self._variables)
-            if self.settings.gradient_clip_val:
-                gradients = self._clipped(gradients)
-            self._optimizer.apply(gradients, self._variables)
+            loss, prediction, gradients = self._differentiated(batch)
+            self._update(gradients)
             return loss, prediction
 
-    def _predict(self, *batch: Any) -> tuple[Tensor, Any]:
+    def _added(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
+        """Return the sums of the gradients too; None for a variable that no batch has used."""
+        with tf.device(self._framework.devices.native(self._device)):
+            loss, prediction, gradients = self._differentiated(batch)
+            # Those of an embedding have rows of their own in each batch.
+            new = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
+            if sums is not None:
+                pairs = zip(sums, new, strict=True)
+                new = [a if b is None else b if a is None else a + b for a, b in pairs]
+            return loss, prediction, new
+
+    def _applied(self, sums: list[Any], number: Tensor) -> None:
+        with tf.device(self._framework.devices.native(self._device)):
+            self._update([None if x is None else x / tf.cast(number, x.dtype) for x in sums])
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, y = batch
+        with tf.GradientTape() as tape:
+            loss, prediction = self._losses(inputs, y, training=True)
+            # The factor is 1, except in an optimizer that works around the range of float16.
+            scaled = self._optimizer.scale_loss(loss)
+        return loss, prediction, tape.gradient(scaled, self._variables)
+
+    def _update(self, gradients: list[Any]) -> None:
+        if self.settings.gradient_clip_val:
+            gradients = self._clipped(gradients)
+        self._optimizer.apply(gradients, self._variables)
+
+    def _measure(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
         with tf.device(self._framework.devices.native(self._device)):
             return self._losses(inputs, y, training=False)
@@ -300,8 +360,26 @@ class TensorFlowLearner(Learner):
         if self.settings.methods is not None:
             in_step, in_evaluation = self.settings.methods
             return own_loss(self._model, in_step if training else in_evaluation, *inputs), None
-        prediction = self._call(inputs, training=training)
+        prediction = self._predicted(inputs, training=training)
         return self._whole_loss(prediction, y), prediction
+
+    def _predicted(self, inputs: Sequence[Any], *, training: bool) -> Any:
+        """Return the prediction; in float32 if it is computed in fewer bits."""
+        if self._policy is None:
+            return self._call(inputs, training=training)
+        # The layers have this policy only while their functions are traced.
+        policies = [(layer, layer.dtype_policy) for layer in self._model._flatten_layers()]
+        try:
+            for layer, policy in policies:
+                if policy.quantization_mode is None:
+                    layer.dtype_policy = self._policy
+            prediction = self._call(inputs, training=training)
+        finally:
+            for layer, policy in policies:
+                layer.dtype_policy = policy
+        return tf.nest.map_structure(
+            lambda x: _wide(x) if x.dtype in (tf.bfloat16, tf.float16) else x, prediction
+        )
 
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
         mode = {"training": training} if self._is_told else {}
@@ -319,7 +397,7 @@ class TensorFlowLearner(Learner):
     def _whole_loss(self, prediction: Any, y: Any) -> Tensor:
         """Return the loss with what layers add, such as regularization, as Keras' ``fit`` does."""
         loss = self._loss(prediction, y)
-        check_loss(getattr(loss, "shape", None), loss)
+        check_loss(getattr(loss, "shape", None), loss, self.settings.loss)
         added = self._model.losses if self._is_layer else []
         return tf.add_n([loss, *(tf.cast(each, loss.dtype) for each in added)]) if added else loss
 
@@ -355,26 +433,58 @@ def _made(settings: Settings) -> Any:
             "it is no keras.optimizers.Optimizer",
             "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
         )
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    if settings.precision == "fp16" and not scales:
+        return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
 
 
 # -- losses ---------------------------------------------------------------------------------------
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mean_of(loss: Any) -> Callable[[Any, Any], Any]:
+    """Return a loss of Keras', by its name too: its functions give a number for each example."""
+    import keras
+
+    function = keras.losses.get(loss)
+    return lambda y_true, y_pred: keras.ops.mean(function(y_true, y_pred))
+
+
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
     prediction = _wide(prediction)
-    return tf.reduce_mean((prediction - tf.cast(y, prediction.dtype)) ** 2)
+    return _mean((prediction - tf.cast(y, prediction.dtype)) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     if y.dtype not in (tf.int32, tf.int64):
         y = tf.cast(y, tf.int64)
-    return tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=_wide(prediction))
-    )
+    logits = _wide(prediction)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    return _mean(losses, weights)
+
+
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    if not prediction.shape.is_compatible_with(y.shape):
+        check_shapes(prediction.shape, y.shape)
+    prediction = _wide(prediction)
+    labels = tf.cast(y, prediction.dtype)
+    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=prediction)
+    return _mean(losses, weights)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return tf.reduce_mean(losses)
+    check_weights(losses.shape, weights.shape)
+    shape = tf.concat([tf.shape(weights), [-1]], 0)
+    losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
+    return tf.reduce_sum(losses * weights) / tf.reduce_sum(weights)
+
+
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
 
 
 def _wide(prediction: Tensor) -> Tensor:

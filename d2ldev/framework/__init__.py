@@ -38,7 +38,7 @@ from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
-from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training
+from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training, Weighted
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Scopes
 
@@ -65,13 +65,14 @@ __all__ = [
     "Tensor",
     "Tensors",
     "Training",
+    "Weighted",
 ]
 
-ABILITIES = ("mlp", "dlpack", "train")
+ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16")
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
-``accuracy`` and ``Trainer``.
+``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``.
 """
 
 
@@ -177,6 +178,17 @@ class Framework:
                 self.inability(ability),
                 "use another backend for it: D2LDEV_BACKEND=torch",
             )
+
+    def checked(self, settings: Settings) -> Settings:
+        """Return the settings of a training with Python's own numbers.
+
+        Raises:
+            UnsupportedValueError: if they cannot be used, or the framework cannot train with them.
+        """
+        settings = settings.checked()
+        precision = settings.precision
+        self.require(f"train in {precision}", f"train with precision={precision!r}")
+        return settings
 
     def inability(self, ability: str) -> str:
         """Return a sentence: what the framework cannot do, and why."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
@@ -15,20 +15,35 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 
 Loss = str | Callable[[Any, Any], Any]
-"""``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``.
+"""``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
 
 Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
 """
 
-LOSSES = ("mse", "cross_entropy")
-OPTIMIZERS = ("sgd", "momentum", "adam", "adagrad")
+LOSSES = ("mse", "cross_entropy", "bce")
+OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
 
 MOMENTUM = 0.9
+PRECISIONS = ("model", "bf16", "fp16")
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
+WEIGHT_DECAY = 0.01
 # Added outside the root; a framework that adds it inside is given the square. So a gradient of 0 is
 # divided by the same number, and larger gradients differ by rounding only.
 ADAGRAD_EPSILON = 1e-10
+
+
+class Weighted(NamedTuple):
+    """A target whose examples count differently: the loss is their weighted mean.
+
+    Args:
+        y: the target.
+        weights: numbers of shape ``(n,)``, or of more of the first axes of ``y``, such as one for
+            each step of a sequence.
+    """
+
+    y: Any
+    weights: Any
 
 
 class Settings(NamedTuple):
@@ -36,13 +51,21 @@ class Settings(NamedTuple):
 
     Args:
         loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
-            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``), or
-            a function or an object: see ``Loss``.
-        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adagrad'``,
-            or the framework's own object, whose learning rate is its own; None for a model that is
-            only evaluated.
+            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``),
+            ``'bce'`` (the mean binary cross-entropy of logits with numbers from 0 to 1, of the
+            same shape), or a function or an object: see ``Loss``.
+        optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` (the
+            same, and in each step every parameter is shortened by 0.01 of the learning rate),
+            ``'adagrad'``, or the framework's own object, whose learning rate is its own; None for a
+            model that is only evaluated.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
+        accumulate: how many batches make one step of the optimizer, with the mean of their
+            gradients.
+        precision: ``'bf16'`` and ``'fp16'``: the model computes in them, and its parameters stay in
+            float32. Its prediction is float32 again for the loss and the metrics. In ``'fp16'``
+            gradients are scaled, and a step whose gradients are too large for it is left out.
+            ``'model'``: it computes as it is.
         methods: the names of the model's own methods that give the loss of a batch in ``step`` and
             in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
     """
@@ -51,6 +74,8 @@ class Settings(NamedTuple):
     optimizer: Any = "sgd"
     lr: float = 0.01
     gradient_clip_val: float = 0.0
+    accumulate: int = 1
+    precision: str = "model"
     methods: tuple[str, str] | None = None
 
     def checked(self) -> Settings:
@@ -80,7 +105,30 @@ class Settings(NamedTuple):
                     "it is a number that is not negative",
                     f"{name}={0.01 if name == 'lr' else 0}",
                 )
-        return self._replace(lr=float(self.lr), gradient_clip_val=float(self.gradient_clip_val))
+        if self.precision not in PRECISIONS:
+            raise UnsupportedValueError(
+                f"train with precision={describe(self.precision)}",
+                f"it is one of {', '.join(PRECISIONS)}",
+                "precision='bf16', or leave it out",
+            )
+        if self.precision != "model" and self.methods is not None:
+            raise UnsupportedValueError(
+                f"train a model with its own {self.methods[0]} with precision={self.precision!r}",
+                "what that method computes in is its own",
+                "leave precision out, and compute in fewer bits in the method",
+            )
+        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
+        if not is_whole or self.accumulate < 1:
+            raise UnsupportedValueError(
+                f"train with accumulate={describe(self.accumulate)}",
+                "it is how many batches make one step of the optimizer, 1 or more",
+                "accumulate=4, or leave it out",
+            )
+        return self._replace(
+            lr=float(self.lr),
+            gradient_clip_val=float(self.gradient_clip_val),
+            accumulate=int(self.accumulate),
+        )
 
 
 class Learner(ABC):
@@ -88,10 +136,15 @@ class Learner(ABC):
 
     Args:
         settings: how it is trained; checked already.
+
+    Attributes:
+        pending: how many batches were taken since the last step of the optimizer; always 0 without
+            ``accumulate``.
     """
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.pending = 0
 
     @property
     @abstractmethod
@@ -125,14 +178,23 @@ class Learner(ABC):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Take one step of training on one batch, without waiting for it.
 
+        With ``accumulate``, the optimizer takes its step with the last batch of so many.
+
         Args:
             inputs: what the model is called with, on its device.
-            y: what its prediction is compared with, there too.
+            y: what its prediction is compared with, there too; or a ``Weighted`` of it.
 
         With ``Settings.methods``, ``inputs`` is ``(batch,)`` and ``y`` is None: see ``own_loss``.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.
+        """
+
+    def flush(self) -> None:
+        """Let the optimizer take its step with the batches since the last one, if there are any.
+
+        The end of an epoch, whose last batches may be fewer than ``accumulate``: their gradients
+        are averaged over as many as they are.
         """
 
     @abstractmethod
@@ -225,6 +287,13 @@ class Training:
         raise UnsupportedValueError(
             f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
         )
+
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        """Return the loss and the optimizer of a model for which the user names none.
+
+        For a framework whose models carry them, as Keras' do after ``compile``.
+        """
+        return "mse", "sgd"
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

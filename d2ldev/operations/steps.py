@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Settings
+from d2ldev.framework import Settings, Weighted
 
 if TYPE_CHECKING:
     import inspect
@@ -22,13 +22,36 @@ def loss_among(
 
     Args:
         settings: of the training; checked already.
-        losses: the framework's own, by the names in ``LOSSES``.
+        losses: the framework's own, by the names in ``LOSSES``; their third parameter are weights.
+
+    Returns:
+        A function ``(prediction, y) -> loss``, which takes a ``Weighted`` too.
 
     Raises:
         UnsupportedValueError: for a metric that keeps a running value.
     """
-    loss = settings.loss
-    return losses[loss] if isinstance(loss, str) else comparison(loss)
+    given = settings.loss
+    loss: Callable[..., Any] = losses[given] if isinstance(given, str) else comparison(given)
+
+    def compare(prediction: Any, y: Any) -> Any:
+        if not isinstance(y, Weighted):
+            return loss(prediction, y)
+        if isinstance(given, str):
+            return loss(prediction, *y)
+        _check_takes_weights(given)
+        return loss(prediction, y.y, sample_weight=y.weights)
+
+    return compare
+
+
+def _check_takes_weights(function: Any) -> None:
+    methods = (function, getattr(function, "forward", None))
+    if not any(each.name == "sample_weight" for method in methods for each in _parameters(method)):
+        raise UnsupportedValueError(
+            f"weigh examples in the loss {describe(function)}",
+            "it has no parameter sample_weight",
+            "loss=lambda prediction, y, sample_weight: ..., or a loss by name",
+        )
 
 
 def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -50,7 +73,7 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
             "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
         )
     if first_parameter(function) == "y_true":
-        return lambda prediction, y: function(y, prediction)
+        return lambda prediction, y, **options: function(y, prediction, **options)
     if takes_target(function):
         return function
     alone: Callable[[Any], Any] = function  # type: ignore[assignment]
@@ -73,7 +96,7 @@ def stateful(metric: object, fix: str) -> UnsupportedValueError:
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """Check that ``'mse'`` can be taken: frameworks would broadcast one against the other.
+    """Check what ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one of them.
 
     Args:
         prediction: the shape of the prediction.
@@ -84,7 +107,7 @@ def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
     """
     if tuple(prediction) != tuple(y):
         raise UnsupportedValueError(
-            "take the squared errors of a prediction",
+            "compare a prediction with y",
             f"it is of shape {tuple(prediction)}, and y of shape {tuple(y)}",
             "y.reshape(prediction.shape), or a loss of your own",
         )
@@ -123,21 +146,47 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
         )
 
 
-def check_loss(shape: Iterable[int] | None, loss: object) -> None:
+def check_weights(losses: Iterable[int | None], weights: Iterable[int | None]) -> None:
+    """Check that there is one weight for each example: frameworks would broadcast.
+
+    Args:
+        losses: the shape of the losses, before their mean is taken; None is a length that is not
+            known yet.
+        weights: that of the weights.
+
+    Raises:
+        UnsupportedValueError: if these are not the first axes of the losses.
+    """
+    known, given = tuple(losses), tuple(weights)
+    pairs = zip(known, given, strict=False)
+    if not 0 < len(given) <= len(known) or any(a != b for a, b in pairs if None not in (a, b)):
+        raise UnsupportedValueError(
+            "weigh the examples of a batch",
+            f"their losses are of shape {known}, and their weights of shape {given}",
+            "sample_weight of shape (n,), one number for each example",
+        )
+
+
+def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None:
     """Check that a loss is one number; some frameworks would take the gradient of the sum.
 
     Args:
         shape: its shape; None if it has none.
         loss: what the function returned.
+        function: of the user, as it was given.
 
     Raises:
         UnsupportedValueError: if it is none.
     """
     if shape is None or tuple(shape):
-        found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
-        raise UnsupportedValueError(
-            "take a step of training", f"the loss is {found} and no scalar", "loss.mean()"
-        )
+        raise _no_scalar("take a step of training", shape, loss, f"loss={mean_of(function)}")
+
+
+def _no_scalar(
+    attempted: str, shape: Iterable[int] | None, loss: object, fix: str
+) -> UnsupportedValueError:
+    found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
+    return UnsupportedValueError(attempted, f"the loss is {found} and no scalar", fix)
 
 
 def own_loss(model: Any, method: str, batch: Any) -> Any:
@@ -156,15 +205,26 @@ def own_loss(model: Any, method: str, batch: Any) -> Any:
         UnsupportedValueError: if it returned something else.
     """
     loss = getattr(model, method)(batch)
+    attempted = f"take a step of training with {type(model).__name__}.{method}"
     if loss is None and method == "training_step":
-        raise UnsupportedValueError(
-            f"take a step of training with {type(model).__name__}.{method}",
-            "it returned None, and not the loss",
-            "return loss",
-        )
-    if loss is not None:
-        check_loss(getattr(loss, "shape", None), loss)
+        raise UnsupportedValueError(attempted, "it returned None, and not the loss", "return loss")
+    shape = getattr(loss, "shape", None)
+    if loss is not None and (shape is None or tuple(shape)):
+        raise _no_scalar(attempted, shape, loss, "return loss.mean()")
     return loss
+
+
+def mean_of(function: Any) -> str:
+    """Return the text of a function that gives the mean of what a loss or a metric returns.
+
+    >>> def absolute(y_true, y_pred): ...
+    >>> mean_of(absolute)
+    'lambda y_true, y_pred: keras.ops.mean(absolute(y_true, y_pred))'
+    """
+    name = getattr(function, "__name__", f"{type(function).__name__}()").replace("<lambda>", "f")
+    if first_parameter(function) == "y_true":
+        return f"lambda y_true, y_pred: keras.ops.mean({name}(y_true, y_pred))"
+    return f"lambda prediction, y: {name}(prediction, y).mean()"
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:

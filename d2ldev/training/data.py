@@ -11,6 +11,7 @@ from d2ldev.active import backend_of
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.framework import Weighted
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.arguments import whole_number
@@ -183,7 +184,8 @@ def inputs_and_target(
     Args:
         batch: ``(X, y)``, or more inputs before ``y``; or a mapping whose ``'y'``, else whose
             last value, is the target. Several inputs of a mapping are given by name, if all of
-            them are among the names, else in the order of the mapping.
+            them are among the names, else in the order of the mapping. Its ``'sample_weight'`` are
+            the weights of the examples, unless the model has an input of that name.
         names: what the model calls its inputs, in order; empty if it does not say.
         takes_mapping: whether it is called with one mapping that has these keys.
 
@@ -193,7 +195,9 @@ def inputs_and_target(
     """
     if isinstance(batch, Mapping):
         values = dict(batch)
+        weights = None if "sample_weight" in names else values.pop("sample_weight", None)
         target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
+        target = target if weights is None else Weighted(target, weights)
         parts = (*_by_name(values, names, takes_mapping), target)
     else:
         parts = tuple(batch) if isinstance(batch, (list, tuple)) else (batch,)
@@ -265,6 +269,11 @@ def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) 
             f"yield {{{everything}, 'y': y}}, or a tuple of all of them and y",
         )
     return [values[name] for name in ordered]
+
+
+def unweighted(y: Any) -> Any:
+    """Return a target without the weights of its examples."""
+    return y.y if isinstance(y, Weighted) else y
 
 
 def count_of(backend: Backend, y: Any) -> int:

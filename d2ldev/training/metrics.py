@@ -9,7 +9,7 @@ from typing import Any
 from d2ldev.backend import Backend
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.steps import comparison, stateful
+from d2ldev.operations.steps import comparison, mean_of, stateful
 
 Metric = str | Callable[[Any, Any], Any]
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
@@ -38,7 +38,7 @@ def named_metrics(
             name, function = "accuracy", backend.accuracy
         elif callable(metric):
             name = getattr(metric, "__name__", type(metric).__name__)
-            function = _where_predictions_are(backend, comparison(metric))
+            function = _where_predictions_are(backend, name, metric)
         elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
             raise stateful(
                 metric,
@@ -68,17 +68,26 @@ def check_names(names: Sequence[str]) -> None:
 
 
 def _where_predictions_are(
-    backend: Backend, function: Callable[[Any, Any], Any]
+    backend: Backend, name: str, metric: Callable[[Any, Any], Any]
 ) -> Callable[[Any, Any], Any]:
     """Return a metric that is computed where the first tensor of the predictions is.
 
     TensorFlow computes outside a ``tf.function`` on its default device, wherever the operands are.
     """
+    function = comparison(metric)
 
     def measure(prediction: Any, y: Any) -> Any:
         flat = flatten(prediction, backend.framework.kinds, "measure a prediction")
         device = next(map(backend.device_of, flat.tensors.values()), None)
         with nullcontext() if device is None else backend.on(device):
-            return function(prediction, y)
+            value = function(prediction, y)
+        shape = tuple(getattr(value, "shape", ()))
+        if shape:
+            raise UnsupportedValueError(
+                f"measure {name}",
+                f"it is of shape {shape}, and no scalar",
+                f"metrics=[{mean_of(metric)}]",
+            )
+        return value
 
     return measure

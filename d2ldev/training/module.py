@@ -25,8 +25,7 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
     Args:
         model: placed already. ``training_step(batch)``, ``validation_step(batch)``,
             ``loss(prediction, y)`` and ``configure_optimizers()`` of a D2L ``Module`` are used.
-        loss: None is the model's own, else ``'mse'``.
-        optimizer: None is the model's own, else ``'sgd'``.
+        loss, optimizer: None is the model's own; None comes back if it has none.
         metrics: a model with its own ``training_step`` cannot have any.
 
     Raises:
@@ -40,8 +39,8 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
         _check_methods(model, methods, loss, metrics)
-    if optimizer is None:
-        optimizer = model.configure_optimizers() if configures else "sgd"
+    if optimizer is None and configures:
+        optimizer = model.configure_optimizers()
         if optimizer is None:
             raise UnsupportedValueError(
                 f"train {describe(model)}",
@@ -50,7 +49,7 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
             )
     if loss is None:
         own = getattr(model, "loss", None) if configures or in_step else None
-        loss = own if callable(own) and methods is None else "mse"
+        loss = "mse" if methods is not None else own if callable(own) else None
     return {"loss": loss, "optimizer": optimizer, "methods": methods}
 
 

@@ -70,6 +70,8 @@ class Saving(NamedTuple):
 
 
 _NOT_SAVED = Saving()
+# The settings that are arguments of ``Trainer``, and not of ``fit``.
+_OF_THE_TRAINER = ("gradient_clip_val", "accumulate", "precision")
 
 
 class Run:
@@ -145,7 +147,9 @@ class Run:
             device: where the model is.
         """
         every = self._saving.every
-        if self._path is not None and every is not None and self.step % every == 0:
+        is_time = every is not None and self.step % every == 0
+        # Gradients that wait for a step of the optimizer are in no file.
+        if self._path is not None and is_time and not self._learner.pending:
             within = {
                 "batches": batches,
                 "log": log.state_dict(),
@@ -349,8 +353,8 @@ class Run:
         return {
             "loss": settings.loss if has_loss else None,
             "optimizer": settings.optimizer if is_named else None,
-            "lr": float(settings.lr) if is_named else None,
-            "gradient_clip_val": float(settings.gradient_clip_val),
+            "lr": settings.lr if is_named else None,
+            **{name: getattr(settings, name) for name in _OF_THE_TRAINER},
         }
 
     def _check_settings(self, saved: dict[str, Any]) -> None:
@@ -445,5 +449,5 @@ def _in_words(settings: dict[str, Any], names: list[str]) -> str:
 def _fix(saved: dict[str, Any], names: list[str]) -> str:
     if any(saved.get(name) is None for name in names):
         return "hand in what the run began with, or begin another one in another file"
-    owner = "Trainer(max_epochs" if names == ["gradient_clip_val"] else "fit(..."
+    owner = "Trainer(max_epochs" if set(names) <= set(_OF_THE_TRAINER) else "fit(..."
     return f"{owner}, {_in_words(saved, names)})"

@@ -22,14 +22,20 @@ from d2ldev.active import backend as handle
 from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
-from d2ldev.framework import DeviceLike, Learner, Loss
+from d2ldev.framework import DeviceLike, Learner, Loss, Settings
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.callbacks import History, check_hooks, checked_callbacks, listeners
-from d2ldev.training.data import count_of, inputs_alone, inputs_and_target, inputs_to_predict
+from d2ldev.training.data import (
+    count_of,
+    inputs_alone,
+    inputs_and_target,
+    inputs_to_predict,
+    unweighted,
+)
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, own_settings
@@ -50,6 +56,12 @@ class Trainer:
             object with ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both; or a
             list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
         progress: whether bars are shown in the terminal. Twice a second they wait for the loss.
+        accumulate: how many batches make one step of the optimizer, with the mean of their
+            gradients: with batches of one size, the step on all of them in one. The last step of an
+            epoch is made with the batches that are left, so that nothing waits for the next epoch.
+        precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
+            parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
+            step in which they are too large is left out.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
@@ -62,6 +74,7 @@ class Trainer:
 
     Raises:
         DeviceUnavailableError: if there are fewer GPUs, or more than one is asked for.
+        UnsupportedValueError: for other values, or a precision that the framework has not.
 
     >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
     >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
@@ -76,6 +89,8 @@ class Trainer:
     gradient_clip_val: float = 0
     callback: Any = None
     progress: bool = False
+    accumulate: int = 1
+    precision: str = "model"
     _learner: Learner | None = None
     _model: Any = None
 
@@ -88,12 +103,20 @@ class Trainer:
         backend: Backend | str | None = None,
         callback: Any = None,
         progress: bool = False,
+        accumulate: int = 1,
+        precision: str = "model",
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
+        self.accumulate, self.precision = accumulate, precision
+        self.backend.framework.checked(
+            Settings(
+                gradient_clip_val=gradient_clip_val, accumulate=accumulate, precision=precision
+            )
+        )
         self.callback = callback
         self.progress = progress
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
@@ -175,7 +198,7 @@ class Trainer:
         *,
         loss: Loss | None = None,
         optimizer: Any = None,
-        lr: float = 0.01,
+        lr: float | None = None,
         metrics: Sequence[Metric] = (),
         checkpoint: str | PathLike[str] | None = None,
         resume: bool = False,
@@ -201,17 +224,23 @@ class Trainer:
                 Several inputs of a dict are given by name, none left out before another one, if all
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
-                Or a D2L ``DataModule``, whose ``train_dataloader()`` and ``val_dataloader()`` are
-                called once.
+                A dict's ``'sample_weight'``, of shape ``(n,)`` or of more of the first axes of
+                ``y``, are weights: the loss of the batch is the weighted mean, metrics are as ever,
+                and a loss of your own needs a parameter of this name. (A model's own input of this
+                name stays an input.) Or a D2L ``DataModule``, whose ``train_dataloader()`` and
+                ``val_dataloader()`` are called once.
             val_data: batches to evaluate the model on after each epoch.
-            loss: ``'mse'``, ``'cross_entropy'``, or ``(prediction, y) -> scalar tensor``. A loss
-                whose first parameter is ``y_true``, as in Keras, is called with ``y`` first. To a
-                loss of one parameter, ``prediction -> scalar tensor``, belong batches without a
-                target: ``X``, ``(X,)``, or all inputs. None is the model's own, else ``'mse'``.
-            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adagrad'``, which are built after
-                the model is placed; or the framework's own, which is placed too. None is the
-                model's own, else ``'sgd'``.
-            lr: the learning rate of an optimizer that is given by name.
+            loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
+                ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
+                parameter is ``y_true``, as in Keras. To a loss of one parameter,
+                ``prediction -> scalar tensor``, belong batches without a target: ``X``, ``(X,)``,
+                or all inputs. None is the model's own, a Keras model's the one that it was compiled
+                with, else ``'mse'``.
+            optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
+                built after the model is placed; or the framework's own, which is placed too. None
+                is the model's own, a Keras model's the one that it was compiled with, else
+                ``'sgd'``.
+            lr: the learning rate of an optimizer that is given by name; None is 0.01.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
                 running value, as Keras' and Gluon's do, are refused.
@@ -247,7 +276,9 @@ class Trainer:
         saving = Saving(checkpoint, checkpoint_every, keep).checked()
         if hasattr(self, "fit_epoch"):
             given = {"loss": loss, "optimizer": optimizer, "checkpoint": checkpoint}
-            given |= {"resume": resume or None, "progress": self.progress or None}
+            given |= {"resume": resume or None, "progress": self.progress or None, "lr": lr}
+            given |= {"accumulate": None if self.accumulate == 1 else self.accumulate}
+            given |= {"precision": None if self.precision == "model" else self.precision}
             unused = self._listeners(callbacks, "on_step_end")
             _check_own_epoch({**given, "metrics": metrics or None}, unused)
         elif hasattr(self, "clip_gradients"):
@@ -263,6 +294,8 @@ class Trainer:
             **own_settings(model, loss, optimizer, metrics),
             lr=lr,
             gradient_clip_val=self.gradient_clip_val,
+            accumulate=self.accumulate,
+            precision=self.precision,
         )
         if learner.settings.methods is not None:
             model.trainer = self
@@ -344,6 +377,7 @@ class Trainer:
                 run.save_within(number + 1, log, self.device)
                 if loop.is_interrupted():
                     break
+        learner.flush()
         means = _means(log)
         loop.progress.end_batches(means["loss"])
         return means
@@ -418,7 +452,7 @@ class Trainer:
         """
         functions = named_metrics(self.backend, metrics)
         batches = data.val_dataloader() if is_data_module(data) else data
-        settings = {**own_settings(model, loss, "sgd", metrics), "optimizer": None}
+        settings = own_settings(model, loss, "sgd", metrics)
         learner = self._evaluator(model, batches, "validate", settings)
         self.val_batch_idx = 0
         self.num_val_batches = length_hint(batches, 0)
@@ -444,7 +478,7 @@ class Trainer:
 
         >>> trainer.predict(net, ArrayLoader(X, batch_size=32))            # doctest: +SKIP
         """
-        learner = self._evaluator(model, data, "predict", {"optimizer": None})
+        learner = self._evaluator(model, data, "predict", {"loss": "mse"})
         names, takes_mapping = learner.input_names, learner.takes_mapping
         try:
             with closing(self._prepared(data)) as batches:
@@ -472,7 +506,9 @@ class Trainer:
             )
         _check_data(data, "data", 1)
         prepared = self._prepared_model(model)
-        learner = self.backend.learner(prepared, **settings)
+        learner = self.backend.learner(
+            prepared, **settings, precision=self.precision, is_trained=False
+        )
         if learner.settings.methods is not None:
             prepared.trainer = self
         return learner
@@ -488,7 +524,7 @@ class Trainer:
 
         def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs, y = inputs_and_target(batch, names, takes_mapping)
-            return inputs, y, count_of(backend, y)
+            return inputs, y, count_of(backend, unweighted(y))
 
         def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             nonlocal is_built
@@ -590,6 +626,7 @@ class _Loop(NamedTuple):
 
     def measured(self, prediction: Any, y: Any) -> dict[str, Any]:
         """Return the metrics of a batch."""
+        y = unweighted(y)
         return {name: metric(prediction, y) for name, metric in self.metrics.items()}
 
 

@@ -2,7 +2,8 @@
 
 Each curve is compared with that of the reference backend, whose gradients and optimizers are
 written out. The tolerance is 1e-4 of each loss, over 50 steps. The largest measured differences are
-3e-6 with ``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'``, for two reasons:
+3e-6 with ``'sgd'``, ``'momentum'`` and ``'adagrad'``, and 2e-5 with ``'adam'`` and ``'adamw'``, for
+two reasons:
 
 - float32: a prediction of size 4 is rounded by 2e-7. Where the linear regression ends, at a root
   mean squared error of 0.01, that is 2e-5 of the error, and 4e-5 of its square.
@@ -22,7 +23,7 @@ import d2ldev
 from d2ldev.training.trainer import Trainer
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
-RATES = {"sgd": 0.05, "momentum": 0.02, "adam": 0.02, "adagrad": 0.1}
+RATES = {"sgd": 0.05, "momentum": 0.02, "adam": 0.02, "adamw": 0.02, "adagrad": 0.1}
 TOLERANCE = 1e-4
 EPOCHS, BATCH = 10, 32
 CLIP = 0.2
@@ -53,6 +54,14 @@ def classification():
     return batched(inputs, y), drawn([8, 16, 16, 3], 0), "cross_entropy"
 
 
+def decisions():
+    """Return data of two questions each to be answered with yes or no, for an MLP."""
+    random = np.random.default_rng(4)
+    inputs = 3 * random.standard_normal((150, 4)).astype("float32")
+    y = (inputs[:, :2] + inputs[:, 2:] > 0).astype("float32")
+    return batched(inputs, y), drawn([4, 16, 2], 0), "bce"
+
+
 def regression():
     """Return the data of a curve, for an MLP with a hidden layer."""
     random = np.random.default_rng(3)
@@ -61,7 +70,9 @@ def regression():
 
 
 tasks = pytest.mark.parametrize(
-    "task", [linear_regression, classification, regression], ids=lambda task: task.__name__
+    "task",
+    [linear_regression, classification, decisions, regression],
+    ids=lambda task: task.__name__,
 )
 
 

@@ -23,6 +23,7 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.operations import placing
@@ -30,6 +31,7 @@ from d2ldev.operations.steps import (
     check_labels,
     check_loss,
     check_shapes,
+    check_weights,
     input_names,
     loss_among,
     own_loss,
@@ -39,9 +41,11 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
     "momentum": lambda lr: optax.sgd(lr, momentum=MOMENTUM),
     "adam": lambda lr: optax.adam(lr, *BETAS, eps=ADAM_EPSILON),
+    "adamw": lambda lr: optax.adamw(lr, *BETAS, eps=ADAM_EPSILON, weight_decay=WEIGHT_DECAY),
     # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
+_PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 # The attributes that put a module into evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
 
@@ -73,14 +77,18 @@ class JaxLearner(Learner):
             )
         self._loss = loss_among(settings, _LOSSES)
         self._splits: tuple[_Split, ...] = ()
+        self._sums: Any = None
+        self._scaler = _Scaler.begun() if settings.precision == "fp16" else None
         self.replace({"model": model, "optimizer": _optimizer(model, settings)})
 
     @property
     def parts(self) -> dict[str, Any]:
-        return {"model": self._model, "optimizer": self._optimizer}
+        parts = {"model": self._model, "optimizer": self._optimizer}
+        return parts if self._scaler is None else {**parts, "scaler": self._scaler}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
+        self._scaler = parts.get("scaler", self._scaler)
         if not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
@@ -91,6 +99,8 @@ class JaxLearner(Learner):
         self._device = self._framework.tensors.device_of(parameter)
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
+        native = self._framework.devices.native(self._device)
+        self._sums, self._scaler = jax.device_put((self._sums, self._scaler), native)
         self._take()
 
     def sync(self) -> None:
@@ -111,10 +121,28 @@ class JaxLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        self._model_arrays, self._optimizer_arrays, loss, prediction = self._step(
-            self._model_arrays, self._optimizer_arrays, inputs, y
+        if self.settings.accumulate > 1:
+            self._model_arrays, self._sums, loss, prediction = self._accumulate(
+                self._model_arrays, self._sums, self._scaler, inputs, y
+            )
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
+            return loss, prediction
+        self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
+            self._model_arrays, self._optimizer_arrays, self._scaler, inputs, y
         )
         return loss, prediction
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        if self._is_synced:
+            self._take()
+        self._model_arrays, self._optimizer_arrays, self._scaler = self._apply(
+            self._model_arrays, self._optimizer_arrays, self._scaler, self._sums, self.pending
+        )
+        self._sums, self.pending = None, 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
@@ -148,16 +176,24 @@ class JaxLearner(Learner):
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
             in_step, in_evaluation = self._comparisons()
-            step = _make_step(model_split, optimizer_split, in_step, self.settings)
-            self._step = jax.jit(step)
+            steps = _Steps(
+                model_split,
+                optimizer_split,
+                in_step,
+                self.settings,
+                self._optimizer.wrt,
+            )
+            self._step = jax.jit(steps.step)
+            self._accumulate = jax.jit(steps.accumulate)
+            self._apply = jax.jit(steps.apply)
             self._evaluate = jax.jit(_make_evaluation(model_split, in_evaluation))
-            self._predict = jax.jit(_make_evaluation(model_split, _prediction))
+            self._predict = jax.jit(_make_evaluation(model_split, _predicted(self.settings)))
         self._is_synced = False
 
     def _comparisons(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Return what gives the loss and the prediction of a batch, in a step and in evaluation."""
         if self.settings.methods is None:
-            return (_comparison(self._loss),) * 2
+            return (_comparison(self._loss, self.settings),) * 2
         in_step, in_evaluation = self.settings.methods
         return _own_comparison(in_step), _own_comparison(in_evaluation)
 
@@ -236,18 +272,23 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
 # -- compiled functions ---------------------------------------------------------------------------
 
 
-def _comparison(loss: Callable[..., Any]) -> Callable[..., Any]:
+def _comparison(loss: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
+    predicted = _predicted(settings)
+
     def compare(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        prediction = model(*inputs)
+        _, prediction = predicted(model, inputs, y)
         value = loss(prediction, y)
-        check_loss(getattr(value, "shape", None), value)
+        check_loss(getattr(value, "shape", None), value, settings.loss)
         return value, prediction
 
     return compare
 
 
-def _prediction(model: Any, inputs: tuple[Any, ...], _y: Any) -> tuple[None, Any]:
-    return None, model(*inputs)
+def _predicted(settings: Settings) -> Callable[..., Any]:
+    narrow = _PRECISIONS.get(settings.precision)
+    if narrow is None:
+        return lambda model, inputs, _y: (None, model(*inputs))
+    return lambda model, inputs, _y: (None, _narrowly(model, inputs, narrow))
 
 
 def _own_comparison(method: str) -> Callable[..., Any]:
@@ -257,24 +298,141 @@ def _own_comparison(method: str) -> Callable[..., Any]:
     return compare
 
 
-def _make_step(
-    model_split: _Split, optimizer_split: _Split, compare: Callable[..., Any], settings: Settings
-) -> Callable[..., Any]:
+def _narrowly(model: Any, inputs: tuple[Any, ...], narrow: Any) -> Any:
+    """Return the prediction as it is computed in fewer bits, in float32.
+
+    A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says another
+    one. What is no parameter, such as the statistics of a batch normalization, stays as it is.
+    """
+    wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
+    nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
+    prediction = model(*_cast(inputs, jnp.float32, narrow))
+    nnx.update(model, jax.tree.unflatten(structure, wide))
+    return _cast(prediction, narrow, jnp.float32)
+
+
+def _cast(tree: Any, old: Any, new: Any) -> Any:
+    """Return a nesting whose arrays of one dtype have another one."""
+    return jax.tree.map(lambda x: x.astype(new) if getattr(x, "dtype", None) == old else x, tree)
+
+
+class _Scaler(NamedTuple):
+    """The factor of a loss, so that small gradients are not 0 in float16.
+
+    Its numbers are those of ``flax.training.dynamic_scale``, which takes no ``nnx`` modules.
+
+    Args:
+        scale: the factor.
+        steps: how many were taken since it has changed, or since one was left out.
+    """
+
+    scale: Tensor
+    steps: Tensor
+
+    @classmethod
+    def begun(cls) -> _Scaler:
+        return cls(jnp.float32(2**16), jnp.int32(0))
+
+    def after(self, is_finite: Tensor) -> _Scaler:
+        """Return the scaler for the next step."""
+        grows = self.steps == 1999
+        factor = jnp.where(is_finite, jnp.where(grows, 2.0, 1.0), 0.5)
+        steps = jnp.where(is_finite & ~grows, self.steps + 1, 0)
+        return _Scaler(self.scale * factor, steps)
+
+
+class _Steps(NamedTuple):
+    """The functions that are compiled for a step."""
+
+    model_split: _Split
+    optimizer_split: _Split
+    compare: Callable[..., Any]
+    settings: Settings
+    wrt: Any
+
     def step(
-        model_arrays: list[Any], optimizer_arrays: list[Any], inputs: tuple[Any, ...], y: Any
+        self,
+        model_arrays: list[Any],
+        optimizer_arrays: list[Any],
+        scaler: _Scaler | None,
+        inputs: tuple[Any, ...],
+        y: Any,
     ) -> Any:
-        model, optimizer = model_split.merge(model_arrays), optimizer_split.merge(optimizer_arrays)
+        """Return the arrays and the scaler after a step, the loss and the prediction before it."""
+        model = self.model_split.merge(model_arrays)
+        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
+        after = self._updated(model, optimizer_arrays, scaler, gradients, value)
+        return *after, value, prediction
+
+    def accumulate(
+        self,
+        model_arrays: list[Any],
+        sums: Any,
+        scaler: _Scaler | None,
+        inputs: tuple[Any, ...],
+        y: Any,
+    ) -> Any:
+        """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
+        model = self.model_split.merge(model_arrays)
+        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
+        new = gradients, value
+        sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
+        return _arrays(model, self.model_split), sums, value, prediction
+
+    def apply(
+        self,
+        model_arrays: list[Any],
+        optimizer_arrays: list[Any],
+        scaler: _Scaler | None,
+        sums: Any,
+        number: Any,
+    ) -> Any:
+        """Return the arrays and the scaler after a step with the mean of so many gradients."""
+        gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
+        model = self.model_split.merge(model_arrays)
+        return self._updated(model, optimizer_arrays, scaler, gradients, value)
+
+    def _differentiated(
+        self, model: Any, scaler: _Scaler | None, inputs: tuple[Any, ...], y: Any
+    ) -> Any:
+        def compare(model: Any) -> Any:
+            value, prediction = self.compare(model, inputs, y)
+            return value if scaler is None else value * scaler.scale, (value, prediction)
+
         _train(model)
-        trained = nnx.DiffState(0, optimizer.wrt)
+        trained = nnx.DiffState(0, self.wrt)
         gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
-        (value, prediction), gradients = gradient(model, inputs, y)
-        if settings.gradient_clip_val:
-            gradients = _clipped(gradients, settings.gradient_clip_val)
+        (_, (value, prediction)), gradients = gradient(model)
+        return gradients, value, prediction
+
+    def _updated(
+        self,
+        model: Any,
+        optimizer_arrays: list[Any],
+        scaler: _Scaler | None,
+        gradients: Any,
+        value: Tensor,
+    ) -> tuple[list[Any], list[Any], _Scaler | None]:
+        """Return the arrays of the model and the optimizer after a step, and the scaler."""
+        optimizer = self.optimizer_split.merge(optimizer_arrays)
+        before = _arrays(model, self.model_split), optimizer_arrays
+        if scaler is not None:
+            gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
+        if self.settings.gradient_clip_val:
+            gradients = _clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         optimizer.update(model, gradients, **({"value": value} if takes_more else {}))
-        return _arrays(model, model_split), _arrays(optimizer, optimizer_split), value, prediction
-
-    return step
+        after = _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
+        if scaler is None:
+            return *after, None
+        is_finite = jnp.all(
+            jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
+        )
+        # A step with gradients that are not finite is left out.
+        after = jax.tree.map(
+            lambda a, b: a if a is b else jnp.where(is_finite, a, b), after, before
+        )
+        return *after, scaler.after(is_finite)
 
 
 def _make_evaluation(split: _Split, compare: Callable[..., Any]) -> Callable[..., Any]:
@@ -294,19 +452,36 @@ def _clipped(gradients: Any, largest: float) -> Any:
     return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return jnp.mean((_wide(prediction) - y) ** 2)
+    return _mean((_wide(prediction) - y) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
     # Too large a label gives NaN, but a negative one counts from the last class.
-    return jnp.mean(jnp.where(y < 0, jnp.nan, losses))
+    return _mean(jnp.where(y < 0, jnp.nan, losses), weights)
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    return _mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y), weights)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return jnp.mean(losses)
+    check_weights(losses.shape, weights.shape)
+    losses = jnp.mean(losses.reshape(*weights.shape, -1), -1)
+    return jnp.sum(losses * weights) / jnp.sum(weights)
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
 
 
 def _wide(prediction: Tensor) -> Tensor:

@@ -16,6 +16,7 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    WEIGHT_DECAY,
     refused_state,
 )
 from d2ldev.nesting.walk import flatten
@@ -24,6 +25,7 @@ from d2ldev.operations.steps import (
     check_labels,
     check_loss,
     check_shapes,
+    check_weights,
     input_names,
     loss_among,
     own_loss,
@@ -33,6 +35,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "momentum": lambda parameters, lr: torch.optim.SGD(parameters, lr, momentum=MOMENTUM),
     "adam": lambda parameters, lr: torch.optim.Adam(parameters, lr, BETAS, ADAM_EPSILON),
+    "adamw": lambda parameters, lr: torch.optim.AdamW(
+        parameters, lr, BETAS, ADAM_EPSILON, WEIGHT_DECAY
+    ),
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
 
@@ -41,20 +46,53 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
 _NO_LABEL = torch.iinfo(torch.int64).min
 
 
-def _mse(prediction: Tensor, y: Tensor) -> Tensor:
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
-    return torch.nn.functional.mse_loss(prediction, y)
+    losses = torch.nn.functional.mse_loss(prediction, y, reduction=_reduction(weights))
+    return _mean(losses, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
+    shape = y.shape
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
     # torch wants labels of 64 bits; other frameworks make them with 32.
-    return torch.nn.functional.cross_entropy(prediction, y.long(), ignore_index=_NO_LABEL)
+    losses = torch.nn.functional.cross_entropy(
+        prediction, y.long(), ignore_index=_NO_LABEL, reduction=_reduction(weights)
+    )
+    return losses if weights is None else _mean(losses.reshape(shape), weights)
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {"mse": _mse, "cross_entropy": _cross_entropy}
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    losses = torch.nn.functional.binary_cross_entropy_with_logits(
+        prediction, y.to(prediction.dtype), reduction=_reduction(weights)
+    )
+    return _mean(losses, weights)
+
+
+def _reduction(weights: Any) -> str:
+    return "mean" if weights is None else "none"
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    """Return the weighted mean of losses; without weights torch has taken the mean already."""
+    if weights is None:
+        return losses
+    check_weights(losses.shape, weights.shape)
+    losses, weights = losses.reshape(*weights.shape, -1).mean(-1), weights.to(losses.dtype)
+    return (losses * weights).sum() / weights.sum()
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
+
+
+_PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @lru_cache
@@ -62,6 +100,10 @@ def _needs_closure(cls: Any) -> bool:
     """Return whether a class of optimizers computes the loss several times in a step, as LBFGS."""
     closure = inspect.signature(cls.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
+
+
+def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 class TorchLearner(Learner):
@@ -90,6 +132,9 @@ class TorchLearner(Learner):
             )
         self._loss = loss_among(settings, _LOSSES)
         self._model = model
+        self._narrow = _PRECISIONS.get(settings.precision)
+        self._scaler: torch.amp.GradScaler | None = None
+        self._choose_device()
         self._was_training = model.training
         self._frozen = self._in_evaluation() if model.training else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -101,6 +146,13 @@ class TorchLearner(Learner):
 
     def _made_optimizer(self) -> torch.optim.Optimizer:
         optimizer, parameters = self.settings.optimizer, list(self._model.parameters())
+        is_half = (p.requires_grad and p.dtype is torch.float16 for p in parameters)
+        if self._scaler is not None and any(is_half):
+            raise UnsupportedValueError(
+                f"train the {type(self._model).__name__} with precision='fp16'",
+                "its parameters are float16 already, and what is trained stays in float32",
+                "net.float(), before the optimizer is made",
+            )
         if isinstance(optimizer, str):
             # All of them: a frozen one has no gradient, and may be thawed later.
             return _OPTIMIZERS[optimizer](parameters, lr=self.settings.lr)
@@ -110,23 +162,48 @@ class TorchLearner(Learner):
                 "it is no torch.optim.Optimizer",
                 "optimizer=torch.optim.SGD(net.parameters(), lr=0.1), or optimizer='sgd'",
             )
+        cls: type = type(optimizer)
+        name = cls.__name__
+        for setting, is_simple in (
+            (f"accumulate={self.settings.accumulate}", self.settings.accumulate == 1),
+            ("precision='fp16'", self.settings.precision != "fp16"),
+        ):
+            if not is_simple and _needs_closure(cls):
+                raise UnsupportedValueError(
+                    f"train with the optimizer {name} and {setting}",
+                    "it computes the loss of a batch several times in a step",
+                    f"leave out {setting}, or optimizer='sgd'",
+                )
         known = {id(parameter) for parameter in parameters}
-        if not any(id(p) in known for group in optimizer.param_groups for p in group["params"]):
+        if not any(id(p) in known for p in _trained(optimizer)):
             raise UnsupportedValueError(
-                f"train with the optimizer {type(optimizer).__name__}",
+                f"train with the optimizer {name}",
                 f"none of its parameters is one of the {type(self._model).__name__}'s",
-                f"torch.optim.{type(optimizer).__name__}(net.parameters()), of this very net",
+                f"torch.optim.{name}(net.parameters()), of this very net",
             )
         device = self._framework.tensors.device_of(parameters[0])
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
         return placed
 
+    def _choose_device(self, state: Any = None) -> None:
+        """Choose the device of autocast and of the scaler, whose state is that of another one."""
+        if self._narrow is None:
+            return
+        device = self._framework.tensors.device_of(next(self._model.parameters()))
+        self._device_type = self._framework.devices.native(device).type
+        if self._narrow is torch.float16:
+            self._scaler = torch.amp.GradScaler(self._device_type)
+            if state is not None:
+                self._scaler.load_state_dict(state)
+
     @property
     def parts(self) -> dict[str, Any]:
-        return {"model": self._model, "optimizer": self._optimizer}
+        parts = {"model": self._model, "optimizer": self._optimizer}
+        return parts if self._scaler is None else {**parts, "scaler": self._scaler.state_dict()}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
+        self._choose_device(parts.get("scaler"))
 
     def sync(self) -> None:
         if self._was_training:
@@ -148,20 +225,45 @@ class TorchLearner(Learner):
         results: list[tuple[Tensor, Any]] = []
 
         def compute() -> Tensor:
-            optimizer.zero_grad()
+            if not self.pending:
+                optimizer.zero_grad()
             loss, prediction = self._losses(inputs, y, is_step=True)
-            loss.backward()
-            self._clip(optimizer)
+            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
             if not results:
                 results.append((loss.detach(), self._detached(prediction)))
             return loss
 
+        def compute_anew() -> Tensor:
+            loss = compute()
+            self._clip(optimizer)
+            return loss
+
         if _needs_closure(cls):
-            optimizer.step(compute)
-        else:
-            compute()
-            optimizer.step()
+            optimizer.step(compute_anew)
+            return results[0]
+        compute()
+        self.pending += 1
+        if self.pending == self.settings.accumulate:
+            self.flush()
         return results[0]
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        optimizer: Any = self._optimizer
+        if self.pending > 1:
+            for parameter in _trained(optimizer):
+                if parameter.grad is not None:
+                    parameter.grad /= self.pending
+        if self._scaler is None:
+            self._clip(optimizer)
+            optimizer.step()
+        else:
+            self._scaler.unscale_(optimizer)
+            self._clip(optimizer)
+            self._scaler.step(optimizer)
+            self._scaler.update()
+        self.pending = 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._evaluate()
@@ -171,29 +273,41 @@ class TorchLearner(Learner):
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._evaluate()
         with torch.no_grad():
-            return self._model(*inputs)
+            return self._predicted(inputs)
+
+    def _predicted(self, inputs: tuple[Any, ...]) -> Any:
+        return self._model(*inputs) if self._narrow is None else self._narrowly(inputs)
 
     def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             in_step, in_evaluation = self.settings.methods
             return own_loss(self._model, in_step if is_step else in_evaluation, *inputs), None
-        prediction = self._model(*inputs)
+        prediction = self._predicted(inputs)
         loss = self._loss(prediction, y)
-        check_loss(loss.shape if isinstance(loss, torch.Tensor) else None, loss)
+        shape = loss.shape if isinstance(loss, torch.Tensor) else None
+        check_loss(shape, loss, self.settings.loss)
         return loss, prediction
+
+    def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction as it is computed in fewer bits, in float32."""
+        with torch.autocast(self._device_type, self._narrow):
+            prediction = self._model(*inputs)
+        return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
             # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
-            trained = [p for group in optimizer.param_groups for p in group["params"]]
-            torch.nn.utils.clip_grad_norm_(trained, self.settings.gradient_clip_val)
+            torch.nn.utils.clip_grad_norm_(_trained(optimizer), self.settings.gradient_clip_val)
 
     def _detached(self, prediction: Any) -> Any:
         """Return a prediction without the graph for its backward pass."""
+        return self._mapped(torch.Tensor.detach, prediction)
+
+    def _mapped(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
         if isinstance(prediction, torch.Tensor):
-            return prediction.detach()
+            return function(prediction)
         flat = flatten(prediction, self._framework.kinds, "take a step of training")
-        return flat.unflatten({key: x.detach() for key, x in flat.tensors.items()})
+        return flat.unflatten({key: function(x) for key, x in flat.tensors.items()})
 
     # -- modes ------------------------------------------------------------------------------------
 

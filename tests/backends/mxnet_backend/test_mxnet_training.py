@@ -212,8 +212,10 @@ def test_a_loss_of_gluons_is_refused_without_its_mean(backend):
     ((inputs, y),) = batches(backend, images, "cpu", 1)
     net = initialized(backend, images, "cpu")
     own = mx.gluon.loss.SoftmaxCrossEntropyLoss()
-    with pytest.raises(UnsupportedValueError, match=r"of shape \(8,\), and no scalar"):
+    with pytest.raises(UnsupportedValueError, match=r"of shape \(8,\), and no scalar") as error:
         backend.learner(net, loss=own).step(inputs, y)
+    call = "lambda prediction, y: SoftmaxCrossEntropyLoss()(prediction, y).mean()"
+    assert error.value.fix == f"loss={call}"
     mean = backend.learner(net, loss=lambda prediction, y: own(prediction, y).mean())
     named = backend.learner(net, loss="cross_entropy")
     losses = [learner.evaluate(inputs, y)[0].item() for learner in (mean, named)]

@@ -1,5 +1,7 @@
 """``TensorFlowLearner``: steps of training of Keras' models and ``tf.Module``s."""
 
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -304,3 +306,60 @@ def test_labels_of_which_enough_is_known_are_refused_when_a_function_is_traced(b
     traced = _traced(backend.accuracy, shapes)
     with pytest.raises(UnsupportedValueError, match="one label for each row"):
         traced.get_concrete_function()
+
+
+# -- batches that share a step, and fewer bits -----------------------------------------------------
+
+
+def test_rows_of_an_embedding_are_added_up(backend):
+    net = keras.Sequential(
+        [keras.Input((2,), dtype="int32"), keras.layers.Embedding(3, 1, "zeros")]
+    )
+    learner = backend.learner(
+        net, loss=lambda prediction, y: -tf.reduce_sum(prediction), lr=1.0, accumulate=2
+    )
+    for row in ([0, 0], [0, 2]):
+        learner.step((tf.constant([row]),), tf.zeros((1, 2, 1)))
+    assert values(net.variables[0]).tolist() == [[1.5], [0.0], [0.5]]
+
+
+def test_what_is_frozen_between_batches_of_a_step_stays_from_the_next_step_on(backend):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    learner = backend.learner(net, accumulate=2)
+    kernel = net.layers[0].kernel
+    found = [values(kernel)]
+    for _ in range(4):
+        learner.step((tf.ones((1, 2)),), tf.ones((1, 1)))
+        net.layers[0].trainable = False
+        found.append(values(kernel))
+    changed = [not np.array_equal(a, b) for a, b in itertools.pairwise(found)]
+    assert changed == [False, True, False, False]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_layers_have_their_own_policies_after_a_step(backend, precision):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    before = [layer.dtype_policy for layer in net._flatten_layers()]
+    learner = backend.learner(net, precision=precision)
+    learner.step((tf.ones((1, 2)),), tf.ones((1, 1)))
+    learner.evaluate((tf.ones((1, 2)),), tf.ones((1, 1)))
+    after = [layer.dtype_policy for layer in net._flatten_layers()]
+    assert all(a is b for a, b in zip(after, before, strict=True))
+    assert net(tf.ones((1, 2))).dtype == tf.float32
+
+
+def test_an_optimizer_that_is_built_already_is_given_a_scale_for_float16(backend):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    optimizer = keras.optimizers.Adam(0.1)
+    optimizer.build(net.trainable_variables)
+    learner = backend.learner(net, optimizer=optimizer, precision="fp16")
+    before = values(net.layers[0].kernel)
+    for _ in range(8):  # the first ones are left out, until the scale is small enough
+        learner.step((tf.ones((1, 2)),), tf.ones((1, 1)))
+    assert int(optimizer.iterations) > 0
+    assert not np.array_equal(values(net.layers[0].kernel), before)
+
+
+def test_a_tf_module_has_no_policy(backend):
+    with pytest.raises(UnsupportedValueError, match=r"a tf\.Module has no dtype policy"):
+        backend.learner(Plain(), precision="bf16")

@@ -257,7 +257,15 @@ def test_keras_losses_are_called_with_y_first(backend, loss, num_gpus):
 def test_a_loss_for_each_example_is_refused_with_what_to_do(backend):
     with pytest.raises(UnsupportedValueError, match="no scalar") as error:
         fitted(backend, keras.losses.binary_crossentropy)
-    assert error.value.fix == "loss.mean()"
+    call = "lambda y_true, y_pred: keras.ops.mean(binary_crossentropy(y_true, y_pred))"
+    assert error.value.fix == f"loss={call}"
+
+
+def test_a_metric_for_each_example_is_refused_with_what_to_do(backend):
+    with pytest.raises(UnsupportedValueError, match="no scalar") as error:
+        fitted(backend, "bce", metrics=[keras.metrics.binary_accuracy])
+    call = "lambda y_true, y_pred: keras.ops.mean(binary_accuracy(y_true, y_pred))"
+    assert error.value.fix == f"metrics=[{call}]"
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1])
@@ -279,6 +287,66 @@ def test_keras_metrics_with_a_state_are_refused(backend, metric):
 def test_a_keras_metric_with_a_state_is_no_loss(backend):
     with pytest.raises(UnsupportedValueError, match="running value"):
         fitted(backend, keras.metrics.BinaryCrossentropy(from_logits=True))
+
+
+# -- compiled models -------------------------------------------------------------------------------
+
+
+def compiled(backend, **options):
+    net = backend.mlp([2, 1], seed=0)
+    net.compile(**options)
+    return net
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: {"optimizer": "adam", "loss": "mse"},
+        lambda: {
+            "optimizer": keras.optimizers.SGD(0.5),
+            "loss": keras.losses.BinaryCrossentropy(from_logits=True),
+        },
+        lambda: {"optimizer": keras.optimizers.SGD(0.5), "loss": keras.losses.mean_absolute_error},
+        lambda: {"optimizer": keras.optimizers.SGD(0.5), "loss": from_a_function},
+    ],
+    ids=["names", "object", "function", "own function"],
+)
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_a_compiled_model_is_trained_as_keras_trains_it(backend, make, num_gpus):
+    net, twin = (compiled(backend, **make(), jit_compile=False) for _ in range(2))
+    history = Trainer(3, num_gpus, backend=backend).fit(net, BINARY)
+    expected = [float(twin.train_on_batch(*BINARY[0])) for _ in range(3)]
+    np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
+    for x, y in zip(net.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+
+
+def test_what_a_call_of_fit_names_wins_over_compile(backend):
+    options = {"loss": "mse", "optimizer": "momentum", "lr": 0.1}
+    net = compiled(backend, optimizer="adam", loss={"output": "mae"})
+    history = Trainer(3, backend=backend).fit(net, BINARY, **options)
+    expected = Trainer(3, backend=backend).fit(backend.mlp([2, 1], seed=0), BINARY, **options)
+    assert history == expected
+
+
+def test_a_model_that_was_compiled_without_a_loss_has_the_usual_one(backend):
+    net = compiled(backend, optimizer=keras.optimizers.SGD(0.5))
+    history = Trainer(3, backend=backend).fit(net, BINARY)
+    fresh = backend.mlp([2, 1], seed=0)
+    assert history == Trainer(3, backend=backend).fit(fresh, BINARY, loss="mse", lr=0.5)
+
+
+def test_a_learning_rate_for_the_compiled_optimizer_is_refused(backend):
+    net = compiled(backend, optimizer="adam", loss="mse")
+    with pytest.raises(UnsupportedValueError, match="a learning rate of its own") as error:
+        Trainer(3, backend=backend).fit(net, BINARY, lr=0.5)
+    assert error.value.fix == "optimizer='sgd', lr=0.5, or leave lr out"
+
+
+def test_compiled_losses_of_several_outputs_are_refused(backend):
+    net = compiled(backend, optimizer="adam", loss={"output": "mae"})
+    with pytest.raises(UnsupportedValueError, match=r"with the loss .*'mae'"):
+        Trainer(3, backend=backend).fit(net, BINARY)
 
 
 # -- Prefetching -----------------------------------------------------------------------------------

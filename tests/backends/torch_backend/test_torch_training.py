@@ -308,6 +308,20 @@ def test_lbfgs_steps_as_by_hand(virtual, vgpu, largest):
     assert losses[-1] != losses[0]
 
 
+@pytest.mark.parametrize("options", [{"accumulate": 2}, {"precision": "fp16"}], ids=str)
+def test_lbfgs_is_refused_where_a_step_is_no_single_pass(torch_backend, options):
+    model = small()
+    (name,) = options
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1)
+    with pytest.raises(UnsupportedValueError, match=f"LBFGS and {name}.*several times"):
+        torch_backend.learner(model, optimizer=optimizer, **options)
+
+
+def test_float16_parameters_are_refused_in_mixed_precision(torch_backend):
+    with pytest.raises(UnsupportedValueError, match=r"fix: net\.float\(\)"):
+        torch_backend.learner(small().half(), precision="fp16")
+
+
 class Twice(torch.optim.SGD):
     """An optimizer of somebody else's that cannot step without a closure."""
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError, gpu
-from d2ldev.framework import Settings
+from d2ldev.framework import Settings, Weighted
 from d2ldev.operations.steps import loss_among
 from d2ldev.training.metrics import named_metrics
 from d2ldev.training.trainer import Trainer
@@ -90,6 +90,7 @@ class Evaluating:
         raise AssertionError("this is a running value")
 
 
+BATCH = np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
 FUNCTIONS = [
     contract_order,
     keras_order,
@@ -140,8 +141,24 @@ def test_a_metric_in_the_order_of_keras_keeps_its_name(reference):
     ]
 
 
-def test_a_function_in_the_order_of_the_contract_is_called_itself():
-    assert loss_among(Settings(loss=contract_order), {}) is contract_order
+def weighed(prediction, y, sample_weight):
+    return f"{prediction} against {y} by {sample_weight}"
+
+
+def weighed_as_in_keras(y_true, y_pred, sample_weight=None):
+    return f"{y_pred} against {y_true} by {sample_weight}"
+
+
+@pytest.mark.parametrize("function", [weighed, weighed_as_in_keras])
+def test_a_loss_with_the_parameter_is_given_the_weights(function):
+    loss = loss_among(Settings(loss=function), {})
+    assert loss("prediction", Weighted("y", "weights")) == "prediction against y by weights"
+
+
+def test_a_loss_without_the_parameter_cannot_weigh():
+    loss = loss_among(Settings(loss=contract_order), {})
+    with pytest.raises(UnsupportedValueError, match="no parameter sample_weight"):
+        loss("prediction", Weighted("y", "weights"))
 
 
 @pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])
@@ -154,6 +171,15 @@ def test_a_metric_that_keeps_a_running_value_is_refused(reference, metric):
 def test_a_loss_that_keeps_a_running_value_is_refused():
     with pytest.raises(UnsupportedValueError, match="running value"):
         loss_among(Settings(loss=Running()), {})
+
+
+def test_a_metric_of_each_example_is_refused_with_the_call_that_is_right(reference):
+    def errors(prediction, y):
+        return abs(prediction - y)
+
+    with pytest.raises(UnsupportedValueError, match=r"measure errors.*no scalar") as error:
+        Trainer(1, backend=reference).fit(reference.mlp([2, 1]), [BATCH], metrics=[errors])
+    assert error.value.fix == "metrics=[lambda prediction, y: errors(prediction, y).mean()]"
 
 
 def test_a_metric_is_refused_before_anything_is_trained(reference):
@@ -171,7 +197,7 @@ def test_a_metric_is_refused_before_anything_is_trained(reference):
 )
 def test_a_metric_makes_its_tensors_where_the_predictions_are(reference, nested):
     def made(prediction, y):
-        return reference.ones(1)
+        return reference.ones(())
 
     (measure,) = named_metrics(reference, [made]).values()
     prediction = nested(reference.zeros(1, device="gpu:1"))

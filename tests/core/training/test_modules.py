@@ -27,7 +27,7 @@ def settings_of(methods, loss=None, optimizer=None):
 
 
 def test_a_model_that_says_nothing_is_trained_by_the_defaults():
-    assert settings_of({}) == {"loss": "mse", "optimizer": "sgd", "methods": None}
+    assert settings_of({}) == {"loss": None, "optimizer": None, "methods": None}
 
 
 def test_what_the_call_says_comes_before_what_the_model_says():
@@ -42,7 +42,7 @@ def test_a_model_that_configures_its_optimizer_is_trained_with_its_loss():
 
 def test_the_loss_of_a_model_that_is_no_module_is_not_taken():
     """Such as that of a Keras model, which ``compile`` sets."""
-    assert settings_of({"loss": max})["loss"] == "mse"
+    assert settings_of({"loss": max})["loss"] is None
 
 
 def test_without_a_validation_step_the_training_step_measures():

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from d2ldev import UnsupportedValueError
+from d2ldev.framework import Weighted
 from d2ldev.operations.steps import input_names
 from d2ldev.training.data import inputs_and_target
 from d2ldev.training.trainer import Trainer
@@ -87,3 +88,18 @@ def test_the_model_is_asked_for_names_once_an_epoch(reference, monkeypatch):
     batch = {"y": np.ones((4, 1), "float32"), "x": np.ones((4, 2), "float32")}
     Trainer(2, backend=reference).fit(net, [batch] * 3)
     assert len(asked) == 2
+
+
+@pytest.mark.parametrize("names", [(), NAMES])
+def test_the_sample_weight_of_a_dict_belongs_to_its_target(names):
+    batch = {"sample_weight": 2, "x": 1, "y": 4}
+    assert inputs_and_target(batch, names) == ((1,), Weighted(4, 2))
+    assert inputs_and_target({"x": 1, "labels": 4, "sample_weight": 2}, names) == (
+        (1,),
+        Weighted(4, 2),
+    )
+
+
+def test_a_models_own_input_of_that_name_stays_one():
+    batch = {"sample_weight": 2, "x": 1, "y": 4}
+    assert inputs_and_target(batch, ("x", "sample_weight")) == ((1, 2), 4)

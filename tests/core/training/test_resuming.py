@@ -96,6 +96,13 @@ def test_a_run_is_not_resumed_with_another_clip(reference, trainer, net, tmp_pat
         clipping.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
 
 
+def test_a_run_is_not_resumed_with_other_batches_in_a_step(reference, trainer, net, tmp_path):
+    trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
+    accumulating = Trainer(3, accumulate=2, backend=reference)
+    with pytest.raises(CheckpointError, match=r"Trainer\(max_epochs, accumulate=1\)"):
+        accumulating.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True)
+
+
 @pytest.mark.parametrize("other", [{"val_data": [BATCH]}, {"metrics": [lambda p, y: 0.0]}])
 def test_a_run_is_not_resumed_that_measures_something_else(trainer, net, tmp_path, other):
     trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")

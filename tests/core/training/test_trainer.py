@@ -265,6 +265,29 @@ def test_what_is_no_norm_is_refused(reference, net, value):
         Trainer(1, 0, value, backend=reference).fit(net, [BATCH])
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"accumulate": value} for value in (0, -1, 1.5, "2", True, None)),
+        *({"precision": value} for value in ("fp8", "FP16", 16, None)),
+    ],
+    ids=str,
+)
+def test_what_is_no_way_to_step_is_refused_before_anything_is_moved(reference, net, options):
+    (name,) = options
+    with pytest.raises(UnsupportedValueError, match=f"train with {name}=") as error:
+        Trainer(1, backend=reference, **options)
+    assert error.value.fix.startswith(f"{name}=")
+    with pytest.raises(UnsupportedValueError, match=f"train with {name}="):
+        reference.learner(net, **options)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_precision_that_the_framework_has_not_is_refused_with_the_reason(reference, precision):
+    with pytest.raises(UnsupportedValueError, match="array-api-strict has no such dtype"):
+        Trainer(1, backend=reference, precision=precision)
+
+
 # -- the bar ----------------------------------------------------------------------------------
 
 

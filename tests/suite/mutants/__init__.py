@@ -49,6 +49,7 @@ class Mutant(ReferenceFramework):
     caught_by: ClassVar[str]
     """The requirement that has to fail."""
     asked_virtual_gpus: ClassVar[int] = 2
+    cannot: ClassVar = {}
     is_frozen = False
     """Whether the first layer of a network is not trained."""
 

@@ -6,13 +6,16 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import NamedTuple
 
 import array_api_strict as xp
+import numpy as np
 from d2ldev_reference import provision
 from d2ldev_reference.models import MLP
 from d2ldev_reference.training import ReferenceLearner
 
+from d2ldev import UnsupportedValueError
 from d2ldev.operations.steps import own_loss, takes_target
 
 samples = provision.samples
@@ -62,7 +65,68 @@ class GradientDescent(NamedTuple):
     lr: float
 
 
-class NetworkLearner(ReferenceLearner):
+class NarrowLearner(ReferenceLearner):
+    """Rounds as ``'bf16'`` and ``'fp16'`` do, where it computes and not in the parameters."""
+
+    def __init__(self, tensors, model, settings):
+        super().__init__(tensors, model, settings)
+        if settings.precision == "fp16":
+            self._optimizer["scale"] = 2.0**16
+
+    def step(self, inputs, y):
+        if self.settings.precision == "model":
+            return super().step(inputs, y)
+        self.wide = self._model
+        try:
+            self._model = self.narrow_model()
+            return super().step(tuple(map(self.narrow, inputs)), y)
+        except UnsupportedValueError:
+            self._model = self.wide
+            raise
+
+    def evaluate(self, inputs, y):
+        if self.settings.precision == "model":
+            return super().evaluate(inputs, y)
+        prediction = self.narrow_model()(*map(self.narrow, inputs))
+        return self._loss(prediction, y)[0], prediction
+
+    def narrow_model(self):
+        layers = [{name: self.narrow(x) for name, x in each.items()} for each in self._model.layers]
+        return dataclasses.replace(self._model, layers=layers)
+
+    def narrow(self, x):
+        """Return a tensor with fewer digits, and in ``'fp16'`` with a smaller range."""
+        if self.settings.precision == "bf16":
+            return _rounded(x, 8)
+        size = xp.abs(x)
+        x = xp.where(size > 65504, xp.full_like(x, math.inf), _rounded(x, 11))
+        return xp.where(size < 2.0**-25, xp.zeros_like(x), x)
+
+    def _gradients(self, activations, error):
+        if self.settings.precision == "model":
+            return super()._gradients(activations, error)
+        scale = self._optimizer.get("scale", 1.0)
+        with np.errstate(invalid="ignore"):
+            gradients = super()._gradients(activations, self.narrow(error * scale))
+        self._model = self.wide
+        return [{name: x / scale for name, x in layer.items()} for layer in gradients]
+
+    def _update(self, gradients):
+        numbers = [x for layer in gradients for x in layer.values()]
+        if "scale" in self._optimizer and not all(xp.all(xp.isfinite(x)) for x in numbers):
+            scale = self._optimizer["scale"] / 2
+            self._optimizer = {**self._optimizer, "scale": scale}
+        else:
+            super()._update(gradients)
+
+
+def _rounded(x, digits):
+    """Return float32 with fewer binary digits (Veltkamp)."""
+    large = x * (2.0 ** (24 - digits) + 1)
+    return large - (large - x)
+
+
+class NetworkLearner(NarrowLearner):
     """Trains networks and modules too, and has masked models predict."""
 
     def __init__(self, tensors, model, settings):

@@ -12,6 +12,7 @@ import d2ldev_reference.training
 
 from d2ldev import Backend
 from d2ldev.device import CPU
+from d2ldev.framework import Weighted
 from d2ldev.training import run
 from mutants import Mutant, ReferenceTraining
 from mutants.provision import Network, NetworkLearner
@@ -96,6 +97,103 @@ class ClipsByTheNormAlone(Mutant, caught_by="train.clips-as-torch-does"):
             return [{name: g * factor for name, g in layer.items()} for layer in gradients]
 
 
+class TakesLogarithmsOfProbabilities(Mutant, caught_by="train.binary-cross-entropy"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            loss, error = super()._loss(prediction, y)
+            if self.settings.loss == "bce":
+                found = 1 / (1 + xp.exp(-prediction))
+                loss = -xp.mean(y * xp.log(found) + (1 - y) * xp.log(1 - found))
+            return loss, error
+
+
+class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gradient"):
+    class Learner(NetworkLearner):
+        def _updated(self, x, gradient, *rest):
+            if self.settings.optimizer == "adamw":
+                self.settings = self.settings._replace(optimizer="adam")
+            return super()._updated(x, gradient + 0.01 * x, *rest)
+
+
+class AddsGradients(Mutant, caught_by="train.accumulates"):
+    class Learner(NetworkLearner):
+        def flush(self):
+            self.pending = min(self.pending, 1)
+            super().flush()
+
+
+class DividesByTheFullNumber(Mutant, caught_by="train.accumulates-what-is-left"):
+    class Learner(NetworkLearner):
+        def flush(self):
+            self.pending = self.pending and self.settings.accumulate
+            super().flush()
+
+
+class LeavesGradientsBehind(Mutant, caught_by="train.accumulates-in-a-move"):
+    class Learner(NetworkLearner):
+        def replace(self, parts):
+            optimizer = parts["optimizer"]
+            if self.pending == 2:
+                optimizer = {**optimizer, "sums": self._zeros()}
+            super().replace({**parts, "optimizer": optimizer})
+
+
+class IgnoresThePrecision(Mutant, caught_by="train.computes-in-fewer-bits"):
+    class Training(ReferenceTraining):
+        def learner(self, model, settings):
+            return super().learner(model, settings._replace(precision="model"))
+
+
+class LearnsNothingInFewerBits(Mutant, caught_by="train.learns-in-fewer-bits"):
+    class Learner(NetworkLearner):
+        def _update(self, gradients):
+            if self.settings.precision == "model":
+                super()._update(gradients)
+
+
+class RoundsParameters(Mutant, caught_by="train.keeps-parameters-in-float32"):
+    class Learner(NetworkLearner):
+        def _update(self, gradients):
+            super()._update(gradients)
+            if self.settings.precision != "model":
+                self._model = self.narrow_model()
+
+
+class ScalesNoGradients(Mutant, caught_by="train.learns-from-small-gradients"):
+    class Learner(NetworkLearner):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            self._optimizer.pop("scale", None)
+
+
+class StepsToInfinity(Mutant, caught_by="train.leaves-out-gradients-that-are-too-large"):
+    class Learner(NetworkLearner):
+        def _update(self, gradients):
+            ReferenceLearner._update(self, gradients)
+
+
+class TrainsWithoutWeights(Mutant, caught_by="train.weighs-examples"):
+    class Learner(NetworkLearner):
+        def step(self, inputs, y):
+            return super().step(inputs, y.y if isinstance(y, Weighted) else y)
+
+
+class WeighsWholeSequences(Mutant, caught_by="train.weighs-steps-of-sequences"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            if isinstance(y, Weighted) and y.weights.ndim > 1:
+                y = y._replace(weights=xp.mean(y.weights, axis=1))
+            return super()._loss(prediction, y)
+
+
+class BroadcastsWeights(Mutant, caught_by="train.refuses-other-weights"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            if isinstance(y, Weighted) and y.weights.shape[:1] != prediction.shape[:1]:
+                y = y.y
+            return super()._loss(prediction, y)
+
+
 class EvaluatesWithDropout(Mutant, caught_by="train.evaluates-the-model-in-use"):
     class Learner(NetworkLearner):
         def evaluate(self, inputs, y):
@@ -140,7 +238,7 @@ class GivesInputsInTheirOrder(Mutant, caught_by="fit.inputs-by-name"):
 
 class TakesPythonsNumbersOnly(Mutant, caught_by="fit.takes-numbers-of-numpy"):
     class Backend(Backend):
-        def learner(self, model, *, lr=0.01, **options):
+        def learner(self, model, *, lr=None, **options):
             return super().learner(model, lr=lr if type(lr) is float else 0.0, **options)
 
 
@@ -175,6 +273,15 @@ class ReadsEachLoss(Mutant, caught_by="fit.moves-batches-only"):
             return loss, prediction
 
 
+class WeighsTheFirstExampleOnly(Mutant, caught_by="fit.weighs-examples"):
+    class Learner(ReferenceLearner):
+        def step(self, inputs, y):
+            if isinstance(y, Weighted):
+                first = xp.asarray(xp.arange(y.weights.shape[0], device=y.weights.device) < 1)
+                y = y._replace(weights=xp.where(first, y.weights, xp.ones_like(y.weights)))
+            return super().step(inputs, y)
+
+
 class PlacesTheModelAgain(Mutant, caught_by="fit.places-the-model-once"):
     class Training(ReferenceTraining):
         def learner(self, model, settings):
@@ -187,6 +294,13 @@ class NeverClips(Mutant, caught_by="fit.clips-gradients"):
     class Training(ReferenceTraining):
         def learner(self, model, settings):
             return super().learner(model, settings._replace(gradient_clip_val=0.0))
+
+
+class CarriesBatchesIntoTheNextEpoch(Mutant, caught_by="fit.accumulates"):
+    class Learner(NetworkLearner):
+        def flush(self):
+            if self.pending == self.settings.accumulate:
+                super().flush()
 
 
 class LearnsFromTheValidationData(Mutant, caught_by="fit.evaluation-changes-nothing"):
@@ -202,6 +316,22 @@ class RestoresTheModelOnly(Mutant, caught_by="fit.resumes"):
     class Learner(ReferenceLearner):
         def replace(self, parts):
             super().replace({**parts, "optimizer": self.parts["optimizer"]})
+
+
+class GoesOnWithinAStep(Mutant, caught_by="fit.resumes-accumulated"):
+    class Learner(NetworkLearner):
+        def replace(self, parts):
+            super().replace(parts)
+            self.pending = self.settings.accumulate - 1
+
+
+class ForgetsTheScale(Mutant, caught_by="fit.resumes-in-fewer-bits"):
+    class Learner(NetworkLearner):
+        def replace(self, parts):
+            optimizer = dict(parts["optimizer"])
+            if "scale" in optimizer:
+                optimizer["scale"] = 2.0**16
+            super().replace({**parts, "optimizer": optimizer})
 
 
 class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):

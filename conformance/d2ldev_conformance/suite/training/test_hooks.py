@@ -172,7 +172,11 @@ class Typo:
 
 
 @requirement("callbacks.ignores-nothing", section=SECTION)
-@pytest.mark.parametrize("callback", [3, object(), Typo(), Noting, [Noting(), "x"]], ids=repr)
+@pytest.mark.parametrize(
+    "callback",
+    [3, object(), Typo(), Noting, [Noting(), "x"]],
+    ids=["a number", "an object", "a misspelt hook", "a class", "a word in a list"],
+)
 def test_what_is_no_callback_or_would_not_be_called_is_refused(
     backend, batches, num_gpus, callback
 ):

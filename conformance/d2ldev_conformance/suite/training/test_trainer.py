@@ -22,7 +22,7 @@ def _fit(backend, batches, num_gpus, **options):
 
 
 @requirement("fit.learns", section=SECTION)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_the_loss_falls_with_every_optimizer(backend, batches, num_gpus, optimizer):
     _, history = _fit(backend, batches, num_gpus, optimizer=optimizer)
     assert len(history["loss"]) == EPOCHS
@@ -198,8 +198,30 @@ def test_a_dict_gives_inputs_by_the_names_that_the_model_has(
     np.testing.assert_allclose(history["val_loss"], expected, rtol=1e-5)
 
 
+@requirement("fit.weighs-examples", section=SECTION)
+def test_the_sample_weight_of_a_dict_weighs_its_examples(backend, batches, num_gpus):
+    weights = np.array([1, 0, 2, 1], "float32")
+    weighted = [{"x": X, "y": y, "sample_weight": weights[: len(y)]} for X, y in batches]
+    repeated = [
+        tuple(array.repeat(weights[: len(y)].astype(int), axis=0) for array in (X, y))
+        for X, y in batches
+    ]
+
+    def count(_prediction, y):
+        return 1.0 * y.shape[0]
+
+    options = {"val_data": weighted[:1], "metrics": [count]}
+    found, history = _fit(backend, weighted, num_gpus, **options)
+    expected, _ = _fit(backend, repeated, num_gpus)
+    assert history["val_count"] == [4.0] * EPOCHS
+    np.testing.assert_allclose(
+        *(_parameters(backend, trainer.model, trainer.device) for trainer in (found, expected)),
+        rtol=1e-5,
+    )
+
+
 @requirement("fit.resumes", section=SECTION)
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adagrad"])
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
     backend, batches, num_gpus, optimizer, tmp_path
 ):
@@ -216,6 +238,57 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     )
     assert history == expected
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
+
+
+@requirement("fit.accumulates", section=SECTION)
+def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batches, num_gpus):
+    batches = batches[:3]  # of one size
+    accumulated = Trainer(EPOCHS, num_gpus, accumulate=2, backend=backend)
+    accumulated.fit(backend.mlp([2, 1]), batches, lr=0.1)
+    together = Trainer(EPOCHS, num_gpus, backend=backend)
+    joined = tuple(np.concatenate(both) for both in zip(*batches[:2], strict=True))
+    together.fit(backend.mlp([2, 1]), [joined, batches[2]], lr=0.1)
+    found, expected = (
+        _parameters(backend, trainer.model, trainer.device) for trainer in (accumulated, together)
+    )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@requirement("fit.resumes-accumulated", section=SECTION)
+def test_a_resumed_run_shares_steps_as_an_unbroken_one_does(backend, batches, num_gpus, tmp_path):
+    def fit(epochs, **options):
+        trainer = Trainer(epochs, num_gpus, accumulate=3, backend=backend)
+        history = trainer.fit(backend.mlp([2, 4, 1]), batches, optimizer="adam", **options)
+        return trainer.model, history
+
+    path = tmp_path / "run.safetensors"
+    fit(2, checkpoint=path)
+    resumed, history = fit(4, checkpoint=path, resume=True)
+    unbroken, expected = fit(4)
+    assert history == expected
+    assert_same_values(backend, resumed, values_of(backend, unbroken))
+
+
+@requirement("fit.resumes-in-fewer-bits", section=SECTION)
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_resumed_run_in_fewer_bits_ends_where_an_unbroken_one_does(
+    backend, batches, num_gpus, precision, tmp_path
+):
+    # In the first half of the run, gradients are still too large for float16.
+    large = [(X, 1000 * y) for X, y in batches]
+
+    def fit(epochs, **options):
+        trainer = Trainer(epochs, num_gpus, precision=precision, backend=backend)
+        history = trainer.fit(backend.mlp([2, 4, 1]), large, optimizer="adam", **options)
+        return trainer.model, history
+
+    path = tmp_path / "run.safetensors"
+    fit(2, checkpoint=path)
+    resumed, history = fit(4, checkpoint=path, resume=True)
+    unbroken, expected = fit(4)
+    assert history == expected
+    assert history["loss"][-1] < history["loss"][0]
+    assert_same_values(backend, resumed, values_of(backend, unbroken))
 
 
 @requirement("fit.too-many-gpus", section=SECTION)

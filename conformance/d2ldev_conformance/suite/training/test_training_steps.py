@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from d2ldev import DeviceMismatchError, UnsupportedValueError
-from d2ldev_conformance.provision import freezables, networks
+from d2ldev.framework import Weighted
+from d2ldev_conformance.provision import freezables, models_of_sequences, networks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, saved_values, values_of
 
@@ -150,6 +151,36 @@ def test_what_is_not_a_number_passes_through(backend, place, clip):
     assert np.isnan(backend.to_numpy(prediction)).all()
 
 
+@requirement("train.binary-cross-entropy", section=SECTION)
+@pytest.mark.parametrize("logit", [-200.0, -3.0, 0.0, 2.0, 15.0, 200.0])
+@pytest.mark.parametrize("y", [0.0, 0.25, 1.0])
+def test_binary_cross_entropy_and_its_gradient_are_right_for_every_logit(backend, place, logit, y):
+    net = backend.mlp([1, 1], device=place)
+    weight = backend.to_numpy(net(backend.ones((1, 1), device=place)))
+    learner = backend.learner(net, loss="bce", lr=1.0)
+    x = backend.asarray((logit / weight).astype("float32"), device=place)
+    loss, prediction = learner.step((x,), backend.full((1, 1), y, device=place))
+    found = float(backend.to_numpy(prediction)[0, 0])
+    expected = y * np.logaddexp(0, -found) + (1 - y) * np.logaddexp(0, found)
+    np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5, atol=1e-30)
+    learner.sync()
+    bias = backend.to_numpy(learner.parts["model"](backend.zeros((1, 1), device=place)))[0, 0]
+    np.testing.assert_allclose(bias, y - 1 / (1 + np.exp(-found)), rtol=1e-5, atol=1e-7)
+
+
+@requirement("train.decays-weights-beside-the-gradient", section=SECTION)
+def test_adamw_shortens_parameters_whose_gradient_is_zero(backend, place):
+    net = backend.mlp([1, 1], device=place)
+    one, zero = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
+    weight = backend.to_numpy(net(one))
+    learner = backend.learner(net, optimizer="adamw", lr=0.5)
+    for _ in range(STEPS):
+        learner.step((zero,), zero)
+    learner.sync()
+    after = backend.to_numpy(learner.parts["model"](one))
+    np.testing.assert_allclose(after, weight * (1 - 0.5 * 0.01) ** STEPS, rtol=1e-6)
+
+
 # The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
 @requirement("train.clips-as-torch-does", section=SECTION)
 @pytest.mark.parametrize(
@@ -163,6 +194,243 @@ def test_gradients_are_divided_by_their_norm_plus_a_millionth(backend, place, no
     learner.sync()
     bias = backend.to_numpy(learner.parts["model"](x))[0, 0]
     np.testing.assert_allclose(bias, norm * min(1, clip / (norm + 1e-6)), rtol=1e-4)
+
+
+# -- batches that share a step ---------------------------------------------------------------------
+
+
+def _quarters(backend, device, data):
+    """Return the data in four batches of one size."""
+    parts = (np.split(array, 4) for array in data)
+    return [
+        tuple(backend.asarray(array, device=device) for array in batch)
+        for batch in zip(*parts, strict=True)
+    ]
+
+
+def _accumulating(backend, device, accumulate=1, clip=0.0):
+    net = backend.mlp([2, 8, 1], activation="tanh", device=device)
+    return backend.learner(
+        net, optimizer="momentum", lr=0.1, gradient_clip_val=clip, accumulate=accumulate
+    )
+
+
+def _assert_same_model(backend, found, expected):
+    for learner in (found, expected):
+        learner.sync()
+    after = saved_values(backend, expected.parts["model"])
+    for name, value in saved_values(backend, found.parts["model"]).items():
+        np.testing.assert_allclose(value, after[name], rtol=1e-5, atol=1e-7, err_msg=name)
+
+
+def _assert_values(backend, model, expected):
+    for name, value in saved_values(backend, model).items():
+        np.testing.assert_array_equal(value, expected[name])
+
+
+@requirement("train.accumulates", section=SECTION)
+@pytest.mark.parametrize("clip", [0.0, 0.5])
+def test_batches_that_share_a_step_are_as_good_as_one_of_them_all(backend, place, data, clip):
+    found = _accumulating(backend, place, 4, clip)
+    before = saved_values(backend, found.parts["model"])
+    expected = _accumulating(backend, place, 1, clip)
+    x, y = (backend.asarray(array, device=place) for array in data)
+    for _ in range(2):
+        expected.step((x,), y)
+        for quarter, target in _quarters(backend, place, data):
+            found.sync()
+            _assert_values(backend, found.parts["model"], before)
+            found.step((quarter,), target)
+        _assert_same_model(backend, found, expected)
+        before = saved_values(backend, found.parts["model"])
+    assert found.pending == 0
+
+
+@requirement("train.accumulates-what-is-left", section=SECTION)
+def test_the_mean_is_taken_of_as_many_batches_as_there_are(backend, place, data):
+    found, expected = _accumulating(backend, place, 3), _accumulating(backend, place)
+    for x, y in _quarters(backend, place, data):
+        found.step((x,), y)
+    assert found.pending == 1
+    found.flush()
+    assert found.pending == 0
+    for part in (slice(12), slice(12, 16)):
+        x, y = (backend.asarray(array[part], device=place) for array in data)
+        expected.step((x,), y)
+    _assert_same_model(backend, found, expected)
+    before = saved_values(backend, found.parts["model"])
+    found.flush()
+    found.sync()
+    _assert_values(backend, found.parts["model"], before)
+
+
+@requirement("train.accumulates-in-a-move", section=SECTION)
+def test_gradients_that_wait_for_a_step_move_with_the_model(backend, route, data):
+    source, target = route
+    found, expected = _accumulating(backend, source, 4), _accumulating(backend, target)
+    there = _quarters(backend, target, data)
+    with backend.strict():
+        for x, y in _quarters(backend, source, data)[:2]:
+            found.step((x,), y)
+        found.sync()
+        found.replace(backend.place(found.parts, target))
+        for x, y in there[2:]:
+            found.step((x,), y)
+    x, y = (backend.asarray(array, device=target) for array in data)
+    expected.step((x,), y)
+    _assert_same_model(backend, found, expected)
+
+
+# -- weights ---------------------------------------------------------------------------------------
+
+
+@requirement("train.weighs-examples", section=SECTION)
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
+@pytest.mark.parametrize("kind", ["float32", "int32"])
+def test_an_example_of_weight_three_counts_as_three_do(backend, place, loss, kind):
+    weights = np.array([1, 2, 0, 3])
+    draw = np.random.default_rng(0)
+    inputs = draw.standard_normal((4, 2)).astype("float32")
+    y = draw.random((4, 3), "float32")
+    if loss == "cross_entropy":
+        y = y.argmax(-1).astype("int32")
+    weighted, repeated = (
+        backend.learner(backend.mlp([2, 3], device=place), loss=loss, lr=0.5) for _ in range(2)
+    )
+    x, target, w = (
+        backend.asarray(array, device=place) for array in (inputs, y, weights.astype(kind))
+    )
+    many, targets = (
+        backend.asarray(array.repeat(weights, axis=0), device=place) for array in (inputs, y)
+    )
+    for method in ("step", "evaluate"):
+        found, _ = getattr(weighted, method)((x,), Weighted(target, w))
+        expected, _ = getattr(repeated, method)((many,), targets)
+        np.testing.assert_allclose(*map(backend.to_numpy, (found, expected)), rtol=1e-5)
+    _assert_same_model(backend, weighted, repeated)
+
+
+@requirement("train.weighs-steps-of-sequences", section=SECTION)
+def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place):
+    (build,) = models_of_sequences(backend).values()
+    learner = backend.learner(build(place))
+    draw = np.random.default_rng(0)
+    inputs, y = (draw.random((4, 5, size), "float32") for size in (2, 3))
+    mask = draw.random((4, 5)) < 0.5
+    x, target, weights = (
+        backend.asarray(array, device=place) for array in (inputs, y, mask.astype("float32"))
+    )
+    loss, prediction = learner.evaluate((x,), Weighted(target, weights))
+    expected = np.mean((backend.to_numpy(prediction) - y)[mask] ** 2)
+    np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5)
+
+
+@requirement("train.refuses-other-weights", section=SECTION)
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 2), (4, 1, 1)], ids=str)
+def test_weights_that_are_not_those_of_the_examples_are_refused(backend, place, shape):
+    learner = backend.learner(backend.mlp([2, 1], device=place))
+    x, y = backend.ones((4, 2), device=place), backend.ones((4, 1), device=place)
+    with pytest.raises(UnsupportedValueError, match="weigh the examples"):
+        learner.step((x,), Weighted(y, backend.ones(shape, device=place)))
+
+
+# -- fewer bits ------------------------------------------------------------------------------------
+
+precisions = pytest.mark.parametrize("precision", ["bf16", "fp16"])
+
+
+@requirement("train.computes-in-fewer-bits", section=SECTION)
+@precisions
+@pytest.mark.parametrize("method", ["step", "evaluate"])
+def test_what_is_lost_in_fewer_bits_is_lost_and_the_prediction_is_float32(
+    backend, place, precision, method
+):
+    one, y = backend.ones((1, 1), device=place), backend.zeros((1, 1), device=place)
+    more = backend.full((1, 1), 1 + 2.0**-12, device=place)
+    is_same = []
+    for chosen in (precision, "model"):
+        learner = backend.learner(backend.mlp([1, 1], device=place), lr=0.0, precision=chosen)
+        results = [getattr(learner, method)((x,), y) for x in (one, more)]
+        assert {backend.dtype_of(x) for result in results for x in result} == {"float32"}
+        is_same.append(len({backend.to_numpy(prediction).item() for _, prediction in results}) == 1)
+    assert is_same == [True, False]
+
+
+@requirement("train.learns-in-fewer-bits", section=SECTION)
+@precisions
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_the_loss_in_fewer_bits_is_near_that_in_float32_and_falls(
+    backend, place, data, precision, accumulate
+):
+    losses = []
+    for chosen in (precision, "model"):
+        net = backend.mlp([2, 8, 1], activation="tanh", device=place)
+        learner = backend.learner(
+            net, optimizer="adam", lr=0.05, accumulate=accumulate, precision=chosen
+        )
+        x, y = (backend.asarray(array, device=place) for array in data)
+        # In float16 the first ones are left out, until the factor of the gradients is small enough.
+        found = [backend.to_numpy(learner.step((x,), y)[0]) for _ in range(32)]
+        losses.append([float(loss) for loss in found])
+    (first, *_, last), (expected, *_) = losses
+    np.testing.assert_allclose(first, expected, rtol=0.02)
+    assert last < 0.9 * first
+
+
+@requirement("train.keeps-parameters-in-float32", section=SECTION)
+@precisions
+def test_a_change_that_fewer_bits_would_lose_is_kept(backend, place, precision):
+    net = backend.mlp([1, 1], device=place)
+    one = backend.ones((1, 1), device=place)
+    before = backend.to_numpy(net(one)).item()
+    y = backend.full((1, 1), before + 0.2, device=place)
+    learner = backend.learner(net, lr=1e-5, precision=precision)
+    learner.step((one,), y)
+    learner.sync()
+    # By the weight and the bias, each by twice the error.
+    change = backend.to_numpy(learner.parts["model"](one)).item() - before
+    np.testing.assert_allclose(change, 2e-5 * 2 * 0.2, rtol=0.1)
+
+
+@requirement("train.keeps-parameters-in-float32", section=SECTION)
+@precisions
+def test_everything_in_a_network_keeps_its_dtype(backend, place, precision, examples, network):
+    net = networks(backend)[network](place)
+    learner = backend.learner(net, loss="cross_entropy", optimizer="adam", precision=precision)
+    x, y = (backend.asarray(array, device=place) for array in examples)
+    found = []
+    for _ in range(2):
+        learner.step((x,), y)
+        learner.evaluate((x,), y)
+        learner.sync()
+        found.append({n: v.dtype for n, v in values_of(backend, learner.parts["model"]).items()})
+    assert found[0] == found[1]
+    assert {"float16", "bfloat16"}.isdisjoint(map(str, found[0].values()))
+
+
+# The bias of a line begins at 0 and is all that is learnt from inputs of 0, by twice the target.
+@requirement("train.learns-from-small-gradients", section=SECTION)
+@precisions
+def test_gradients_that_are_0_in_float16_are_learnt_from(backend, place, precision):
+    learner = backend.learner(backend.mlp([2, 1], device=place), lr=1.0, precision=precision)
+    x = backend.zeros((4, 2), device=place)
+    learner.step((x,), backend.full((4, 1), 4e-8, device=place))
+    learner.sync()
+    bias = backend.to_numpy(learner.parts["model"](x))[0, 0]
+    np.testing.assert_allclose(bias, 8e-8, rtol=0.01)
+
+
+@requirement("train.leaves-out-gradients-that-are-too-large", section=SECTION)
+def test_a_step_whose_gradients_are_too_large_changes_nothing_and_later_ones_do(backend, place):
+    learner = backend.learner(backend.mlp([2, 1], device=place), lr=1e-4, precision="fp16")
+    x, y = backend.zeros((4, 2), device=place), backend.full((4, 1), 1e4, device=place)
+    biases = []
+    for _ in range(20):
+        learner.step((x,), y)
+        learner.sync()
+        biases.append(backend.to_numpy(learner.parts["model"](x))[0, 0])
+    assert biases[0] == 0
+    assert 0 < biases[-1] < 1e4
 
 
 # -- networks that are not the same in training and in use -----------------------------------------
