@@ -188,3 +188,12 @@ def test_of_long_names_the_nearest_is_the_one_that_ends_alike(reference, path):
     save_file({f"{long}{name}": np.zeros(1) for name in ("gamma", "bias")}, path)
     with pytest.raises(CheckpointError, match=f"net.{long}gama may be {long}gamma;"):
         reference.load_into({name: np.zeros(1) for name in mine}, path)
+
+
+def test_a_mapping_with_a_part_of_the_tensors_is_read_if_it_may_lack_the_others(reference):
+    net = reference.mlp([3, 2], seed=1)
+    first, *others = reference.named_tensors(net)
+    wanted = np.full(reference.named_tensors(net)[first].shape, 7, "float32")
+    loaded = reference.load_into(net, {first: wanted, "other": wanted}, strict=False)
+    assert (loaded.matched, loaded.missing, loaded.unexpected) == ([first], others, ["other"])
+    assert (reference.to_numpy(reference.named_tensors(loaded.value)[first]) == 7).all()
