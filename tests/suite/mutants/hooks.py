@@ -119,6 +119,19 @@ class ForgetsTheFirstSteps(Mutant, caught_by="runs.saved-every-n-steps"):
         DeviceLog.load_state_dict = lambda *_: None
 
 
+class SavesBeforeASharedStep(Mutant, caught_by="runs.saved-between-shared-steps"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        save_within = run.Run.save_within
+
+        def saves_always(self, *arguments):
+            pending, self._learner.pending = self._learner.pending, 0
+            save_within(self, *arguments)
+            self._learner.pending = pending
+
+        run.Run.save_within = saves_always
+
+
 class KeepsTheLast(Mutant, caught_by="runs.keep-the-best"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)

@@ -94,6 +94,28 @@ def test_a_run_that_ends_within_an_epoch_goes_on_there(backend, num_gpus, networ
     assert_same_values(backend, found.model, values_of(backend, trainer.model))
 
 
+@requirement("runs.saved-between-shared-steps", section=SECTION)
+def test_a_run_that_ends_before_a_shared_step_goes_on_before_its_batches(
+    backend, batches, num_gpus, tmp_path
+):
+    def run(path, callback):
+        trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback, accumulate=2)
+        net = backend.load_into(backend.mlp([2, 1]), begun)
+        options = {"checkpoint": path, "resume": True, "checkpoint_every": 1, "lr": 0.1}
+        return trainer, trainer.fit(net, batches, **options)
+
+    begun = tmp_path / "begun"
+    backend.save(backend.mlp([2, 1]), begun)
+    unbroken, history = run(tmp_path / "unbroken", AtStep(None, None))
+    with pytest.raises(PowerCutError):
+        run(tmp_path / "broken", AtStep(STEPS + 3, cut))
+    resumed = AtStep(None, None)
+    found, its_history = run(tmp_path / "broken", resumed)
+    assert resumed.steps == list(range(STEPS + 2, STEPS * EPOCHS))
+    assert its_history == history
+    assert_same_values(backend, found.model, values_of(backend, unbroken.model))
+
+
 @requirement("runs.keep-the-best", section=SECTION)
 def test_the_best_epoch_is_kept(backend, batches, num_gpus, tmp_path):
     class Changing:
