@@ -155,6 +155,14 @@ def test_a_bar_shows_the_batches_with_their_loss_and_rate(reference, net, capsys
 # -- Ctrl-C ------------------------------------------------------------------------------------
 
 
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C raises, as in a terminal; what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class Pressing:
     """Presses Ctrl-C in the first step."""
 
@@ -167,6 +175,7 @@ class Pressing:
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_that_is_pressed_twice_raises(reference, net):
     with pytest.raises(KeyboardInterrupt):
         Trainer(1, backend=reference, callback=Pressing(2)).fit(net, [BATCH] * 3)
@@ -196,6 +205,7 @@ def test_a_run_in_another_thread_does_without_a_handler(reference, net):
     assert len(histories[0]["loss"]) == 1
 
 
+@pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_evaluating_ends_without_the_epoch(reference, net):
     class Data(list):
         def __iter__(self):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -20,3 +22,11 @@ def batches() -> list[tuple[Any, Any]]:
 def num_gpus(request: pytest.FixtureRequest) -> Any:
     """For the trainer: the CPU, or the first GPU."""
     return request.param
+
+
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """Ctrl-C raises, as in a terminal; what a shell runs in the background ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)

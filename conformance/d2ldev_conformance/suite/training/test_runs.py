@@ -45,6 +45,7 @@ def cut():
 
 
 @requirement("runs.interrupted", section=SECTION)
+@pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("last", [STEPS + 1, 2 * STEPS - 1], ids=["within", "at the end"])
 def test_ctrl_c_ends_the_run_after_the_step_with_the_model_and_the_history(
     backend, batches, num_gpus, last
