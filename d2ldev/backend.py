@@ -724,7 +724,7 @@ class Backend:
                 )
         settings = Settings(
             default_loss if loss is None else loss,
-            optimizer,
+            optimizer if is_trained else None,
             0.01 if lr is None else lr,
             gradient_clip_val,
             accumulate,

@@ -128,6 +128,8 @@ def module(d2l):
 
 @pytest.fixture
 def data(d2l):
+    torch.manual_seed(0)  # the loss is compared after a few steps
+
     class DataModule(d2l.HyperParameters):
         def __init__(self, root="../data", num_workers=4):
             self.save_hyperparameters()
