@@ -180,7 +180,7 @@ class MXNetLearner(Learner):
             return
         with NumPySemantics():
             for parameter, gradients in zip(self._trainer._params, self._sums, strict=True):
-                if gradients is not None:
+                if gradients is not None and parameter.grad_req != "null":
                     parameter.list_grad()[0][()] = gradients / self.pending
                     parameter.data()._fresh_grad = True
             self._update()

@@ -178,7 +178,7 @@ def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> boo
     with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
         warnings.simplefilter("ignore")  # one says that it cannot be built
         try:
-            other = keras.models.clone_model(model) if is_sequence else _made_again(model)
+            other = model.from_config(model.get_config()) if is_sequence else _made_again(model)
             other.build_from_config(_with_tuples(inputs))
             found.update(tuple(x.shape) for x in other.weights)
         except Exception:  # whatever a class of the user's raises

@@ -65,7 +65,7 @@ class TensorFlowTraining(Training):
         if getattr(model, "loss", None) is not None:
             # Several losses, one for each output, are refused where they are checked.
             several = isinstance(model.loss, (dict, list, tuple))
-            loss = model.loss if several else _mean_of(model.loss)
+            loss = model.loss if several else _compiled(model.loss)
         return loss, model.optimizer
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
@@ -442,12 +442,24 @@ def _made(settings: Settings) -> Any:
 # -- losses ---------------------------------------------------------------------------------------
 
 
-def _mean_of(loss: Any) -> Callable[[Any, Any], Any]:
-    """Return a loss of Keras', by its name too: its functions give a number for each example."""
+def _compiled(loss: Any) -> Any:
+    """Return the loss that a model was compiled with, as an object that is called as Keras does.
+
+    Keras' own objects are that already. Functions, by their names too, give a number for each
+    example, of targets that have got the rank and the dtype of the prediction.
+    """
     import keras
+    from keras.src.losses.loss import squeeze_or_expand_to_same_rank  # private; Keras' own step
 
     function = keras.losses.get(loss)
-    return lambda y_true, y_pred: keras.ops.mean(function(y_true, y_pred))
+    if isinstance(function, keras.losses.Loss):
+        return function
+
+    class Compiled(keras.losses.Loss):  # type: ignore[misc]
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            return function(*squeeze_or_expand_to_same_rank(y_true, y_pred))
+
+    return Compiled(name=getattr(function, "__name__", None))
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

@@ -87,10 +87,11 @@ def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | Given, only: st
     found = _under(checkpoint.outline, only) if only else checkpoint.outline
     if only and found is None:
         names = {part for name in flat(checkpoint.outline) for part in _beginnings(name)}
+        nearest = _nearest(only.rstrip("."), sorted(names))
         raise CheckpointError(
             checkpoint.attempted,
             f"it has nothing under {only!r}",
-            f"only={_nearest(only, sorted(names)) or 'the name of a part of the file'!r}",
+            f"only={nearest or 'the name of a part of the file'!r}",
         )
     value = fitting.prepared(obj, found)()
     if fitting.is_strict:

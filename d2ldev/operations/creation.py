@@ -95,7 +95,7 @@ def arange(
         if step and (stop - start) / step <= 0:
             stop = start  # empty, as the standard says; torch raises
         elif are_integers:
-            last = stop - 1 if step > 0 else stop + 1
+            last = range(start, stop, step)[-1]
             least, greatest = min(start, last), max(start, last)
             _check_fit(framework, least, greatest, dtype, "make a range of numbers")
         return framework.tensors.arange(start, stop, step, dtype, native)

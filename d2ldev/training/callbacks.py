@@ -43,16 +43,14 @@ class Schedule:
             fix = "Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 10), per='epoch')"
             raise UnsupportedValueError("step a scheduler", problem, fix)
         self.scheduler = scheduler
-        self._per = per
         self._metric = metric
+        # It has the one hook that does something: the other one would be called in vain.
+        if per == "step":
+            self.on_step_end = lambda _step, _loss: scheduler.step()
+        else:
+            self.on_epoch_end = self._after_epoch
 
-    def on_step_end(self, step: int, loss: Any) -> None:
-        """Make a step, if there is one after each step."""
-        if self._per == "step":
-            self.scheduler.step()
-
-    def on_epoch_end(self, epoch: int, history: History) -> None:
-        """Make a step, if there is one after each epoch."""
+    def _after_epoch(self, _epoch: int, history: History) -> None:
         if self._metric is not None:
             if self._metric not in history:
                 raise UnsupportedValueError(
@@ -61,7 +59,7 @@ class Schedule:
                     f"Schedule(scheduler, metric={next(iter(history))!r})",
                 )
             self.scheduler.step(history[self._metric][-1])
-        elif self._per == "epoch":
+        else:
             self.scheduler.step()
 
     def state_dict(self) -> Any:
@@ -125,7 +123,9 @@ def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
     found = []
     for each in callbacks:
         methods = {name: getattr(each, name) for name in HOOKS if hasattr(each, name)}
-        found.append((methods or {"on_epoch_end": each}).get(hook))
+        if callable(each):
+            methods.setdefault("on_epoch_end", each)
+        found.append(methods.get(hook))
     return [listener for listener in found if listener is not None]
 
 

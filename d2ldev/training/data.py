@@ -223,6 +223,12 @@ def inputs_alone(
     """
     inputs: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else (batch,)
     if isinstance(batch, Mapping):
+        if "sample_weight" in batch and "sample_weight" not in names:
+            raise UnsupportedValueError(
+                "weigh the examples of a batch",
+                "its loss takes the prediction alone, and no weights",
+                "loss=lambda prediction, y, sample_weight: ...",
+            )
         inputs = _by_name(dict(batch), names, takes_mapping)
     if not (found := tuple(inputs)):
         raise UnsupportedValueError(
@@ -242,6 +248,8 @@ def inputs_to_predict(
     Raises:
         UnsupportedValueError: as ``inputs_alone``.
     """
+    if isinstance(batch, Mapping):
+        batch = {key: x for key, x in batch.items() if key != "sample_weight" or key in names}
     has_target = isinstance(batch, (list, tuple, Mapping)) and len(batch) > 1
     if isinstance(batch, Mapping) and all(key in names for key in batch):
         has_target = False

@@ -112,6 +112,8 @@ class Run:
         # How the random numbers and the data were at the beginning of the epoch.
         self._begun: dict[str, Any] = {}
         self._within: _Within | None = None
+        # Whether the state is to be saved as soon as no gradients wait for a step.
+        self._is_due = False
 
     def record(self, found: dict[str, float]) -> None:
         """Note the numbers of an epoch that is done."""
@@ -130,6 +132,7 @@ class Run:
         """
         if self._path is None or not self._is_kept():
             return
+        self._is_due = False
         self._begun = {
             "random": self._framework.training.random_state(device),
             "data": Order(self._data).state(),
@@ -147,9 +150,10 @@ class Run:
             device: where the model is.
         """
         every = self._saving.every
-        is_time = every is not None and self.step % every == 0
+        self._is_due |= every is not None and self.step % every == 0
         # Gradients that wait for a step of the optimizer are in no file.
-        if self._path is not None and is_time and not self._learner.pending:
+        if self._path is not None and self._is_due and not self._learner.pending:
+            self._is_due = False
             within = {
                 "batches": batches,
                 "log": log.state_dict(),
@@ -166,7 +170,9 @@ class Run:
     def until_saved(self) -> int | None:
         """Return how many steps there are until ``save_within`` saves; None if it never does."""
         every = self._saving.every
-        return None if every is None else every - self.step % every
+        if every is None:
+            return None
+        return 1 if self._is_due else every - self.step % every
 
     def go_on_within(self, batches: Iterator[Any], log: DeviceLog) -> int:
         """Go on within an epoch: leave out the batches that are done.

@@ -91,6 +91,7 @@ class Trainer:
     progress: bool = False
     accumulate: int = 1
     precision: str = "model"
+    epoch = train_batch_idx = val_batch_idx = num_train_batches = num_val_batches = 0
     _learner: Learner | None = None
     _model: Any = None
 
@@ -174,11 +175,15 @@ class Trainer:
         return self.backend.to(batch, self.device)
 
     def on_step_end(self, step: int, loss: Any) -> None:
-        """Do nothing after a step of training; to be overridden, or that of a callback.
+        """Do nothing after a step of the optimizer; to be overridden, or that of a callback.
+
+        ``self.model`` is the model after it; in JAX, the user's own object is brought up to date
+        when the epoch ends.
 
         Args:
-            step: its number in the run, from 0.
-            loss: a scalar tensor on the device, before the step. To read it waits for the device.
+            step: the number of its batch in the run, from 0; with ``accumulate``, of its last one.
+            loss: of that batch before the step, a scalar tensor on the device. To read it waits for
+                the device.
         """
 
     def on_epoch_end(self, epoch: int, history: History) -> None:
@@ -317,6 +322,8 @@ class Trainer:
                 _interruptible() as is_interrupted,
             ):
                 for epoch in range(run.epoch, self.max_epochs):
+                    if is_interrupted():
+                        break
                     self.epoch = epoch
                     loop = _Loop(functions, progress, on_step_end, is_interrupted)
                     found = self._train(learner, run, train_data, loop)
@@ -370,14 +377,16 @@ class Trainer:
                 loss, prediction = learner.step(inputs, y)
                 log.add(count, loss=loss, **loop.measured(prediction, y))
                 loop.progress.step(number + 1, count, log)
-                for listener in loop.on_step_end:
-                    listener(run.step, loss)
+                if not learner.pending:
+                    loop.end_step(run.step, loss)
                 run.step += 1
                 self.train_batch_idx += 1
                 run.save_within(number + 1, log, self.device)
                 if loop.is_interrupted():
                     break
-        learner.flush()
+        if learner.pending:
+            learner.flush()
+            loop.end_step(run.step - 1, loss)
         means = _means(log)
         loop.progress.end_batches(means["loss"])
         return means
@@ -623,6 +632,11 @@ class _Loop(NamedTuple):
     progress: Progress = Progress()
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
     is_interrupted: Callable[[], bool] = bool
+
+    def end_step(self, step: int, loss: Any) -> None:
+        """Call what is called after a step of the optimizer."""
+        for listener in self.on_step_end:
+            listener(step, loss)
 
     def measured(self, prediction: Any, y: Any) -> dict[str, Any]:
         """Return the metrics of a batch."""

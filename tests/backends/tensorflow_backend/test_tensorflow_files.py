@@ -216,6 +216,15 @@ def test_a_model_that_is_not_built_is_built_as_the_saved_one_was(backend, path, 
     assert len(other.weights) == len(net.weights)
 
 
+def test_a_compiled_model_that_is_not_built_is_built_as_the_saved_one_was(backend, path):
+    net, other = (keras.Sequential([layers.Dense(4)]) for _ in range(2))
+    net(tf.ones((5, 3)))
+    backend.save(net, path)
+    other.compile("adam", "mse")
+    backend.load_into(other, path)
+    np.testing.assert_array_equal(other.get_weights()[0], net.get_weights()[0])
+
+
 def test_a_model_that_is_not_built_is_as_it_was_when_the_file_does_not_fit(backend, path):
     net = keras.Sequential([layers.Dense(4), layers.Dense(2)])
     net(tf.ones((5, 3)))

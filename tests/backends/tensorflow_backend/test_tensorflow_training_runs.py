@@ -308,8 +308,9 @@ def compiled(backend, **options):
         },
         lambda: {"optimizer": keras.optimizers.SGD(0.5), "loss": keras.losses.mean_absolute_error},
         lambda: {"optimizer": keras.optimizers.SGD(0.5), "loss": from_a_function},
+        lambda: {"optimizer": keras.optimizers.SGD(0.5), "loss": "poisson"},
     ],
-    ids=["names", "object", "function", "own function"],
+    ids=["names", "object", "function", "own function", "a number for each example"],
 )
 @pytest.mark.parametrize("num_gpus", [0, 1])
 def test_a_compiled_model_is_trained_as_keras_trains_it(backend, make, num_gpus):
@@ -319,6 +320,21 @@ def test_a_compiled_model_is_trained_as_keras_trains_it(backend, make, num_gpus)
     np.testing.assert_allclose(history["loss"], expected, rtol=1e-5)
     for x, y in zip(net.get_weights(), twin.get_weights(), strict=True):
         np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_a_compiled_function_gets_targets_of_the_rank_and_dtype_of_predictions(backend, dtype):
+    batch = (BINARY[0][0], BINARY[0][1][:, 0].astype(dtype))
+    net, twin = (
+        compiled(backend, optimizer=keras.optimizers.SGD(0.5), loss=squares, jit_compile=False)
+        for _ in range(2)
+    )
+    history = Trainer(1, backend=backend).fit(net, [batch])
+    assert history["loss"] == [pytest.approx(float(twin.train_on_batch(*batch)), rel=1e-5)]
+
+
+def squares(y_true, y_pred):
+    return tf.square(y_true - y_pred)
 
 
 def test_what_a_call_of_fit_names_wins_over_compile(backend):

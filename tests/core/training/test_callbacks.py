@@ -53,6 +53,29 @@ def test_a_schedule_makes_a_step_after_each_of_what_it_counts(reference, net, pe
     assert scheduler.steps == [()] * count
 
 
+def test_a_schedule_counts_the_steps_of_the_optimizer(reference, net):
+    scheduler = Scheduler()
+    schedule = Schedule(scheduler, per="step")
+    Trainer(2, backend=reference, callback=schedule, accumulate=2).fit(net, [BATCH] * 5)
+    assert len(scheduler.steps) == 6
+
+
+def test_a_function_with_a_hook_is_called_for_both(reference, net):
+    class Both:
+        def __init__(self):
+            self.steps, self.epochs = [], []
+
+        def on_step_end(self, step, loss):
+            self.steps.append(step)
+
+        def __call__(self, epoch, history):
+            self.epochs.append(epoch)
+
+    both = Both()
+    Trainer(2, backend=reference, callback=both).fit(net, [BATCH] * 2)
+    assert (both.steps, both.epochs) == ([0, 1, 2, 3], [0, 1])
+
+
 def test_a_schedule_may_take_a_number_of_the_history(reference, net):
     scheduler = Scheduler()
     trainer = Trainer(2, backend=reference, callback=Schedule(scheduler, metric="val_loss"))
@@ -216,3 +239,19 @@ def test_ctrl_c_while_evaluating_ends_without_the_epoch(reference, net):
     trainer = Trainer(3, backend=reference, callback=lambda *_: ends.append(True))
     history = trainer.fit(net, [BATCH], Data([BATCH]))
     assert (history, ends) == ({"loss": [], "val_loss": []}, [])
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_at_the_end_of_an_epoch_begins_no_other(reference, net):
+    class AtTheEnd:
+        steps = 0
+
+        def on_step_end(self, step, loss):
+            self.steps += 1
+
+        def on_epoch_end(self, epoch, history):
+            signal.raise_signal(signal.SIGINT)
+
+    ending = AtTheEnd()
+    history = Trainer(3, backend=reference, callback=ending).fit(net, [BATCH] * 2)
+    assert (len(history["loss"]), ending.steps) == (1, 2)

@@ -152,10 +152,17 @@ def test_the_inputs_of_a_batch_without_a_target(batch, expected):
         ({"x": 3, "y": 4}, (3,)),
         ({"b": 4, "a": 3}, (3, 4)),
         ({"b": 4, "a": 3, "y": 5}, (3, 4)),
+        ({"b": 4, "a": 3, "sample_weight": 6}, (3, 4)),
+        ({"b": 4, "a": 3, "y": 5, "sample_weight": 6}, (3, 4)),
     ],
 )
 def test_a_target_is_left_out_of_what_is_predicted(batch, expected):
     assert inputs_to_predict(batch, ("a", "b")) == expected
+
+
+def test_weights_for_a_loss_that_takes_none_are_refused():
+    with pytest.raises(UnsupportedValueError, match="no weights"):
+        inputs_alone({"a": 3, "sample_weight": 6}, ("a", "b"))
 
 
 @pytest.mark.parametrize("batch", [(), [], {}])

@@ -67,7 +67,10 @@ def test_full_has_its_value(backend, place):
 
 
 @requirement("create.arange", section=SECTION)
-@pytest.mark.parametrize("arguments", [(5,), (2, 7), (1, 10, 3), (5, 0, -2), (0,), (3, 1)])
+@pytest.mark.parametrize(
+    "arguments",
+    [(5,), (2, 7), (1, 10, 3), (5, 0, -2), (0,), (3, 1), (2**31 - 3, 2**31 + 5, 10)],
+)
 def test_arange_counts_as_numpy_does(backend, place, arguments):
     x = backend.arange(*arguments, device=place, dtype="int32")
     assert_same(backend.to_numpy(x), np.arange(*arguments, dtype="int32"))
