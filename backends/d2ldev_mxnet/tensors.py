@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.device import Device
+from d2ldev.device import Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Devices, Tensor, Tensors
 from d2ldev.operations.dlpack import ON_CPU, ON_CUDA
@@ -180,8 +180,8 @@ class MXNetTensors(Tensors):
             return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()
 
     def _has_card(self, index: int) -> bool:
-        is_native = self._devices.from_native(mx.gpu(index)) is not None
-        return is_native and index < self._devices.count()
+        is_real = self._devices.platform(gpu(index)) == "cuda"
+        return is_real and index < self._devices.count()
 
     def dlpack_of(self, x: Tensor) -> Any:
         return Exported(x)
