@@ -711,19 +711,20 @@ class Backend:
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         self.framework.require("train", "train a model")
-        default_loss, default_optimizer = "mse", "sgd"
-        if loss is None or (optimizer is None and is_trained):
+        lacks_optimizer = is_trained and optimizer is None
+        if loss is None or lacks_optimizer:
+            # Only then: what a model was compiled with may be nothing that can be used.
             default_loss, default_optimizer = self.framework.training.defaults(model)
-        if optimizer is None and is_trained:
-            optimizer = default_optimizer
-            if lr is not None and not isinstance(optimizer, str):
-                raise UnsupportedValueError(
-                    f"train {describe(model)} with lr={describe(lr)}",
-                    "the optimizer that it was compiled with has a learning rate of its own",
-                    f"optimizer='sgd', lr={lr}, or leave lr out",
-                )
+            loss = default_loss if loss is None else loss
+            optimizer = default_optimizer if lacks_optimizer else optimizer
+        if lacks_optimizer and lr is not None and not isinstance(optimizer, str):
+            raise UnsupportedValueError(
+                f"train {describe(model)} with lr={describe(lr)}",
+                "the optimizer that it was compiled with has a learning rate of its own",
+                f"optimizer='sgd', lr={lr}, or leave lr out",
+            )
         settings = Settings(
-            default_loss if loss is None else loss,
+            loss,
             optimizer if is_trained else None,
             0.01 if lr is None else lr,
             gradient_clip_val,

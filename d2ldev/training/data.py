@@ -194,8 +194,7 @@ def inputs_and_target(
             another one.
     """
     if isinstance(batch, Mapping):
-        values = dict(batch)
-        weights = None if "sample_weight" in names else values.pop("sample_weight", None)
+        values, weights = _weights_apart(batch, names)
         target = values.pop("y") if "y" in values else (values.popitem()[1] if values else None)
         target = target if weights is None else Weighted(target, weights)
         parts = (*_by_name(values, names, takes_mapping), target)
@@ -223,13 +222,14 @@ def inputs_alone(
     """
     inputs: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else (batch,)
     if isinstance(batch, Mapping):
-        if "sample_weight" in batch and "sample_weight" not in names:
+        values, weights = _weights_apart(batch, names)
+        if weights is not None:
             raise UnsupportedValueError(
                 "weigh the examples of a batch",
                 "its loss takes the prediction alone, and no weights",
                 "loss=lambda prediction, y, sample_weight: ...",
             )
-        inputs = _by_name(dict(batch), names, takes_mapping)
+        inputs = _by_name(values, names, takes_mapping)
     if not (found := tuple(inputs)):
         raise UnsupportedValueError(
             f"call a model with a batch, {describe(batch)}", "it is empty", "yield (X,) from data"
@@ -249,13 +249,19 @@ def inputs_to_predict(
         UnsupportedValueError: as ``inputs_alone``.
     """
     if isinstance(batch, Mapping):
-        batch = {key: x for key, x in batch.items() if key != "sample_weight" or key in names}
+        batch, _ = _weights_apart(batch, names)
     has_target = isinstance(batch, (list, tuple, Mapping)) and len(batch) > 1
     if isinstance(batch, Mapping) and all(key in names for key in batch):
         has_target = False
     if has_target:
         return inputs_and_target(batch, names, takes_mapping)[0]
     return inputs_alone(batch, names, takes_mapping)
+
+
+def _weights_apart(batch: Mapping[Any, Any], names: Sequence[str]) -> tuple[dict[Any, Any], Any]:
+    """Return a batch without the weights of its examples, and the weights; None if it has none."""
+    values = dict(batch)
+    return values, None if "sample_weight" in names else values.pop("sample_weight", None)
 
 
 def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) -> Iterable[Any]:

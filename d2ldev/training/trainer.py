@@ -259,9 +259,9 @@ class Trainer:
                 epoch. Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in
                 any process. The file does not hold what a callback without ``state_dict`` keeps,
                 nor a dataset's or a worker process's own random numbers.
-            checkpoint_every: number of steps after each of which the state is saved, too. A run
-                that goes on within an epoch draws its batches again, and leaves out those that are
-                done.
+            checkpoint_every: number of batches after each of which the state is saved, too; with
+                ``accumulate``, as soon as the step that the batch belongs to has ended. A run that
+                goes on within an epoch draws its batches again, and leaves out those that are done.
             keep: ``'last'``; or ``'best'``, which saves the state after an epoch only if its
                 ``'val_loss'``, without ``val_data`` its ``'loss'``, is less than any before.
 
@@ -280,12 +280,18 @@ class Trainer:
         functions = named_metrics(self.backend, metrics)
         saving = Saving(checkpoint, checkpoint_every, keep).checked()
         if hasattr(self, "fit_epoch"):
-            given = {"loss": loss, "optimizer": optimizer, "checkpoint": checkpoint}
-            given |= {"resume": resume or None, "progress": self.progress or None, "lr": lr}
-            given |= {"accumulate": None if self.accumulate == 1 else self.accumulate}
-            given |= {"precision": None if self.precision == "model" else self.precision}
-            unused = self._listeners(callbacks, "on_step_end")
-            _check_own_epoch({**given, "metrics": metrics or None}, unused)
+            given = {
+                "loss": loss is not None,
+                "optimizer": optimizer is not None,
+                "lr": lr is not None,
+                "metrics": bool(metrics),
+                "checkpoint": checkpoint is not None,
+                "resume": resume,
+                "progress": self.progress,
+                "accumulate": self.accumulate != 1,
+                "precision": self.precision != "model",
+            }
+            _check_own_epoch(given, self._listeners(callbacks, "on_step_end"))
         elif hasattr(self, "clip_gradients"):
             raise _ignored("clip_gradients", "leave it out: gradient_clip_val clips by itself")
         train_data, val_data = self._data(train_data, val_data)
@@ -700,9 +706,9 @@ def _no_batch() -> UnsupportedValueError:
     )
 
 
-def _check_own_epoch(given: Mapping[str, Any], on_step_end: Sequence[Any]) -> None:
+def _check_own_epoch(given: Mapping[str, bool], on_step_end: Sequence[Any]) -> None:
     """Check that nothing was asked for that a ``fit_epoch`` of the user's would ignore."""
-    ignored = [f"{name}=" for name, value in given.items() if value is not None]
+    ignored = [f"{name}=" for name, is_given in given.items() if is_given]
     ignored += ["on_step_end"] if on_step_end else []
     if ignored:
         raise _ignored(
