@@ -36,7 +36,7 @@ from d2ldev.registry.selection import get_framework
 if TYPE_CHECKING:
     import numpy as np
 
-    from d2ldev.operations.live import LiveTensor
+    from d2ldev.operations.live_tensors import LiveTensor
 
 
 class Backend:
@@ -229,7 +229,7 @@ class Backend:
         >>> for x in backend.live_tensors('gpu:0')[:3]:                    # doctest: +SKIP
         ...     print(x.kind, x.shape, x.nbytes, *x.made[-1:])
         """
-        from d2ldev.operations.live import live_tensors
+        from d2ldev.operations.live_tensors import live_tensors
 
         return live_tensors(self.framework, device)
 

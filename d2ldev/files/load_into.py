@@ -25,9 +25,9 @@ import numpy as np
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
-from d2ldev.files.given import Given, dtype_and_shape
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
+from d2ldev.files.tensors_by_name import TensorsByName, dtype_and_shape
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import (
@@ -71,7 +71,7 @@ def load_into(
 ) -> Any:
     """Read a file, or a mapping, into a nesting; see ``Backend.load_into``."""
     if isinstance(source, Mapping):
-        given = Given(framework, source, f"load a mapping into {type(obj).__name__}")
+        given = TensorsByName(framework, source, f"load a mapping into {type(obj).__name__}")
         return _loaded(Fitting(framework, given, is_strict=strict), obj, given, only)
     path = as_path(source, "load")
     attempted = f"load {path} into {type(obj).__name__}"
@@ -79,7 +79,7 @@ def load_into(
         return _loaded(Fitting(framework, checkpoint, is_strict=strict), obj, checkpoint, only)
 
 
-def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | Given, only: str) -> Any:
+def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | TensorsByName, only: str) -> Any:
     if not isinstance(only, str):
         raise UnsupportedValueError(
             checkpoint.attempted, f"only={describe(only)} is no name", "only='parts.model'"
@@ -156,7 +156,11 @@ class Fitting:
     """
 
     def __init__(
-        self, framework: Framework, checkpoint: Checkpoint | Given, *, is_strict: bool = True
+        self,
+        framework: Framework,
+        checkpoint: Checkpoint | TensorsByName,
+        *,
+        is_strict: bool = True,
     ) -> None:
         self.is_strict = is_strict
         self._framework = framework

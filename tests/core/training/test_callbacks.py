@@ -5,6 +5,7 @@ import threading
 
 import numpy as np
 import pytest
+from d2ldev_conformance.suite.training.conftest import ctrl_c  # noqa: F401  # a fixture
 
 from d2ldev import CheckpointError, Schedule, UnsupportedValueError
 from d2ldev.training.callbacks import checked_callbacks
@@ -176,14 +177,6 @@ def test_a_bar_shows_the_batches_with_their_loss_and_rate(reference, net, capsys
 
 
 # -- Ctrl-C ------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C raises, as in a terminal; what a shell runs in the background ignores it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 class Pressing:

@@ -15,7 +15,7 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, moving
 
 
-class Given:
+class TensorsByName:
     """A mapping from names to tensors and NumPy arrays, read as a ``Checkpoint`` is.
 
     Args:
