@@ -57,10 +57,15 @@ class TorchFiles(Files):
         undo: Callable[..., object],
     ) -> tuple[str, ...]:
         if isinstance(model, torch.nn.Module):
-            for name, x in (*model.named_parameters(), *model.named_buffers()):
-                if is_lazy(x) and name in shapes:
-                    undo(_make_lazy, x, type(x))
-                    x.materialize(shapes[name])
+            for path, module in model.named_modules(remove_duplicate=False):
+                kept = {**module._parameters, **module._buffers}
+                waiting = {joined(path, name): x for name, x in kept.items() if is_lazy(x)}
+                # All of a module's or none: its first batch would make those that it lacks, and
+                # fail at the others.
+                if waiting.keys() <= shapes.keys():
+                    for name, x in waiting.items():
+                        undo(_make_lazy, x, type(x))
+                        x.materialize(shapes[name])
         return ()  # those that the file lacks are among its tensors
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:

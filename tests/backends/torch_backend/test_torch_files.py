@@ -166,6 +166,35 @@ def test_a_lazy_module_is_lazy_still_when_the_file_was_refused(torch_backend, pa
     assert net(torch.rand(5, 2)).shape == (5, 1)
 
 
+LAZY_IN_PART = {
+    "a weight without its bias": (torch.nn.LazyLinear, {"0.weight": torch.ones(4, 3)}),
+    "statistics without their weight": (
+        lambda _: torch.nn.LazyBatchNorm1d(),
+        {"0.running_mean": torch.ones(3), "0.running_var": torch.ones(3)},
+    ),
+}
+
+
+@pytest.mark.parametrize(("make", "stored"), LAZY_IN_PART.values(), ids=LAZY_IN_PART.keys())
+def test_a_lazy_module_of_which_a_part_is_there_is_left_as_it_is(torch_backend, make, stored):
+    net = torch.nn.Sequential(make(4), torch.nn.Linear(3, 1, bias=False))
+    result = torch_backend.load_into(
+        net, {**stored, "1.weight": torch.ones(1, 3)}, strict=False
+    )
+    assert result.matched == ["1.weight"]
+    assert set(stored) <= set(result.missing)
+    assert result.unexpected == list(stored)
+    assert net[1].weight.tolist() == [[1, 1, 1]]
+    assert net[0](torch.rand(5, 3)).shape[0] == 5
+
+
+def test_a_lazy_module_of_which_a_part_is_there_is_told_what_it_lacks(torch_backend):
+    net = torch.nn.Sequential(torch.nn.LazyLinear(4))
+    with pytest.raises(CheckpointError, match=r"it lacks 0\.bias; misfits: 0\.weight has no shape"):
+        torch_backend.load_into(net, {"0.weight": torch.ones(4, 3)})
+    assert net(torch.rand(5, 2)).shape == (5, 4)
+
+
 # -- layers ----------------------------------------------------------------------------------------
 
 
