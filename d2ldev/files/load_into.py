@@ -25,6 +25,7 @@ import numpy as np
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
+from d2ldev.files.format.dtypes import bytes_of
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
 from d2ldev.files.tensors_by_name import TensorsByName, dtype_and_shape
@@ -123,6 +124,19 @@ def _beginnings(name: str) -> Iterator[str]:
         yield name
 
 
+def _first_name(name: str, again: Mapping[str, str]) -> str:
+    """Return the name under which a tensor was found first.
+
+    Args:
+        name: one of its names.
+        again: other names of objects, and for each the first.
+    """
+    for part in _beginnings(name):
+        if part in again:
+            return _first_name(joined(again[part], name.removeprefix(f"{part}.")), again)
+    return name
+
+
 def _nearest(name: str, names: Sequence[str]) -> str:
     """Return the most similar name; empty if none is similar."""
     tails = {other[-_TAIL:]: other for other in names[:_COMPARED]}
@@ -173,10 +187,11 @@ class Fitting:
         self._different: list[str] = []
         # (id of the tensor or the array, its name in the file) -> both.
         self._pairs: dict[tuple[int, str], _Pair] = {}
-        # id of a tensor that is filled in place -> its name in the file.
-        self._names: dict[int, str] = {}
-        # (the name of a place, the id of what is there) -> its name in the file.
+        # (the name of a place, the id of what is there) -> its name in the file. One that is filled
+        # in place has one place, of no name.
         self._places: dict[tuple[str, int], str] = {}
+        # Keys of two pairs of one place, which have to be equal.
+        self._ties: list[tuple[tuple[int, str], tuple[int, str]]] = []
         # id -> (the model, its name, what it keeps).
         self._models: dict[int, tuple[Any, str, Inventory]] = {}
         # id -> (the optimizer, its state in the file).
@@ -214,6 +229,7 @@ class Fitting:
                 self._check()
                 pairs = list(self._pairs.values())
                 tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
+                self._check_ties(dict(zip(self._pairs, tensors, strict=True)))
                 puts = [self._state_put(*state) for state in self._states.values()]
                 self._check()
                 put = self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
@@ -221,6 +237,18 @@ class Fitting:
                 return put
         except RecursionError:
             raise too_deep(self._attempted) from None
+
+    def _check_ties(self, news: Mapping[tuple[int, str], Any]) -> None:
+        """Note the tensors that are one here, and of which the file has two that differ."""
+        for first, second in self._ties:
+            if not np.array_equal(self._bits(news[first]), self._bits(news[second])):
+                names = f"{first[1]} and {second[1]}"
+                self._different.append(
+                    f"{names} are one tensor here, and {self._checkpoint.called} has two values"
+                )
+
+    def _bits(self, x: Any) -> Any:
+        return bytes_of(x if isinstance(x, np.ndarray) else self._framework.files.borrow(x))
 
     def _check(self) -> None:
         """Raise one error that names everything that does not fit, if anything does not."""
@@ -257,7 +285,7 @@ class Fitting:
     def _compare_once(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
         kind = self._framework.kinds[type(x)]
         if kind is TENSOR or type(x) is np.ndarray:
-            self._pair(x, found, None, path)
+            self._pair(x, found, None, path, path)
             return lambda: self._remade(x, path)
         if kind is PLAIN or isinstance(x, np.generic):
             return self._compare_plain(x, found, path)
@@ -288,7 +316,8 @@ class Fitting:
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
         if id(x) in self._models:
-            self._differs(path, f"is one {type(x).__name__} under two names", found)
+            other = self._models[id(x)][1]
+            self._differs(path, f"is the {type(x).__name__} that is {other}, too", found)
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
@@ -300,6 +329,10 @@ class Fitting:
                 return
             self.missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
+        # An object's tensors have other names where it has; they may be in the file.
+        again = self._models[id(x)][2].again
+        firsts = {name: _first_name(name, again) for name in stored} if again else {}
+        named |= {name: named[first] for name, first in firsts.items() if first in named}
         free: AbstractSet[str] = frozenset()
         if is_model:
             free = self._framework.files.dispensable(x, named, stored.keys())
@@ -307,24 +340,29 @@ class Fitting:
         its_names = {
             name: by_role.get(mine[name].role, name) if name in mine else name for name in named
         }
+        firsts = {name: firsts.get(name, name) for name in named}
+        places = {
+            name: ("" if is_model or self._is_refilled(value) else firsts[name], id(value))
+            for name, value in named.items()
+        }
         # A tensor with several names is in most files once, under one of them.
         ties = {
-            id(value): its_names[name]
-            for name, value in reversed(named.items())
-            if its_names[name] in stored and (is_model or self._is_refilled(value))
+            places[name]: its_names[name] for name in reversed(named) if its_names[name] in stored
         }
         used = set()
         for name, value in named.items():
             its_name, layouts = its_names[name], None
             if its_name not in stored:
-                its_name = ties.get(id(value), its_name)
+                its_name = ties.get(places[name], its_name)
             elif name in mine and mine[name].role in by_role and theirs[its_name] != mine[name]:
                 layouts = (theirs[its_name], mine[name])
             used.add(its_name)
+            full_name = joined(path, name)
             if its_name in stored:
-                self._pair(value, stored[its_name], layouts, joined(path, name))
+                first = joined(path, firsts[name])
+                self._pair(value, stored[its_name], layouts, full_name, first)
             else:
-                self.missing.append(joined(path, name))
+                self.missing.append(full_name)
         self.unexpected += [joined(path, name) for name in stored if name not in used | free]
 
     def _is_refilled(self, x: Any) -> bool:
@@ -405,7 +443,21 @@ class Fitting:
             f"{path or 'the top'} {mine}, and {self._checkpoint.called} has {told}"
         )
 
-    def _pair(self, x: Any, found: Any, layouts: tuple[Layout, Layout] | None, path: str) -> None:
+    def _pair(
+        self,
+        x: Any,
+        found: Any,
+        layouts: tuple[Layout, Layout] | None,
+        path: str,
+        first: str,
+    ) -> None:
+        """Note that a tensor is read.
+
+        Args:
+            x, found: the tensor, and what it is in the file.
+            layouts: see ``_Pair``.
+            path, first: its name, and that under which it was found first.
+        """
         try:
             dtype, shape = dtype_and_shape(self._framework, x)
         except RuntimeError as error:  # a lazy module's, before its first batch
@@ -424,11 +476,12 @@ class Fitting:
         is_lie = layouts is not None and math.prod(found.shape) != math.prod(layouts[0].split)
         if is_lie or (dtype, wanted) != (found.dtype, theirs):
             self._differs(path, f"is {dtype} {shape}", found)
-        elif self._is_refilled(x) and self._names.setdefault(id(x), found.name) != found.name:
-            self._differs(path, "is one tensor under two names", found)
         else:
             self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
-            self._places[path, id(x)] = found.name
+            place = ("" if self._is_refilled(x) else first, id(x))
+            name = self._places.setdefault(place, found.name)
+            if name != found.name:
+                self._ties.append(((id(x), name), (id(x), found.name)))
             self.matched.append(path)
 
     # -- reading ----------------------------------------------------------------------------------

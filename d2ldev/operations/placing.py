@@ -44,13 +44,16 @@ class Inventory:
         self.framework = framework
         self._kinds = framework.kinds
         self._attempted = attempted
-        self._seen: set[int] = set()
+        # id of an object -> the name under which it was found first.
+        self._seen: dict[int, str] = {}
         self.parts: list[tuple[str, Any, Put, Any]] = []
         """The parts that may have to be put back, each under its full name."""
         self.entries: list[tuple[str, Any]] = []
         """The tensors that were found, each under its full names."""
         self.objects: list[Any] = []
         """The models, optimizers and the like, each once."""
+        self.again: dict[str, str] = {}
+        """The other names of these objects, and for each the first."""
         try:
             for name, value, kind in leaves(obj, self._kinds, "", attempted):
                 if kind is UNKNOWN:
@@ -73,13 +76,18 @@ class Inventory:
     def _add(self, name: str, value: Any, kind: Kind) -> None:
         if kind is TENSOR:
             self.entries.append((name, value))
-        elif kind is OBJECT and id(value) not in self._seen:
+        elif kind is OBJECT:
             self._add_object(name, value)
 
     def _add_object(self, name: str, value: Any) -> None:
-        self._seen.add(id(value))
+        if id(value) in self._seen:
+            # Gluon has a child under its name twice: as an attribute, too.
+            if self._seen[id(value)] != name:
+                self.again[name] = self._seen[id(value)]
+            return
+        self._seen[id(value)] = name
         self.objects.append(value)
-        kinds, seen = self._kinds, self._seen
+        kinds = self._kinds
         add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
         for part_name, inner, put, key in self._parts_of(value, name):
@@ -90,8 +98,7 @@ class Inventory:
                 if put is not None:
                     may_be_put_back((full_name, inner, put, key))
             elif kind is OBJECT:
-                if id(inner) not in seen:
-                    self._add_object(full_name, inner)
+                self._add_object(full_name, inner)
             elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner) and put:
                 may_be_put_back((full_name, inner, put, key))
 

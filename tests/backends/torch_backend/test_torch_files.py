@@ -107,9 +107,38 @@ def test_a_tied_weight_is_read_under_whichever_of_its_names_it_is_stored(torch_b
     assert net.last.weight.tolist() == torch.ones(5, 3).tolist()
 
 
+class Twice(torch.nn.Module):
+    """A module that has one layer under two names, and its statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.first = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+        self.second = self.first
+
+
+@pytest.mark.parametrize("make", [Tied, Twice])
+def test_a_state_dict_with_several_names_of_one_tensor_is_read(torch_backend, path, make):
+    net, other, third = make(), make(), make()
+    torch_backend.load_into(other, net.state_dict())
+    save_file({name: x.clone() for name, x in net.state_dict().items()}, path)
+    torch_backend.load_into(third, path)
+    assert same(net, other)
+    assert same(net, third)
+
+
+def test_a_buffer_of_one_module_that_is_two_in_a_state_dict_is_refused(torch_backend):
+    net = Twice()
+    state = {**net.state_dict(), "second.1.running_mean": torch.ones(2)}
+    with pytest.raises(
+        CheckpointError, match=r"first\.1\.running_mean and second\.1\.running_mean"
+    ):
+        torch_backend.load_into(net, state)
+    assert net.first[1].running_mean.tolist() == [0, 0]
+
+
 def test_a_tied_weight_that_is_two_in_the_file_is_refused(torch_backend, path):
     save_file({"embedding.weight": torch.ones(5, 3), "last.weight": torch.zeros(5, 3)}, path)
-    with pytest.raises(CheckpointError, match="one tensor under two names"):
+    with pytest.raises(CheckpointError, match=r"embedding\.weight and last\.weight are one tensor"):
         torch_backend.load_into(Tied(), path)
 
 
@@ -178,9 +207,7 @@ LAZY_IN_PART = {
 @pytest.mark.parametrize(("make", "stored"), LAZY_IN_PART.values(), ids=LAZY_IN_PART.keys())
 def test_a_lazy_module_of_which_a_part_is_there_is_left_as_it_is(torch_backend, make, stored):
     net = torch.nn.Sequential(make(4), torch.nn.Linear(3, 1, bias=False))
-    result = torch_backend.load_into(
-        net, {**stored, "1.weight": torch.ones(1, 3)}, strict=False
-    )
+    result = torch_backend.load_into(net, {**stored, "1.weight": torch.ones(1, 3)}, strict=False)
     assert result.matched == ["1.weight"]
     assert set(stored) <= set(result.missing)
     assert result.unexpected == list(stored)

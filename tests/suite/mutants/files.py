@@ -207,3 +207,12 @@ class WantsTheDeviceNamed(Mutant, caught_by="io.device-by-position"):
     class Backend(Backend):
         def load(self, path, *, device="cpu"):
             return super().load(path, device)
+
+
+class ReadsEachTensorOnce(Mutant, caught_by="io.load-into-takes-every-name"):
+    class Backend(Backend):
+        def load_into(self, obj, source):
+            tensors = {id(x): x for x in self.named_tensors(obj).values()}
+            if not isinstance(source, (str, os.PathLike)) and len(source) > len(tensors):
+                raise CheckpointError("load a mapping", "it has one tensor twice", "give one name")
+            return super().load_into(obj, source)

@@ -259,6 +259,24 @@ def test_load_into_writes_one_parameter(backend, place):
     assert set(backend.placement(net).values()) == {place}
 
 
+@requirement("io.load-into-takes-every-name", section=SECTION)
+def test_load_into_takes_a_tensor_of_its_own_for_each_name_of_a_tied_one(backend, place, sample):
+    obj = samples(backend)[sample](place)
+    before = saved_values(backend, obj)
+    copies = {name: backend.copy(x) for name, x in backend.named_tensors(obj).items()}
+    _assert_saved(backend, backend.load_into(obj, copies), before)
+
+
+@requirement("io.load-into-takes-every-name", section=SECTION)
+def test_load_into_takes_the_values_of_a_model_under_each_of_its_names(backend, place):
+    net = backend.mlp([2, 1], device=place)
+    values = {name: _flipped(x) for name, x in saved_values(backend, net).items()}
+    given = {f"{outer}.{name}": x for outer in "ab" for name, x in values.items()}
+    loaded = backend.load_into({"a": net, "b": net}, given)
+    _assert_saved(backend, loaded["a"], values)
+    _assert_saved(backend, loaded["b"], values)
+
+
 @requirement("io.load-into-refuses-what-does-not-fit", section=SECTION)
 @pytest.mark.parametrize(
     "changed", [{"other": 1}, {None: np.ones(7, "float32")}, {None: [1.0]}, {None: None}], ids=str
