@@ -47,7 +47,7 @@ _NARROW = (
     *("bool", "int8", "int16", "int32", "uint8", "uint16", "uint32"),
     *("float16", "bfloat16", "float32", "complex64"),
     *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
-    *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4"),
+    *("float8_e4m3b11fnuz", "float8_e4m3", "float8_e3m4", "float8_e8m0fnu"),
 )
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 

@@ -46,6 +46,7 @@ class TorchTensors(Tensors):
             *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
             *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
             *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"),
+            "float8_e8m0fnu",
         )
         if hasattr(torch, name)
     )

@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import ml_dtypes
 import numpy as np
 import optax
 import pytest
@@ -12,6 +13,7 @@ from safetensors.numpy import save_file
 from saved_files import bits
 
 from d2ldev import CheckpointError
+from d2ldev.files.format.dtypes import storage_of
 from d2ldev.files.layouts import layouts_of_model
 
 
@@ -27,6 +29,15 @@ def test_every_dtype_comes_back_also_where_jax_has_wide_ones(backend, path, conf
     backend.save(saved, path)
     loaded = backend.load(path)
     assert [bits(backend, x) for x in loaded.values()] == [bits(backend, x) for x in saved.values()]
+
+
+@pytest.mark.parametrize(
+    "name", [x for x in dir(jnp) if hasattr(ml_dtypes, x) and storage_of(x) is not None]
+)
+def test_every_small_dtype_that_is_saved_is_loaded(backend, path, name):
+    x = jnp.asarray(np.arange(64, dtype="uint8").view(name))
+    backend.save(x, path)
+    assert bits(backend, backend.load(path)) == bits(backend, x)
 
 
 def test_a_dtype_that_jax_has_only_when_asked_is_refused_and_not_made_narrow(

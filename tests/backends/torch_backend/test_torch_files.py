@@ -8,6 +8,7 @@ import torch
 from safetensors.torch import save_file, save_model
 
 from d2ldev import CheckpointError
+from d2ldev.files.format.dtypes import storage_of
 
 # -- tensors and models ----------------------------------------------------------------------------
 
@@ -58,6 +59,20 @@ def test_what_is_loaded_can_be_written_to_and_trained(torch_backend, path):
     with torch.no_grad():
         x -= x.grad
     assert x.tolist() == [-1, -1, -1]
+
+
+DTYPES = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
+
+
+@pytest.mark.parametrize(
+    "dtype", [x for x in DTYPES if storage_of(str(x).removeprefix("torch."))], ids=str
+)
+def test_every_dtype_that_is_saved_is_loaded(torch_backend, path, dtype):
+    x = torch.arange(64, dtype=torch.uint8).view(dtype)
+    torch_backend.save(x, path)
+    loaded = torch_backend.load(path)
+    assert (loaded.dtype, bits(loaded)) == (dtype, bits(x))
+    assert bits(torch_backend.load_into(x.clone(), path)) == bits(x)
 
 
 def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):
