@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch._compile import _disable_dynamo
 from torch.nn.utils.rnn import PackedSequence
 
 from d2ldev.device import CPU, Device
@@ -148,9 +149,11 @@ class TorchTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        generator = None if seed is None else torch.Generator(native).manual_seed(seed)
         draw = torch.rand if distribution == "uniform" else torch.randn
-        return draw(shape, generator=generator, dtype=dtype, device=native)
+        if seed is None:
+            return draw(shape, dtype=dtype, device=native)
+        seeded = _seeded_uncompiled if torch.compiler.is_compiling() else _seeded
+        return seeded(draw, shape, seed, dtype, native)
 
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -207,6 +210,15 @@ class TorchTensors(Tensors):
         x = x.detach()
         is_part = not x.dim() and x.untyped_storage().nbytes() > x.element_size()
         return x.clone() if is_part else x
+
+
+def _seeded(draw: Any, shape: tuple[int, ...], seed: int, dtype: Any, native: Any) -> Tensor:
+    generator = torch.Generator(native).manual_seed(seed)
+    return draw(shape, generator=generator, dtype=dtype, device=native)
+
+
+# torch's compiler makes no generators in its graphs; ``torch.compiler.disable`` imports it at once.
+_seeded_uncompiled = _disable_dynamo(_seeded)
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:

@@ -24,6 +24,7 @@ from functools import wraps
 from typing import Any
 
 import torch
+from torch.utils._device import _device_constructors
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev_torch.virtual import torch_module
@@ -113,6 +114,8 @@ def _move_to_gpus() -> None:
 
 
 def _map_spaces() -> None:
+    # Makes torch's list of the functions that a scope's device is given to, of torch's own ones.
+    _device_constructors()
     dtypes: dict[type, torch.dtype] = {float: torch.float64, complex: torch.complex128}
 
     def mapped(make: Any) -> Any:

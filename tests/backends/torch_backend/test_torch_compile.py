@@ -118,3 +118,22 @@ def test_copies_to_and_from_virtual_gpus_are_compiled(virtual, vgpu, compiler, d
     y = compiled(lambda x: virtual.to(x, device) + 1, compiler)(torch.zeros(2, device=vgpu))
     assert virtual.device_of(y) == virtual.device(device)
     assert y.tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
+@pytest.mark.parametrize("name", ["rand", "randn"])
+def test_numbers_of_a_seed_are_drawn_between_two_graphs(virtual, compiler, name, device):
+    draw = getattr(virtual, name)
+    function = torch.compile(lambda x: (x + 1) * draw(3, seed=7, device=device), backend=compiler)
+    y = function(virtual.ones(3, device=device))
+    assert virtual.device_of(y) == virtual.device(device)
+    assert torch.equal(y.cpu(), 2 * draw(3, seed=7))
+
+
+def test_a_seed_imports_no_compiler():
+    code = (
+        "import sys; from d2ldev import torch as d2l; d2l.rand(1, seed=1); import torch\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "False\n", done.stderr

@@ -154,6 +154,21 @@ def test_spaces_from_mapped_tensors_to_a_number_are_the_cpus(vgpu, name, end):
     assert torch.equal(made.cpu(), expected)
 
 
+@pytest.mark.parametrize("name", ["linspace", "logspace"])
+@pytest.mark.parametrize("ends", [lambda x: (x, 3), lambda x: (0, x), lambda x: (x, x + 1)])
+def test_spaces_are_made_on_the_device_of_the_block_also_of_mapped_tensors(vgpu, name, ends):
+    def spaces(device):
+        make = getattr(torch, name)
+        with torch.device(device):
+            x = torch.arange(2.0)
+            mapped = torch.vmap(lambda one: make(*ends(one), 3))(x)
+            return torch.cat([mapped.flatten(), make(*ends(x[0]), 3), make(0, 1, 3)])
+
+    made = spaces(vgpu)
+    assert made.device == vgpu
+    assert torch.equal(made.cpu(), spaces("cpu"))
+
+
 def test_a_tensor_is_resized_with_its_values(vgpu):
     x = torch.arange(4.0, device=vgpu)
     x.resize_(2)
