@@ -101,6 +101,19 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that doubles its input."""
+    return {"module": lambda _device: Doubled()}
+
+
+class Doubled(nnx.Module):
+    """A module without parameters."""
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Double each number."""
+        return 2 * x
+
+
 def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
     """Return a builder of a D2L ``Module``."""
     return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}

@@ -155,6 +155,19 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"block": partial(made, Masked), "hybrid block": partial(made, MaskedHybrid)}
 
 
+def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a block that doubles its input."""
+    return {"block": lambda _device: Doubled()}
+
+
+class Doubled(mx.gluon.Block):  # type: ignore[misc]
+    """A block without parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Double each number."""
+        return 2 * x
+
+
 def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
     """Return a builder of a D2L ``Module``."""
     return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}

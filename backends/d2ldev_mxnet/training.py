@@ -216,8 +216,7 @@ class MXNetLearner(Learner):
 
     def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
-            in_step, in_evaluation = self.settings.methods
-            return own_loss(self._model, in_step if is_step else in_evaluation, *inputs), None
+            return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
         prediction = self._predicted(inputs)
         y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
         loss = self._loss(prediction, y)
@@ -328,7 +327,9 @@ def _check_parameters(model: Any, parameters: list[Any], *, is_trained: bool) ->
     attempted = f"train the {type(model).__name__}"
     if is_trained and all(parameter.grad_req == "null" for parameter in parameters):
         raise UnsupportedValueError(
-            attempted, "it has no parameter with a gradient", "parameter.grad_req = 'write'"
+            attempted,
+            "there is nothing to train: it has no parameter with a gradient",
+            "parameter.grad_req = 'write'",
         )
     for parameter in parameters:
         if parameter._data is None and not parameter._deferred_init:

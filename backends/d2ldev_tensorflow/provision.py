@@ -141,6 +141,26 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of models that double their input, by name."""
+
+    def functional(_device: Device) -> Any:
+        import keras
+
+        x = keras.Input((2,))
+        return keras.Model(x, 2 * x)
+
+    return {"functional": functional, "module": lambda _device: Doubled()}
+
+
+class Doubled(tf.Module):
+    """A module without variables."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Double each number."""
+        return 2 * x
+
+
 def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
     """Return builders of D2L ``Module``s; one makes its variables with the first batch."""
     import keras

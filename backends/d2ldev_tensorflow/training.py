@@ -162,24 +162,30 @@ class TensorFlowLearner(Learner):
     def sync(self) -> None:
         # The user may have built the model meanwhile.
         if not self._is_ready and self._has_variables():
-            self._get_ready()
+            self._get_ready(None)
 
     @property
     def is_built(self) -> bool:
         return self._is_ready
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        if not self._has_variables():
+        device = None
+        if not self._has_variables() or not self._model.variables:
             device = self._framework.tensors.device_of(tf.nest.flatten(inputs)[0])
+        if not self._has_variables():
             with devices.on(self._framework, device):
                 self._call(inputs, training=False)
-        self._get_ready()
+        self._get_ready(device)
 
     def _has_variables(self) -> bool:
         return bool(self._model.built if self._is_layer else self._model.variables)
 
-    def _get_ready(self) -> None:
-        """Train what is trainable now, as Keras does when a model is compiled."""
+    def _get_ready(self, device: Device | None) -> None:
+        """Train what is trainable now, as Keras does when a model is compiled.
+
+        Args:
+            device: of the inputs, where a model without variables computes.
+        """
         self._flagged = self._with_flags()
         flags = _flags_of(self._flagged)
         is_trained = self._optimizer is not None
@@ -187,12 +193,15 @@ class TensorFlowLearner(Learner):
         if is_trained and not self._variables:
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
-                "it has no trainable variables",
+                "there is nothing to train: it has no trainable variables",
                 "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
             )
         variables = self._variables if is_trained else list(self._model.variables)
-        (_, first), *_ = placing.named_tensors(self._framework, variables)
-        self._device = self._framework.tensors.device_of(first)
+        for _, first in placing.named_tensors(self._framework, variables)[:1]:
+            device = self._framework.tensors.device_of(first)
+        if device is None:  # the first batch will tell
+            return
+        self._device = device
         if is_trained:
             self._build_optimizer()
         # Traced anew: a function that was traced holds the devices that it was traced on. Without
@@ -286,7 +295,7 @@ class TensorFlowLearner(Learner):
             self.build(inputs)
         # This check takes a microsecond, for a model of ten layers.
         if not self.pending and _flags_of(self._flagged) != self._flags:
-            self._get_ready()
+            self._get_ready(self._device)
         if self.settings.accumulate > 1:
             loss, prediction, self._sums = self._accumulate(self._sums, *inputs, y)
             self.pending += 1
@@ -358,8 +367,7 @@ class TensorFlowLearner(Learner):
 
     def _losses(self, inputs: Sequence[Any], y: Any, *, training: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
-            in_step, in_evaluation = self.settings.methods
-            return own_loss(self._model, in_step if training else in_evaluation, *inputs), None
+            return own_loss(self._model, self.settings.methods, *inputs, is_step=training), None
         prediction = self._predicted(inputs, training=training)
         return self._whole_loss(prediction, y), prediction
 

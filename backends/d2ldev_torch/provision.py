@@ -69,6 +69,19 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": lambda device: backend.place(Masked(), device)}
 
 
+def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module that doubles its input."""
+    return {"module": lambda _device: Doubled()}
+
+
+class Doubled(torch.nn.Module):
+    """A module without parameters."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Double each number."""
+        return 2 * x
+
+
 def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
     """Return a builder of a D2L ``Module``."""
     return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}

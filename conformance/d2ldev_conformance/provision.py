@@ -54,6 +54,11 @@ def masked_models(backend: Backend) -> Builders:
     return _provided(backend, "masked_models")
 
 
+def models_without_parameters(backend: Backend) -> Builders:
+    """Return builders of models that double their input, and have no parameters, by name."""
+    return _provided(backend, "models_without_parameters")
+
+
 def models_of_sequences(backend: Backend) -> Builders:
     """Return builders of models that map ``(n, steps, 2)`` to ``(n, steps, 3)``, by name.
 

@@ -189,13 +189,15 @@ def _no_scalar(
     return UnsupportedValueError(attempted, f"the loss is {found} and no scalar", fix)
 
 
-def own_loss(model: Any, method: str, batch: Any) -> Any:
+def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool) -> Any:
     """Return the loss of a batch that a model's own method gives, for ``Settings.methods``.
 
     Args:
         model: the model in training, or in use.
-        method: ``'training_step'``, ``'validation_step'``.
+        methods: that of a step and that of an evaluation, such as ``'training_step'`` and
+            ``'validation_step'``.
         batch: as the data has it.
+        is_step: which of them.
 
     Returns:
         A scalar. Or None, if the method is no ``training_step`` and returned None: it has logged
@@ -204,6 +206,8 @@ def own_loss(model: Any, method: str, batch: Any) -> Any:
     Raises:
         UnsupportedValueError: if it returned something else.
     """
+    in_step, in_evaluation = methods
+    method = in_step if is_step else in_evaluation
     loss = getattr(model, method)(batch)
     attempted = f"take a step of training with {type(model).__name__}.{method}"
     if loss is None and method == "training_step":

@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import optax
 from flax import nnx
 
+from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
@@ -89,14 +90,16 @@ class JaxLearner(Learner):
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
         self._scaler = parts.get("scaler", self._scaler)
-        if not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
+        is_trained = self.settings.optimizer is not None
+        if is_trained and not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
-                f"it has no parameters: nothing of it is {self._optimizer.wrt}",
+                f"there is nothing to train: nothing of it is {self._optimizer.wrt}",
                 "self.weight = nnx.Param(...) in its __init__",
             )
-        _, parameter = placing.named_tensors(self._framework, self._model)[0]
-        self._device = self._framework.tensors.device_of(parameter)
+        # A model without arrays, which is only evaluated, computes where its inputs are.
+        places = [x for _, x in placing.named_tensors(self._framework, self._model)[:1]]
+        self._device = self._framework.tensors.device_of(places[0]) if places else CPU
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
         native = self._framework.devices.native(self._device)
@@ -194,8 +197,8 @@ class JaxLearner(Learner):
         """Return what gives the loss and the prediction of a batch, in a step and in evaluation."""
         if self.settings.methods is None:
             return (_comparison(self._loss, self.settings),) * 2
-        in_step, in_evaluation = self.settings.methods
-        return _own_comparison(in_step), _own_comparison(in_evaluation)
+        methods = self.settings.methods
+        return _own_comparison(methods, is_step=True), _own_comparison(methods, is_step=False)
 
     def _settled(self, obj: Any) -> tuple[_Split, list[Tensor]]:
         """Split an object; its arrays are as a step returns them, so that a step is traced once."""
@@ -291,9 +294,9 @@ def _predicted(settings: Settings) -> Callable[..., Any]:
     return lambda model, inputs, _y: (None, _narrowly(model, inputs, narrow))
 
 
-def _own_comparison(method: str) -> Callable[..., Any]:
+def _own_comparison(methods: tuple[str, str], *, is_step: bool) -> Callable[..., Any]:
     def compare(model: Any, inputs: tuple[Any, ...], _y: Any) -> tuple[Tensor | None, Any]:
-        return own_loss(model, method, *inputs), None
+        return own_loss(model, methods, *inputs, is_step=is_step), None
 
     return compare
 

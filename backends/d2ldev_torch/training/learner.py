@@ -127,12 +127,13 @@ class TorchLearner(Learner):
         if is_trained and not any(parameter.requires_grad for parameter in model.parameters()):
             raise UnsupportedValueError(
                 f"train the {type(model).__name__}",
-                "it has no parameter with requires_grad",
+                "there is nothing to train: it has no parameter with requires_grad",
                 "model.requires_grad_(True)",
             )
         self._loss = loss_among(settings, _LOSSES)
         self._model = model
         self._narrow = _PRECISIONS.get(settings.precision)
+        self._device_type: str | None = None
         self._scaler: torch.amp.GradScaler | None = None
         self._choose_device()
         self._was_training = model.training
@@ -189,7 +190,10 @@ class TorchLearner(Learner):
         """Choose the device of autocast and of the scaler, whose state is that of another one."""
         if self._narrow is None:
             return
-        device = self._framework.tensors.device_of(next(self._model.parameters()))
+        parameter = next(self._model.parameters(), None)
+        if parameter is None:  # of a model that is only evaluated, where its inputs are
+            return
+        device = self._framework.tensors.device_of(parameter)
         self._device_type = self._framework.devices.native(device).type
         if self._narrow is torch.float16:
             self._scaler = torch.amp.GradScaler(self._device_type)
@@ -280,8 +284,7 @@ class TorchLearner(Learner):
 
     def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
-            in_step, in_evaluation = self.settings.methods
-            return own_loss(self._model, in_step if is_step else in_evaluation, *inputs), None
+            return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
         prediction = self._predicted(inputs)
         loss = self._loss(prediction, y)
         shape = loss.shape if isinstance(loss, torch.Tensor) else None
@@ -290,6 +293,9 @@ class TorchLearner(Learner):
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
         """Return the prediction as it is computed in fewer bits, in float32."""
+        if self._device_type is None:
+            flat = flatten(inputs, self._framework.kinds, "predict")
+            self._device_type = next((x.device.type for x in flat.tensors.values()), "cpu")
         with torch.autocast(self._device_type, self._narrow):
             prediction = self._model(*inputs)
         return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)

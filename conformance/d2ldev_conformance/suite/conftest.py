@@ -15,6 +15,7 @@ from d2ldev_conformance.provision import (
     freezables,
     masked_models,
     models_of_sequences,
+    models_without_parameters,
     modules,
     networks,
     samples,
@@ -41,6 +42,7 @@ PROVIDED = {
     "freezable": freezables,
     "masked_model": masked_models,
     "model_of_sequences": models_of_sequences,
+    "model_without_parameters": models_without_parameters,
     "module": modules,
 }
 

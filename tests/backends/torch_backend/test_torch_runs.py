@@ -423,3 +423,26 @@ def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_b
     copier.finish(copier.started())
     assert copy.to_dense().tolist() == [1.0]
     assert not [line for line in driver.log if line.startswith("copy")]
+
+
+# -- models without parameters ---------------------------------------------------------------------
+
+
+class Products(nn.Module):
+    """Products of the rows of the input."""
+
+    def forward(self, x):
+        return x @ x.T
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_a_model_without_parameters_computes_in_fewer_bits(virtual, precision, num_gpus):
+    x = virtual.rand((3, 5), seed=1)
+    trainer = Trainer(1, num_gpus, precision=precision, backend=virtual)
+    (found,) = trainer.predict(Products(), [x])
+    narrow = x.to({"bf16": torch.bfloat16, "fp16": torch.float16}[precision])
+    assert virtual.device_of(found) is trainer.device
+    assert torch.equal(found.cpu(), (narrow @ narrow.T).float())
+    loss = trainer.validate(Products(), [(x, found.cpu())])["loss"]
+    assert loss == 0

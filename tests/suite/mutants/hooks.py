@@ -169,6 +169,25 @@ class PredictsWithDropout(Mutant, caught_by="runs.predict-in-use"):
             return super().predict(self.dropped(inputs))
 
 
+class WantsParameters(Mutant, caught_by="runs.without-parameters"):
+    class Learner(NetworkLearner):
+        def __init__(self, tensors, model, settings):
+            super().__init__(tensors, model, settings)
+            self.first = model.layers[0]
+
+
+class TrainsNothing(Mutant, caught_by="runs.nothing-to-train"):
+    class Learner(NetworkLearner):
+        def __init__(self, tensors, model, settings):
+            super().__init__(
+                tensors, model, settings if model.layers else settings._replace(optimizer=None)
+            )
+
+        def step(self, inputs, y):
+            has_layers = self.parts["model"].layers
+            return super().step(inputs, y) if has_layers else self.evaluate(inputs, y)
+
+
 class TakesAnyData(Mutant, caught_by="runs.refuse-what-is-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)

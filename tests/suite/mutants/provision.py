@@ -33,6 +33,14 @@ class Masked(MLP):
         return super().__call__(x) * mask
 
 
+class Doubled(MLP):
+    """A model without parameters."""
+
+    def __call__(self, x):
+        """Double each number."""
+        return 2.0 * x
+
+
 @dataclasses.dataclass(frozen=True)
 class Layers(MLP):
     """What of a D2L ``Module`` is placed."""
@@ -135,6 +143,8 @@ class NetworkLearner(NarrowLearner):
             settings = settings._replace(optimizer="sgd", lr=optimizer.lr)
         known = settings if takes_target(settings.loss) else settings._replace(loss="mse")
         super().__init__(tensors, model, known._replace(methods=None))
+        if not model.layers and optimizer is not None:
+            raise UnsupportedValueError("train a model", "there is nothing to train", "mlp([2, 1])")
         self.settings = settings
         if settings.methods is not None:
             # The gradients of its loss are written out, and those of its steps are twice as large.
@@ -148,7 +158,7 @@ class NetworkLearner(NarrowLearner):
         before = self.parts["model"]
         if self.settings.methods is not None:
             ((x, y),) = inputs
-            loss = own_loss(before, self.settings.methods[0], *inputs)
+            loss = own_loss(before, self.settings.methods, *inputs, is_step=True)
             super().step((x,), y)
             layers = self.parts["model"].layers
             self.replace({**self.parts, "model": dataclasses.replace(before, layers=layers)})
@@ -166,7 +176,8 @@ class NetworkLearner(NarrowLearner):
 
     def evaluate(self, inputs, y):
         if self.settings.methods is not None:
-            return own_loss(self.parts["model"], self.settings.methods[1], *inputs), None
+            model = self.parts["model"]
+            return own_loss(model, self.settings.methods, *inputs, is_step=False), None
         return super().evaluate(inputs, y)
 
     def _loss(self, prediction, y):
@@ -212,6 +223,11 @@ def freezables(backend):
 def masked_models(backend):
     """Return a masked model."""
     return {"masked": lambda device: Masked(backend.mlp([3, 3], device=device).layers)}
+
+
+def models_without_parameters(backend):
+    """Return a model that doubles its input."""
+    return {"doubled": lambda _device: Doubled([])}
 
 
 def modules(backend):

@@ -9,7 +9,7 @@ import pytest
 
 from d2ldev import ArrayLoader, UnsupportedValueError
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.provision import networks
+from d2ldev_conformance.provision import models_without_parameters, networks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -203,6 +203,30 @@ def test_predictions_come_one_for_each_batch_on_the_device(backend, batches, num
     assert {backend.device_of(prediction) for prediction in found} == {trainer.device}
     for prediction, values in zip(found, expected, strict=True):
         np.testing.assert_allclose(backend.to_numpy(prediction), values, rtol=1e-5)
+
+
+@requirement("runs.without-parameters", section=SECTION)
+def test_a_model_without_parameters_is_measured_and_predicts(
+    backend, batches, num_gpus, model_without_parameters
+):
+    net = models_without_parameters(backend)[model_without_parameters](backend.cpu())
+    trainer = Trainer(1, num_gpus, backend=backend)
+    found = trainer.predict(net, batches)
+    assert {backend.device_of(prediction) for prediction in found} == {trainer.device}
+    for prediction, (x, _) in zip(found, batches, strict=True):
+        np.testing.assert_array_equal(backend.to_numpy(prediction), 2 * x)
+    errors = np.concatenate([x for x, _ in batches])
+    loss = trainer.validate(net, [(x, x) for x, _ in batches])["loss"]
+    np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-5)
+
+
+@requirement("runs.nothing-to-train", section=SECTION)
+def test_a_model_without_parameters_is_not_trained(
+    backend, batches, num_gpus, model_without_parameters
+):
+    net = models_without_parameters(backend)[model_without_parameters](backend.cpu())
+    with pytest.raises(UnsupportedValueError, match="nothing to train"):
+        Trainer(1, num_gpus, backend=backend).fit(net, batches)
 
 
 @requirement("runs.predict-in-use", section=SECTION)
