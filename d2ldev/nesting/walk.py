@@ -86,6 +86,7 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
     budget[0] -= 1
     if isinstance(kind, Kind) or budget[0] < 0:
         return False
+    # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children`` is.
     children = x.values() if kind is DICT else kind.children(x)
     for child in children:  # noqa: SIM110  # a generator would double the cost
         if not every(child, kinds, holds, budget):

@@ -177,6 +177,7 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
         ) from error
 
 
+# No ``functools.cache``, of which torch's compiler warns that it is ignored.
 class _Moving(dict[tuple[str, Device], str]):
     """What is attempted, in words, which take longer to put together than to find."""
 
