@@ -12,8 +12,8 @@ import numpy as np
 
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer
-from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
-from d2ldev_mxnet.models import NumPySequential, initialise, ranks
+from d2ldev_mxnet.framework import NumPyShapes, mx
+from d2ldev_mxnet.models import NumPySequential, ranks
 
 _nn = mx.gluon.nn
 _SEQUENCES = (_nn.Sequential, _nn.HybridSequential, NumPySequential)
@@ -49,19 +49,21 @@ class MXNetFiles(Files):
         lacking: list[str] = []
         if not isinstance(model, mx.gluon.Block):
             return lacking
-        for name, parameter in model._collect_params_with_prefix().items():
-            shape, mine = shapes.get(f"{name}.data"), parameter.shape
+        # Of NumPy's kind or the old one, as the first batch would make them.
+        make = mx.np.zeros if mx.util.is_np_array() else mx.nd.zeros
+        for name, parameter in _parameters(model):
+            shape, mine = shapes.get(name), parameter.shape
             contexts = parameter._deferred_init[1] if parameter._deferred_init else [mx.cpu()]
             if parameter._data is not None:
                 continue
             if shape is None:
-                lacking.append(f"{name}.data")
+                lacking.append(name)
             elif len(contexts) == 1 and len(mine or shape) == len(shape):
                 # What is known of its shape stays, and is compared with the file.
                 sizes = [i if i > 0 else j for i, j in zip(mine or shape, shape, strict=True)]
                 undo(_restore, parameter, dict(vars(parameter)))
-                with NumPySemantics():
-                    initialise(parameter, mx.np.zeros(sizes, parameter.dtype, ctx=contexts[0]))
+                zeros = make(tuple(sizes), dtype=parameter.dtype, ctx=contexts[0])
+                parameter._load_init(zeros, contexts[0])
         return lacking
 
     # -- optimizers -------------------------------------------------------------------------------
@@ -112,6 +114,17 @@ class MXNetFiles(Files):
 
 def _is_gluon_s(kind: type) -> bool:
     return kind.__module__.startswith("mxnet.gluon.nn.")
+
+
+def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield a block's parameters, each with the name of its array in ``Models.parts``.
+
+    Gluon's own names are others where a layer keeps those of older files, such as ``LSTM``.
+    """
+    for name, parameter in block._reg_params.items():
+        yield f"{prefix}{name}.data", parameter
+    for name, child in block._children.items():
+        yield from _parameters(child, f"{prefix}{name}.")
 
 
 def _restore(parameter: Any, attributes: Mapping[str, Any]) -> None:

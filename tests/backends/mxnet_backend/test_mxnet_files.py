@@ -10,7 +10,7 @@ import d2ldev
 from d2ldev import CheckpointError
 from d2ldev.files.layouts import layouts_of_model
 
-nn = mx.gluon.nn
+nn, rnn = mx.gluon.nn, mx.gluon.rnn
 
 
 def test_a_dtype_that_mxnet_lacks_is_refused_by_name(backend, path):
@@ -228,6 +228,47 @@ def test_a_model_without_shapes_has_none_still_when_the_file_was_refused(
         backend.load_into(other, path)
     assert [p.shape for p in other.collect_params().values()] == shapes
     assert other(backend.rand((5, 7), seed=1)).shape == (5, 1)
+
+
+def without_arrays(*layers):
+    net = nn.Sequential()
+    net.add(*layers)
+    return net
+
+
+OLD, NUMPY = (mx.nd.ones, mx.nd.NDArray), (mx.np.ones, mx.np.ndarray)
+
+
+@pytest.mark.parametrize(("ones", "kind"), [OLD, NUMPY], ids=["old", "NumPy's"])
+@pytest.mark.parametrize("is_initialized", [True, False])
+def test_a_model_without_shapes_gets_arrays_of_the_kind_that_its_first_batch_would_make(
+    backend, path, request, ones, kind, is_initialized
+):
+    if kind is mx.np.ndarray:
+        request.getfixturevalue("set_np")
+    net, other = (without_arrays(nn.Dense(4), nn.Dense(1)) for _ in range(2))
+    net.initialize()
+    net(ones((2, 3)))
+    backend.save(net, path)
+    if is_initialized:
+        other.initialize()
+    backend.load_into(other, path)
+    parameters = other.collect_params().values()
+    assert {type(x) for p in parameters for x in (p.data(), p.grad())} == {kind}
+    assert bits(backend, other(ones((2, 3)))) == bits(backend, net(ones((2, 3))))
+
+
+@pytest.mark.filterwarnings("ignore:ndarray.context:DeprecationWarning")  # Gluon's own use
+@pytest.mark.parametrize("layer", [rnn.RNN, rnn.LSTM, rnn.GRU])
+def test_a_recurrent_layer_without_shapes_gets_those_of_the_file(set_np, backend, path, layer):
+    x = backend.rand((5, 2, 3), seed=1)
+    net, other = (without_arrays(layer(4, 2, bidirectional=True)) for _ in range(2))
+    net.initialize()
+    net(x)
+    backend.save(net, path)
+    other.initialize()
+    backend.load_into(other, path)
+    assert bits(backend, other(x)) == bits(backend, net(x))
 
 
 def sequence(*parts):
