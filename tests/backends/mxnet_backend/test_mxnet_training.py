@@ -1,5 +1,7 @@
 """Learners on MXNet: the hand-written loop's numbers, without waiting; what cannot be trained."""
 
+import itertools
+
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
@@ -243,6 +245,25 @@ def test_arrays_of_the_old_kind_are_taken(backend):
     learner = backend.learner(net, lr=0.0)
     expected = learner.step((x,), y)[0].item()
     assert learner.step((x.as_nd_ndarray(),), y.as_nd_ndarray())[0].item() == expected
+
+
+def test_what_is_frozen_between_batches_of_a_step_stays_until_it_is_thawed(backend):
+    net = nn.Sequential()
+    net.add(nn.Dense(2, in_units=2), nn.Dense(1, in_units=2))
+    net.initialize()
+    weight = net[0].weight
+    learner = backend.learner(net, accumulate=2)
+    found = [values(net)]
+    for request in ("write", "null", "null", "write", "write", "write"):
+        weight.grad_req = request
+        learner.step((backend.ones((1, 2)),), backend.ones((1, 1)))
+        found.append(values(net))
+    weights = [value[0] for value in found]
+    changed = [not np.array_equal(a, b) for a, b in itertools.pairwise(weights)]
+    assert changed == [False, False, False, True, False, True]
+    last = [value[-1] for value in found]
+    others = [not np.array_equal(a, b) for a, b in itertools.pairwise(last)]
+    assert others == [False, True, False, True, False, True]
 
 
 # -- what can be trained, and with what ---------------------------------------------------------
