@@ -263,7 +263,7 @@ class Backend:
 
         Raises:
             UnsupportedValueError: for object arrays, strings, ragged lists, dtypes that the
-                framework does not have, Python's integers that the dtype does not hold, and with
+                framework does not have, lists of integers that the dtype does not hold, and with
                 ``copy=False`` if a copy would be needed.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
         """

@@ -125,6 +125,8 @@ def full(
                 number = value.item()
             if isinstance(number, _NUMBERS):
                 dtype = _dtype_of_number(framework, number, dtype, "make a tensor")
+                if type(number) is int and abs(number) >= 2**63 and not _limits(framework, dtype):
+                    number = float(number)  # which some frameworks take no larger integer for
         return framework.tensors.full(shape, number, dtype, native)
 
     return made(framework, make, shape, dtype, device, like)
@@ -258,28 +260,36 @@ def _dtype_of_number(framework: Framework, number: Any, dtype: Any, attempted: s
     return dtype
 
 
+def _limits(framework: Framework, native_dtype: Any) -> np.iinfo[Any] | None:
+    """Return the limits of a dtype of integers; None for another."""
+    import numpy as np
+
+    tensors = framework.tensors
+    name = next((name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype), "")
+    return np.iinfo(name) if name.startswith(("int", "uint")) else None
+
+
 def _check_fit(
     framework: Framework, least: int, greatest: int, native_dtype: Any, attempted: str
 ) -> None:
     """Refuse integers that a dtype of integers does not hold; frameworks take them modulo 2**n."""
     if least >= 0 and greatest < 128:
         return  # every one does
-    tensors = framework.tensors
-    name = next((name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype), "")
-    if not name.startswith(("int", "uint")):
+    limits = _limits(framework, native_dtype)
+    if limits is None or (least >= limits.min and greatest <= limits.max):
         return
     import numpy as np
 
-    limits = np.iinfo(name)
-    if least < limits.min or greatest > limits.max:
-        number = least if least < limits.min else greatest
-        fix = "dtype='int32'"
-        if not -(2**31) <= number < 2**31:
-            wide = tensors.dtype_fix("int64")
-            fix = f"{wide}, and dtype='int64'" if wide else "dtype='int64'"
-        if not -(2**63) <= number < 2**63:
-            fix = "dtype='float32'"
-        raise UnsupportedValueError(attempted, f"{shown(number)} does not fit into {name}", fix)
+    number, tensors = least if least < limits.min else greatest, framework.tensors
+    fix = "dtype='float32'"
+    for name in ("uint64", "int64", "int32"):
+        switch, wide = tensors.dtype_fix(name), np.iinfo(name)
+        if wide.min <= least and greatest <= wide.max:
+            if name in tensors.dtype_names:
+                fix = f"dtype={name!r}"
+            elif switch:
+                fix = f"{switch}, and dtype={name!r}"
+    raise UnsupportedValueError(attempted, f"{shown(number)} does not fit into {limits.dtype}", fix)
 
 
 def _checked_array(
@@ -305,12 +315,28 @@ def _checked_array(
         kind = max(kinds, key=_NUMBERS.index, default=float)
         if native_dtype is None:
             native_dtype = _default_dtype(framework, kind)
-        if kind is int and array.size:
-            _check_fit(framework, int(array.min()), int(array.max()), native_dtype, attempted)
+    are_integers = all(issubclass(cls, (int, np.integer)) for cls in classes)
+    if are_integers and array.size and native_dtype is not None and not isinstance(obj, np.generic):
+        array = _exact(framework, obj, array, native_dtype, attempted)
     _data_dtype(framework, obj, array, attempted)
     # The machine's byte order, no negative strides: what every framework can read.
     native_order: np.dtype[Any] = array.dtype.newbyteorder("=")
     return np.ascontiguousarray(array, native_order).reshape(array.shape), native_dtype
+
+
+def _exact(
+    framework: Framework, obj: Any, array: Any, native_dtype: Any, attempted: str
+) -> NDArray[Any]:
+    """Return an array of integers that the dtype holds, with none of them rounded on the way."""
+    import numpy as np
+
+    # NumPy makes floats or objects of numbers from 2**63 on that stand among smaller ones.
+    exact = array if array.dtype.kind in "bi" else np.array(obj, object)
+    _check_fit(framework, int(exact.min()), int(exact.max()), native_dtype, attempted)
+    if exact is array:
+        return array
+    limits = _limits(framework, native_dtype)
+    return exact.astype("float64" if limits is None else limits.dtype)
 
 
 def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> Any:

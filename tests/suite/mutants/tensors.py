@@ -317,6 +317,20 @@ class TakesIntegersModulo(Mutant, caught_by="create.integers-that-do-not-fit"):
             return super().full(shape, fill_value % 2**31, **options)
 
 
+class RoundsLargeIntegers(Mutant, caught_by="create.large-integers"):
+    class Backend(Backend):
+        def asarray(self, obj, **options):
+            return super().asarray(np.asarray(obj) if isinstance(obj, list) else obj, **options)
+
+
+class TakesNoHugeIntegers(Mutant, caught_by="create.huge-integers-as-floats"):
+    class Tensors(ReferenceTensors):
+        def full(self, shape, value, dtype, native):
+            if isinstance(value, int) or value > 2**63:
+                raise OverflowError("int too big to convert")
+            return super().full(shape, value, dtype, native)
+
+
 class TakesOnlyNamesOfDtypes(Mutant, caught_by="create.dtype-of-a-tensor"):
     class Backend(Backend):
         def zeros(self, shape, *, dtype=None, **options):

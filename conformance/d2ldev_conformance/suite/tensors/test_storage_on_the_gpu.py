@@ -191,6 +191,25 @@ def test_an_integer_that_its_dtype_does_not_hold_is_refused(backend, make):
         make(backend)
 
 
+@requirement("create.large-integers", section=SECTION)
+@pytest.mark.parametrize("kind", [int, np.uint64], ids=["Python's", "NumPy's"])
+def test_integers_that_a_dtype_holds_are_not_rounded(backend, place, kind):
+    names = [name for name in backend.dtype_names if name.startswith(("int", "uint"))]
+    for name in names:
+        data = [kind(np.iinfo(name).max - 1), 0, True]
+        for values in (data, data[:1]):
+            x = backend.to_numpy(backend.asarray(values, dtype=name, device=place))
+            assert (x.dtype.name, x.tolist()) == (name, values)
+    assert names
+
+
+@requirement("create.huge-integers-as-floats", section=SECTION)
+def test_an_integer_that_no_dtype_of_integers_holds_is_made_a_float_if_asked(backend, place):
+    made = [backend.asarray(data, dtype="float32", device=place) for data in (2**70, [2**70])]
+    made += [backend.full(1, 2**70, dtype="float32", device=place)]
+    assert [backend.to_numpy(x).max() for x in made] == [2.0**70] * 3
+
+
 @requirement("create.shapes", section=SECTION)
 @pytest.mark.parametrize("shape", [3, (3,), [3, 2], (), (0,), (2, 0, 3), np.int64(3)])
 def test_a_shape_is_an_integer_or_a_sequence(backend, place, shape):
