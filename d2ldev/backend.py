@@ -223,8 +223,8 @@ class Backend:
         among them, nor what native code holds.
 
         Returns:
-            For each its class, shape, dtype, bytes and device, and the lines that made it, if
-            Python traces memory: ``tracemalloc.start(10)``.
+            For each its class, shape, dtype, bytes and device, and the lines that made it, the
+            user's own last, if Python traces memory: ``tracemalloc.start(50)``.
 
         >>> for x in backend.live_tensors('gpu:0')[:3]:                    # doctest: +SKIP
         ...     print(x.kind, x.shape, x.nbytes, *x.made[-1:])

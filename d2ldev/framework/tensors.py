@@ -118,8 +118,11 @@ class Tensors(ABC):
         The default asks Python's garbage collector, which knows what Python objects there are; for
         a framework that keeps a list of its own.
         """
-        # Not ``isinstance``, which asks the objects, and proxies among them answer for others.
-        return [x for x in gc.get_objects() if issubclass(type(x), self.types)]
+        # Not ``isinstance``, which asks the objects, and proxies among them answer for others. Each
+        # class is asked once: with memory traced, a question costs as much as the stack is deep.
+        objects = gc.get_objects()
+        classes = {cls for cls in set(map(type, objects)) if issubclass(cls, self.types)}
+        return [x for x in objects if type(x) in classes]
 
     def container_of(self, cls: type) -> Container | None:
         """Return how a class of containers of the framework's own is walked; None for others.

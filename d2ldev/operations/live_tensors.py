@@ -21,8 +21,10 @@ class LiveTensor(NamedTuple):
         dtype: the name of its dtype.
         nbytes: the bytes of its elements; those of a view are its base's, too.
         device: where it is.
-        made: the lines that made it, ``'file:line'``, the outermost first. It is empty unless
-            Python traced memory then, by ``tracemalloc.start(10)`` or ``PYTHONTRACEMALLOC=10``.
+        made: the lines that made it, ``'file:line'``, the outermost first. The last is the user's;
+            those of d2ldev and of the framework below it are left out, if the trace is deep enough
+            to reach it. It is empty unless Python traced memory then, by ``tracemalloc.start(50)``
+            or ``PYTHONTRACEMALLOC=50``.
     """
 
     kind: str
@@ -36,11 +38,23 @@ class LiveTensor(NamedTuple):
 def live_tensors(framework: Framework, device: DeviceLike) -> list[LiveTensor]:
     """Return the tensors that are still there, the largest first; see ``Backend.live_tensors``."""
     wanted = None if device is None else devices.existing(framework, device, "look for tensors")
-    found = (_described(framework, x, wanted) for x in framework.tensors.live())
+    folders = _folders(framework)
+    found = (_described(framework, x, wanted, folders) for x in framework.tensors.live())
     return sorted(filter(None, found), key=lambda live: -live.nbytes)
 
 
-def _described(framework: Framework, x: Tensor, wanted: Device | None) -> LiveTensor | None:
+def _folders(framework: Framework) -> tuple[str, ...]:
+    """Return the folders, or files, of d2ldev, of a backend and of what it is built on."""
+    classes = (type(framework), *framework.tensors.types, *framework.models.types)
+    roots = {name.partition(".")[0] for name in (__name__, *(cls.__module__ for cls in classes))}
+    modules = [sys.modules.get(name) for name in roots.union(framework.distributions)]
+    files = [file for module in modules if (file := getattr(module, "__file__", None))]
+    return tuple(file.removesuffix("__init__.py") for file in files)
+
+
+def _described(
+    framework: Framework, x: Tensor, wanted: Device | None, folders: tuple[str, ...]
+) -> LiveTensor | None:
     """Return what is said of a tensor; None if it is elsewhere, or has no bytes."""
     tensors = framework.tensors
     try:
@@ -51,17 +65,24 @@ def _described(framework: Framework, x: Tensor, wanted: Device | None) -> LiveTe
         dtype, nbytes = tensors.dtype_of(x), tensors.nbytes(x)
     except Exception:  # it is only traced, or has no memory yet: each says so in its own way
         return None
-    return LiveTensor(type(x).__name__, shape, dtype, nbytes, device, _made(x))
+    return LiveTensor(type(x).__name__, shape, dtype, nbytes, device, _made(x, folders))
 
 
-def _made(x: Tensor) -> tuple[str, ...]:
-    """Return the lines that made an object, as far as Python has traced them."""
+def _made(x: Tensor, folders: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the lines that made an object, as far as Python has traced them, to the user's own."""
     if not tracemalloc.is_tracing():
         return ()
     found = tracemalloc.get_object_traceback(x)
     if found is None and sys.version_info < (3, 12):
         found = _traceback_of_one_with_attributes(x)
-    return tuple(map(str, found or ()))
+    frames = list(found or ())
+    files = ["", *(frame.filename for frame in frames)]
+    # MXNet's own code is in part in strings.
+    while files[-1].startswith(folders) or (
+        files[-1] == "<string>" and files[-2].startswith(folders)
+    ):
+        files.pop()
+    return tuple(map(str, frames[: len(files) - 1] or frames))
 
 
 def _traceback_of_one_with_attributes(x: Tensor) -> tracemalloc.Traceback | None:

@@ -247,6 +247,13 @@ class ListsEveryDeviceAsOne(Mutant, caught_by="memory.live-tensors"):
             return super().live_tensors()
 
 
+class SaysItsOwnLineAfterTheUsers(Mutant, caught_by="memory.live-tensors-end-with-the-users-line"):
+    class Backend(Backend):
+        def live_tensors(self, device=None):
+            found = super().live_tensors(device)
+            return [live._replace(made=(*live.made, f"{__file__}:1")) for live in found]
+
+
 class ForgetsWhereTensorsWereMade(Mutant, caught_by="memory.live-tensors-say-where-they-were-made"):
     class Backend(Backend):
         def live_tensors(self, device=None):
