@@ -29,7 +29,7 @@ from d2ldev.framework import (
 )
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
@@ -267,6 +267,8 @@ class Backend:
                 ``copy=False`` if a copy would be needed.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
         """
+        if copy is not None:
+            copy = flag("make a tensor", "copy", copy)
         framework = self.framework
         if framework.kinds[type(obj)] is TENSOR:
             return moving.converted(framework, obj, dtype, device, copy, like)
@@ -573,7 +575,8 @@ class Backend:
 
         >>> backend.load_into(net, {**backend.named_tensors(net), '0.bias': b})  # doctest: +SKIP
         """
-        return dict(placing.named_tensors(self.framework, obj, is_saved=not gradients))
+        is_saved = not flag("name tensors", "gradients", gradients)
+        return dict(placing.named_tensors(self.framework, obj, is_saved=is_saved))
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -711,6 +714,7 @@ class Backend:
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
         self.framework.require("train", "train a model")
+        is_trained = flag("train", "is_trained", is_trained)
         lacks_optimizer = is_trained and optimizer is None
         if loss is None or lacks_optimizer:
             # Only then: what a model was compiled with may be nothing that can be used.

@@ -41,7 +41,7 @@ from d2ldev.nesting.walk import (
     leaves,
     too_deep,
 )
-from d2ldev.operations.arguments import as_path
+from d2ldev.operations.arguments import as_path, flag
 from d2ldev.operations.placing import Inventory
 
 # How many names an error lists, among how many it looks for the nearest one, and by how many of
@@ -71,10 +71,11 @@ def load_into(
     framework: Framework, obj: Any, source: Any, *, strict: bool = True, only: str = ""
 ) -> Any:
     """Read a file, or a mapping, into a nesting; see ``Backend.load_into``."""
+    strict = flag("load parameters", "strict", strict)
     if isinstance(source, Mapping):
         given = TensorsByName(framework, source, f"load a mapping into {type(obj).__name__}")
         return _loaded(Fitting(framework, given, is_strict=strict), obj, given, only)
-    path = as_path(source, "load")
+    path = as_path(source, "load_into")
     attempted = f"load {path} into {type(obj).__name__}"
     with opened(framework, path, attempted) as checkpoint:
         return _loaded(Fitting(framework, checkpoint, is_strict=strict), obj, checkpoint, only)

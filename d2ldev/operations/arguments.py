@@ -62,8 +62,26 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
     return number
 
 
-def as_path(path: object, verb: str) -> str:
-    """Return the path of a file, to ``save`` to or ``load`` from, as text.
+def flag(attempted: str, name: str, value: Any) -> bool:
+    """Return an argument that is ``True`` or ``False``, NumPy's too, as Python's.
+
+    Raises:
+        UnsupportedValueError: for anything else, such as None, or ``'no'``, which would be true.
+
+    >>> flag('load parameters', 'strict', False)
+    False
+    """
+    if type(value) is bool or type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise UnsupportedValueError(
+        f"{attempted} with {name}={describe(value)}",
+        "it is True or False",
+        f"{name}=True, or {name}=False",
+    )
+
+
+def as_path(path: object, method: str) -> str:
+    """Return the path of a file, to ``save`` to, or to ``load`` or ``load_into`` from, as text.
 
     Raises:
         UnsupportedValueError: if it is none.
@@ -74,9 +92,13 @@ def as_path(path: object, verb: str) -> str:
         text = ""
     if not text or "\0" in text:
         raise UnsupportedValueError(
-            f"{verb} parameters",
+            f"{method.partition('_')[0]} parameters",
             f"{describe(path)} is no path of a file",
-            f"backend.{verb}(..., 'net.safetensors')",
+            {
+                "save": "backend.save(obj, 'net.safetensors')",
+                "load": "backend.load('net.safetensors')",
+                "load_into": "backend.load_into(obj, 'net.safetensors')",
+            }[method],
         )
     return text
 

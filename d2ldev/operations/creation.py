@@ -344,10 +344,18 @@ def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> A
     tensors = framework.tensors
     name = tensors.data_dtype(array.dtype.name)
     if name not in tensors.dtype_names:
+        fix = "backend.asarray([2.5]): a number, an array, or nested lists of numbers"
+        if hasattr(obj, "astype"):
+            fix = "backend.asarray(obj.astype('float32'))"
+        elif array.shape:
+            fix = "backend.asarray(np.asarray(obj, 'float32'))"
+        elif array.dtype == object and hasattr(obj, "__iter__"):  # a set, a generator: one object to NumPy
+            fix = "backend.asarray(list(obj))"
         raise UnsupportedValueError(
             attempted,
-            f"{describe(obj)} is an array of {array.dtype.name}, which {framework.name} has not",
-            f"obj.astype('float32'), or another of {', '.join(tensors.dtype_names)}",
+            f"{describe(obj)} is to NumPy an array of {array.dtype.name}, and {framework.name} has "
+            f"{', '.join(tensors.dtype_names)}",
+            fix,
         )
     return tensors.dtype(name)
 

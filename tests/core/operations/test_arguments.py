@@ -9,7 +9,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
-from d2ldev.operations.arguments import as_shape
+from d2ldev.operations.arguments import as_shape, flag
 
 
 class Shy:
@@ -34,6 +34,51 @@ def test_a_text_or_a_number_with_a_point_is_no_shape(shape):
 def test_sizes_that_make_no_layers_are_refused(reference, sizes):
     with pytest.raises(UnsupportedValueError, match="make an MLP of sizes"):
         reference.mlp(sizes)
+
+
+@pytest.mark.parametrize("value", [None, "no", 1, 0.0, [], Shy()], ids=lambda x: type(x).__name__)
+@pytest.mark.parametrize("name", ["copy", "gradients", "strict", "is_trained"])
+def test_what_is_neither_true_nor_false_is_no_flag(reference, tmp_path, name, value):
+    net, path = reference.mlp([2, 1]), tmp_path / "net.safetensors"
+    reference.save(net, path)
+    calls = {
+        # None is its default: copy where it has to.
+        "copy": lambda: reference.asarray([1.0], copy="" if value is None else value),
+        "gradients": lambda: reference.named_tensors(net, gradients=value),
+        "strict": lambda: reference.load_into(net, path, strict=value),
+        "is_trained": lambda: reference.learner(net, is_trained=value),
+    }
+    with pytest.raises(UnsupportedValueError, match=f"{name}=.* is True or False"):
+        calls[name]()
+
+
+@pytest.mark.parametrize("value", [True, np.True_])
+def test_a_flag_of_numpy_s_is_one_of_python_s(reference, value):
+    assert flag("load parameters", "strict", value) is True
+    assert reference.asarray(np.ones(2), copy=value).shape == (2,)
+
+
+UNREADABLE = {
+    "a set": {1, 2},
+    "a generator": (i for i in range(3)),
+    "numbers as texts": ["1", "2"],
+    "an array of objects": np.array([1, 2], object),
+    "an array of texts": np.array(["1", "2"]),
+}
+
+
+@pytest.mark.parametrize("obj", UNREADABLE.values(), ids=UNREADABLE.keys())
+def test_the_line_that_fixes_data_that_is_no_array_of_numbers_makes_a_tensor(reference, obj):
+    with pytest.raises(UnsupportedValueError) as caught:
+        reference.asarray(obj)
+    x = eval(caught.value.fix, {"backend": reference, "np": np, "obj": obj})
+    assert x.shape == (len(reference.to_numpy(x)),)
+
+
+@pytest.mark.parametrize("obj", [None, "text"], ids=repr)
+def test_what_holds_no_numbers_is_refused_with_what_does(reference, obj):
+    with pytest.raises(UnsupportedValueError, match="nested lists of numbers"):
+        reference.asarray(obj)
 
 
 @pytest.mark.parametrize("activation", ["relo", None, ["relu"], Shy()])
