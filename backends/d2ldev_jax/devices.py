@@ -320,8 +320,8 @@ class VirtualDevices(JaxDevices):
 
     def from_native(self, native: Any) -> Device | None:
         match = _CPU_IN_WORDS.fullmatch(native) if isinstance(native, str) else None
-        if match is not None and 0 < int(match[1]) <= self._number:
-            return gpu(int(match[1]) - 1)
+        if match is not None and (index := int(match[1])) <= self._number:
+            return gpu(index - 1) if index else CPU
         return super().from_native(native)
 
     def platform(self, device: Device) -> str:

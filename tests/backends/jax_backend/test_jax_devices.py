@@ -21,6 +21,7 @@ from processes import make_distribution, make_package, run_python
 from d2ldev import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
+    InvalidDeviceError,
     Memory,
     MemoryPolicyWarning,
     UnsupportedValueError,
@@ -680,3 +681,15 @@ except d2ldev.BackendNotInstalledError as error:
     (text,) = run_python(code, hide=("flax",))
     assert "flax is not installed" in text
     assert "pip install 'd2ldev[jax]'" in text
+
+
+@pytest.mark.parametrize("text", ["cpu:{}", "TFRT_CPU_{}"])
+def test_the_text_of_a_device_of_an_older_or_newer_jax_names_it(backend, text):
+    found = [backend.device(text.format(index)) for index in range(3)]
+    assert found == backend.devices()
+
+
+def test_the_cpu_of_an_index_that_is_no_virtual_gpu_s_is_the_cpu(backend):
+    assert backend.device("cpu:3") is backend.cpu()
+    with pytest.raises(InvalidDeviceError):
+        backend.device("TFRT_CPU_3")  # and no device of JAX's
