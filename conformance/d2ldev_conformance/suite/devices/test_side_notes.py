@@ -150,7 +150,7 @@ def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend,
         lambda backend, x: backend.rand(12347, seed=1, device=backend.device_of(x)),
         lambda backend, x: backend.mlp([12347, 1], device=backend.device_of(x)),
         lambda backend, x: backend.copy(x, backend.device_of(x)),
-        lambda backend, x: x + 1,
+        lambda _backend, x: x + 1,
     ],
     ids=["ones", "asarray", "rand", "mlp", "copy", "an operation"],
 )
