@@ -6,6 +6,23 @@ chapters have written, and ``show``, in place of a notebook that shows the last 
 
 from processes import run_python
 
+BOOKS_TRAINER = """
+@d2l.add_to_class(d2l.Trainer)
+def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
+    self.save_hyperparameters()
+    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+"""
+"""Section 6.7.3, the same in all tabs."""
+
+BOOKS_BATCHES = """
+@d2l.add_to_class(d2l.Trainer)
+def prepare_batch(self, batch):
+    if self.gpus:
+        batch = [d2l.to(a, self.gpus[0]) for a in batch]
+    return batch
+"""
+"""The same in all tabs but TensorFlow's."""
+
 # Sections 3.2.1 and 3.2.4, without the board that draws.
 _EARLIER_CHAPTERS = """
 import inspect
@@ -74,3 +91,38 @@ def run_chapter(program, virtual_gpus):
     code = f"{_EARLIER_CHAPTERS}{program}\nshow(results)"
     (results,) = run_python(code, hide=(), environment=environment)
     return results
+
+
+class ProgressBoard:
+    """The board of section 3.2.1, which keeps what it is to draw."""
+
+    def __init__(self):
+        self.drawn = []
+
+    def draw(self, x, y, label, every_n=1):
+        """Keep a point."""
+        self.drawn.append((x, float(y), label))
+
+    def losses(self, epochs):
+        """Return the training losses, a row for each epoch of four batches and two more.
+
+        What was drawn has to be all points of such epochs, in order.
+        """
+        labels = ["train_loss"] * 4 + ["val_loss"] * 2
+        assert [label for _, _, label in self.drawn] == labels * epochs
+        positions = [[i, i + 0.25, i + 0.5, i + 0.75, i + 1, i + 1] for i in range(epochs)]
+        assert [x for x, _, _ in self.drawn] == [x for epoch in positions for x in epoch]
+        trained = [y for _, y, label in self.drawn if label == "train_loss"]
+        return [trained[4 * i : 4 * i + 4] for i in range(epochs)]
+
+
+def adding_with(monkeypatch):
+    """Return the book's ``add_to_class``, undone after the test."""
+
+    def add_to_class(Class):  # noqa: N803
+        def wrapper(obj):
+            monkeypatch.setattr(Class, obj.__name__, obj, raising=False)
+
+        return wrapper
+
+    return add_to_class

@@ -1,6 +1,6 @@
 """The JAX tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
-from book import run_chapter, run_tour
+from book import BOOKS_BATCHES, BOOKS_TRAINER, run_chapter, run_tour
 
 CHAPTER = """
 def called(value):  # what JAX prints depends on its version
@@ -50,17 +50,9 @@ show_as('net', *jax.tree.leaves(jax.tree_util.tree_map(lambda x: x.device, param
 
 d2l = package(d2l, to=jax.device_put)
 
-@d2l.add_to_class(d2l.Trainer)
-def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
-    self.save_hyperparameters()
-    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
-
-@d2l.add_to_class(d2l.Trainer)
-def prepare_batch(self, batch):
-    if self.gpus:
-        batch = [d2l.to(a, self.gpus[0]) for a in batch]
-    return batch
-
+"""
+CHAPTER += BOOKS_TRAINER + BOOKS_BATCHES
+CHAPTER += """
 trainer = d2l.Trainer(max_epochs=1, num_gpus=1)
 X, y = trainer.prepare_batch([jnp.ones((2, 10)), jnp.ones((2, 1))])
 

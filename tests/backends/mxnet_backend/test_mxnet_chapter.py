@@ -1,6 +1,6 @@
 """The MXNet tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
-from book import run_chapter, run_tour
+from book import BOOKS_BATCHES, BOOKS_TRAINER, run_chapter, run_tour
 
 CHAPTER = """
 # 6.7.1 Computing Devices
@@ -56,17 +56,9 @@ def set_scratch_params_device(self, device):
             for elem in a:
                 elem.set_scratch_params_device(device)
 
-@d2l.add_to_class(d2l.Trainer)
-def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
-    self.save_hyperparameters()
-    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
-
-@d2l.add_to_class(d2l.Trainer)
-def prepare_batch(self, batch):
-    if self.gpus:
-        batch = [d2l.to(a, self.gpus[0]) for a in batch]
-    return batch
-
+"""
+CHAPTER += BOOKS_TRAINER + BOOKS_BATCHES
+CHAPTER += """
 @d2l.add_to_class(d2l.Trainer)
 def prepare_model(self, model):
     model.trainer = self

@@ -1,7 +1,7 @@
 """The TensorFlow tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
 import pytest
-from book import run_chapter, run_tour
+from book import BOOKS_TRAINER, run_chapter, run_tour
 
 import d2ldev
 from d2ldev.native import NativeDevices
@@ -56,11 +56,9 @@ show_as('weights', *(place(weight.value) for weight in net.layers[0].weights))
 
 d2l = package(d2l)
 
-@d2l.add_to_class(d2l.Trainer)
-def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
-    self.save_hyperparameters()
-    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
-
+"""
+CHAPTER += BOOKS_TRAINER
+CHAPTER += """
 @d2l.add_to_class(d2l.Trainer)
 def prepare_batch(self, batch):
     if self.gpus:

@@ -1,7 +1,7 @@
 """The PyTorch tab of the chapter "GPUs" as it is printed, on the CPU and on two virtual GPUs."""
 
 import torch
-from book import run_chapter, run_tour
+from book import BOOKS_BATCHES, BOOKS_TRAINER, run_chapter, run_tour
 
 from d2ldev.native import NativeDevices
 
@@ -42,17 +42,9 @@ show_as('net', net[0].weight.data.device)
 
 d2l = package(d2l, to=lambda x, *args, **kwargs: x.to(*args, **kwargs))
 
-@d2l.add_to_class(d2l.Trainer)
-def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):
-    self.save_hyperparameters()
-    self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
-
-@d2l.add_to_class(d2l.Trainer)
-def prepare_batch(self, batch):
-    if self.gpus:
-        batch = [d2l.to(a, self.gpus[0]) for a in batch]
-    return batch
-
+"""
+CHAPTER += BOOKS_TRAINER + BOOKS_BATCHES
+CHAPTER += """
 @d2l.add_to_class(d2l.Trainer)
 def prepare_model(self, model):
     model.trainer = self
