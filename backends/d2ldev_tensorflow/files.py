@@ -21,7 +21,7 @@ import tensorflow as tf
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Framework, Layer, Tensor
 from d2ldev.framework.files import turned, turned_after_flattening
-from d2ldev.operations import moving
+from d2ldev.operations import moving, placing
 from d2ldev_tensorflow.models import inner_optimizers
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
@@ -93,21 +93,35 @@ class TensorFlowFiles(Files):
         if _is_keras_s(model, "Layer") and shapes and not model.built and not model.weights:
             if inputs is None or not _fits(model, inputs, shapes):
                 raise ValueError("it is not built: call it on a batch first, as model(x)")
+            undo(_unbuilding(model))
             model.build_from_config(_with_tuples(inputs))
-        # An optimizer makes its variables, all zeros, with the first step of ``fit``. To have them
-        # sooner changes nothing in what it computes, and needs no undoing.
+        # An optimizer makes its variables, all zeros, with the first step of ``fit``, for what is
+        # trainable then: so it has them sooner only if it gets their values.
         optimizer = getattr(model, "optimizer", None)
-        if _is_keras_s(optimizer, "Optimizer") and not optimizer.built and _of_optimizer(shapes):
+        there = _of_optimizer(shapes)
+        if _is_keras_s(optimizer, "Optimizer") and not optimizer.built and there:
+            unbuild = _unbuilding(optimizer)
+            undo(unbuild)
             optimizer.build(model.trainable_variables)
+            named = placing.named_tensors(self._framework, optimizer)
+            if there != {f"optimizer.{name}" for name, _ in named}:
+                unbuild()
         return ()
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
         # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of
         # it, and its state is passed over if the model is not compiled.
-        if not _is_keras_s(model, "Model"):
-            return frozenset()
         here, there = _of_optimizer(mine), _of_optimizer(theirs)
-        return here | there if not here or there < here else frozenset()
+        is_without = _is_of_another(model, here, there) and all(map(_is_of_any, there))
+        is_free = _is_keras_s(model, "Model") and (not here or is_without)
+        return here | there if is_free else frozenset()
+
+    def strangers(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
+        # What two optimizers call by one name need not be the same: the momentum of SGD is a sum of
+        # gradients, and that of Adam a mean.
+        here, there = _of_optimizer(mine), _of_optimizer(theirs)
+        is_foreign = _is_keras_s(model, "Model") and here and _is_of_another(model, here, there)
+        return there if is_foreign else frozenset()
 
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         if not _is_keras_s(optimizer, "Optimizer"):
@@ -157,6 +171,48 @@ def _is_keras_s(x: Any, name: str) -> bool:
 def _of_optimizer(names: Iterable[str]) -> set[str]:
     """Return the names that are those of the optimizer of a compiled model."""
     return {name for name in names if name.startswith("optimizer.")}
+
+
+def _is_of_another(model: Any, here: Set[str], there: Set[str]) -> bool:
+    """Return whether a state is that of another optimizer than a model's, or of fewer variables."""
+    # One that is still not built was not built for the file.
+    return here != there or not getattr(getattr(model, "optimizer", None), "built", False)
+
+
+def _is_of_any(name: str) -> bool:
+    """Return whether a tensor is there in every optimizer, before its first step too."""
+    return name.endswith((".iteration", ".learning_rate"))
+
+
+def _unbuilding(obj: Any) -> Callable[[], None]:
+    """Return a function that makes a layer or an optimizer as it is now, before it is built.
+
+    Building sets attributes, and adds to the containers in them.
+    """
+    keras: Any = sys.modules["keras"]
+    tracker = sys.modules["keras.src.utils.tracking"].Tracker  # private; it knows all variables
+    kept: dict[int, tuple[Any, Any]] = {}
+
+    def keep(held: Any) -> None:
+        x = getattr(held, "__wrapped__", held)  # of a dict that TensorFlow watches
+        base = next((base for base in (list, dict, set) if issubclass(type(x), base)), None)
+        is_holder = base or isinstance(x, (tuple, keras.Layer, keras.Optimizer, tracker))
+        if id(x) in kept or not is_holder:
+            return
+        kept[id(x)] = x, None if base is None else base(x)
+        inner = x.values() if base is dict else x if base or isinstance(x, tuple) else ()
+        for each in (*inner, getattr(held, "__dict__", None)):
+            keep(each)
+
+    def unbuild() -> None:
+        for x, content in kept.values():
+            # Past their own methods, which look for state to track.
+            if content is not None:
+                type(content).clear(x)
+                (list.extend if type(content) is list else type(content).update)(x, content)
+
+    keep(obj)
+    return unbuild
 
 
 def _with_tuples(config: Any) -> Any:

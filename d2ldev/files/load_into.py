@@ -336,7 +336,11 @@ class Fitting:
         named |= {name: named[first] for name, first in firsts.items() if first in named}
         free: AbstractSet[str] = frozenset()
         if is_model:
-            free = self._framework.files.dispensable(x, named, stored.keys())
+            files, theirs_named = self._framework.files, stored.keys()
+            others = frozenset() if self.is_strict else files.strangers(x, named, theirs_named)
+            free = frozenset() if others else files.dispensable(x, named, theirs_named)
+            self.unexpected += [joined(path, name) for name in stored if name in others]
+            stored = {name: each for name, each in stored.items() if name not in others}
             named = {name: value for name, value in named.items() if name not in free}
         its_names = {
             name: by_role.get(mine[name].role, name) if name in mine else name for name in named

@@ -174,6 +174,16 @@ class Files:
         """
         return frozenset()
 
+    def strangers(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
+        """Return the names in the file of what is no part of such a model, whatever it is called.
+
+        Nothing of it is read where a part of the file is enough (``load_into(strict=False)``).
+
+        Args:
+            model, mine, theirs: see ``dispensable``.
+        """
+        return frozenset()
+
     # -- optimizers -------------------------------------------------------------------------------
 
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:

@@ -179,6 +179,82 @@ def test_a_model_that_was_compiled_with_another_optimizer_is_refused(backend, pa
         np.testing.assert_array_equal(x, value)
 
 
+def momentum():
+    return keras.optimizers.SGD(0.25, momentum=0.9)
+
+
+@pytest.mark.parametrize("is_fitted", [False, True], ids=["not built", "built"])
+@pytest.mark.parametrize("saved", ["adam", "sgd"])
+def test_in_part_no_state_of_another_optimizer_is_read(backend, path, saved, is_fitted):
+    other = compiled(saved, is_fitted=True)
+    backend.save(other, path)
+    net = compiled(momentum(), is_fitted=is_fitted)
+    before = [x.numpy() for x in net.optimizer.variables]
+    loaded = backend.load_into(net, path, strict=False)
+    for x, value in zip(net.optimizer.variables, before, strict=True):
+        np.testing.assert_array_equal(x, value)
+    assert not [name for name in loaded.matched if name.startswith("optimizer.")]
+    names = [
+        [name for name in backend.named_tensors(each) if name.startswith("optimizer.")]
+        for each in (net, other)
+    ]
+    assert [loaded.missing, loaded.unexpected] == names
+    for x in net.trainable_variables:
+        np.testing.assert_array_equal(x, tf.ones_like(x))
+
+
+def test_the_momentum_of_another_optimizer_is_refused(backend, path):
+    backend.save(compiled(momentum(), is_fitted=True), path)
+    with pytest.raises(CheckpointError, match=r"it lacks optimizer\.0\.velocity"):
+        backend.load_into(compiled(is_fitted=True), path)
+
+
+def test_in_part_the_state_of_the_same_optimizer_is_read(backend, path):
+    backend.save(compiled(is_fitted=True), path)
+    net = compiled()
+    loaded = backend.load_into(net, path, strict=False)
+    assert (loaded.missing, loaded.unexpected) == ([], [])
+    assert int(net.optimizer.iterations) == 5
+
+
+# -- Refused, and as it was ------------------------------------------------------------------------
+
+
+def attributes(*held):
+    """Return the names of the attributes of layers, with those in them, and optimizers."""
+    layers_or_self = [getattr(each, "_flatten_layers", lambda each=each: [each]) for each in held]
+    return [sorted(vars(each)) for found in layers_or_self for each in found()]
+
+
+COMPILED = {
+    "Adam": "adam",
+    "averaging": lambda: keras.optimizers.SGD(0.1, use_ema=True),
+    "scaling": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam(0.1)),
+}
+
+
+@pytest.mark.parametrize("make", COMPILED.values(), ids=COMPILED)
+def test_an_optimizer_is_not_built_for_what_is_refused(backend, path, make):
+    made_optimizer = (lambda: make) if isinstance(make, str) else make
+    saved, net = (compiled(made_optimizer()) for _ in range(2))
+    saved.optimizer.build(saved.trainable_variables)
+    backend.save({"net": saved, "other": tf.zeros(2)}, path)
+    net.layers[0].trainable = False
+    before = attributes(net, net.optimizer)
+    with pytest.raises(CheckpointError, match="other"):
+        backend.load_into({"net": net, "other": tf.zeros(3)}, path)
+    assert not net.optimizer.built
+    assert attributes(net, net.optimizer) == before
+    # It is built for what is trainable then.
+    net.layers[0].trainable = True
+    kernel = net.layers[0].kernel.numpy()
+    net.fit(np.ones((4, 3)), np.ones((4, 1)), verbose=0)
+    assert not np.array_equal(net.layers[0].kernel, kernel)
+    assert len(net.optimizer.variables) == len(saved.optimizer.variables)
+    # What TensorFlow itself keeps of it is whole.
+    tf.train.Checkpoint(model=net, optimizer=net.optimizer).write(str(path.with_name("own")))
+
+
 class TwoLayers(keras.Model):
     """A model that makes its variables with the first batch."""
 
@@ -234,6 +310,41 @@ def test_a_model_that_is_not_built_is_as_it_was_when_the_file_does_not_fit(backe
         backend.load_into(other, path)
     assert other.weights == []
     assert other(tf.ones((5, 7))).shape == (5, 3)
+
+
+def recurrent():
+    parts = [layers.Bidirectional(layers.LSTM(3)), layers.Dropout(0.5, seed=1), layers.Dense(1)]
+    return keras.Sequential(parts)
+
+
+@pytest.mark.parametrize(
+    ("make", "shape"),
+    [*UNBUILT.values(), (recurrent, (2, 5, 3))],
+    ids=[*UNBUILT, "recurrent"],
+)
+def test_a_model_that_is_not_built_stays_so_when_something_beside_it_is_refused(
+    backend, path, make, shape
+):
+    net, x = make(), backend.rand(shape, seed=1)
+    net(x)
+    backend.save({"net": net, "other": tf.zeros(2)}, path)
+    new = make()
+    if isinstance(new, keras.Model):
+        new.compile("adam", "mse")
+    before = attributes(new)
+    with pytest.raises(CheckpointError, match="other"):
+        backend.load_into({"net": new, "other": tf.zeros(3)}, path)
+    assert (new.built, new.weights, attributes(new)) == (False, [], before)
+    # It may be built for other inputs, and takes the file that fits.
+    other = make()
+    wider = tf.concat([x, x], -1)
+    assert other(wider).shape == new(wider).shape
+    assert len(new.weights) == len(net.weights)
+    again = make()
+    with pytest.raises(CheckpointError, match="other"):
+        backend.load_into({"net": again, "other": tf.zeros(3)}, path)
+    backend.load_into({"net": again, "other": tf.zeros(2)}, path)
+    assert bits(backend, again(x)) == bits(backend, net(x))
 
 
 def test_inputs_that_a_file_claims_are_given_no_memory(backend):
