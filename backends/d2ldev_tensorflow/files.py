@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any
@@ -195,7 +195,9 @@ def _unbuilding(obj: Any) -> Callable[[], None]:
 
     def keep(held: Any) -> None:
         x = getattr(held, "__wrapped__", held)  # of a dict that TensorFlow watches
-        base = next((base for base in (list, dict, set) if issubclass(type(x), base)), None)
+        # An OrderedDict cannot be changed past its own methods.
+        kinds = () if issubclass(type(x), OrderedDict) else (list, dict, set)
+        base = next((kind for kind in kinds if issubclass(type(x), kind)), None)
         is_holder = base or isinstance(x, (tuple, keras.Layer, keras.Optimizer, tracker))
         if id(x) in kept or not is_holder:
             return

@@ -376,7 +376,15 @@ class TensorFlowLearner(Learner):
         if self._policy is None:
             return self._call(inputs, training=training)
         # The layers have this policy only while their functions are traced.
-        policies = [(layer, layer.dtype_policy) for layer in self._model._flatten_layers()]
+        layers = _without_own_dtype(self._model)
+        variables = [[*x._trainable_variables, *x._non_trainable_variables] for x in layers]
+        if self._model.weights and not any(variables):
+            raise UnsupportedValueError(
+                f"train {describe(self._model)} with precision={self.settings.precision!r}",
+                "each of its layers with weights has a dtype of its own",
+                "Dense(...) without dtype=, or leave precision out",
+            )
+        policies = [(layer, layer.dtype_policy) for layer in layers]
         try:
             for layer, policy in policies:
                 if policy.quantization_mode is None:
@@ -417,6 +425,25 @@ class TensorFlowLearner(Learner):
         norm = tf.sqrt(tf.add_n(squares)) / self._optimizer.scale_loss(tf.ones(()))
         factor = tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
+
+
+def _without_own_dtype(model: Any) -> list[Any]:
+    """Return the layers that were not made with a dtype, as ``Dense(10, dtype='float32')`` is.
+
+    Parts of a layer, such as those of an attention, are given its policy. A layer that is made from
+    a configuration, by ``clone_model`` or from a file, is given all of its arguments, and nothing
+    says which of them were once the user's.
+    """
+    layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
+    for layer in layers:
+        # Private; None if they are not all plain.
+        arguments = getattr(getattr(layer, "_auto_config", None), "config", None)
+        if arguments is not None:
+            named = signature(type(layer).__init__).parameters
+            is_from_config = "trainable" in arguments and "trainable" not in named
+            if arguments.get("dtype") is None or is_from_config:
+                policies.add(id(layer.dtype_policy))
+    return [layer for layer in layers if id(layer.dtype_policy) in policies]
 
 
 def _flags_of(flagged: list[Any]) -> list[bool]:

@@ -348,6 +348,66 @@ def test_layers_have_their_own_policies_after_a_step(backend, precision):
     assert net(tf.ones((1, 2))).dtype == tf.float32
 
 
+class Noted(keras.layers.Layer):
+    """A layer that notes the dtype that it computes in."""
+
+    def call(self, x):
+        self.noted = x.dtype
+        return x
+
+
+def attention(part):
+    """Return a model with an attention, whose parts are given its policy."""
+    x = keras.Input((4, 3))
+    return keras.Model(x, part(keras.layers.MultiHeadAttention(2, 3)(x, x)))
+
+
+def cloned(part):
+    """Return a model with a layer that was made from a configuration, and one by hand."""
+    backbone = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    return keras.Sequential([keras.Input((3,)), keras.models.clone_model(backbone), part])
+
+
+MIXED = {
+    "a sequence": lambda part: keras.Sequential([keras.Input((3,)), keras.layers.Dense(2), part]),
+    "an attention": attention,
+    "a clone": cloned,
+}
+
+
+@pytest.mark.parametrize("own", [None, "float32", "mixed_float16"])
+@pytest.mark.parametrize("make", MIXED.values(), ids=MIXED)
+def test_a_layer_computes_in_its_own_dtype_and_the_others_in_fewer_bits(backend, make, own):
+    keras.config.set_dtype_policy("mixed_bfloat16")  # Keras' own way, for the twin
+    try:
+        theirs = Noted(dtype=own)
+        twin = make(theirs)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    ours = Noted(dtype=own)
+    net = make(ours)
+    x = tf.ones((2, *net.input_shape[1:]))
+    twin(x)
+    backend.learner(net, precision="bf16").predict((x,))
+    assert ours.noted == theirs.noted
+    assert ours.noted.name == {None: "bfloat16", "float32": "float32"}.get(own, "float16")
+
+
+def test_layers_that_were_made_from_a_configuration_compute_in_fewer_bits(backend):
+    net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
+    clone = keras.models.clone_model(net)
+    found = backend.learner(clone, precision="fp16").predict((tf.fill((1, 1), 1e5),))
+    assert np.isinf(found.numpy())
+
+
+def test_a_precision_that_no_layer_would_compute_in_is_refused(backend):
+    net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, dtype="float32")])
+    learner = backend.learner(net, precision="bf16")
+    with pytest.raises(UnsupportedValueError, match="has a dtype of its own") as error:
+        learner.step((tf.ones((1, 2)),), tf.ones((1, 1)))
+    assert error.value.fix == "Dense(...) without dtype=, or leave precision out"
+
+
 def test_an_optimizer_that_is_built_already_is_given_a_scale_for_float16(backend):
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     optimizer = keras.optimizers.Adam(0.1)
