@@ -30,6 +30,7 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
+from d2ldev_tensorflow import compiled
 from d2ldev_tensorflow.devices import OF_THE_HOST
 
 _ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
@@ -56,6 +57,8 @@ class TensorFlowTraining(Training):
         self._framework = framework
 
     def learner(self, model: Any, settings: Settings) -> Learner:
+        if getattr(model, "compiled", False) and settings.optimizer is not None:
+            compiled.check_speed(model)
         return TensorFlowLearner(self._framework, model, settings)
 
     def defaults(self, model: Any) -> tuple[Any, Any]:
@@ -63,10 +66,11 @@ class TensorFlowTraining(Training):
         if not getattr(model, "compiled", False):
             return loss, optimizer
         if getattr(model, "loss", None) is not None:
-            # Several losses, one for each output, are refused where they are checked.
-            several = isinstance(model.loss, (dict, list, tuple))
-            loss = model.loss if several else _compiled(model.loss)
+            loss = compiled.loss_of(model)
         return loss, model.optimizer
+
+    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
+        return compiled.metrics_of(model)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         # A traced tensor has no device yet: the caller of its function decides.
@@ -212,11 +216,14 @@ class TensorFlowLearner(Learner):
         self._accumulate: Any = tf.function(partial(self._added), autograph=False)
         self._apply = tf.function(partial(self._applied), autograph=False)
         self._evaluate: Any = tf.function(partial(self._measure), autograph=False)
-        if self.settings.methods is not None:
+        self._forward: Any = tf.function(partial(self._alone), autograph=False)
+        runs_eagerly = getattr(self._model, "run_eagerly", False)
+        if runs_eagerly:
+            self._forward = self._alone
+        if runs_eagerly or self.settings.methods is not None:
             # The model's own methods may draw and print what they compute, as in D2L.
             self._step, self._accumulate = self._train, self._added
             self._evaluate = self._measure
-        self._forward = tf.function(partial(self._alone), autograph=False)
         self._sums = placing.place(self._framework, self._sums, self._device)
         self._flags = flags
         self._is_ready = True
@@ -475,26 +482,6 @@ def _made(settings: Settings) -> Any:
 
 
 # -- losses ---------------------------------------------------------------------------------------
-
-
-def _compiled(loss: Any) -> Any:
-    """Return the loss that a model was compiled with, as an object that is called as Keras does.
-
-    Keras' own objects are that already. Functions, by their names too, give a number for each
-    example, of targets that have got the rank and the dtype of the prediction.
-    """
-    import keras
-    from keras.src.losses.loss import squeeze_or_expand_to_same_rank  # private; Keras' own step
-
-    function = keras.losses.get(loss)
-    if isinstance(function, keras.losses.Loss):
-        return function
-
-    class Compiled(keras.losses.Loss):  # type: ignore[misc]
-        def call(self, y_true: Any, y_pred: Any) -> Any:
-            return function(*squeeze_or_expand_to_same_rank(y_true, y_pred))
-
-    return Compiled(name=getattr(function, "__name__", None))
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

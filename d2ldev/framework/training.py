@@ -6,7 +6,7 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -294,6 +294,13 @@ class Training:
         For a framework whose models carry them, as Keras' do after ``compile``.
         """
         return "mse", "sgd"
+
+    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
+        """Return the metrics of a model for which the user names none, as ``Trainer.fit`` has them.
+
+        See ``defaults``.
+        """
+        return ()
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

@@ -248,7 +248,8 @@ class Trainer:
             lr: the learning rate of an optimizer that is given by name; None is 0.01.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
-                running value, as Keras' and Gluon's do, are refused.
+                running value, as Keras' and Gluon's do, are refused. Without any, those that a
+                Keras model was compiled with and that are means over examples.
             checkpoint: a file that holds the state, at the beginning and after each epoch. An
                 existing file is replaced, unless the run goes on from it.
             resume: go on from that file, if it exists, with the loss, the optimizer and the metrics
@@ -311,6 +312,7 @@ class Trainer:
         if learner.settings.methods is not None:
             model.trainer = self
         self._learner = learner
+        functions = functions or self._own_metrics(learner)
         names = ["loss", *functions]
         if val_data is not None:
             names += [f"val_{name}" for name in names]
@@ -472,7 +474,7 @@ class Trainer:
         self.val_batch_idx = 0
         self.num_val_batches = length_hint(batches, 0)
         try:
-            return self._evaluate(learner, batches, _Loop(functions))
+            return self._evaluate(learner, batches, _Loop(functions or self._own_metrics(learner)))
         finally:
             learner.sync()
 
@@ -527,6 +529,13 @@ class Trainer:
         if learner.settings.methods is not None:
             prepared.trainer = self
         return learner
+
+    def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """Return the metrics that the model itself has, where its prediction is known."""
+        if learner.settings.methods is not None:
+            return {}
+        own = self.backend.framework.training.metrics(learner.parts["model"])
+        return named_metrics(self.backend, own)
 
     def _operands(self, learner: Learner) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
         """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""

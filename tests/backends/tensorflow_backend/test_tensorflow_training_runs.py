@@ -359,10 +359,131 @@ def test_a_learning_rate_for_the_compiled_optimizer_is_refused(backend):
     assert error.value.fix == "optimizer='sgd', lr=0.5, or leave lr out"
 
 
-def test_compiled_losses_of_several_outputs_are_refused(backend):
-    net = compiled(backend, optimizer="adam", loss={"output": "mae"})
-    with pytest.raises(UnsupportedValueError, match=r"with the loss .*'mae'"):
-        Trainer(3, backend=backend).fit(net, BINARY)
+def two_outputs(**options):
+    """Return a compiled model with two outputs, the same each time."""
+    keras.utils.set_random_seed(0)
+    x = keras.Input((2,))
+    net = keras.Model(x, [layers.Dense(1, name="a")(x), layers.Dense(1, name="b")(x)])
+    net.compile(optimizer=keras.optimizers.SGD(0.5), jit_compile=False, **options)
+    return net
+
+
+TWO = [(POINTS, (BINARY[0][1], POINTS[:, 1:]))]
+
+
+OF_OUTPUTS = {
+    "one for all": lambda: {"loss": "mse"},
+    "lists": lambda: {
+        "loss": ["mse", keras.losses.MeanAbsoluteError()],
+        "loss_weights": [0.1, 10.0],
+        "metrics": [["mae"], ["mse", "mae"]],
+    },
+    "names": lambda: {
+        "loss": {"b": "mae", "a": squares},
+        "loss_weights": {"b": 10.0, "a": 0.1},
+        "metrics": {"b": "mae"},
+    },
+}
+
+
+@pytest.mark.parametrize("options", OF_OUTPUTS.values(), ids=OF_OUTPUTS)
+def test_a_model_with_two_outputs_is_trained_as_keras_trains_it(backend, options):
+    net, twin = two_outputs(**options()), two_outputs(**options())
+    history = Trainer(2, 1, backend=backend).fit(net, TWO)
+    expected = [twin.train_on_batch(*TWO[0], return_dict=True) for _ in range(2)]
+    assert history.keys() == {name for name in expected[0] if not name.endswith("_loss")}
+    for name, values in history.items():
+        np.testing.assert_allclose(values, [each[name] for each in expected], rtol=1e-5)
+    for x, y in zip(net.get_weights(), twin.get_weights(), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-5, atol=1e-7)
+
+
+def test_the_weight_of_a_compiled_loss_counts_for_one_output_too(backend):
+    options = {"optimizer": keras.optimizers.SGD(0.5), "loss": "mse", "jit_compile": False}
+    net, twin = (compiled(backend, **options, loss_weights=[10.0]) for _ in range(2))
+    found = Trainer(1, backend=backend).validate(net, BINARY)
+    assert found["loss"] == pytest.approx(float(twin.test_on_batch(*BINARY[0])), rel=1e-5)
+
+
+def test_losses_of_outputs_that_there_are_not_are_refused(backend):
+    net = two_outputs(loss={"a": "mae", "other": "mae"})
+    with pytest.raises(UnsupportedValueError, match=r"loss that it was compiled with: .*'other'"):
+        Trainer(3, backend=backend).fit(net, TWO)
+
+
+@pytest.mark.parametrize("metrics", [["mae"], {"a": "mae", "other": "mae"}], ids=str)
+def test_metrics_of_outputs_that_there_are_not_are_refused(backend, metrics):
+    net = two_outputs(loss="mse", metrics=metrics)
+    with pytest.raises(UnsupportedValueError, match=r"its outputs are \['a', 'b'\]"):
+        Trainer(3, backend=backend).fit(net, TWO)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_compiled_metrics_are_those_of_keras(backend, num_gpus):
+    share = keras.metrics.BinaryAccuracy("share", threshold=0.3)
+    metrics = ["accuracy", "mae", keras.metrics.binary_accuracy, squares, share]
+    options = {"optimizer": "adam", "loss": "mse", "metrics": metrics, "jit_compile": False}
+    net, twin = (compiled(backend, **options) for _ in range(2))
+    x, y = BINARY[0]
+    data = [(x[:12], y[:12]), (x[12:], y[12:])]
+    trainer = Trainer(2, num_gpus, backend=backend)
+    history = trainer.fit(net, data, data)
+    options = {"batch_size": 12, "epochs": 2, "shuffle": False, "verbose": 0}
+    expected = twin.fit(x, y, validation_data=(x, y), validation_batch_size=12, **options).history
+    assert history.keys() == expected.keys()
+    for name, values in history.items():
+        np.testing.assert_allclose(values, expected[name], rtol=1e-5)
+    found = trainer.validate(net, data)
+    assert found == {name: pytest.approx(history[f"val_{name}"][-1]) for name in found}
+    assert found.keys() < history.keys()
+
+
+def test_metrics_that_a_call_of_fit_names_win_over_compile(backend):
+    net = compiled(backend, optimizer="adam", loss="mse", metrics=["mae"])
+    assert Trainer(1, backend=backend).fit(net, BINARY, metrics=[rate]).keys() == {"loss", "rate"}
+
+
+def test_a_compiled_object_keeps_no_value_of_ours(backend):
+    metric = keras.metrics.MeanAbsoluteError()
+    net = compiled(backend, optimizer="adam", loss="mse", metrics=[metric])
+    Trainer(1, backend=backend).fit(net, BINARY)
+    assert [float(x.numpy()) for x in metric.variables] == [0, 0]
+
+
+UNUSED = {
+    "AUC": {"metrics": ["mae", "AUC"]},
+    "weighted_metrics": {"weighted_metrics": ["mae"]},
+    "steps_per_execution": {"steps_per_execution": 4},
+    "jit_compile": {"jit_compile": True},
+}
+
+
+@pytest.mark.parametrize(("name", "options"), UNUSED.items(), ids=UNUSED)
+def test_what_of_compile_is_not_used_is_said_with_what_to_do(backend, name, options):
+    net = compiled(backend, optimizer="adam", loss="mse", **options)
+    with pytest.warns(UserWarning, match=rf"(?i)leaves out .*{name}, which(.|\n)*fix: "):
+        history = Trainer(1, backend=backend).fit(net, BINARY)
+    assert history.keys() == {"loss", *({"mae"} & {*options.get("metrics", ())})}
+
+
+def test_what_compile_sets_by_itself_is_not_warned_about(backend, recwarn):
+    net = compiled(backend, optimizer="adam", loss="mse", metrics=["mae"])
+    Trainer(1, backend=backend).fit(net, BINARY)
+    assert not [each for each in recwarn if "leaves out" in str(each.message)]
+
+
+def test_a_model_that_runs_eagerly_runs_each_step_in_python(backend):
+    calls = []
+
+    def noted(y_true, y_pred):
+        calls.append(y_pred.numpy())
+        return tf.square(y_true - y_pred)
+
+    net = compiled(backend, optimizer="adam", loss=noted, run_eagerly=True)
+    trainer = Trainer(3, backend=backend)
+    trainer.fit(net, BINARY, BINARY)
+    assert len(calls) == 6
+    assert trainer.predict(net, BINARY)[0].shape == (16, 1)
 
 
 # -- Prefetching -----------------------------------------------------------------------------------

@@ -1,0 +1,145 @@
+"""Compiled Keras models: the loss and the metrics that ``compile`` was given.
+
+The objects in which Keras keeps them are private, and the only ones that have all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.errors import UnsupportedValueError, describe, warn
+
+
+def loss_of(model: Any) -> Any:
+    """Return the loss that a model was compiled with, and its weights, as Keras' ``fit`` calls it.
+
+    Functions, by their names too, give a number for each example, of targets that have got the rank
+    and the dtype of the prediction. Of several outputs, the losses are added.
+    """
+    from keras.src.trainers.compile_utils import CompileLoss
+
+    class Compiled(CompileLoss):  # type: ignore[misc]
+        @property
+        def metrics(self) -> list[None]:  # the mean loss of each output, which Keras keeps
+            return [None] * len(self._flat_losses or [None])
+
+        def build(self, y_true: Any, y_pred: Any) -> None:
+            try:
+                with tf.init_scope():  # it makes variables for these means
+                    super().build(y_true, y_pred)
+            except (KeyError, TypeError, ValueError) as error:
+                raise UnsupportedValueError(
+                    f"train {describe(model)} with the loss that it was compiled with",
+                    str(error),
+                    "compile(..., loss='mse'), or {name: loss} with the names model.output_names",
+                ) from error
+
+    given = model._compile_loss
+    return Compiled(given._user_loss, given._user_loss_weights, output_names=given.output_names)
+
+
+def metrics_of(model: Any) -> list[Callable[[Any, Any], Any]]:
+    """Return the metrics that a model was compiled with, of those that are means over examples.
+
+    The others are warned about.
+    """
+    given = getattr(model, "_compile_metrics", None)
+    if given is None:
+        return []
+    if given._user_weighted_metrics:
+        what, fix = "weighted_metrics", "compile(..., metrics=[...])"
+        _warn_unused(model, what, "metrics are not weighted", fix)
+    measured, others = [], []
+    for output, (name, metrics) in enumerate(_by_outputs(model, given)):
+        for metric in tf.nest.flatten(metrics):
+            if metric is not None and _is_mean(metric):
+                measured.append(_measuring(metric, output, name))
+            elif metric is not None:
+                others.append(_name_of(metric))
+    if others:
+        _warn_unused(
+            model,
+            f"the metrics {', '.join(others)}",
+            "they keep a running value over all batches",
+            "model.evaluate(X, y) for these, or fit(..., metrics=[function])",
+        )
+    return measured
+
+
+def _by_outputs(model: Any, given: Any) -> list[tuple[str | None, Any]]:
+    """Return each output's name, None if there is only one, with its metrics."""
+    names, metrics = list(given.output_names or ()), given._user_metrics or ()
+    if len(names) < 2:
+        return [(None, metrics)]
+    if isinstance(metrics, Mapping) and metrics.keys() <= {*names}:
+        return [(name, metrics.get(name)) for name in names]
+    if isinstance(metrics, Mapping) or len(metrics) not in (0, len(names)):
+        raise UnsupportedValueError(
+            f"measure {describe(model)} with the metrics that it was compiled with",
+            f"its outputs are {names}, and the metrics {metrics}",
+            "compile(..., metrics={name of an output: [metrics]}), or fit(..., metrics=[function])",
+        )
+    return list(zip(names, metrics, strict=False))
+
+
+def _is_mean(metric: Any) -> bool:
+    """Return whether a metric, or one of this name, is the mean of a function over the examples."""
+    import keras
+
+    if isinstance(metric, str) and metric in _ACCURACIES:
+        return True
+    known = keras.metrics.get(metric)
+    is_stateful = isinstance(known, keras.metrics.Metric)
+    update = keras.metrics.MeanMetricWrapper.update_state
+    return not is_stateful or type(known).update_state is update
+
+
+# Which function it is is known only with the first batch.
+_ACCURACIES = ("accuracy", "acc")
+
+
+def _name_of(metric: Any) -> str:
+    if isinstance(metric, str):
+        return metric
+    return getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__)
+
+
+def _measuring(metric: Any, index: int, output: str | None) -> Callable[[Any, Any], Any]:
+    """Return the mean of a metric over the examples of a batch, for one output."""
+    import keras
+    from keras.src.trainers.compile_utils import get_metric
+
+    known: Any = None
+
+    def of_output(y: Any) -> Any:
+        return y[output] if isinstance(y, Mapping) and output in y else tf.nest.flatten(y)[index]
+
+    def measure(y_true: Any, y_pred: Any) -> Any:
+        nonlocal known
+        y_true, y_pred = of_output(y_true), of_output(y_pred)
+        known = get_metric(metric, y_true, y_pred) if known is None else known
+        # Without the sums that the object keeps, which are the user's.
+        values = known._fn(y_true, y_pred, **known._fn_kwargs)
+        return keras.ops.mean(keras.ops.cast(values, "float32"))
+
+    measure.__name__ = f"{output}_{_name_of(metric)}" if output else _name_of(metric)
+    return measure
+
+
+def check_speed(model: Any) -> None:
+    """Warn of what a model was compiled with to be faster in Keras' own ``fit``."""
+    # Where there are GPUs, Keras sets ``jit_compile`` by itself.
+    is_asked = model.jit_compile and not model._resolve_auto_jit_compile()
+    settings = {"jit_compile": is_asked, "steps_per_execution": model.steps_per_execution != 1}
+    for name, is_unused in settings.items():
+        if is_unused:
+            problem = "it would change no number"
+            _warn_unused(model, name, problem, f"compile(...) without {name}")
+
+
+def _warn_unused(model: Any, what: str, problem: str, fix: str) -> None:
+    message = f"the Trainer leaves out {what}, which {describe(model)} was compiled with: {problem}"
+    warn(f"{message}\n  fix: {fix}", UserWarning)
