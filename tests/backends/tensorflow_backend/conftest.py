@@ -29,7 +29,7 @@ def backend():
     return backend
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def run():
     """Runs a program with TensorFlow in a process of its own; what it gives to ``show(...)``."""
 

@@ -156,46 +156,77 @@ show(has_started())
     assert run(program, D2LDEV_VIRTUAL_GPUS="2") == [[2, "gpu:1", False], True]
 
 
-def test_waiting_does_not_start_tensorflow(run):
-    program = """
-from d2ldev_tensorflow.devices import has_started
+@pytest.fixture(scope="module")
+def before_its_start(run):
+    """What a process has seen in which TensorFlow has not started: one for several tests."""
+    return dict(
+        run("""
+from unittest import mock
+from d2ldev_tensorflow import devices
+from tensorflow.python.eager.context import context
 backend = d2ldev.get_backend("tensorflow")
 backend.synchronize()
-show([backend.is_idle(), has_started()])
-"""
-    assert run(program) == [[True, False]]
+show(["waiting", [backend.is_idle(), devices.has_started()]])
+
+gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+tf.config.list_physical_devices()
+context()._physical_devices.append(gpu)
+with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
+    warned = caught(devices.let_memory_grow)
+show(["policy", [warned, tf.config.experimental.get_memory_growth(gpu)]])
+""")
+    )
 
 
-def test_keras_on_another_framework_is_an_error_that_names_it(run):
-    program = """
+@pytest.fixture(scope="module")
+def after_its_start(run):
+    """What a process has seen in which TensorFlow starts before d2ldev: one for several tests."""
+    return dict(
+        run("""
 import sys, types
-other = types.ModuleType("keras")
-other.config = types.SimpleNamespace(backend=lambda: "jax")
-sys.modules["keras"] = other
-try:
-    d2ldev.get_backend("tensorflow").mlp([2, 1])
-except d2ldev.D2LDevError as error:
-    show([error.problem, error.fix])
-"""
-    problem, fix = run(program)[0]
-    assert "jax" in problem
-    assert "KERAS_BACKEND=tensorflow" in fix
-
-
-QUEUED = """
+from unittest import mock
+from d2ldev_tensorflow import devices
+from tensorflow.python.eager.context import context
+tf.ones(1)
 backend = d2ldev.get_backend("tensorflow")
+show(["warned", caught(lambda: backend.ones(1, device="cpu"))])
+
 x = backend.rand((1500, 1500), seed=0)
 tf.config.experimental.set_synchronous_execution(False)
 for _ in range(10):
     y = tf.linalg.matmul(x, x)
 busy = not backend.is_idle()
 backend.synchronize()
-show([busy, backend.is_idle()])
-"""
+show(["queued", [busy, backend.is_idle()]])
+
+other = types.ModuleType("keras")
+other.config = types.SimpleNamespace(backend=lambda: "jax")
+sys.modules["keras"] = other
+try:
+    backend.mlp([2, 1])
+except d2ldev.D2LDevError as error:
+    show(["keras", [error.problem, error.fix]])
+
+gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
+context()._physical_devices.append(gpu)
+with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
+    show(["policy", caught(devices.let_memory_grow)])
+""")
+    )
 
 
-def test_work_that_tensorflow_has_queued_is_waited_for(run):
-    assert run(QUEUED) == [[True, True]]
+def test_waiting_does_not_start_tensorflow(before_its_start):
+    assert before_its_start["waiting"] == [True, False]
+
+
+def test_keras_on_another_framework_is_an_error_that_names_it(after_its_start):
+    problem, fix = after_its_start["keras"]
+    assert "jax" in problem
+    assert "KERAS_BACKEND=tensorflow" in fix
+
+
+def test_work_that_tensorflow_has_queued_is_waited_for(after_its_start):
+    assert after_its_start["queued"] == [True, True]
 
 
 def test_the_distribution_is_the_one_that_is_installed(backend):
@@ -374,43 +405,17 @@ def test_the_memory_of_a_gpu_is_that_of_tensorflow_s_allocator(cards, monkeypatc
     assert asked == ["GPU:0"]
 
 
-def test_tensorflow_s_own_configuration_takes_the_policy_before_it_starts(run):
-    program = """
-from unittest import mock
-from d2ldev_tensorflow import devices
-from tensorflow.python.eager.context import context
-gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-tf.config.list_physical_devices()
-context()._physical_devices.append(gpu)
-with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
-    show(caught(devices.let_memory_grow))
-show(tf.config.experimental.get_memory_growth(gpu))
-"""
-    assert run(program) == [[], True]
+def test_tensorflow_s_own_configuration_takes_the_policy_before_it_starts(before_its_start):
+    assert before_its_start["policy"] == [[], True]
 
 
-def test_tensorflow_s_own_configuration_refuses_the_policy_after_its_start(run):
-    program = """
-from unittest import mock
-from d2ldev_tensorflow import devices
-from tensorflow.python.eager.context import context
-tf.ones(1)
-gpu = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
-context()._physical_devices.append(gpu)
-with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
-    show(caught(devices.let_memory_grow))
-"""
-    (warned,) = run(program)[0]
+def test_tensorflow_s_own_configuration_refuses_the_policy_after_its_start(after_its_start):
+    (warned,) = after_its_start["policy"]
     assert warned.startswith("MemoryPolicyWarning: TensorFlow had initialised its GPU")
 
 
-def test_on_the_cpu_nothing_is_warned_about(run):
-    program = """
-tf.ones(1)
-backend = d2ldev.get_backend("tensorflow")
-show(caught(lambda: backend.ones(1, device="cpu")))
-"""
-    assert run(program) == [[]]
+def test_on_the_cpu_nothing_is_warned_about(after_its_start):
+    assert after_its_start["warned"] == []
 
 
 def test_a_variable_of_any_shape_is_a_live_tensor_of_the_shape_that_it_has(backend):

@@ -422,31 +422,32 @@ def test_a_python_function_refuses(backend, here, elsewhere):
             tf.py_function(lambda x, y: x + y, [here, elsewhere], tf.float32)
 
 
-def test_a_python_function_in_a_traced_one_is_strict_with_the_whole_process(run):
-    program = """
-backend = d2ldev.get_backend("tensorflow")
-here, elsewhere = (backend.ones((2, 2), device=f"gpu:{i}") for i in (1, 0))
-run = tf.function(lambda x: tf.py_function(lambda x: x + elsewhere, [x], tf.float32))
-try:
-    run(here)
-except Exception as error:
-    show("DeviceMismatchError" in str(error))
-"""
-    assert run(program, D2LDEV_VIRTUAL_GPUS="2", D2LDEV_STRICT="1") == [True]
-
-
-def test_the_whole_process_is_strict_with_the_environment_variable(run):
+@pytest.fixture(scope="module")
+def strict_process(run):
+    """What a process has seen that is strict as a whole: one for several tests."""
     program = """
 backend = d2ldev.get_backend("tensorflow")
 x, y = (backend.ones((2, 2), device=f"gpu:{index}") for index in range(2))
-show(str(backend.device_of(y + y)))
+show(["computed", str(backend.device_of(y + y))])
 try:
     x + y
 except d2ldev.DeviceMismatchError as error:
-    show(error.attempted)
+    show(["mixed", error.attempted])
+run = tf.function(lambda y: tf.py_function(lambda y: x + y, [y], tf.float32))
+try:
+    run(y)
+except Exception as error:
+    show(["traced", "DeviceMismatchError" in str(error)])
 """
-    shown = run(program, D2LDEV_VIRTUAL_GPUS="2", D2LDEV_STRICT="1")
-    assert shown == ["gpu:1", "run add"]
+    return dict(run(program, D2LDEV_VIRTUAL_GPUS="2", D2LDEV_STRICT="1"))
+
+
+def test_a_python_function_in_a_traced_one_is_strict_with_the_whole_process(strict_process):
+    assert strict_process["traced"] is True
+
+
+def test_the_whole_process_is_strict_with_the_environment_variable(strict_process):
+    assert (strict_process["computed"], strict_process["mixed"]) == ("gpu:1", "run add")
 
 
 # -- Keras -----------------------------------------------------------------------------------------
