@@ -697,7 +697,8 @@ class Backend:
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, or the
                 framework's own. None is the one that a Keras model was compiled with, else
                 ``'sgd'``.
-            lr: the learning rate of an optimizer that is given by name; None is 0.01.
+            lr: the learning rate of an optimizer that is given by name; None is 0.01. It is refused
+                beside an object, which has its own.
             gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
             accumulate: how many calls of ``step`` make one step of the optimizer, with the mean of
                 their gradients; ``learner.flush()`` makes it with those that there are.
@@ -721,10 +722,12 @@ class Backend:
             default_loss, default_optimizer = self.framework.training.defaults(model)
             loss = default_loss if loss is None else loss
             optimizer = default_optimizer if lacks_optimizer else optimizer
-        if lacks_optimizer and lr is not None and not isinstance(optimizer, str):
+        if is_trained and lr is not None and not isinstance(optimizer, str):
+            compiled = "the optimizer that it was compiled with"
             raise UnsupportedValueError(
                 f"train {describe(model)} with lr={describe(lr)}",
-                "the optimizer that it was compiled with has a learning rate of its own",
+                f"{compiled if lacks_optimizer else describe(optimizer)} has a learning rate of "
+                "its own",
                 f"optimizer='sgd', lr={lr}, or leave lr out",
             )
         settings = Settings(

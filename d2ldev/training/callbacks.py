@@ -55,8 +55,8 @@ class Schedule:
             if self._metric not in history:
                 raise UnsupportedValueError(
                     f"step a scheduler by {self._metric!r}",
-                    f"the history has {', '.join(history)}",
-                    f"Schedule(scheduler, metric={next(iter(history))!r})",
+                    f"the history has {', '.join(history) or 'nothing: fit_epoch is your own'}",
+                    f"Schedule(scheduler, metric={next(iter(history), None)!r})",
                 )
             self.scheduler.step(history[self._metric][-1])
         else:
@@ -116,6 +116,24 @@ def check_hooks(obj: Any, attempted: str) -> None:
             f"nobody calls its {', '.join(ignored)}",
             f"def {HOOKS[0]}(self, step, loss), or def {HOOKS[1]}(self, epoch, history)",
         )
+
+
+def check_schedules(callbacks: Sequence[Any], optimizer: Any) -> None:
+    """Raise an UnsupportedValueError if a schedule changes another optimizer than a run's own.
+
+    Args:
+        callbacks: among which the schedules are.
+        optimizer: an object, or a name.
+    """
+    for each in callbacks:
+        if isinstance(each, Schedule):
+            scheduled = getattr(each.scheduler, "optimizer", optimizer)
+            if scheduled is not optimizer:
+                raise UnsupportedValueError(
+                    f"step {describe(each.scheduler)} during training",
+                    f"it changes another optimizer than {describe(optimizer)} which trains",
+                    "fit(..., optimizer=scheduler.optimizer)",
+                )
 
 
 def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:

@@ -28,7 +28,13 @@ from d2ldev.operations.arguments import is_iterable, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.operations.steps import takes_target
-from d2ldev.training.callbacks import History, check_hooks, checked_callbacks, listeners
+from d2ldev.training.callbacks import (
+    History,
+    check_hooks,
+    check_schedules,
+    checked_callbacks,
+    listeners,
+)
 from d2ldev.training.data import (
     count_of,
     inputs_alone,
@@ -245,7 +251,8 @@ class Trainer:
                 built after the model is placed; or the framework's own, which is placed too. None
                 is the model's own, a Keras model's the one that it was compiled with, else
                 ``'sgd'``.
-            lr: the learning rate of an optimizer that is given by name; None is 0.01.
+            lr: the learning rate of an optimizer that is given by name; None is 0.01. It is refused
+                beside an object, which has its own.
             metrics: ``'accuracy'``, or functions ``(prediction, y) -> scalar tensor``, averaged
                 over the examples; or ``(y_true, y_pred)``, with these names. Objects that keep a
                 running value, as Keras' and Gluon's do, are refused. Without any, those that a
@@ -309,6 +316,7 @@ class Trainer:
             accumulate=self.accumulate,
             precision=self.precision,
         )
+        check_schedules(callbacks, learner.settings.optimizer)
         if learner.settings.methods is not None:
             model.trainer = self
         self._learner = learner

@@ -319,7 +319,7 @@ def test_a_model_of_arrays_of_the_old_kind_is_refused(backend):
 def test_the_learning_rate_of_a_trainer_is_its_own(backend, options):
     net = initialized(backend, Either, "cpu")
     trainer = mx.gluon.Trainer(net.collect_params(), "sgd", options)
-    learner = backend.learner(net, optimizer=trainer, lr=0.01)
+    learner = backend.learner(net, optimizer=trainer)
     learner.step((backend.ones((3, 2)), True), backend.zeros((3, 1)))
     assert learner.parts["optimizer"] is trainer
     assert trainer.learning_rate == 0.5

@@ -262,7 +262,7 @@ def test_one_that_has_stepped_already_is_placed_with_its_state(virtual, vgpu):
 def test_its_learning_rate_is_its_own(torch_backend):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-    torch_backend.learner(model, optimizer=optimizer, lr=0.01).step(*examples())
+    torch_backend.learner(model, optimizer=optimizer).step(*examples())
     assert [group["lr"] for group in optimizer.param_groups] == [0.5]
 
 

@@ -2,6 +2,7 @@
 
 import signal
 import threading
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -88,6 +89,27 @@ def test_a_schedule_by_a_number_that_is_not_in_the_history_is_refused(reference,
     trainer = Trainer(2, backend=reference, callback=Schedule(Scheduler(), metric="val_loss"))
     with pytest.raises(UnsupportedValueError, match=r"the history has loss\n.*metric='loss'"):
         trainer.fit(net, [BATCH])
+
+
+def test_a_schedule_without_a_history_is_refused(reference, net):
+    class Mine(Trainer):
+        def fit_epoch(self):
+            """Compute nothing."""
+
+    net = SimpleNamespace(configure_optimizers=lambda: None)
+    trainer = Mine(1, backend=reference, callback=Schedule(Scheduler(), metric="loss"))
+    trainer.prepare_model = lambda model: model
+    with pytest.raises(UnsupportedValueError, match="the history has nothing"):
+        trainer.fit(net, [BATCH])
+
+
+def test_a_schedule_of_an_optimizer_that_does_not_train_is_refused(reference, net):
+    scheduler = Scheduler()
+    scheduler.optimizer = object()
+    trainer = Trainer(1, backend=reference, callback=Schedule(scheduler))
+    with pytest.raises(UnsupportedValueError, match="another optimizer than 'sgd'") as error:
+        trainer.fit(net, [BATCH])
+    assert error.value.fix == "fit(..., optimizer=scheduler.optimizer)"
 
 
 def test_the_state_of_a_scheduler_is_resumed(reference, tmp_path):

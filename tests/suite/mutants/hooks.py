@@ -8,6 +8,7 @@ from __future__ import annotations
 import signal
 from contextlib import contextmanager
 
+from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.training import run, trainer
 from d2ldev.training.log import DeviceLog
@@ -60,6 +61,13 @@ class TakesALossForAModule(Mutant, caught_by="module.ignores-nothing"):
         trainer.own_settings = lambda model, _loss, optimizer, _metrics: own_settings(
             model, None, optimizer, ()
         )
+
+
+class TakesARateForAnOptimizer(Mutant, caught_by="module.has-its-learning-rate"):
+    class Backend(Backend):
+        def learner(self, model, *, lr=None, **options):
+            is_named = isinstance(options.get("optimizer"), str)
+            return super().learner(model, lr=lr if is_named else None, **options)
 
 
 # -- callbacks ------------------------------------------------------------------------------------

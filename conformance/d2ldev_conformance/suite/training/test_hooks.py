@@ -230,6 +230,20 @@ def test_a_module_is_trained_by_its_own_steps_and_its_own_optimizer(
     assert set(backend.placement(trainer.model).values()) == {trainer.device}
 
 
+@requirement("module.has-its-learning-rate", section=SECTION)
+@pytest.mark.parametrize("is_given", [False, True], ids=["configured", "given"])
+def test_a_learning_rate_beside_an_optimizer_of_the_users_own_is_refused(
+    backend, batches, num_gpus, module, is_given
+):
+    net = modules(backend)[module](backend.cpu(), 0.05)
+    before = values_of(backend, net)
+    options = {"optimizer": net.configure_optimizers()} if is_given else {}
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+    with pytest.raises(UnsupportedValueError, match="has a learning rate of its own"):
+        trainer.fit(net, batches, lr=0.5, **options)
+    assert_same_values(backend, net, before)
+
+
 @requirement("module.ignores-nothing", section=SECTION)
 @pytest.mark.parametrize("option", [{"loss": "mse"}, {"metrics": ["accuracy"]}], ids=str)
 def test_what_the_steps_of_a_module_would_ignore_is_refused(
