@@ -300,7 +300,8 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
         return losses.mean()
     check_weights(losses.shape, weights.shape)
     losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
-    return (losses * weights).sum() / weights.sum()
+    total = weights.sum()
+    return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {

@@ -125,7 +125,9 @@ class ReferenceLearner(Learner):
         check_weights(losses.shape, weights.shape)
         weights = xp.astype(weights, losses.dtype)
         # What part each loss has in the mean.
-        parts = weights / xp.sum(weights) * (weights.size / losses.size)
+        total = xp.sum(weights)
+        total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
+        parts = weights / total * (weights.size / losses.size)
         parts = xp.reshape(parts, (*weights.shape, *(1 for _ in losses.shape[weights.ndim :])))
         loss = xp.sum(losses * parts)
         return loss, errors * (

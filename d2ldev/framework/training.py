@@ -34,7 +34,7 @@ ADAGRAD_EPSILON = 1e-10
 
 
 class Weighted(NamedTuple):
-    """A target whose examples count differently: the loss is their weighted mean.
+    """A target whose examples count differently: the loss is their weighted mean, or 0.
 
     Args:
         y: the target.

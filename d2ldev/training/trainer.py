@@ -236,10 +236,10 @@ class Trainer:
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
                 A dict's ``'sample_weight'``, of shape ``(n,)`` or of more of the first axes of
-                ``y``, are weights: the loss of the batch is the weighted mean, metrics are as ever,
-                and a loss of your own needs a parameter of this name. (A model's own input of this
-                name stays an input.) Or a D2L ``DataModule``, whose ``train_dataloader()`` and
-                ``val_dataloader()`` are called once.
+                ``y``, are weights: the loss of the batch is the weighted mean, 0 if all weights
+                are, metrics are as ever, and a loss of your own needs a parameter of this name. (A
+                model's own input of this name stays an input.) Or a D2L ``DataModule``, whose
+                ``train_dataloader()`` and ``val_dataloader()`` are called once.
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first

@@ -477,7 +477,8 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
         return jnp.mean(losses)
     check_weights(losses.shape, weights.shape)
     losses = jnp.mean(losses.reshape(*weights.shape, -1), -1)
-    return jnp.sum(losses * weights) / jnp.sum(weights)
+    total = jnp.sum(weights)
+    return jnp.sum(losses * weights) / (total + (total == 0))  # 0 where all weights are
 
 
 _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {

@@ -282,6 +282,15 @@ class WeighsTheFirstExampleOnly(Mutant, caught_by="fit.weighs-examples"):
             return super().step(inputs, y)
 
 
+class DividesByWeightsOfZero(Mutant, caught_by="fit.weights-of-zero"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            loss, error = super()._loss(prediction, y)
+            if isinstance(y, Weighted) and not xp.any(y.weights != 0):
+                loss, error = (xp.full_like(x, xp.nan) for x in (loss, error))
+            return loss, error
+
+
 class PlacesTheModelAgain(Mutant, caught_by="fit.places-the-model-once"):
     class Training(ReferenceTraining):
         def learner(self, model, settings):

@@ -220,6 +220,21 @@ def test_the_sample_weight_of_a_dict_weighs_its_examples(backend, batches, num_g
     )
 
 
+@requirement("fit.weights-of-zero", section=SECTION)
+@pytest.mark.parametrize("loss", ["mse", "bce", "cross_entropy"])
+def test_a_batch_whose_weights_are_all_0_changes_nothing(backend, num_gpus, loss):
+    labels = np.array([0, 1, 1], "int32")
+    y = labels if loss == "cross_entropy" else np.eye(2, dtype="float32")[labels]
+    batch = {"x": np.ones((3, 2), "float32"), "y": y, "sample_weight": np.zeros(3, "float32")}
+    net = backend.mlp([2, 2])
+    trainer = Trainer(2, num_gpus, backend=backend)
+    before = backend.to_numpy(net(backend.asarray(batch["x"])))
+    history = trainer.fit(net, [batch], [batch], loss=loss, lr=0.1)
+    assert history == {"loss": [0.0, 0.0], "val_loss": [0.0, 0.0]}
+    after = trainer.model(backend.asarray(batch["x"], device=trainer.device))
+    np.testing.assert_allclose(backend.to_numpy(after), before, rtol=1e-6)
+
+
 @requirement("fit.resumes", section=SECTION)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
 def test_a_resumed_run_ends_where_an_unbroken_one_does(
