@@ -60,11 +60,12 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     Args:
         function: called in this order, as in torch, Gluon and optax; in the opposite order if its
             first parameter is named ``y_true``, as in Keras and scikit-learn; with the prediction
-            alone if it has only one parameter.
+            alone if it takes no target: see ``takes_target``.
 
     Raises:
         UnsupportedValueError: for an object that adds up over the batches, such as a
             ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
+            For a function of a prediction and weights, without a target.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
         raise stateful(
@@ -76,14 +77,45 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
         return lambda prediction, y, **options: function(y, prediction, **options)
     if takes_target(function):
         return function
+    if any(each.name == "sample_weight" and _is_required(each) for each in _called(function)):
+        raise UnsupportedValueError(
+            f"compare predictions by {describe(function)}",
+            "it takes the weights of the examples, and no y beside which they are given",
+            "loss=lambda prediction, y, sample_weight: ...",
+        )
     alone: Callable[[Any], Any] = function  # type: ignore[assignment]
     return lambda prediction, _y: alone(prediction)
 
 
 def takes_target(function: Callable[..., Any] | str) -> bool:
-    """Tell whether a loss compares a prediction with ``y``: all but functions of one parameter."""
-    parameters = [] if isinstance(function, str) else _parameters(function)
-    return len(parameters) != 1 or parameters[0].kind is parameters[0].VAR_POSITIONAL
+    """Tell whether a loss compares a prediction with ``y``.
+
+    It does not if it can be called with a prediction alone: what else it takes has a default, is
+    given by keyword, or is ``sample_weight``. But it does if its second parameter is named as a
+    target is, as optax has ``targets=None``, if it takes ``*args``, or if Python cannot tell.
+    """
+    if isinstance(function, str):
+        return True
+    parameters = _called(function)
+    if any(each.kind is each.VAR_POSITIONAL for each in parameters):
+        return True
+    operands = [
+        each for each in parameters if _is_positional(each) and each.name != "sample_weight"
+    ]
+    others = operands[1:]
+    return not operands or any(each.name in _TARGETS or _is_required(each) for each in others)
+
+
+# What a target is called, in the losses of the frameworks and in the book.
+_TARGETS = ("y", "y_true", "label", "labels", "target", "targets")
+
+
+def _is_positional(parameter: inspect.Parameter) -> bool:
+    return parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+
+
+def _is_required(parameter: inspect.Parameter) -> bool:
+    return _is_positional(parameter) and parameter.default is parameter.empty
 
 
 def stateful(metric: object, fix: str) -> UnsupportedValueError:
@@ -232,16 +264,22 @@ def mean_of(function: Any) -> str:
 
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
-    """Return the name of the first parameter; None if there is none, or Python cannot tell.
+    """Return the name of the first parameter; None if there is none, or Python cannot tell."""
+    names = [each.name for each in _called(function) if _is_positional(each)]
+    return next(iter(names), None)
 
-    For a module, whose ``__call__`` takes ``*args``, it is that of ``forward``.
+
+def _called(function: Callable[..., Any]) -> list[inspect.Parameter]:
+    """Return the parameters with which a function or an object is called.
+
+    A module's ``__call__`` takes ``*args``, and a Gluon block's ``forward``, too. Theirs are those
+    of the method that computes.
     """
     parameters = _parameters(function)
     for name in ("forward", "hybrid_forward"):
-        if not parameters or parameters[0].kind is parameters[0].VAR_POSITIONAL:
-            parameters = _parameters(getattr(function, name, None))
-    names = [parameter.name for parameter in parameters]
-    return next(iter(names[1:] if names[:1] == ["F"] else names), None)
+        if hasattr(function, name) and any(p.kind is p.VAR_POSITIONAL for p in parameters):
+            parameters = _parameters(getattr(function, name))
+    return parameters[1:] if parameters and parameters[0].name == "F" else parameters
 
 
 def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
@@ -256,11 +294,7 @@ def input_names(method: Callable[..., Any]) -> tuple[str, ...]:
     parameters = _parameters(method)
     if any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters):
         return ()
-    return tuple(
-        each.name
-        for each in parameters
-        if each.kind in (each.POSITIONAL_ONLY, each.POSITIONAL_OR_KEYWORD)
-    )
+    return tuple(each.name for each in parameters if _is_positional(each))
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:

@@ -226,7 +226,7 @@ def inputs_alone(
         if weights is not None:
             raise UnsupportedValueError(
                 "weigh the examples of a batch",
-                "its loss takes the prediction alone, and no weights",
+                "its loss is called with the prediction alone",
                 "loss=lambda prediction, y, sample_weight: ...",
             )
         inputs = _by_name(values, names, takes_mapping)

@@ -243,9 +243,9 @@ class Trainer:
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
-                parameter is ``y_true``, as in Keras. To a loss of one parameter,
-                ``prediction -> scalar tensor``, belong batches without a target: ``X``, ``(X,)``,
-                or all inputs. None is the model's own, a Keras model's the one that it was compiled
+                parameter is ``y_true``, as in Keras. To a loss that can be called with a prediction
+                alone, ``prediction -> scalar tensor``, belong batches without a target: ``X``,
+                ``(X,)``, or all inputs. None is the model's own, a Keras model's the one that it was compiled
                 with, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
                 built after the model is placed; or the framework's own, which is placed too. None

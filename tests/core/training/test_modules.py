@@ -1,5 +1,6 @@
 """D2L's Module and hooks on a Trainer without a framework: what is used, and what is refused."""
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -127,11 +128,86 @@ def test_hyperparameters_are_the_arguments_without_those_that_are_ignored():
 # -- data without a target ---------------------------------------------------------------------
 
 
-def test_a_loss_of_one_parameter_is_called_with_the_prediction():
-    assert comparison(lambda prediction: prediction + 1)(1, None) == 2
-    assert not takes_target(lambda prediction: 0)
-    assert takes_target(lambda *both: 0)
-    assert takes_target("mse")
+class Regularizer:
+    """A loss as ``torch.nn.Module`` and Gluon's blocks are called."""
+
+    def __call__(self, *arguments):
+        return self.forward(*arguments)
+
+    def forward(self, prediction):
+        return prediction + 1
+
+
+class HybridRegularizer(Regularizer):
+    def forward(self, x, *arguments):
+        return self.hybrid_forward("F", x, *arguments)
+
+    def hybrid_forward(self, F, prediction):  # noqa: N803  # as Gluon has it
+        return prediction + 1
+
+
+class Distance(Regularizer):
+    def forward(self, prediction, label):
+        return 0
+
+
+class HybridDistance(HybridRegularizer):
+    def hybrid_forward(self, F, prediction, label, sample_weight=None):  # noqa: N803
+        return 0
+
+
+def scaled(prediction, scale=1, *, shift=1):
+    return prediction * scale + shift
+
+
+def scaled_by_keyword(prediction, *, scale):
+    return prediction + scale
+
+
+def perhaps_weighted(prediction, sample_weight=None):
+    return prediction + 1
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        lambda prediction: prediction + 1,
+        scaled,
+        partial(scaled, scale=1),
+        partial(scaled_by_keyword, scale=1),
+        perhaps_weighted,
+        Regularizer(),
+        HybridRegularizer(),
+        Regularizer().forward,
+    ],
+)
+def test_a_loss_of_a_prediction_is_called_with_it_alone(loss):
+    assert not takes_target(loss)
+    assert comparison(loss)(1, None) == 2
+
+
+@pytest.mark.parametrize(
+    "loss",
+    [
+        "mse",
+        lambda *both: 0,
+        lambda prediction, y, scale=1: 0,
+        lambda prediction, y, sample_weight: 0,
+        lambda predictions, targets=None: 0,
+        lambda x, y, z: 0,
+        partial(lambda scale, prediction, y: 0, 1),
+        Distance(),
+        HybridDistance(),
+        "{} against {}".format,  # does not say what it takes
+    ],
+)
+def test_a_loss_of_a_prediction_and_a_target_is_called_with_both(loss):
+    assert takes_target(loss)
+
+
+def test_a_loss_of_a_prediction_and_weights_is_refused():
+    with pytest.raises(UnsupportedValueError, match="no y beside which they are given"):
+        comparison(lambda prediction, sample_weight: 0)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +238,7 @@ def test_a_target_is_left_out_of_what_is_predicted(batch, expected):
 
 
 def test_weights_for_a_loss_that_takes_none_are_refused():
-    with pytest.raises(UnsupportedValueError, match="no weights"):
+    with pytest.raises(UnsupportedValueError, match="the prediction alone"):
         inputs_alone({"a": 3, "sample_weight": 6}, ("a", "b"))
 
 
