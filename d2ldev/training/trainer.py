@@ -5,11 +5,9 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from itertools import islice
 from operator import length_hint
 from os import PathLike
@@ -42,6 +40,7 @@ from d2ldev.training.data import (
     inputs_to_predict,
     unweighted,
 )
+from d2ldev.training.interruption import Interruption, interruptible, spared
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, own_settings
@@ -218,8 +217,9 @@ class Trainer:
     ) -> History:
         """Train a model.
 
-        Ctrl-C ends the run after the step: the model is as it is then, the history has the epochs
-        that are done, and the checkpoint is the last one that was saved. Pressed twice, it raises.
+        Ctrl-C ends the run after the step, or at once where a batch is waited for: the model is as
+        it is then, the history has the epochs that are done, and the checkpoint is the last one
+        that was saved. Pressed twice, it raises.
 
         Args:
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
@@ -245,8 +245,8 @@ class Trainer:
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
                 parameter is ``y_true``, as in Keras. To a loss that can be called with a prediction
                 alone, ``prediction -> scalar tensor``, belong batches without a target: ``X``,
-                ``(X,)``, or all inputs. None is the model's own, a Keras model's the one that it was compiled
-                with, else ``'mse'``.
+                ``(X,)``, or all inputs. None is the model's own, a Keras model's the one that it
+                was compiled with, else ``'mse'``.
             optimizer: ``'sgd'``, ``'momentum'``, ``'adam'``, ``'adamw'``, ``'adagrad'``, which are
                 built after the model is placed; or the framework's own, which is placed too. None
                 is the model's own, a Keras model's the one that it was compiled with, else
@@ -335,18 +335,18 @@ class Trainer:
                 run.save(self.device)
             with (
                 shown(self.progress, self.max_epochs, run.epoch) as progress,
-                _interruptible() as is_interrupted,
+                interruptible() as interruption,
             ):
+                loop = _Loop(functions, progress, on_step_end, interruption)
                 for epoch in range(run.epoch, self.max_epochs):
-                    if is_interrupted():
+                    if interruption.is_pressed:
                         break
                     self.epoch = epoch
-                    loop = _Loop(functions, progress, on_step_end, is_interrupted)
                     found = self._train(learner, run, train_data, loop)
-                    if val_data is not None and not is_interrupted():
+                    if val_data is not None and not interruption.is_pressed:
                         after = self._evaluate(learner, val_data, loop)
                         found |= {f"val_{name}": value for name, value in after.items()}
-                    if is_interrupted():
+                    if interruption.is_pressed:
                         break
                     run.record(found)
                     progress.end_epoch(run.epoch, found)
@@ -376,7 +376,7 @@ class Trainer:
     def _train(
         self, learner: Learner, run: Run, data: Iterable[Any], loop: _Loop
     ) -> dict[str, float]:
-        """Train for an epoch, or until Ctrl-C; return the means over its examples.
+        """Train for an epoch; return the means over its examples, or nothing after Ctrl-C.
 
         Only the batches are moved in here, and nothing is waited for: the numbers stay on the
         device until the end.
@@ -388,7 +388,7 @@ class Trainer:
         batches = self._from_where_it_was(data, run, log)
         loop.progress.begin_epoch(self.num_train_batches or None)
         with closing(batches):
-            for number, batch in batches:
+            for number, batch in loop.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
                 loss, prediction = learner.step(inputs, y)
                 log.add(count, loss=loss, **loop.measured(prediction, y))
@@ -398,11 +398,11 @@ class Trainer:
                 run.step += 1
                 self.train_batch_idx += 1
                 run.save_within(number + 1, log, self.device)
-                if loop.is_interrupted():
-                    break
         if learner.pending:
             learner.flush()
             loop.end_step(run.step - 1, loss)
+        if loop.interruption.is_pressed:
+            return {}
         means = _means(log)
         loop.progress.end_batches(means["loss"])
         return means
@@ -417,7 +417,7 @@ class Trainer:
             return
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
-        source = iter(data)
+        source = iter(spared(data))
         try:
             number = run.go_on_within(source, log)
             is_over = False
@@ -434,20 +434,18 @@ class Trainer:
                 source.close()
 
     def _evaluate(self, learner: Learner, data: Iterable[Any], loop: _Loop) -> dict[str, float]:
-        """Go through the data without training, or until Ctrl-C; return the means as ``_train``."""
+        """Go through the data without training; return what ``_train`` does."""
         log = DeviceLog(self.backend, values=False)
         operands = self._operands(learner)
         with closing(self._prepared(data)) as batches:
-            for batch in batches:
+            for batch in loop.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
                 loss, prediction = learner.evaluate(inputs, y)
                 if loss is None:  # a ``validation_step`` has logged it itself
                     count, loss = 0, float("nan")
                 log.add(count, loss=loss, **loop.measured(prediction, y))
                 self.val_batch_idx += 1
-                if loop.is_interrupted():
-                    break
-        return _means(log)
+        return {} if loop.interruption.is_pressed else _means(log)
 
     # -- using a model --------------------------------------------------------------------
 
@@ -621,9 +619,10 @@ class Trainer:
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """Return the batches on the device: ahead of their use, unless the user prepares them."""
+        source = spared(data)
         if self.gpus and not self._overrides("prepare_batch"):
-            return self.backend.prefetch(data, self.device)
-        return moved_ahead(data, 0, self._prepared_batch)
+            return self.backend.prefetch(source, self.device)
+        return moved_ahead(source, 0, self._prepared_batch)
 
     def _overrides(self, hook: str) -> bool:
         """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""
@@ -648,13 +647,13 @@ class _Loop(NamedTuple):
         metrics: name -> ``(prediction, y) -> scalar tensor``.
         progress: where the batches are counted.
         on_step_end: what is called after a step.
-        is_interrupted: tells whether the loop ends after the step.
+        interruption: of the run, which ends the loop after a step.
     """
 
     metrics: Mapping[str, Callable[[Any, Any], Any]]
     progress: Progress = Progress()
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
-    is_interrupted: Callable[[], bool] = bool
+    interruption: Interruption = Interruption()
 
     def end_step(self, step: int, loss: Any) -> None:
         """Call what is called after a step of the optimizer."""
@@ -665,30 +664,6 @@ class _Loop(NamedTuple):
         """Return the metrics of a batch."""
         y = unweighted(y)
         return {name: metric(prediction, y) for name, metric in self.metrics.items()}
-
-
-@contextmanager
-def _interruptible() -> Iterator[Callable[[], bool]]:
-    """Note the first Ctrl-C in a block instead of raising; yield what tells whether there was one.
-
-    Only where Ctrl-C would raise, and not in another thread or under a handler of the user's.
-    """
-    pressed: list[int] = []
-    default = signal.default_int_handler
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not default:
-        yield lambda: False
-        return
-
-    def note(number: int, _frame: object) -> None:
-        pressed.append(number)
-        signal.signal(signal.SIGINT, default)  # the second one raises
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield lambda: bool(pressed)
-    finally:
-        signal.signal(signal.SIGINT, default)
 
 
 def _means(log: DeviceLog) -> dict[str, float]:

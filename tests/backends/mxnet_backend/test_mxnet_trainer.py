@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet import MXNetFramework
 from d2ldev_mxnet.framework import mx
+from interrupted_runs import interrupted_run
 
 import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError
@@ -268,6 +269,21 @@ def test_a_loader_gives_the_same_as_arrays(backend, set_np, num_gpus, workers):
     assert history == expected
     device = backend.gpu(0) if num_gpus else backend.cpu()
     assert set(backend.placement(model).values()) == {device}
+
+
+@pytest.mark.parametrize("in_step", [True, False], ids=["in a step", "waiting"])
+def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, in_step):
+    """Gluon's loader starts them before the run, and so they end by it."""
+    made = """
+        from d2ldev_mxnet.framework import mx
+        from slow_data import Slow
+        mx.npx.set_np()
+        net = mx.gluon.nn.Dense(1, in_units=3)
+        net.initialize()
+        loader = mx.gluon.data.DataLoader(Slow(), 4, num_workers=2)
+    """
+    shown = interrupted_run("mxnet", made, tmp_path, in_step=in_step)
+    assert shown == [{"loss": []}, 2, True]
 
 
 @pytest.mark.parametrize("options", [{"num_workers": 2}, {"pin_memory": True}], ids=str)

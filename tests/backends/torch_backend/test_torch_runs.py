@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from d2ldev_torch.training import SideStream
+from interrupted_runs import interrupted_run
 from torch import nn
 from torch.utils import data
 from torch.utils.data import DataLoader, TensorDataset
@@ -38,6 +39,28 @@ def fit(backend, num_gpus, data, model=None, epochs=EPOCHS, **options):
     model = classifier() if model is None else model
     history = trainer.fit(model, data, loss="cross_entropy", lr=0.2, **options)
     return history, trainer.model
+
+
+@pytest.mark.parametrize(
+    ("options", "in_step"),
+    [
+        ("multiprocessing_context='spawn'", False),
+        ("persistent_workers=True", False),
+        ("persistent_workers=True", True),
+    ],
+)
+def test_ctrl_c_that_reaches_workers_too_ends_the_run_after_the_step(tmp_path, options, in_step):
+    """Those that persist were there before the run, and end by it."""
+    made = f"""
+        import torch
+        from slow_data import Slow
+        net = torch.nn.Linear(3, 1)
+        loader = torch.utils.data.DataLoader(Slow(), 4, num_workers=2, {options})
+        if loader.persistent_workers:
+            next(iter(loader))
+    """
+    shown = interrupted_run("torch", made, tmp_path, in_step=in_step)
+    assert shown == [{"loss": []}, 2, True]
 
 
 @pytest.mark.parametrize("num_gpus", [0, 1])

@@ -5,12 +5,10 @@ Its parts are replaced in this process, in which no other mutant runs.
 
 from __future__ import annotations
 
-import signal
-from contextlib import contextmanager
-
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.training import run, trainer
+from d2ldev.training.interruption import Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
 from mutants import Mutant
@@ -108,17 +106,23 @@ class ForgetsCallbacks(Mutant, caught_by="callbacks.are-resumed"):
 # -- runs -----------------------------------------------------------------------------------------
 
 
-@contextmanager
-def _deaf():
-    handler = signal.signal(signal.SIGINT, lambda *_: None)
-    yield bool
-    signal.signal(signal.SIGINT, handler)
-
-
 class IgnoresCtrlC(Mutant, caught_by="runs.interrupted"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        trainer._interruptible = _deaf
+        Interruption.press = lambda _: None
+
+
+class WaitsForABatchThatMayNotCome(Mutant, caught_by="runs.interrupted-while-waiting"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+
+        def until_pressed(interruption, batches):
+            for batch in batches:
+                yield batch
+                if interruption.is_pressed:
+                    return
+
+        Interruption.until_pressed = until_pressed
 
 
 class ForgetsTheFirstSteps(Mutant, caught_by="runs.saved-every-n-steps"):

@@ -64,6 +64,36 @@ def test_ctrl_c_ends_the_run_after_the_step_with_the_model_and_the_history(
     assert [len(column) for column in history.values()] == [1, 1]
 
 
+class Interrupted:
+    """Batches of a loader whose processes have ended by Ctrl-C, before one of them."""
+
+    def __init__(self, batches, last):
+        self.batches, self.last = batches, last
+
+    def __iter__(self):
+        """Press it, and fail."""
+        yield from self.batches[: self.last]
+        signal.raise_signal(signal.SIGINT)
+        raise RuntimeError("a process that reads has ended")
+
+
+@requirement("runs.interrupted-while-waiting", section=SECTION)
+@pytest.mark.usefixtures("ctrl_c")
+@pytest.mark.parametrize("last", [0, STEPS - 1])
+@pytest.mark.parametrize("where", ["training", "evaluation"])
+def test_ctrl_c_ends_the_run_at_once_where_a_batch_is_waited_for(
+    backend, batches, num_gpus, where, last
+):
+    handler = signal.getsignal(signal.SIGINT)
+    interrupted = Interrupted(batches, last)
+    data = (interrupted, batches) if where == "training" else (batches, interrupted)
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+    history = trainer.fit(backend.mlp([2, 1]), *data)
+    assert history == {"loss": [], "val_loss": []}
+    assert signal.getsignal(signal.SIGINT) is handler
+    assert set(backend.placement(trainer.model).values()) == {trainer.device}
+
+
 @requirement("runs.saved-every-n-steps", section=SECTION)
 @pytest.mark.parametrize("every", [1, 3])
 def test_a_run_that_ends_within_an_epoch_goes_on_there(backend, num_gpus, network, every, tmp_path):

@@ -1,0 +1,93 @@
+"""Ctrl-C during a run: it ends the run after the step, also where other processes read the data."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+_END = object()
+
+
+class _PressedWhileWaiting(KeyboardInterrupt):
+    """Ctrl-C where no step is computed."""
+
+
+class Interruption:
+    """Ctrl-C, which is noted in a step, and ends the waiting for a batch at once.
+
+    A terminal sends it to the processes of a loader, too. They may end, and the batch may never
+    come.
+
+    Attributes:
+        is_pressed: whether it was pressed.
+    """
+
+    def __init__(self) -> None:
+        self.is_pressed = False
+        self._is_waiting = False
+
+    def press(self) -> None:
+        """Note it, or raise what ends the waiting."""
+        self.is_pressed = True
+        if self._is_waiting:
+            raise _PressedWhileWaiting
+
+    def until_pressed(self, batches: Iterator[Any]) -> Generator[Any, None, None]:
+        """Yield batches until they are over, or it is pressed."""
+        while True:
+            try:
+                self._is_waiting = True
+                # Looked at only now: what is pressed from here on raises.
+                batch = _END if self.is_pressed else next(batches, _END)
+                self._is_waiting = False
+            except (Exception, _PressedWhileWaiting):
+                self._is_waiting = False
+                if not self.is_pressed:
+                    raise
+                return  # an error of data whose processes have ended, too
+            if batch is _END or self.is_pressed:
+                return
+            yield batch
+
+
+@contextmanager
+def interruptible() -> Iterator[Interruption]:
+    """Note the first Ctrl-C in a block instead of raising; the second one raises.
+
+    Only where Ctrl-C would raise, and not in another thread or under a handler of the user's.
+    """
+    interruption = Interruption()
+    default = signal.default_int_handler
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGINT) is not default:
+        yield interruption
+        return
+
+    def press(_number: int, _frame: object) -> None:
+        signal.signal(signal.SIGINT, default)
+        interruption.press()
+
+    signal.signal(signal.SIGINT, press)
+    try:
+        yield interruption
+    finally:
+        signal.signal(signal.SIGINT, default)
+
+
+def spared(data: Iterable[Any]) -> Iterable[Any]:
+    """Return data, or the iterator of a loader whose processes are spared Ctrl-C.
+
+    One that ends while it starts would be an error in the middle of a step: torch looks after its
+    processes in a signal handler, torch/utils/data/_utils/signal_handling.py.
+    """
+    if not getattr(data, "num_workers", 0) or not hasattr(signal, "pthread_sigmask"):
+        return data
+    # Processes inherit it. A signal that comes meanwhile waits, and nothing is lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        return iter(data)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
