@@ -211,7 +211,7 @@ def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None
         UnsupportedValueError: if it is none.
     """
     if shape is None or tuple(shape):
-        raise _no_scalar("take a step of training", shape, loss, f"loss={mean_of(function)}")
+        raise _no_scalar("compute the loss of a batch", shape, loss, f"loss={mean_of(function)}")
 
 
 def _no_scalar(
@@ -241,7 +241,7 @@ def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool)
     in_step, in_evaluation = methods
     method = in_step if is_step else in_evaluation
     loss = getattr(model, method)(batch)
-    attempted = f"take a step of training with {type(model).__name__}.{method}"
+    attempted = f"compute the loss of a batch with {type(model).__name__}.{method}"
     if loss is None and method == "training_step":
         raise UnsupportedValueError(attempted, "it returned None, and not the loss", "return loss")
     shape = getattr(loss, "shape", None)

@@ -11,6 +11,11 @@ History = dict[str, list[float]]
 """Name -> one number per epoch."""
 
 HOOKS = ("on_step_end", "on_epoch_end")
+# What the names of hooks are made of, in Keras, Lightning, and slips of the pen.
+_OF_HOOKS = frozenset(
+    ("backward", "batch", "begin", "checkpoint", "end", "epoch", "exception", "fit", "grad")
+    + ("start", "step", "test", "train", "training", "val", "validation")
+)
 
 
 class Schedule:
@@ -109,7 +114,14 @@ def checked_callbacks(given: Any) -> list[Any]:
 
 def check_hooks(obj: Any, attempted: str) -> None:
     """Raise an UnsupportedValueError if an object has a hook that the Trainer does not call."""
-    ignored = [name for name in dir(obj) if name.startswith("on_") and name not in HOOKS]
+    ignored = [
+        name
+        for name in dir(obj)
+        if name.startswith("on_")
+        and name not in HOOKS
+        and _OF_HOOKS.intersection(name.split("_"))
+        and callable(getattr(obj, name, None))
+    ]
     if ignored:
         raise UnsupportedValueError(
             attempted,

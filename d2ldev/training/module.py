@@ -19,7 +19,31 @@ def is_data_module(data: Any) -> bool:
     return callable(getattr(data, "train_dataloader", None))
 
 
-def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) -> dict[str, Any]:
+def loader_of(data: Any, *names: str) -> Any:
+    """Return the batches that a ``DataModule`` has for a use; other data as it is.
+
+    Args:
+        data: of ``Trainer.validate`` or ``Trainer.predict``.
+        names: of its methods, of which the first one that it has is called.
+
+    Raises:
+        UnsupportedValueError: if it has none of them.
+    """
+    for name in names:
+        if callable(getattr(data, name, None)):
+            return getattr(data, name)()
+    if is_data_module(data):
+        raise UnsupportedValueError(
+            f"go through data={describe(data)}",
+            f"it has no {' and no '.join(names)}",
+            f"def {names[-1]}(self): ..., or data={type(data).__name__}().train_dataloader()",
+        )
+    return data
+
+
+def own_settings(
+    model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any], *, trainer: Any
+) -> dict[str, Any]:
     """Return ``loss``, ``optimizer`` and ``methods`` for ``backend.learner``.
 
     Args:
@@ -27,6 +51,7 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
             ``loss(prediction, y)`` and ``configure_optimizers()`` of a D2L ``Module`` are used.
         loss, optimizer: None is the model's own; None comes back if it has none.
         metrics: a model with its own ``training_step`` cannot have any.
+        trainer: what these methods find as ``model.trainer``.
 
     Raises:
         UnsupportedValueError: if something of that would be ignored, or cannot be called.
@@ -39,6 +64,8 @@ def own_settings(model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any]) 
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
         _check_methods(model, methods, loss, metrics)
+    if configures or methods is not None:
+        model.trainer = trainer
     if optimizer is None and configures:
         optimizer = model.configure_optimizers()
         if optimizer is None:

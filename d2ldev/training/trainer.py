@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import islice
 from operator import length_hint
 from os import PathLike
@@ -43,7 +43,7 @@ from d2ldev.training.data import (
 from d2ldev.training.interruption import Interruption, interruptible, spared
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.metrics import Metric, check_names, named_metrics
-from d2ldev.training.module import is_data_module, own_settings
+from d2ldev.training.module import is_data_module, loader_of, own_settings
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run, Saving
@@ -72,7 +72,8 @@ class Trainer:
         gpus: the GPUs that it uses; empty is the CPU.
         epoch, train_batch_idx, val_batch_idx: the number of the epoch that runs, and how many
             batches were trained and evaluated on, for the plots of D2L's ``Module``.
-        train_dataloader, val_dataloader, num_train_batches, num_val_batches: the data of ``fit``.
+        train_dataloader, val_dataloader, num_train_batches, num_val_batches: the data of ``fit``,
+            and how many batches it has: 0 if it does not say.
 
     A subclass, or the book's ``@add_to_class(Trainer)``, may have an ``__init__`` of its own that
     sets ``max_epochs``, and ``gpus`` to devices of any spelling.
@@ -310,15 +311,13 @@ class Trainer:
         # tensors, one that is built before would hold the old tensors.
         learner = self.backend.learner(
             model,
-            **own_settings(model, loss, optimizer, metrics),
+            **own_settings(model, loss, optimizer, metrics, trainer=self),
             lr=lr,
             gradient_clip_val=self.gradient_clip_val,
             accumulate=self.accumulate,
             precision=self.precision,
         )
         check_schedules(callbacks, learner.settings.optimizer)
-        if learner.settings.methods is not None:
-            model.trainer = self
         self._learner = learner
         functions = functions or self._own_metrics(learner)
         names = ["loss", *functions]
@@ -474,24 +473,30 @@ class Trainer:
         {'loss': 0.13, 'accuracy': 0.96}
         """
         functions = named_metrics(self.backend, metrics)
-        batches = data.val_dataloader() if is_data_module(data) else data
-        settings = own_settings(model, loss, "sgd", metrics)
-        learner = self._evaluator(model, batches, "validate", settings)
-        self.val_batch_idx = 0
-        self.num_val_batches = length_hint(batches, 0)
-        try:
-            return self._evaluate(learner, batches, _Loop(functions or self._own_metrics(learner)))
-        finally:
-            learner.sync()
+        with self._besides("validate"):
+            batches = loader_of(data, "val_dataloader")
+            prepared = self._prepared_for_use(model, batches, "validate")
+            learner = self._evaluator(
+                prepared, **own_settings(prepared, loss, "sgd", metrics, trainer=self)
+            )
+            self.val_batch_idx = 0
+            self.num_val_batches = length_hint(batches, 0)
+            # For a model whose training_step measures, where nothing was trained.
+            self.num_train_batches = self.num_train_batches or self.num_val_batches
+            try:
+                return self._evaluate(learner, batches, _Loop(functions or self._own_metrics(learner)))
+            finally:
+                learner.sync()
 
-    def predict(self, model: Any, data: Iterable[Any]) -> list[Any]:
+    def predict(self, model: Any, data: Any) -> list[Any]:
         """Return the predictions of a model, without dropout, and without changing it.
 
         Args:
             model: see ``fit``. None of its parameters needs a gradient.
             data: batches, as ``fit`` has them: the target of ``(X, y)`` is left out. One without a
                 target is ``X``, ``(X,)``, or a dict all of whose keys are the model's inputs;
-                several inputs without one are ``(X1, X2, None)``.
+                several inputs without one are ``(X1, X2, None)``. Or a ``DataModule``, whose
+                ``predict_dataloader()``, else ``val_dataloader()``, is taken.
 
         Returns:
             What the model returns for each batch, on the device.
@@ -501,17 +506,41 @@ class Trainer:
 
         >>> trainer.predict(net, ArrayLoader(X, batch_size=32))            # doctest: +SKIP
         """
-        learner = self._evaluator(model, data, "predict", {"loss": "mse"})
-        names, takes_mapping = learner.input_names, learner.takes_mapping
-        try:
-            with closing(self._prepared(data)) as batches:
-                inputs = (inputs_to_predict(batch, names, takes_mapping) for batch in batches)
-                return [learner.predict(each) for each in inputs]
-        finally:
-            learner.sync()
+        with self._besides("predict"):
+            source = loader_of(data, "predict_dataloader", "val_dataloader")
+            learner = self._evaluator(self._prepared_for_use(model, source, "predict"), loss="mse")
+            names, takes_mapping = learner.input_names, learner.takes_mapping
+            try:
+                with closing(self._prepared(source)) as batches:
+                    inputs = (inputs_to_predict(batch, names, takes_mapping) for batch in batches)
+                    return [learner.predict(each) for each in inputs]
+            finally:
+                learner.sync()
 
-    def _evaluator(self, model: Any, data: Any, verb: str, settings: dict[str, Any]) -> Learner:
-        """Return the learner of a model that is not trained."""
+    @contextmanager
+    def _besides(self, verb: str) -> Iterator[None]:
+        """Leave a run as it is, in whose callback this may be; its errors name this call."""
+        names = ("_learner", "_model", "val_batch_idx", "num_val_batches", "num_train_batches")
+        kept = {name: getattr(self, name) for name in names}
+        try:
+            yield
+        except UnsupportedValueError as error:
+            first, _, rest = error.attempted.partition(" ")
+            if first != "train":
+                raise
+            attempted = f"{verb} {rest}"
+            raise UnsupportedValueError(
+                attempted, error.problem, error.fix, error.devices
+            ) from error
+        finally:
+            vars(self).update(kept)
+
+    def _evaluator(self, model: Any, **settings: Any) -> Learner:
+        """Return the learner of a prepared model that is not trained."""
+        return self.backend.learner(model, **settings, precision=self.precision, is_trained=False)
+
+    def _prepared_for_use(self, model: Any, data: Any, verb: str) -> Any:
+        """Return a model that is not trained, as ``prepare_model`` returned it."""
         if model is None:
             raise UnsupportedValueError(
                 f"{verb} None",
@@ -528,13 +557,7 @@ class Trainer:
                 f"trainer.{verb}(net, [batch]), or ArrayLoader(X, batch_size=32)",
             )
         _check_data(data, "data", 1)
-        prepared = self._prepared_model(model)
-        learner = self.backend.learner(
-            prepared, **settings, precision=self.precision, is_trained=False
-        )
-        if learner.settings.methods is not None:
-            prepared.trainer = self
-        return learner
+        return self._prepared_model(model)
 
     def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
         """Return the metrics that the model itself has, where its prediction is known."""

@@ -313,7 +313,7 @@ class TorchLearner(Learner):
     def _mapped(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
-        flat = flatten(prediction, self._framework.kinds, "take a step of training")
+        flat = flatten(prediction, self._framework.kinds, "compute a prediction")
         return flat.unflatten({key: function(x) for key, x in flat.tensors.items()})
 
     # -- modes ------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ def net(reference):
 
 
 def settings_of(methods, loss=None, optimizer=None):
-    return own_settings(SimpleNamespace(**methods), loss, optimizer, ())
+    return own_settings(SimpleNamespace(**methods), loss, optimizer, (), trainer=None)
 
 
 # -- what a model says itself ------------------------------------------------------------------
@@ -89,6 +89,15 @@ def test_a_hook_of_a_trainer_that_there_is_not_is_refused(reference, net, hook):
         mine(1, backend=reference).fit(net, [BATCH])
 
 
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("on_gpu", False), ("on_gpu", lambda self: False), ("on_batch_size", 3), ("on_end", None)],
+)
+def test_what_only_sounds_like_a_hook_is_left_alone(reference, net, name, value):
+    mine = type("Mine", (Trainer,), {name: value})
+    assert len(mine(1, backend=reference).fit(net, [BATCH])["loss"]) == 1
+
+
 def test_a_clip_of_the_books_alone_is_refused(reference, net):
     mine = type("Mine", (Trainer,), {"clip_gradients": lambda self, value, model: None})
     with pytest.raises(UnsupportedValueError, match="gradient_clip_val clips by itself"):
@@ -114,6 +123,22 @@ def test_an_own_prepare_data_gives_the_data(reference, net):
     trainer = Mine(1, backend=reference)
     assert trainer.fit(net, BATCH).keys() == {"loss", "val_loss"}
     assert (trainer.num_train_batches, trainer.num_val_batches) == (1, 2)
+
+
+@pytest.mark.parametrize("lacking", [set(), {"predict_dataloader"}], ids=["own", "to validate"])
+def test_predictions_are_made_of_what_a_data_module_has_for_them(reference, net, lacking):
+    loaders = {"train_dataloader": 1, "val_dataloader": 2, "predict_dataloader": 3}
+    data = SimpleNamespace(
+        **{name: lambda n=n: [BATCH] * n for name, n in loaders.items() if name not in lacking}
+    )
+    assert len(Trainer(1, backend=reference).predict(net, data)) == 3 - len(lacking)
+
+
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+def test_a_data_module_of_training_data_alone_is_refused(reference, net, verb):
+    data = SimpleNamespace(train_dataloader=lambda: [BATCH])
+    with pytest.raises(UnsupportedValueError, match="no val_dataloader"):
+        getattr(Trainer(1, backend=reference), verb)(net, data)
 
 
 def test_hyperparameters_are_the_arguments_without_those_that_are_ignored():

@@ -5,6 +5,8 @@ Its parts are replaced in this process, in which no other mutant runs.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.training import run, trainer
@@ -56,9 +58,22 @@ class TakesALossForAModule(Mutant, caught_by="module.ignores-nothing"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         own_settings = trainer.own_settings
-        trainer.own_settings = lambda model, _loss, optimizer, _metrics: own_settings(
-            model, None, optimizer, ()
+        trainer.own_settings = lambda model, _loss, optimizer, _metrics, **options: own_settings(
+            model, None, optimizer, (), **options
         )
+
+
+class ConfiguresWithoutATrainer(Mutant, caught_by="module.knows-its-trainer"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        own_settings = trainer.own_settings
+        trainer.own_settings = lambda *arguments, **_: own_settings(*arguments, trainer=None)
+
+
+class CountsNoBatches(Mutant, caught_by="module.counts-batches"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        Trainer.num_train_batches = property(lambda _: 0, lambda *_: None)
 
 
 class TakesARateForAnOptimizer(Mutant, caught_by="module.has-its-learning-rate"):
@@ -167,6 +182,19 @@ class SumsWhenItValidates(Mutant, caught_by="runs.validate-means"):
         def evaluate(self, inputs, y):
             loss, prediction = super().evaluate(inputs, y)
             return loss * float(y.shape[0]), prediction
+
+
+class ValidatesInsteadOfTheRun(Mutant, caught_by="runs.validate-besides"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        Trainer._besides = lambda *_: nullcontext()
+
+
+class SaysThatItTrains(Mutant, caught_by="runs.errors-name-the-call"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        besides = Trainer._besides
+        Trainer._besides = lambda trainer, _: besides(trainer, "train")
 
 
 class PredictsOnTheCpu(Mutant, caught_by="runs.predict"):

@@ -252,3 +252,36 @@ def test_what_the_steps_of_a_module_would_ignore_is_refused(
     net = modules(backend)[module](backend.cpu(), 0.05)
     with pytest.raises(UnsupportedValueError, match="training_step"):
         Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches, **option)
+
+
+@requirement("module.knows-its-trainer", section=SECTION)
+def test_a_module_knows_its_trainer_when_it_configures_its_optimizer(
+    backend, batches, num_gpus, module, monkeypatch
+):
+    net, seen = modules(backend)[module](backend.cpu(), 0.05), []
+    configure = type(net).configure_optimizers
+
+    def configure_optimizers(self):
+        seen.append((self.trainer.max_epochs, self.trainer.num_train_batches))
+        return configure(self)
+
+    monkeypatch.setattr(type(net), "configure_optimizers", configure_optimizers)
+    Trainer(EPOCHS, num_gpus, backend=backend).fit(net, batches)
+    assert seen == [(EPOCHS, len(batches))]
+
+
+@requirement("module.counts-batches", section=SECTION)
+def test_a_module_that_is_only_evaluated_finds_the_number_of_its_batches(
+    backend, batches, num_gpus, module, monkeypatch
+):
+    """What is without a ``validation_step`` divides by the number of those it is trained on."""
+    net, seen = modules(backend)[module](backend.cpu(), 0.05), set()
+    step = type(net).validation_step
+
+    def validation_step(self, batch):
+        seen.add((self.trainer.num_train_batches, self.trainer.num_val_batches))
+        return step(self, batch)
+
+    monkeypatch.setattr(type(net), "validation_step", validation_step)
+    Trainer(EPOCHS, num_gpus, backend=backend).validate(net, batches)
+    assert seen == {(len(batches), len(batches))}

@@ -219,6 +219,40 @@ def test_validation_gives_the_means_over_the_examples(backend, batches, num_gpus
     np.testing.assert_allclose(found["loss"], np.mean(np.concatenate(errors) ** 2), rtol=1e-5)
 
 
+@requirement("runs.validate-besides", section=SECTION)
+def test_what_is_validated_in_a_callback_leaves_the_run_as_it_is(backend, batches, num_gpus):
+    seen, trainer = [], Trainer(EPOCHS, num_gpus, backend=backend)
+    other = backend.mlp([2, 1], seed=9)
+
+    def prepare_model(model):
+        """Be the book's."""
+        trainer.model = backend.place(model, trainer.device)
+
+    def validate(_epoch, _history):
+        before = trainer.model
+        trainer.validate(other, batches[:1])
+        trainer.predict(other, batches[:1])
+        seen.append((trainer.val_batch_idx, trainer.num_val_batches, trainer.model is before))
+
+    trainer.prepare_model, trainer.callback = prepare_model, validate
+    trainer.fit(backend.mlp([2, 1]), batches, batches[:3])
+    assert seen == [(3 * (epoch + 1), 3, True) for epoch in range(EPOCHS)]
+
+
+@requirement("runs.errors-name-the-call", section=SECTION)
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+@pytest.mark.parametrize("problem", ["no model", "no batch"])
+def test_an_error_names_the_call_that_was_made(backend, batches, num_gpus, verb, problem):
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend)
+    net = backend.mlp([2, 1])
+    if problem == "no model":
+        trainer.prepare_model = lambda _: 3
+    else:
+        trainer.prepare_batch = lambda _: None
+    with pytest.raises(UnsupportedValueError, match=f"^cannot {verb} "):
+        getattr(trainer, verb)(net, batches)
+
+
 @requirement("runs.predict", section=SECTION)
 @pytest.mark.parametrize(
     "take",
