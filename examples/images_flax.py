@@ -10,7 +10,6 @@ import argparse
 from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -32,10 +31,10 @@ def images(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64
 
 
 class Network(nnx.Module):
-    """Two convolutions, which compute in bfloat16; parameters and statistics are float32."""
+    """Two convolutions."""
 
     def __init__(self, rngs: nnx.Rngs) -> None:
-        options = {"use_bias": False, "dtype": jnp.bfloat16, "rngs": rngs}
+        options = {"use_bias": False, "rngs": rngs}
         self.first = nnx.Conv(1, 8, (3, 3), padding="VALID", **options)
         self.first_norm = nnx.BatchNorm(8, momentum=0.9, rngs=rngs)
         self.second = nnx.Conv(8, 16, (3, 3), strides=2, padding="VALID", **options)
@@ -47,7 +46,7 @@ class Network(nnx.Module):
         """Return logits of shape ``(n, 4)`` for images of shape ``(n, 12, 12, 1)``."""
         x = nnx.relu(self.first_norm(self.first(x)))
         x = nnx.relu(self.second_norm(self.second(x)))
-        return self.output(self.dropout(x.mean(axis=(1, 2)))).astype(jnp.float32)
+        return self.output(self.dropout(x.mean(axis=(1, 2))))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -70,7 +69,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"epoch {epoch} on {trainer.device}: {numbers}")
 
     trainer = Trainer(
-        given.epochs, given.gpus, gradient_clip_val=1, backend=d2l, callback=after_epoch
+        given.epochs,
+        given.gpus,
+        gradient_clip_val=1,
+        backend=d2l,
+        callback=after_epoch,
+        precision="bf16",
     )
     trainer.fit(
         net,

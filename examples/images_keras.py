@@ -30,17 +30,16 @@ def images(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64
 
 
 def network() -> keras.Model:
-    """Make two convolutions, which compute in bfloat16; parameters and statistics are float32."""
-    mixed = "mixed_bfloat16"
+    """Make two convolutions."""
     return keras.Sequential(
         [
             keras.Input((12, 12, 1)),
-            layers.Conv2D(8, 3, use_bias=False, dtype=mixed),
-            layers.BatchNormalization(momentum=0.9, dtype=mixed),
-            layers.ReLU(dtype=mixed),
-            layers.Conv2D(16, 3, strides=2, use_bias=False, dtype=mixed),
-            layers.BatchNormalization(momentum=0.9, dtype=mixed),
-            layers.ReLU(dtype=mixed),
+            layers.Conv2D(8, 3, use_bias=False),
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
+            layers.Conv2D(16, 3, strides=2, use_bias=False),
+            layers.BatchNormalization(momentum=0.9),
+            layers.ReLU(),
             layers.GlobalAveragePooling2D(),
             layers.Dropout(0.1, seed=1),
             layers.Dense(4),
@@ -69,7 +68,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"epoch {epoch} on {trainer.device}: {numbers}")
 
     trainer = Trainer(
-        given.epochs, given.gpus, gradient_clip_val=1, backend=d2l, callback=after_epoch
+        given.epochs,
+        given.gpus,
+        gradient_clip_val=1,
+        backend=d2l,
+        callback=after_epoch,
+        precision="bf16",
     )
     trainer.fit(
         net,

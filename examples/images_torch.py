@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from d2ldev import ArrayLoader, Trainer
+from d2ldev import ArrayLoader, Schedule, Trainer
 from d2ldev import torch as d2l
 
 
@@ -30,7 +30,7 @@ def images(count: int, seed: int) -> tuple[NDArray[np.float32], NDArray[np.int64
 
 
 class Network(nn.Module):
-    """Two convolutions, which compute in bfloat16; parameters and statistics are float32."""
+    """Two convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,9 +42,8 @@ class Network(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return logits of shape ``(n, 4)`` for images of shape ``(n, 1, 12, 12)``."""
-        with torch.autocast(x.device.type, torch.bfloat16):
-            logits: torch.Tensor = self.layers(x)
-        return logits.float()
+        logits: torch.Tensor = self.layers(x)
+        return logits
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -62,13 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda epoch: 0.8**epoch)
 
     def after_epoch(epoch: int, history: dict[str, list[float]]) -> None:
-        schedule.last_epoch = epoch  # also in a run that goes on
-        schedule.step()
         numbers = ", ".join(f"{name} {values[-1]:.3f}" for name, values in history.items())
         print(f"epoch {epoch} on {trainer.device}: {numbers}")
 
     trainer = Trainer(
-        given.epochs, given.gpus, gradient_clip_val=1, backend=d2l, callback=after_epoch
+        given.epochs,
+        given.gpus,
+        gradient_clip_val=1,
+        backend=d2l,
+        callback=[Schedule(schedule), after_epoch],
+        precision="bf16",
     )
     trainer.fit(
         net,

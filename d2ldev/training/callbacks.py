@@ -12,10 +12,10 @@ History = dict[str, list[float]]
 
 HOOKS = ("on_step_end", "on_epoch_end")
 # What the names of hooks are made of, in Keras, Lightning, and slips of the pen.
-_OF_HOOKS = frozenset(
-    ("backward", "batch", "begin", "checkpoint", "end", "epoch", "exception", "fit", "grad")
-    + ("start", "step", "test", "train", "training", "val", "validation")
-)
+_OF_HOOKS = {
+    *("backward", "batch", "begin", "checkpoint", "end", "epoch", "exception", "fit", "grad"),
+    *("start", "step", "test", "train", "training", "val", "validation"),
+}
 
 
 class Schedule:
