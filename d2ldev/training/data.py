@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework import Weighted
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import is_iterable, whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -171,6 +172,42 @@ def _column(array: Any, number: int) -> _Column:
 
 def _whole(name: str, value: Any, least: int) -> int:
     return whole_number("make batches", name, value, least=least, fix=f"{name}={least}")
+
+
+# -- the data of an epoch ---------------------------------------------------------------------
+
+
+def check_data(data: Any, name: str, max_epochs: int) -> None:
+    """Check that the data is not empty, and can be gone through in each epoch.
+
+    Raises:
+        UnsupportedValueError: if it is not so.
+    """
+    if not is_iterable(data):
+        raise UnsupportedValueError(
+            f"go through {name}={describe(data)}",
+            "it is no iterable of batches",
+            f"{name}=[(X, y)], or a loader",
+        )
+    if max_epochs > 1 and isinstance(data, Iterator):
+        raise UnsupportedValueError(
+            f"go through {name} more than once",
+            f"{describe(data)} is an iterator, which is used up after one epoch",
+            f"{name}=list({name}), or a loader",
+        )
+    if max_epochs and not length_hint(data, 1):  # 1 also for what has no length
+        raise UnsupportedValueError(
+            f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
+        )
+
+
+def no_batch() -> UnsupportedValueError:
+    """Return the error of data that is over before it has begun."""
+    return UnsupportedValueError(
+        "go through the data of an epoch",
+        "there is no batch in it",
+        "data has to be an iterable that begins again: a list or a loader, no generator",
+    )
 
 
 # -- batches ----------------------------------------------------------------------------------

@@ -6,50 +6,39 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from itertools import islice
 from operator import length_hint
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from d2ldev.active import active_backend, get_backend
-from d2ldev.active import backend as handle
 from d2ldev.backend import Backend
-from d2ldev.device import CPU, Device, gpu, gpus_in_words
-from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
-from d2ldev.framework import DeviceLike, Learner, Loss, Settings
+from d2ldev.device import Device, gpu, gpus_in_words
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
+from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations.arguments import is_iterable, whole_number
+from d2ldev.operations.arguments import whole_number
 from d2ldev.operations.devices import asked_for_too_late
-from d2ldev.operations.prefetching import moved_ahead
-from d2ldev.operations.steps import takes_target
 from d2ldev.training.callbacks import (
     History,
     check_hooks,
     check_schedules,
     checked_callbacks,
-    listeners,
 )
-from d2ldev.training.data import (
-    count_of,
-    inputs_alone,
-    inputs_and_target,
-    inputs_to_predict,
-    unweighted,
-)
-from d2ldev.training.interruption import Interruption, interruptible, spared
-from d2ldev.training.log import DeviceLog
+from d2ldev.training.data import check_data, inputs_to_predict
+from d2ldev.training.hooks import Hooks
+from d2ldev.training.interruption import interruptible
+from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, loader_of, own_settings
-from d2ldev.training.order import begin_epoch
-from d2ldev.training.progress import Progress, shown
+from d2ldev.training.progress import shown
 from d2ldev.training.run import Run, Saving
 
 
-class Trainer:
+class Trainer(Hooks):
     """Train models of any framework on one device.
 
     Args:
@@ -89,17 +78,12 @@ class Trainer:
     """
 
     # For those whose ``__init__`` is the book's, which does not call this one's.
-    backend: Backend = handle
     max_epochs: int
-    gpus: Sequence[Any] = ()
     gradient_clip_val: float = 0
     callback: Any = None
     progress: bool = False
     accumulate: int = 1
     precision: str = "model"
-    epoch = train_batch_idx = val_batch_idx = num_train_batches = num_val_batches = 0
-    _learner: Learner | None = None
-    _model: Any = None
 
     def __init__(
         self,
@@ -138,66 +122,6 @@ class Trainer:
         for name, value in sys._getframe(1).f_locals.items():
             if name not in {*ignore, "self"} and not name.startswith("_"):
                 setattr(self, name, value)
-
-    @property
-    def device(self) -> Device:
-        """The device that it trains on: the first of ``gpus``, else the CPU."""
-        return self.backend.device(self.gpus[0]) if self.gpus else CPU
-
-    @device.setter
-    def device(self, device: DeviceLike) -> None:
-        place = self.backend.device(device)
-        self.gpus = [] if place is CPU else [place]
-
-    @property
-    def model(self) -> Any:
-        """The model as it is after the last step; None before ``fit``.
-
-        Go on with it: some frameworks move the model itself, and others make a new one. A
-        ``prepare_model`` that returns nothing sets it to what is to be trained, as the book's does.
-        """
-        if self._learner is None:
-            return self._model
-        self._learner.sync()
-        return self._learner.parts["model"]
-
-    @model.setter
-    def model(self, model: Any) -> None:
-        self._model, self._learner = model, None
-
-    # -- the book's hooks -----------------------------------------------------------------
-
-    def prepare_data(self, data: Any) -> None:
-        """Get the loaders of a ``DataModule``, once and before anything else; to be overridden."""
-        self.train_dataloader = data.train_dataloader()
-        self.val_dataloader = data.val_dataloader() if hasattr(data, "val_dataloader") else None
-
-    def prepare_model(self, model: Any) -> Any:
-        """Move the model to the device, once, before the first batch; to be overridden."""
-        return self.backend.place(model, self.device)
-
-    def prepare_batch(self, batch: Any) -> Any:
-        """Move a batch to the device, at the boundary of the loop; to be overridden."""
-        return self.backend.to(batch, self.device)
-
-    def on_step_end(self, step: int, loss: Any) -> None:
-        """Do nothing after a step of the optimizer; to be overridden, or that of a callback.
-
-        ``self.model`` is the model after it; in JAX, the user's own object is brought up to date
-        when the epoch ends.
-
-        Args:
-            step: the number of its batch in the run, from 0; with ``accumulate``, of its last one.
-            loss: of that batch before the step, a scalar tensor on the device. To read it waits for
-                the device.
-        """
-
-    def on_epoch_end(self, epoch: int, history: History) -> None:
-        """Do nothing after an epoch; to be overridden, or given as ``callback``.
-
-        Its changes of the model and the optimizer are in the checkpoint, which is saved afterwards.
-        An exception in it ends the run; the checkpoint is then that of the epoch before.
-        """
 
     # -- training -------------------------------------------------------------------------
 
@@ -326,24 +250,25 @@ class Trainer:
         check_names(names)
         run = Run(self.backend.framework, learner, train_data, names, callbacks, saving)
         on_step_end = self._listeners(callbacks, "on_step_end")
+        loop = Loop(self, self._prepared, learner, functions, on_step_end=on_step_end)
         on_epoch_end = self._listeners(callbacks, "on_epoch_end")
         try:
             if resume:
-                run.resume(self.device, lambda: self._first_inputs(learner, train_data))
+                run.resume(self.device, lambda: loop.first_inputs(train_data))
             else:
                 run.save(self.device)
             with (
                 shown(self.progress, self.max_epochs, run.epoch) as progress,
                 interruptible() as interruption,
             ):
-                loop = _Loop(functions, progress, on_step_end, interruption)
+                running = loop._replace(progress=progress, interruption=interruption)
                 for epoch in range(run.epoch, self.max_epochs):
                     if interruption.is_pressed:
                         break
                     self.epoch = epoch
-                    found = self._train(learner, run, train_data, loop)
+                    found = running.train(train_data, run)
                     if val_data is not None and not interruption.is_pressed:
-                        after = self._evaluate(learner, val_data, loop)
+                        after = running.evaluate(val_data)
                         found |= {f"val_{name}": value for name, value in after.items()}
                     if interruption.is_pressed:
                         break
@@ -372,79 +297,20 @@ class Trainer:
                 listener(epoch, {})
         return {}
 
-    def _train(
-        self, learner: Learner, run: Run, data: Iterable[Any], loop: _Loop
-    ) -> dict[str, float]:
-        """Train for an epoch; return the means over its examples, or nothing after Ctrl-C.
-
-        Only the batches are moved in here, and nothing is waited for: the numbers stay on the
-        device until the end.
-        """
-        begin_epoch(data, run.epoch)
-        # Where the losses are, also if a hook has moved the model.
-        log = DeviceLog(self.backend, values=False)
-        operands = self._operands(learner)
-        batches = self._from_where_it_was(data, run, log)
-        loop.progress.begin_epoch(self.num_train_batches or None)
-        with closing(batches):
-            for number, batch in loop.interruption.until_pressed(batches):
-                inputs, y, count = operands(batch)
-                loss, prediction = learner.step(inputs, y)
-                log.add(count, loss=loss, **loop.measured(prediction, y))
-                loop.progress.step(number + 1, count, log)
-                if not learner.pending:
-                    loop.end_step(run.step, loss)
-                run.step += 1
-                self.train_batch_idx += 1
-                run.save_within(number + 1, log, self.device)
-        if learner.pending:
-            learner.flush()
-            loop.end_step(run.step - 1, loss)
-        if loop.interruption.is_pressed:
-            return {}
-        means = _means(log)
-        loop.progress.end_batches(means["loss"])
-        return means
-
-    def _from_where_it_was(
-        self, data: Iterable[Any], run: Run, log: DeviceLog
-    ) -> Generator[tuple[int, Any], None, None]:
-        """Yield the number of each batch in the epoch and the batch on the device."""
-        if not run.is_within and run.until_saved() is None:
-            with closing(self._prepared(data)) as batches:
-                yield from enumerate(batches)
-            return
-        # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
-        # again by a run that goes on from there, from other random numbers.
-        source = iter(spared(data))
-        try:
-            number = run.go_on_within(source, log)
-            is_over = False
-            while not is_over:
-                wanted = run.until_saved()
-                before = number
-                with closing(self._prepared(islice(source, wanted))) as part:
-                    for batch in part:
-                        yield number, batch
-                        number += 1
-                is_over = number - before != wanted
-        finally:
-            if isinstance(source, Generator):
-                source.close()
-
-    def _evaluate(self, learner: Learner, data: Iterable[Any], loop: _Loop) -> dict[str, float]:
-        """Go through the data without training; return what ``_train`` does."""
-        log = DeviceLog(self.backend, values=False)
-        operands = self._operands(learner)
-        with closing(self._prepared(data)) as batches:
-            for batch in loop.interruption.until_pressed(batches):
-                inputs, y, count = operands(batch)
-                loss, prediction = learner.evaluate(inputs, y)
-                if loss is None:  # a ``validation_step`` has logged it itself
-                    count, loss = 0, float("nan")
-                log.add(count, loss=loss, **loop.measured(prediction, y))
-                self.val_batch_idx += 1
-        return {} if loop.interruption.is_pressed else _means(log)
+    def _data(self, train_data: Any, val_data: Any) -> tuple[Iterable[Any], Iterable[Any] | None]:
+        """Return the batches of a run, which are those of a ``DataModule`` if one is given."""
+        self.train_dataloader, self.val_dataloader = train_data, val_data
+        if is_data_module(train_data) or self._overrides("prepare_data"):
+            self.prepare_data(train_data)
+            if val_data is not None:
+                self.val_dataloader = val_data
+        check_data(self.train_dataloader, "train_data", self.max_epochs)
+        if self.val_dataloader is not None:
+            check_data(self.val_dataloader, "val_data", self.max_epochs)
+        self.num_train_batches = length_hint(self.train_dataloader, 0)
+        self.num_val_batches = length_hint(self.val_dataloader, 0)
+        self.epoch = self.train_batch_idx = self.val_batch_idx = 0
+        return self.train_dataloader, self.val_dataloader
 
     # -- using a model --------------------------------------------------------------------
 
@@ -484,7 +350,9 @@ class Trainer:
             # For a model whose training_step measures, where nothing was trained.
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:
-                return self._evaluate(learner, batches, _Loop(functions or self._own_metrics(learner)))
+                return Loop(
+                    self, self._prepared, learner, functions or self._own_metrics(learner)
+                ).evaluate(batches)
             finally:
                 learner.sync()
 
@@ -556,144 +424,8 @@ class Trainer:
                 "data is an iterable of batches",
                 f"trainer.{verb}(net, [batch]), or ArrayLoader(X, batch_size=32)",
             )
-        _check_data(data, "data", 1)
+        check_data(data, "data", 1)
         return self._prepared_model(model)
-
-    def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
-        """Return the metrics that the model itself has, where its prediction is known."""
-        if learner.settings.methods is not None:
-            return {}
-        own = self.backend.framework.training.metrics(learner.parts["model"])
-        return named_metrics(self.backend, own)
-
-    def _operands(self, learner: Learner) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
-        """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
-        backend, names, takes_mapping = self.backend, learner.input_names, learner.takes_mapping
-        is_built = learner.settings.methods is None or learner.is_built
-
-        def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
-            inputs = inputs_alone(batch, names, takes_mapping)
-            return inputs, None, count_of(backend, inputs)
-
-        def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
-            inputs, y = inputs_and_target(batch, names, takes_mapping)
-            return inputs, y, count_of(backend, unweighted(y))
-
-        def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
-            nonlocal is_built
-            if not is_built:
-                learner.build(inputs_and_target(batch, names, takes_mapping)[0])
-                is_built = True
-            return (batch,), None, count_of(backend, batch)
-
-        if learner.settings.methods is not None:
-            return of_its_methods
-        return of_the_loss if takes_target(learner.settings.loss) else of_the_model
-
-    def _first_inputs(self, learner: Learner, data: Iterable[Any]) -> tuple[Any, ...]:
-        """Return the inputs of the first batch, on the device."""
-        for batch in data:
-            first, names = self._prepared_batch(batch), learner.input_names
-            if learner.settings.methods is None and not takes_target(learner.settings.loss):
-                return inputs_alone(first, names, learner.takes_mapping)
-            return inputs_and_target(first, names, learner.takes_mapping)[0]
-        raise _no_batch()
-
-    # -- hooks ----------------------------------------------------------------------------
-
-    def _data(self, train_data: Any, val_data: Any) -> tuple[Iterable[Any], Iterable[Any] | None]:
-        """Return the batches of a run, which are those of a ``DataModule`` if one is given."""
-        self.train_dataloader, self.val_dataloader = train_data, val_data
-        if is_data_module(train_data) or self._overrides("prepare_data"):
-            self.prepare_data(train_data)
-            if val_data is not None:
-                self.val_dataloader = val_data
-        _check_data(self.train_dataloader, "train_data", self.max_epochs)
-        if self.val_dataloader is not None:
-            _check_data(self.val_dataloader, "val_data", self.max_epochs)
-        self.num_train_batches = length_hint(self.train_dataloader, 0)
-        self.num_val_batches = length_hint(self.val_dataloader, 0)
-        self.epoch = self.train_batch_idx = self.val_batch_idx = 0
-        return self.train_dataloader, self.val_dataloader
-
-    def _prepared_model(self, model: Any) -> Any:
-        """Return what ``prepare_model`` returned, or has set ``self.model`` to, as the book's."""
-        self._model = None
-        prepared = self.prepare_model(model)
-        if prepared is None:
-            prepared = self._model
-        if prepared is None:
-            raise UnsupportedValueError(
-                f"train {describe(model)}",
-                f"{type(self).__name__}.prepare_model returned None, and has set no self.model",
-                "return the model from it, placed: return self.backend.place(model, self.device)",
-            )
-        return prepared
-
-    def _prepared_batch(self, batch: Any) -> Any:
-        prepared = self.prepare_batch(batch)
-        if prepared is None:
-            raise UnsupportedValueError(
-                f"train on a batch, {describe(batch)}",
-                f"{type(self).__name__}.prepare_batch returned None",
-                "return the batch from it: return self.backend.to(batch, self.device)",
-            )
-        return prepared
-
-    def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
-        """Return the batches on the device: ahead of their use, unless the user prepares them."""
-        source = spared(data)
-        if self.gpus and not self._overrides("prepare_batch"):
-            return self.backend.prefetch(source, self.device)
-        return moved_ahead(source, 0, self._prepared_batch)
-
-    def _overrides(self, hook: str) -> bool:
-        """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""
-        return getattr(getattr(self, hook), "__func__", None) is not _HOOKS[hook]
-
-    def _listeners(self, callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
-        own = [getattr(self, hook)] if self._overrides(hook) else []
-        return [*own, *listeners(callbacks, hook)]
-
-
-# As they are before any user patches the class, as the book's ``add_to_class`` does.
-_HOOKS = {
-    name: getattr(Trainer, name)
-    for name in ("prepare_data", "prepare_model", "prepare_batch", "on_step_end", "on_epoch_end")
-}
-
-
-class _Loop(NamedTuple):
-    """What a loop over batches does besides.
-
-    Args:
-        metrics: name -> ``(prediction, y) -> scalar tensor``.
-        progress: where the batches are counted.
-        on_step_end: what is called after a step.
-        interruption: of the run, which ends the loop after a step.
-    """
-
-    metrics: Mapping[str, Callable[[Any, Any], Any]]
-    progress: Progress = Progress()
-    on_step_end: Sequence[Callable[[int, Any], None]] = ()
-    interruption: Interruption = Interruption()
-
-    def end_step(self, step: int, loss: Any) -> None:
-        """Call what is called after a step of the optimizer."""
-        for listener in self.on_step_end:
-            listener(step, loss)
-
-    def measured(self, prediction: Any, y: Any) -> dict[str, Any]:
-        """Return the metrics of a batch."""
-        y = unweighted(y)
-        return {name: metric(prediction, y) for name, metric in self.metrics.items()}
-
-
-def _means(log: DeviceLog) -> dict[str, float]:
-    means = log.means()
-    if not means:
-        raise _no_batch()
-    return means
 
 
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
@@ -713,14 +445,6 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
     return [gpu(i) for i in range(number)]
 
 
-def _no_batch() -> UnsupportedValueError:
-    return UnsupportedValueError(
-        "go through the data of an epoch",
-        "there is no batch in it",
-        "data has to be an iterable that begins again: a list or a loader, no generator",
-    )
-
-
 def _check_own_epoch(given: Mapping[str, bool], on_step_end: Sequence[Any]) -> None:
     """Check that nothing was asked for that a ``fit_epoch`` of the user's would ignore."""
     ignored = [f"{name}=" for name, is_given in given.items() if is_given]
@@ -735,27 +459,3 @@ def _ignored(what: str, fix: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"train with {what} and the loop that there is", "nobody would look at it", fix
     )
-
-
-def _check_data(data: Any, name: str, max_epochs: int) -> None:
-    """Check that the data is not empty, and can be gone through in each epoch.
-
-    Raises:
-        UnsupportedValueError: if it is not so.
-    """
-    if not is_iterable(data):
-        raise UnsupportedValueError(
-            f"go through {name}={describe(data)}",
-            "it is no iterable of batches",
-            f"{name}=[(X, y)], or a loader",
-        )
-    if max_epochs > 1 and isinstance(data, Iterator):
-        raise UnsupportedValueError(
-            f"go through {name} more than once",
-            f"{describe(data)} is an iterator, which is used up after one epoch",
-            f"{name}=list({name}), or a loader",
-        )
-    if max_epochs and not length_hint(data, 1):  # 1 also for what has no length
-        raise UnsupportedValueError(
-            f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
-        )

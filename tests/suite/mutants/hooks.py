@@ -9,7 +9,7 @@ from contextlib import nullcontext
 
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
-from d2ldev.training import run, trainer
+from d2ldev.training import hooks, loops, run, trainer
 from d2ldev.training.interruption import Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
@@ -29,7 +29,7 @@ class Patched(dict):
 class ComparesHooksTooLate(Mutant, caught_by="hooks.patched-onto-the-class"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        trainer._HOOKS = Patched()
+        hooks._HOOKS = Patched()
 
 
 class SetsItsModelOnlyItself(Mutant, caught_by="hooks.the-books-trainer"):
@@ -89,21 +89,21 @@ class TakesARateForAnOptimizer(Mutant, caught_by="module.has-its-learning-rate")
 class CallsTheFirst(Mutant, caught_by="callbacks.each-step"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        listeners = trainer.listeners
-        trainer.listeners = lambda callbacks, hook: listeners(callbacks[:1], hook)
+        listeners = hooks.listeners
+        hooks.listeners = lambda callbacks, hook: listeners(callbacks[:1], hook)
 
 
 class ReadsLossesForCallbacks(Mutant, caught_by="callbacks.wait-for-nothing"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        listeners = trainer.listeners
+        listeners = hooks.listeners
 
         def reading(callbacks, hook):
             to_numpy = self.backend.to_numpy
             found = listeners(callbacks, hook)
             return [lambda step, loss, f=f: f(step, to_numpy(loss)) for f in found]
 
-        trainer.listeners = reading
+        hooks.listeners = reading
 
 
 class TakesAnyCallback(Mutant, caught_by="callbacks.ignores-nothing"):
@@ -231,10 +231,10 @@ class TrainsNothing(Mutant, caught_by="runs.nothing-to-train"):
 class TakesAnyData(Mutant, caught_by="runs.refuse-what-is-none"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        trainer._check_data = lambda *_: None
+        trainer.check_data = lambda *_: None
 
 
 class WantsATarget(Mutant, caught_by="fit.without-a-target"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
-        trainer.takes_target = lambda _: True
+        loops.takes_target = lambda _: True

@@ -1,0 +1,162 @@
+"""The loops over the batches of an epoch: of training, and of evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from itertools import islice
+from typing import Any, NamedTuple
+
+from d2ldev.framework import Learner
+from d2ldev.operations.steps import takes_target
+from d2ldev.training.data import count_of, inputs_alone, inputs_and_target, no_batch, unweighted
+from d2ldev.training.hooks import Hooks
+from d2ldev.training.interruption import Interruption, spared
+from d2ldev.training.log import DeviceLog
+from d2ldev.training.order import begin_epoch
+from d2ldev.training.progress import Progress
+from d2ldev.training.run import Run
+
+
+class Loop(NamedTuple):
+    """What goes through the batches of an epoch.
+
+    Only the batches are moved in it, and nothing is waited for: the numbers stay on the device
+    until the end.
+
+    Args:
+        trainer: whose batches it counts.
+        prepared: makes the generator of the batches on the device.
+        learner: what is trained, or only evaluated.
+        metrics: name -> ``(prediction, y) -> scalar tensor``.
+        progress: where the batches are shown.
+        on_step_end: what is called after a step of the optimizer.
+        interruption: of the run, which ends the loop after a step.
+    """
+
+    trainer: Hooks
+    prepared: Callable[[Iterable[Any]], Generator[Any, None, None]]
+    learner: Learner
+    metrics: Mapping[str, Callable[[Any, Any], Any]]
+    progress: Progress = Progress()
+    on_step_end: Sequence[Callable[[int, Any], None]] = ()
+    interruption: Interruption = Interruption()
+
+    def train(self, data: Iterable[Any], run: Run) -> dict[str, float]:
+        """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
+        begin_epoch(data, run.epoch)
+        trainer, learner = self.trainer, self.learner
+        # Where the losses are, also if a hook has moved the model.
+        log = DeviceLog(trainer.backend, values=False)
+        operands = self._operands()
+        self.progress.begin_epoch(trainer.num_train_batches or None)
+        with closing(self._from_where_it_was(data, run, log)) as batches:
+            for number, batch in self.interruption.until_pressed(batches):
+                inputs, y, count = operands(batch)
+                loss, prediction = learner.step(inputs, y)
+                log.add(count, loss=loss, **self._measured(prediction, y))
+                self.progress.step(number + 1, count, log)
+                if not learner.pending:
+                    self._end_step(run.step, loss)
+                run.step += 1
+                trainer.train_batch_idx += 1
+                run.save_within(number + 1, log, trainer.device)
+        if learner.pending:
+            learner.flush()
+            self._end_step(run.step - 1, loss)
+        if self.interruption.is_pressed:
+            return {}
+        means = _means(log)
+        self.progress.end_batches(means["loss"])
+        return means
+
+    def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
+        """Go through the data without training; return what ``train`` does."""
+        log = DeviceLog(self.trainer.backend, values=False)
+        operands = self._operands()
+        with closing(self.prepared(data)) as batches:
+            for batch in self.interruption.until_pressed(batches):
+                inputs, y, count = operands(batch)
+                loss, prediction = self.learner.evaluate(inputs, y)
+                if loss is None:  # a ``validation_step`` has logged it itself
+                    count, loss = 0, float("nan")
+                log.add(count, loss=loss, **self._measured(prediction, y))
+                self.trainer.val_batch_idx += 1
+        return {} if self.interruption.is_pressed else _means(log)
+
+    def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
+        """Return the inputs of the first batch, on the device."""
+        learner = self.learner
+        for first in data:
+            (batch,) = self.prepared([first])
+            if learner.settings.methods is None and not takes_target(learner.settings.loss):
+                return inputs_alone(batch, learner.input_names, learner.takes_mapping)
+            return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
+        raise no_batch()
+
+    def _from_where_it_was(
+        self, data: Iterable[Any], run: Run, log: DeviceLog
+    ) -> Generator[tuple[int, Any], None, None]:
+        """Yield the number of each batch in the epoch and the batch on the device."""
+        if not run.is_within and run.until_saved() is None:
+            with closing(self.prepared(data)) as batches:
+                yield from enumerate(batches)
+            return
+        # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
+        # again by a run that goes on from there, from other random numbers.
+        source = iter(spared(data))
+        try:
+            number = run.go_on_within(source, log)
+            is_over = False
+            while not is_over:
+                wanted = run.until_saved()
+                before = number
+                with closing(self.prepared(islice(source, wanted))) as part:
+                    for batch in part:
+                        yield number, batch
+                        number += 1
+                is_over = number - before != wanted
+        finally:
+            if isinstance(source, Generator):
+                source.close()
+
+    def _operands(self) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
+        """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
+        backend, learner = self.trainer.backend, self.learner
+        names, takes_mapping = learner.input_names, learner.takes_mapping
+        is_built = learner.settings.methods is None or learner.is_built
+
+        def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            inputs = inputs_alone(batch, names, takes_mapping)
+            return inputs, None, count_of(backend, inputs)
+
+        def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            inputs, y = inputs_and_target(batch, names, takes_mapping)
+            return inputs, y, count_of(backend, unweighted(y))
+
+        def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            nonlocal is_built
+            if not is_built:
+                learner.build(inputs_and_target(batch, names, takes_mapping)[0])
+                is_built = True
+            return (batch,), None, count_of(backend, batch)
+
+        if learner.settings.methods is not None:
+            return of_its_methods
+        return of_the_loss if takes_target(learner.settings.loss) else of_the_model
+
+    def _measured(self, prediction: Any, y: Any) -> dict[str, Any]:
+        """Return the metrics of a batch."""
+        y = unweighted(y)
+        return {name: metric(prediction, y) for name, metric in self.metrics.items()}
+
+    def _end_step(self, step: int, loss: Any) -> None:
+        for listener in self.on_step_end:
+            listener(step, loss)
+
+
+def _means(log: DeviceLog) -> dict[str, float]:
+    means = log.means()
+    if not means:
+        raise no_batch()
+    return means
