@@ -43,7 +43,9 @@ def values(net):
 
 def fit(backend, num_gpus, batches, model, epochs=EPOCHS, **options):
     trainer = Trainer(epochs, num_gpus, backend=backend)
-    history = trainer.fit(model, batches, loss="cross_entropy", lr=0.2, **options)
+    if isinstance(options.get("optimizer", "sgd"), str):  # an object has its own
+        options["lr"] = 0.2
+    history = trainer.fit(model, batches, loss="cross_entropy", **options)
     return history, trainer.model
 
 

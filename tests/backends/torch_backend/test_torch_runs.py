@@ -37,7 +37,9 @@ def dataset():
 def fit(backend, num_gpus, data, model=None, epochs=EPOCHS, **options):
     trainer = Trainer(epochs, num_gpus, gradient_clip_val=1.0, backend=backend)
     model = classifier() if model is None else model
-    history = trainer.fit(model, data, loss="cross_entropy", lr=0.2, **options)
+    if isinstance(options.get("optimizer", "sgd"), str):  # an object has its own
+        options["lr"] = 0.2
+    history = trainer.fit(model, data, loss="cross_entropy", **options)
     return history, trainer.model
 
 
