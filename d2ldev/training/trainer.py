@@ -6,7 +6,7 @@ Source: D2L, sections 3.2.4 and 6.7.3 (``Trainer``, ``prepare_batch``, ``prepare
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from operator import length_hint
 from os import PathLike
@@ -426,6 +426,13 @@ class Trainer(Hooks):
             )
         check_data(data, "data", 1)
         return self._prepared_model(model)
+
+    def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
+        """Return the metrics that the model itself has, where its prediction is known."""
+        if learner.settings.methods is not None:
+            return {}
+        own = self.backend.framework.training.metrics(learner.parts["model"])
+        return named_metrics(self.backend, own)
 
 
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
