@@ -4,12 +4,18 @@ Between two steps the arrays are in two lists, which ``jax.jit`` takes apart in 
 would be taken apart in Python, at each step. ``sync`` puts the arrays into the model and the
 optimizer, which is no copy. The next step takes them from there, so that changes by the user in
 between count.
+
+The functions are compiled once for all models of one structure that are trained in the same way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass
+from functools import lru_cache, partial
+from inspect import signature
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +34,7 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import placing
+from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import (
     check_labels,
     check_loss,
@@ -156,7 +163,7 @@ class JaxLearner(Learner):
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()
-        return self._predict(self._model_arrays, inputs, None)[1]
+        return self._predict(self._model_arrays, inputs)
 
     def modes(self) -> list[str]:
         return _set_flags(self._model)
@@ -178,19 +185,18 @@ class JaxLearner(Learner):
         optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
-            in_step, in_evaluation = self._comparisons()
-            steps = _Steps(
+            self._steps = _Steps(
                 model_split,
                 optimizer_split,
-                in_step,
+                *self._comparisons(),
                 self.settings,
                 self._optimizer.wrt,
             )
-            self._step = jax.jit(steps.step)
-            self._accumulate = jax.jit(steps.accumulate)
-            self._apply = jax.jit(steps.apply)
-            self._evaluate = jax.jit(_make_evaluation(model_split, in_evaluation))
-            self._predict = jax.jit(_make_evaluation(model_split, _predicted(self.settings)))
+            program = _PROGRAMS.get(self._steps.parts, _Program)
+            program.users.add(self._steps)
+            self._step, self._apply = program.step, program.apply
+            self._accumulate = program.accumulate
+            self._evaluate, self._predict = program.evaluate, program.predict
         self._is_synced = False
 
     def _comparisons(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
@@ -214,10 +220,8 @@ class JaxLearner(Learner):
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
     optimizer = settings.optimizer
-    if optimizer is None:  # the model is only evaluated
-        optimizer = optax.set_to_zero()
-    if isinstance(optimizer, str):
-        optimizer = _OPTIMIZERS[optimizer](settings.lr)
+    if optimizer is None or isinstance(optimizer, str):
+        optimizer = _named(optimizer, settings.lr)
     if isinstance(optimizer, optax.GradientTransformation):
         optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
     if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
@@ -227,6 +231,14 @@ def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
             "optimizer=nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), or optimizer='sgd'",
         )
     return optimizer
+
+
+@lru_cache(maxsize=64)
+def _named(name: str | None, lr: float) -> optax.GradientTransformation:
+    """Return an optimizer by its name, the same one each time: it is a part of the programs."""
+    if name is None:  # the model is only evaluated
+        return optax.set_to_zero()
+    return _OPTIMIZERS[name](lr)
 
 
 # -- objects without their arrays -----------------------------------------------------------------
@@ -344,14 +356,61 @@ class _Scaler(NamedTuple):
         return _Scaler(self.scale * factor, steps)
 
 
-class _Steps(NamedTuple):
+class _Program:
+    """What is compiled for all learners with the same ``_Steps.parts``.
+
+    It is traced from any of them, again for each shape, and holds none.
+
+    Attributes:
+        users: the steps of these learners.
+    """
+
+    def __init__(self) -> None:
+        self.users: WeakSet[_Steps] = WeakSet()
+        self.step = _compiled(self.users, "step")
+        self.accumulate = _compiled(self.users, "accumulate")
+        self.apply = _compiled(self.users, "apply")
+        self.evaluate = _compiled(self.users, "evaluate")
+        self.predict = _compiled(self.users, "predict")
+
+
+def _compiled(users: WeakSet[_Steps], name: str) -> Callable[..., Any]:
+    def traced(*operands: Any) -> Any:
+        return getattr(next(iter(users)), name)(*operands)
+
+    traced.__name__ = name
+    # JAX names the operands in its errors.
+    traced.__signature__ = signature(partial(getattr(_Steps, name), None))  # type: ignore[attr-defined]
+    return jax.jit(traced)
+
+
+def _tree_parts(part: Any) -> Any:
+    """Return the node and the children of the structure of a tree; None for all else."""
+    if isinstance(part, jax.tree_util.PyTreeDef):
+        return part.node_data(), part.children()
+    return None
+
+
+_PROGRAMS: Programs[_Program] = Programs(64, _tree_parts)
+
+
+@dataclass(eq=False)
+class _Steps:
     """The functions that are compiled for a step."""
 
     model_split: _Split
     optimizer_split: _Split
     compare: Callable[..., Any]
+    compare_in_evaluation: Callable[..., Any]
     settings: Settings
     wrt: Any
+
+    @property
+    def parts(self) -> Any:
+        """Return all that the functions depend on."""
+        settings = self.settings
+        how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
+        return self.model_split, self.optimizer_split, how
 
     def step(
         self,
@@ -395,6 +454,22 @@ class _Steps(NamedTuple):
         model = self.model_split.merge(model_arrays)
         return self._updated(model, optimizer_arrays, scaler, gradients, value)
 
+    def evaluate(self, arrays: list[Any], inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Return the loss and the prediction in evaluation mode."""
+        return self._evaluated(self.compare_in_evaluation, arrays, inputs, y)
+
+    def predict(self, arrays: list[Any], inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction in evaluation mode."""
+        return self._evaluated(_predicted(self.settings), arrays, inputs, None)[1]
+
+    def _evaluated(
+        self, compare: Callable[..., Any], arrays: list[Any], inputs: tuple[Any, ...], y: Any
+    ) -> tuple[Tensor, Any]:
+        model = self.model_split.merge(arrays)
+        model.eval()
+        value, prediction = compare(model, inputs, y)
+        return value, prediction
+
     def _differentiated(
         self, model: Any, scaler: _Scaler | None, inputs: tuple[Any, ...], y: Any
     ) -> Any:
@@ -436,16 +511,6 @@ class _Steps(NamedTuple):
             lambda a, b: a if a is b else jnp.where(is_finite, a, b), after, before
         )
         return *after, scaler.after(is_finite)
-
-
-def _make_evaluation(split: _Split, compare: Callable[..., Any]) -> Callable[..., Any]:
-    def evaluate(arrays: list[Any], inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        model = split.merge(arrays)
-        model.eval()
-        value, prediction = compare(model, inputs, y)
-        return value, prediction
-
-    return evaluate
 
 
 def _clipped(gradients: Any, largest: float) -> Any:
