@@ -15,16 +15,14 @@ P = TypeVar("P")
 _PLAIN = frozenset({type(None), type(...), bool, int, float, complex, str, bytes})
 _CONTAINERS = (tuple, list, dict)
 _OPAQUE = frozenset({FunctionType, type})
-_IS_OF_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
+_IS_OF_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 
 
 class Programs(Generic[P]):
     """Compiled programs, found by what they were compiled from, of which nothing is kept alive.
 
-    Numbers, strings, and containers and dataclasses of parts count by their values. Any other
-    object counts by which one it is and by the numbers and strings among its attributes; a class by
-    all of its attributes. A program goes as soon as such an object does, so that a new object in
+    A program goes as soon as one of the objects does that it was compiled from: another object at
     its place in memory is not taken for it.
 
     Args:
@@ -46,54 +44,18 @@ class Programs(Generic[P]):
         """Return the program that was made from such parts.
 
         Args:
-            parts: all that the program depends on but for what it is called with.
+            parts: all that the program depends on but for what it is called with: see ``_Reader``.
             make: makes it, without a reference to the objects among the parts.
         """
-        objects: dict[int, Any] = {}
-        key = self._key(parts, objects)
+        reader = _Reader(self._parts_of)
+        key = reader.key(parts)
         entry = self._kept.pop(key, None)
         if entry is None:
-            entry = make(), [self._watched(each, key) for each in objects.values()]
+            entry = make(), [self._watched(each, key) for each in reader.objects.values()]
         self._kept[key] = entry
         for oldest in list(self._kept)[: -self._size]:
             self._kept.pop(oldest, None)
         return entry[0]
-
-    def _key(self, part: Any, objects: dict[int, Any]) -> Any:
-        """Return what is equal for equal parts; add the objects that it names by their ids."""
-        kind = type(part)
-        if kind in _PLAIN:
-            return kind, repr(part) if kind is float else part  # 0.0 is not -0.0
-        if id(part) in objects:
-            return id(part)
-        inner = None if kind in _OPAQUE else self._parts_of(part)
-        if inner is None and kind not in _OPAQUE:
-            inner = _contents(part)
-        if inner is None:
-            objects[id(part)] = part
-            return id(part), tuple(self._attributes(part, objects))
-        keys = [self._key(each, objects) for each in inner]
-        named = id(kind) if id(kind) in objects else self._key(kind, objects)
-        return named, frozenset(keys) if isinstance(part, (set, frozenset)) else tuple(keys)
-
-    def _attributes(self, part: Any, objects: dict[int, Any]) -> Iterator[Any]:
-        if not isinstance(part, type):
-            for name, value in getattr(part, "__dict__", {}).items():
-                if type(value) in _PLAIN:
-                    yield name, self._key(value, objects)
-            return
-        # A method may be replaced in the class, as by D2L's ``add_to_class``; not in one of C.
-        for each in part.__mro__:
-            if not each.__flags__ & _IS_OF_PYTHON:
-                continue
-            for name, value in vars(each).items():
-                if type(value) in _PLAIN or (type(value) in _CONTAINERS and name[:1] != "_"):
-                    yield name, self._key(value, objects)
-                elif type(value) is property:
-                    yield name, self._key((value.fget, value.fset), objects)
-                elif type(value) not in _SLOTS:  # which refer to the class
-                    objects[id(value)] = value
-                    yield name, id(value)
 
     def _watched(self, obj: Any, key: Any) -> Any:
         kept = self._kept
@@ -101,6 +63,66 @@ class Programs(Generic[P]):
             return ref(obj, lambda _: kept.pop(key, None))
         except TypeError:  # it has no place for weak references, and is kept
             return obj
+
+
+class _Reader:
+    """Makes a key of parts.
+
+    Numbers, strings, containers, dataclasses and bound methods count by their values. Any other
+    object counts by which one it is, its class, the values of its plain attributes and of its
+    public containers, and which objects its other public attributes are; a class by all of its
+    attributes.
+
+    Attributes:
+        objects: those that the key names by their ids.
+    """
+
+    def __init__(self, parts_of: Callable[[Any], Any]) -> None:
+        self._parts_of = parts_of
+        self._read: set[int] = set()
+        self.objects: dict[int, Any] = {}
+
+    def key(self, part: Any) -> Any:
+        """Return what is equal for equal parts."""
+        kind = type(part)
+        if kind in _PLAIN:
+            return kind, repr(part) if kind is float else part  # 0.0 is not -0.0
+        if id(part) in self._read:
+            return id(part)
+        inner = None if kind in _OPAQUE else self._parts_of(part)
+        if inner is None and kind not in _OPAQUE:
+            inner = _contents(part)
+        if inner is not None:
+            keys = [self.key(each) for each in inner]
+            is_set = isinstance(part, (set, frozenset))
+            return self.key(kind), frozenset(keys) if is_set else tuple(keys)
+        self._read.add(id(part))
+        if isinstance(part, type):
+            return self._named(part), tuple(self._attributes_of_class(part))
+        return self._named(part), self.key(kind), tuple(self._attributes(part))
+
+    def _named(self, obj: Any) -> int:
+        self.objects[id(obj)] = obj
+        return id(obj)
+
+    def _attributes(self, obj: Any) -> Iterator[Any]:
+        for name, value in getattr(obj, "__dict__", {}).items():
+            is_public = name[:1] != "_"
+            if type(value) in _PLAIN or (is_public and isinstance(value, _CONTAINERS)):
+                yield name, self.key(value)
+            elif is_public:
+                yield name, self._named(value)
+
+    def _attributes_of_class(self, kind: type) -> Iterator[Any]:
+        # A method may be replaced, as by D2L's ``add_to_class``; not in a class of C.
+        for each in kind.__mro__:
+            for name, value in vars(each).items() if each.__flags__ & _IS_OF_PYTHON else ():
+                if type(value) in _PLAIN or (name[:1] != "_" and isinstance(value, _CONTAINERS)):
+                    yield name, self.key(value)
+                elif isinstance(value, property):
+                    yield name, self._named(value.fget), self._named(value.fset)
+                elif type(value) not in _SLOTS:  # these refer to the class
+                    yield name, self._named(value)
 
 
 def _contents(part: Any) -> Any:
