@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
+from weakref import WeakSet, ref
 
 import tensorflow as tf
 
@@ -21,6 +22,7 @@ from d2ldev.framework.training import (
     refused_state,
 )
 from d2ldev.operations import devices, placing
+from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import (
     check_labels,
     check_loss,
@@ -121,6 +123,9 @@ class TensorFlowLearner(Learner):
 
     Python's ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of
     their own.
+
+    What is traced is kept as long as the model, with an optimizer of its own where one is given by
+    name. This one has the state of the optimizer in ``parts`` from a step until ``sync``.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
@@ -143,17 +148,28 @@ class TensorFlowLearner(Learner):
             )
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, _LOSSES)
-        self.replace({"model": model, "optimizer": _made(settings)})
+        self._made = _made(settings) if isinstance(settings.optimizer, str) else None
+        self._program: _Program | None = None
+        self._holding: Any = None
+        self.replace({"model": model, "optimizer": self._made or _made(settings)})
 
     # -- model and optimizer ----------------------------------------------------------------------
 
     @property
     def parts(self) -> dict[str, Any]:
+        self._release()
+        if self._is_ready and self._optimizer is not None:
+            self._build(self._optimizer)
         return {"model": self._model, "optimizer": self._optimizer}
+
+    @property
+    def model(self) -> Any:
+        return self._model
 
     def replace(self, parts: dict[str, Any]) -> None:
         import keras
 
+        self._release()
         self._model, self._optimizer = parts["model"], parts["optimizer"]
         # Functional, that is: a list of them is one argument.
         self._takes_list = isinstance(self._model, keras.Model) and hasattr(self._model, "inputs")
@@ -167,6 +183,8 @@ class TensorFlowLearner(Learner):
         # The user may have built the model meanwhile.
         if not self._is_ready and self._has_variables():
             self._get_ready(None)
+        if self._optimizer is not None and self._optimizer.built:  # else nobody has seen it
+            self._release()
 
     @property
     def is_built(self) -> bool:
@@ -190,6 +208,7 @@ class TensorFlowLearner(Learner):
         Args:
             device: of the inputs, where a model without variables computes.
         """
+        self._release()
         self._flagged = self._with_flags()
         flags = _flags_of(self._flagged)
         is_trained = self._optimizer is not None
@@ -206,17 +225,17 @@ class TensorFlowLearner(Learner):
         if device is None:  # the first batch will tell
             return
         self._device = device
-        if is_trained:
-            self._build_optimizer()
-        # Traced anew: a function that was traced holds the devices that it was traced on. Without
-        # AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
-        # TensorFlow counts the traces of a method in all its objects, and warns; those of a partial
-        # it does not mix up.
-        self._step: Any = tf.function(partial(self._train), autograph=False)
-        self._accumulate: Any = tf.function(partial(self._added), autograph=False)
-        self._apply = tf.function(partial(self._applied), autograph=False)
-        self._evaluate: Any = tf.function(partial(self._measure), autograph=False)
-        self._forward: Any = tf.function(partial(self._alone), autograph=False)
+        is_named = is_trained and self._optimizer is self._made
+        if is_trained and not is_named:
+            self._build(self._optimizer)
+        if self._program is not None:
+            self._program.users.discard(self)
+        program = _PROGRAMS.get(self._dependencies(is_named), partial(self._new_program, is_named))
+        program.users.add(self)
+        self._program, self._holding = program, ref(self) if is_named else None
+        self._stepping = program.optimizer if is_named else self._optimizer
+        self._step, self._accumulate, self._apply = program.step, program.accumulate, program.apply
+        self._evaluate, self._forward = program.evaluate, program.forward
         runs_eagerly = getattr(self._model, "run_eagerly", False)
         if runs_eagerly:
             self._forward = self._alone
@@ -228,8 +247,48 @@ class TensorFlowLearner(Learner):
         self._flags = flags
         self._is_ready = True
 
-    def _build_optimizer(self) -> None:
-        optimizer = self._optimizer
+    def _dependencies(self, is_named: bool) -> Any:
+        """Return all that a traced function depends on."""
+        model, settings = self._model, self.settings
+        if self._is_layer:
+            modules = [(each, each.dtype_policy.name) for each in model._flatten_layers()]
+        else:
+            modules = [model, *model.submodules]
+        optimizer = settings.optimizer if is_named else self._optimizer
+        variables = [model.variables] if is_named or optimizer is None else [model, optimizer]
+        tensors = [x for _, x in placing.named_tensors(self._framework, variables)]
+        how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
+        trained = [id(x) for x in self._variables]
+        return modules, tensors, trained, optimizer, str(self._device), how
+
+    def _new_program(self, is_named: bool) -> _Program:
+        if not is_named:
+            return _Program(None)
+        optimizer = _made(self.settings)
+        self._build(optimizer)
+        return _Program(optimizer)
+
+    def _hold(self) -> None:
+        """Give the optimizer of the program the state of the learner's."""
+        program = self._program
+        previous = program.holder and program.holder()
+        if previous is not None:
+            previous._release()
+        if self._optimizer.built:
+            _copy_state(self._optimizer, program.optimizer)
+        else:
+            program.begin(self._optimizer.learning_rate)
+        program.holder = self._holding
+
+    def _release(self) -> None:
+        """Give the learner's optimizer the state of the program's, where it had it."""
+        program = self._program
+        if self._holding is not None and program.holder is self._holding:
+            self._build(self._optimizer)
+            _copy_state(program.optimizer, self._optimizer)
+            program.holder = None
+
+    def _build(self, optimizer: Any) -> None:
         # A ``MultiOptimizer`` takes the gradients of all that it was built for.
         takes_all = hasattr(optimizer, "_inner_optimizers")
         if not optimizer.built:
@@ -303,6 +362,8 @@ class TensorFlowLearner(Learner):
         # This check takes a microsecond, for a model of ten layers.
         if not self.pending and _flags_of(self._flagged) != self._flags:
             self._get_ready(self._device)
+        if self._program.holder is not self._holding:
+            self._hold()
         if self.settings.accumulate > 1:
             loss, prediction, self._sums = self._accumulate(self._sums, *inputs, y)
             self.pending += 1
@@ -315,6 +376,8 @@ class TensorFlowLearner(Learner):
 
     def flush(self) -> None:
         if self.pending:
+            if self._program.holder is not self._holding:
+                self._hold()
             self._apply(self._sums, tf.constant(self.pending))
             self._sums, self.pending = None, 0
 
@@ -359,13 +422,13 @@ class TensorFlowLearner(Learner):
         with tf.GradientTape() as tape:
             loss, prediction = self._losses(inputs, y, training=True)
             # The factor is 1, except in an optimizer that works around the range of float16.
-            scaled = self._optimizer.scale_loss(loss)
+            scaled = self._stepping.scale_loss(loss)
         return loss, prediction, tape.gradient(scaled, self._variables)
 
     def _update(self, gradients: list[Any]) -> None:
         if self.settings.gradient_clip_val:
             gradients = self._clipped(gradients)
-        self._optimizer.apply(gradients, self._variables)
+        self._stepping.apply(gradients, self._variables)
 
     def _measure(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
@@ -429,7 +492,7 @@ class TensorFlowLearner(Learner):
         # That of an embedding has a row for each use: its norm is not that of their sums.
         dense = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
         squares = [tf.reduce_sum(tf.cast(g, tf.float32) ** 2) for g in dense if g is not None]
-        norm = tf.sqrt(tf.add_n(squares)) / self._optimizer.scale_loss(tf.ones(()))
+        norm = tf.sqrt(tf.add_n(squares)) / self._stepping.scale_loss(tf.ones(()))
         factor = tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
 
@@ -455,6 +518,60 @@ def _without_own_dtype(model: Any) -> list[Any]:
 
 def _flags_of(flagged: list[Any]) -> list[bool]:
     return [each.trainable for each in flagged]
+
+
+# -- traced functions -----------------------------------------------------------------------------
+
+
+class _Program:
+    """What is traced for all learners that train one model in one way.
+
+    It is traced with any of them, again for each shape, and holds none, nor the model.
+
+    Args:
+        optimizer: its own, built; None if the user's takes the steps.
+
+    Attributes:
+        users: these learners.
+        holder: a reference to the learner whose state the optimizer has; None if it has none.
+    """
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        self.users: WeakSet[TensorFlowLearner] = WeakSet()
+        self.holder: Any = None
+        self.step = _traced(self.users, TensorFlowLearner._train)
+        self.accumulate = _traced(self.users, TensorFlowLearner._added)
+        self.apply = _traced(self.users, TensorFlowLearner._applied)
+        self.evaluate = _traced(self.users, TensorFlowLearner._measure)
+        self.forward = _traced(self.users, TensorFlowLearner._alone)
+        # What is no scalar begins with 0 in each optimizer that has a name.
+        variables = [] if optimizer is None else optimizer.variables
+        self._begun = [None if x.shape else x.numpy() for x in variables]
+
+    def begin(self, learning_rate: Any) -> None:
+        """Bring the optimizer back to its beginning."""
+        for variable, begun in zip(self.optimizer.variables, self._begun, strict=True):
+            variable.assign(tf.zeros_like(variable.value) if begun is None else begun)
+        self.optimizer.learning_rate.assign(learning_rate)
+
+
+_PROGRAMS: Programs[_Program] = Programs(64, ignored=("_called", "_variable_read"))
+
+
+def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> Any:
+    def call(*operands: Any) -> Any:
+        return method(next(iter(users)), *operands)
+
+    # Without AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
+    # TensorFlow counts the traces of a function in all its objects, and warns; those of a partial it
+    # does not mix up.
+    return tf.function(partial(call), autograph=False)
+
+
+def _copy_state(source: Any, target: Any) -> None:
+    for old, new in zip(source.variables, target.variables, strict=True):
+        new.assign(old)
 
 
 # -- optimizers -----------------------------------------------------------------------------------

@@ -154,6 +154,11 @@ class Learner(ABC):
         The optimizer is None as long as it waits for the first batch.
         """
 
+    @property
+    def model(self) -> Any:
+        """Return the model alone, as it is after ``sync``."""
+        return self.parts["model"]
+
     @abstractmethod
     def replace(self, parts: dict[str, Any]) -> None:
         """Go on with these parts, as ``place`` or ``load_into`` returned them."""

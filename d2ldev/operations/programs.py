@@ -5,7 +5,7 @@ A helper for the rooms ``training``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
 from typing import Any, Generic, TypeVar
 from weakref import ref
@@ -28,11 +28,17 @@ class Programs(Generic[P]):
     Args:
         size: how many programs are kept: those that were asked for last.
         parts_of: takes a framework's own value apart, such as a tree; returns None for all else.
+        ignored: the names of attributes that a framework changes when it uses an object.
     """
 
-    def __init__(self, size: int, parts_of: Callable[[Any], Any] = lambda _part: None) -> None:
+    def __init__(
+        self,
+        size: int,
+        parts_of: Callable[[Any], Any] = lambda _part: None,
+        ignored: Collection[str] = (),
+    ) -> None:
         self._size = size
-        self._parts_of = parts_of
+        self._reading = parts_of, ignored
         # Each operation on a dict of plain keys is atomic: threads and ``gc`` may call anything.
         self._kept: dict[Any, tuple[P, list[Any]]] = {}
 
@@ -47,7 +53,7 @@ class Programs(Generic[P]):
             parts: all that the program depends on but for what it is called with: see ``_Reader``.
             make: makes it, without a reference to the objects among the parts.
         """
-        reader = _Reader(self._parts_of)
+        reader = _Reader(*self._reading)
         key = reader.key(parts)
         entry = self._kept.pop(key, None)
         if entry is None:
@@ -77,8 +83,9 @@ class _Reader:
         objects: those that the key names by their ids.
     """
 
-    def __init__(self, parts_of: Callable[[Any], Any]) -> None:
+    def __init__(self, parts_of: Callable[[Any], Any], ignored: Collection[str]) -> None:
         self._parts_of = parts_of
+        self._ignored = ignored
         self._read: set[int] = set()
         self.objects: dict[int, Any] = {}
 
@@ -108,6 +115,8 @@ class _Reader:
     def _attributes(self, obj: Any) -> Iterator[Any]:
         for name, value in getattr(obj, "__dict__", {}).items():
             is_public = name[:1] != "_"
+            if name in self._ignored:
+                continue
             if type(value) in _PLAIN or (is_public and isinstance(value, _CONTAINERS)):
                 yield name, self.key(value)
             elif is_public:
@@ -117,6 +126,8 @@ class _Reader:
         # A method may be replaced, as by D2L's ``add_to_class``; not in a class of C.
         for each in kind.__mro__:
             for name, value in vars(each).items() if each.__flags__ & _IS_OF_PYTHON else ():
+                if name[:2] == "__" and not callable(value):
+                    continue  # such as ``__annotations__``, which Python makes when it is asked for
                 if type(value) in _PLAIN or (name[:1] != "_" and isinstance(value, _CONTAINERS)):
                     yield name, self.key(value)
                 elif isinstance(value, property):

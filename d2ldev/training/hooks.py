@@ -52,7 +52,7 @@ class Hooks:
         if self._learner is None:
             return self._model
         self._learner.sync()
-        return self._learner.parts["model"]
+        return self._learner.model
 
     @model.setter
     def model(self, model: Any) -> None:

@@ -431,7 +431,7 @@ class Trainer(Hooks):
         """Return the metrics that the model itself has, where its prediction is known."""
         if learner.settings.methods is not None:
             return {}
-        own = self.backend.framework.training.metrics(learner.parts["model"])
+        own = self.backend.framework.training.metrics(learner.model)
         return named_metrics(self.backend, own)
 
 
