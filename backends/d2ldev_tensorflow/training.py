@@ -259,7 +259,8 @@ class TensorFlowLearner(Learner):
         tensors = [x for _, x in placing.named_tensors(self._framework, variables)]
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
         trained = [id(x) for x in self._variables]
-        return modules, tensors, trained, optimizer, str(self._device), how
+        native = self._framework.devices.native(self._device)
+        return modules, tensors, trained, optimizer, native, how
 
     def _new_program(self, is_named: bool) -> _Program:
         if not is_named:
@@ -547,7 +548,7 @@ class _Program:
         self.forward = _traced(self.users, TensorFlowLearner._alone)
         # What is no scalar begins with 0 in each optimizer that has a name.
         variables = [] if optimizer is None else optimizer.variables
-        self._begun = [None if x.shape else x.numpy() for x in variables]
+        self._begun = [None if len(x.shape) else x.numpy() for x in variables]
 
     def begin(self, learning_rate: Any) -> None:
         """Bring the optimizer back to its beginning."""
@@ -563,9 +564,9 @@ def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> An
     def call(*operands: Any) -> Any:
         return method(next(iter(users)), *operands)
 
-    # Without AutoGraph, as in Keras' own fit: it would wrap the errors of the code that it converts.
-    # TensorFlow counts the traces of a function in all its objects, and warns; those of a partial it
-    # does not mix up.
+    # Without AutoGraph, as in Keras' own fit: it would wrap the errors of the code it converts.
+    # TensorFlow counts the traces of a function in all its objects, and warns; those of a partial
+    # it does not mix up.
     return tf.function(partial(call), autograph=False)
 
 

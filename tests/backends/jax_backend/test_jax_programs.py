@@ -1,0 +1,175 @@
+"""Programs on JAX: a second training compiles nothing, a change is seen, no model is kept alive."""
+
+import gc
+from weakref import ref
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+
+from d2ldev import gpu
+from d2ldev.training.trainer import Trainer
+
+X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
+DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]
+
+
+class Net(nnx.Module):
+    factor = 1.0
+
+    def __init__(self, seed=0):
+        rngs = nnx.Rngs(seed)
+        self.first = nnx.Linear(2, 4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.0, rngs=rngs)
+        self.last = nnx.Linear(4, 1, rngs=rngs)
+        self.power = 1
+
+    def __call__(self, x):
+        return self.last(self.dropout(jnp.tanh(self.first(x)))) ** self.power * self.factor
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, prediction, y):
+        return self.scale * jnp.mean((prediction - y) ** 2)
+
+
+@pytest.fixture
+def compiled(caplog):
+    """Tells what JAX has compiled since it was asked before."""
+    caplog.set_level("WARNING")
+    with jax.log_compiles():
+
+        def since():
+            found = [each.getMessage() for each in caplog.records]
+            caplog.clear()
+            return [text for text in found if text.startswith(("Compiling", "Finished tracing"))]
+
+        yield since
+
+
+@pytest.fixture
+def train(backend):
+    def trained(net, trainer=None, data=DATA, **options):
+        options = {"optimizer": "adam", "lr": 0.1, **options}
+        return (trainer or Trainer(2, backend=backend)).fit(net, data, data[:1], **options)
+
+    return trained
+
+
+def test_a_second_fit_with_the_same_trainer_compiles_nothing(backend, train, compiled):
+    net, trainer = Net(), Trainer(2, backend=backend)
+    train(net, trainer)
+    assert compiled()
+    train(net, trainer)
+    assert compiled() == []
+
+
+def test_a_new_trainer_compiles_nothing(train, compiled):
+    net = Net()
+    train(net)
+    compiled()
+    train(net)
+    assert compiled() == []
+
+
+def test_a_model_that_was_loaded_into_compiles_nothing(backend, train, compiled, path):
+    net = Net()
+    train(net)
+    backend.save(net, path)
+    compiled()
+    backend.load_into(net, path)
+    compiled()  # reading has programs of its own
+    train(net)
+    assert compiled() == []
+
+
+def test_a_model_of_the_same_structure_is_trained_by_the_same_programs(train, compiled):
+    expected = train(Net())
+    other = Net(1)
+    compiled()
+    assert train(other) != expected
+    assert compiled() == []
+
+
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+def test_using_a_model_for_a_second_time_compiles_nothing(backend, compiled, verb):
+    net = Net()
+    getattr(Trainer(1, backend=backend), verb)(net, DATA)
+    compiled()
+    getattr(Trainer(1, backend=backend), verb)(net, DATA)
+    assert compiled() == []
+
+
+def test_a_new_shape_is_compiled_though_the_first_model_is_gone(backend, train):
+    expected = train(Net(), data=DATA[2:])
+    train(Net(), data=DATA[:1])
+    gc.collect()
+    assert train(Net(), data=DATA[2:]) == expected
+
+
+def test_each_device_trains_where_its_model_is(backend, train):
+    losses = []
+    for device in ("cpu", "gpu:1", "cpu"):
+        learner = backend.learner(backend.place(Net(), device), lr=0.1)
+        x, y = backend.to(DATA[0], device)
+        losses.append(float(learner.step((x,), y)[0]))
+    assert len(set(losses)) == 1
+    net = backend.place(Net(), "gpu:0")
+    train(net, Trainer(1, 1, backend=backend))
+    assert set(backend.placement(net).values()) == {gpu(0)}
+
+
+LOSS = Scaled(1.0)
+CHANGES = {
+    "the loss": lambda _net, _patch: {"loss": lambda prediction, y: jnp.mean(abs(prediction - y))},
+    "an attribute of the loss": lambda _net, patch: patch.setattr(LOSS, "scale", 3.0),
+    "the optimizer": lambda _net, _patch: {"optimizer": "sgd"},
+    "the learning rate": lambda _net, _patch: {"lr": 0.2},
+    "an attribute of the model": lambda net, _patch: setattr(net, "power", 2),
+    "its rate of dropout": lambda net, _patch: setattr(net.dropout, "rate", 0.5),
+    "a layer that is in evaluation mode": lambda net, _patch: net.dropout.eval(),
+    "an attribute of its class": lambda _net, patch: patch.setattr(Net, "factor", 2.0),
+    "a method of its class": lambda _net, patch: patch.setattr(
+        Net, "__call__", lambda net, x: net.last(net.first(x))
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_changed_between_two_fits_is_compiled_anew(train, compiled, monkeypatch, change):
+    train(Net(), loss=LOSS)
+    net = Net()
+    options = change(net, monkeypatch) or {}
+    compiled()
+    train(net, **{"loss": LOSS, **options})
+    assert any("step" in text for text in compiled())
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"gradient_clip_val": 0.01}, {"precision": "bf16"}],
+    ids=lambda each: next(iter(each)),
+)
+def test_what_another_trainer_changes_is_compiled_anew(backend, train, options):
+    before = train(Net())
+    assert train(Net(), Trainer(2, backend=backend, **options)) != before
+    assert train(Net()) == before
+
+
+def test_models_that_were_trained_and_dropped_are_gone(backend, train):
+    gone = []
+    for i in range(100):
+        net, options = Net(i), {}
+        if i % 50 == 0:  # an attribute that refers to the model, and a loss that does
+            net.itself = net.__call__
+            options = {"loss": lambda prediction, y, net=net: jnp.mean((prediction - y) ** 2)}
+        train(net, Trainer(1, backend=backend), data=DATA[:1], **options)
+        gone.append(ref(net))
+    del net, options
+    gc.collect()
+    assert [each for each in gone if each() is not None] == []

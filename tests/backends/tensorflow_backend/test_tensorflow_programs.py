@@ -1,0 +1,239 @@
+"""Programs on TensorFlow: a second training traces nothing, a change is seen, nothing is kept."""
+
+import gc
+from weakref import ref
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from d2ldev.training.trainer import Trainer
+
+X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
+DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]
+TRACES = []
+
+
+class Net(keras.Model):
+    factor = 1.0
+
+    def __init__(self):
+        super().__init__()
+        self.first = keras.layers.Dense(4, activation="tanh")
+        self.leaky = keras.layers.LeakyReLU(0.1)
+        self.last = keras.layers.Dense(1)
+        self.power = 1
+
+    def call(self, x):
+        TRACES.append(type(x))
+        return self.last(self.leaky(self.first(x))) ** self.power * self.factor
+
+
+class Scaled:
+    def __init__(self, scale):
+        self.scale = scale
+
+    def __call__(self, prediction, y):
+        return self.scale * tf.reduce_mean((prediction - y) ** 2)
+
+
+@pytest.fixture
+def net():
+    """A model with the same weights each time."""
+    keras.utils.set_random_seed(0)
+    net = Net()
+    net(X)
+    return net
+
+
+@pytest.fixture
+def begin(net):
+    """Brings the model back to the weights that it had."""
+    before = net.get_weights()
+    return lambda: net.set_weights(before)
+
+
+@pytest.fixture
+def traces():
+    """Tells how often the model was traced since it was asked before."""
+
+    def since():
+        number = len(TRACES)
+        TRACES.clear()
+        return number
+
+    since()
+    return since
+
+
+@pytest.fixture
+def train(backend):
+    def trained(net, trainer=None, data=DATA, **options):
+        options = {"optimizer": "adam", "lr": 0.1, **options}
+        return (trainer or Trainer(2, backend=backend)).fit(net, data, data[:1], **options)
+
+    return trained
+
+
+def test_a_second_fit_with_the_same_trainer_traces_nothing(backend, net, train, traces):
+    trainer = Trainer(2, backend=backend)
+    train(net, trainer)
+    assert traces()
+    train(net, trainer)
+    assert traces() == 0
+
+
+def test_a_new_trainer_traces_nothing(backend, net, train, traces):
+    first = Trainer(2, backend=backend)
+    train(net, first)
+    assert traces()
+    train(net)
+    assert traces() == 0
+    assert first.model is net
+
+
+def test_a_model_that_was_loaded_into_is_not_traced_again(backend, net, train, traces, path):
+    train(net)
+    backend.save(net, path)
+    backend.load_into(net, path)
+    traces()
+    train(net)
+    assert traces() == 0
+
+
+def test_a_users_optimizer_goes_on_with_what_was_traced(net, train, traces):
+    optimizer = keras.optimizers.Adam(0.1)
+    train(net, optimizer=optimizer)
+    traces()
+    train(net, optimizer=optimizer)
+    assert traces() == 0
+    assert int(optimizer.iterations) == 2 * 2 * len(DATA)
+
+
+@pytest.mark.parametrize("verb", ["validate", "predict"])
+def test_using_a_model_for_a_second_time_traces_nothing(backend, net, traces, verb):
+    getattr(Trainer(1, backend=backend), verb)(net, DATA)
+    assert traces()
+    getattr(Trainer(1, backend=backend), verb)(net, DATA)
+    assert traces() == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *((name, "model") for name in ("sgd", "momentum", "adam", "adamw", "adagrad")),
+        ("adam", "fp16"),
+    ],
+)
+def test_an_optimizer_by_name_begins_anew_in_each_fit(backend, net, train, begin, name, precision):
+    first, second = (Trainer(2, backend=backend, precision=precision) for _ in "ab")
+    expected = train(net, first, optimizer=name)
+    begin()
+    assert train(net, second, optimizer=name) == expected
+
+
+def test_another_learning_rate_needs_no_trace_and_counts(net, train, begin, traces):
+    expected = [train(net, lr=0.2), begin()]
+    other = train(net, lr=0.1)
+    begin()
+    traces()
+    assert [train(net, lr=0.2), None] == expected
+    assert traces() == 0
+    assert other != expected[0]
+
+
+def test_learners_that_take_turns_have_optimizers_of_their_own(backend, net, begin):
+    batch = ((backend.asarray(X),), backend.asarray(X[:, :1]))
+    alone = backend.learner(net, optimizer="adam", lr=0.1)
+    for _ in range(3):
+        alone.step(*batch)
+    expected = [x.numpy() for x in alone.parts["optimizer"].variables]
+    begin()
+    # The weights are shared: both take the same steps from the same weights.
+    learners = [backend.learner(net, optimizer="adam", lr=0.1) for _ in "ab"]
+    for _ in range(3):
+        weights = net.get_weights()
+        for learner in learners:
+            net.set_weights(weights)
+            learner.step(*batch)
+    after = [[x.numpy() for x in learner.parts["optimizer"].variables] for learner in learners]
+    for found in after:
+        for a, b in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_an_optimizer_that_was_taken_from_a_learner_stays_as_it_is(backend, net, train):
+    learner = backend.learner(net, optimizer="adam", lr=0.1)
+    learner.step((backend.asarray(X),), backend.asarray(X[:, :1]))
+    taken = learner.parts["optimizer"]
+    before = [x.numpy() for x in taken.variables]
+    del learner
+    train(net)
+    assert all(np.array_equal(x, y) for x, y in zip(taken.variables, before, strict=True))
+
+
+def test_what_is_changed_in_an_optimizer_between_two_steps_counts(backend, net):
+    learner = backend.learner(net, optimizer="sgd", lr=0.1)
+    batch = ((backend.asarray(X),), backend.asarray(X[:, :1]))
+    learner.step(*batch)
+    learner.parts["optimizer"].learning_rate = 0.0
+    before = net.get_weights()
+    learner.step(*batch)
+    assert all(np.array_equal(x, y) for x, y in zip(net.get_weights(), before, strict=True))
+
+
+LOSS = Scaled(1.0)
+CHANGES = {
+    "the loss": lambda *_: {"loss": lambda prediction, y: tf.reduce_mean(abs(prediction - y))},
+    "an attribute of the loss": lambda _net, patch: patch.setattr(LOSS, "scale", 3.0),
+    "the optimizer": lambda *_: {"optimizer": "sgd"},
+    "an attribute of the model": lambda net, _patch: setattr(net, "power", 2),
+    "an attribute of a layer": lambda net, _patch: setattr(net.leaky, "negative_slope", 0.9),
+    "its activation": lambda net, _patch: setattr(net.first, "activation", keras.ops.relu),
+    "what is trainable": lambda net, _patch: setattr(net.first, "trainable", False),
+    "an attribute of its class": lambda _net, patch: patch.setattr(Net, "factor", 2.0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_what_is_changed_between_two_fits_counts(net, train, begin, monkeypatch, change):
+    before = train(net, loss=LOSS)
+    begin()
+    options = change(net, monkeypatch) or {}
+    assert train(net, **{"loss": LOSS, **options}) != before
+
+
+def test_a_model_that_was_moved_is_trained_where_it_is(backend, net, train, begin):
+    before = train(net)
+    begin()
+    assert train(net, Trainer(2, 1, backend=backend)) == before
+    assert {str(each) for each in backend.placement(net).values()} == {"gpu:0"}
+
+
+@pytest.mark.parametrize("options", [{"gradient_clip_val": 0.01}, {"precision": "bf16"}])
+def test_what_another_trainer_changes_counts(backend, net, train, begin, options):
+    before = train(net)
+    begin()
+    assert train(net, Trainer(2, backend=backend, **options)) != before
+    begin()
+    assert train(net) == before
+
+
+def test_models_that_were_trained_and_dropped_are_gone(backend, train):
+    gone = []
+    for i in range(20):
+        net, options = backend.mlp([2, 1]), {"optimizer": ("sgd", "adam")[i % 2]}
+        if i % 10 == 0:  # an attribute that refers to the model, a loss and an optimizer that do
+            net.itself = [net]
+            options = {
+                "loss": lambda prediction, y, net=net: tf.reduce_mean((prediction - y) ** 2),
+                "optimizer": keras.optimizers.Adam(0.1),
+            }
+            options["optimizer"].net = net
+        train(net, Trainer(1, backend=backend), data=DATA[:1], **options)
+        gone += [ref(net), ref(net.variables[0].value)]
+    del net, options
+    gc.collect()
+    gc.collect()  # what a program holds goes after its model
+    assert [each for each in gone if each() is not None] == []

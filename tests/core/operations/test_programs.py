@@ -1,0 +1,120 @@
+"""Programs: which parts share one, and that nothing of them is kept alive."""
+
+import gc
+from dataclasses import dataclass
+from functools import partial
+from weakref import ref
+
+import pytest
+
+from d2ldev.operations.programs import Programs
+
+
+class Loss:
+    weight = 1.0
+
+    def __init__(self, delta=1.0):
+        self.delta = delta
+        self.terms = [1, 2]
+        self.function = len
+
+    def __call__(self):
+        return self.delta
+
+
+@dataclass
+class Config:
+    rate: float
+    sizes: tuple
+
+
+@pytest.fixture
+def programs():
+    return Programs(4)
+
+
+LOSS = Loss()
+EQUAL = {
+    "numbers and strings": lambda: [1, 2.5, "sgd", None, True],
+    "containers": lambda: {"a": (1, [2]), "b": {3, 4}},
+    "dataclasses": lambda: Config(0.5, (1, 2)),
+    "one object": lambda: LOSS,
+    "a bound method": lambda: LOSS.__call__,
+    "a class": lambda: Loss,
+}
+
+
+@pytest.mark.parametrize("make", EQUAL.values(), ids=EQUAL)
+def test_equal_parts_share_a_program(programs, make):
+    assert programs.get(make(), object) is programs.get(make(), object)
+
+
+OTHERS = {
+    "a number of another type": (1, 1.0),
+    "a number and a bool": (1, True),
+    "zeros of two signs": (0.0, -0.0),
+    "containers of another type": ([1], (1,)),
+    "a value in a dataclass": (Config(0.5, ()), Config(0.25, ())),
+    "two objects that are alike": (Loss(), Loss()),
+    "two functions that are alike": (lambda: 1, lambda: 1),
+    "methods of two objects": (Loss().__call__, LOSS.__call__),
+    "two classes": (Loss, Config),
+}
+
+
+@pytest.mark.parametrize("pair", OTHERS.values(), ids=OTHERS)
+def test_other_parts_have_programs_of_their_own(programs, pair):
+    first, second = (programs.get([part], object) for part in pair)
+    assert first is not second
+
+
+CHANGES = {
+    "an attribute": lambda loss, _: setattr(loss, "delta", 2.0),
+    "a new attribute": lambda loss, _: setattr(loss, "scale", 2.0),
+    "what is in a container": lambda loss, _: loss.terms.append(3),
+    "a function": lambda loss, _: setattr(loss, "function", max),
+    "an attribute of the class": lambda _, patch: patch.setattr(Loss, "weight", 2.0),
+    "a method of the class": lambda _, patch: patch.setattr(Loss, "__call__", lambda _self: 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_change_of_an_object_gives_another_program(programs, monkeypatch, change):
+    loss = Loss()
+    before = programs.get([loss], object)
+    change(loss, monkeypatch)
+    assert programs.get([loss], object) is not before
+
+
+def test_what_a_framework_changes_itself_is_ignored():
+    programs, loss = Programs(4, ignored=["delta"]), Loss()
+    before = programs.get([loss], object)
+    loss.delta = 2.0
+    assert programs.get([loss], object) is before
+
+
+def test_an_object_lives_no_longer_and_its_program_goes_with_it(programs):
+    loss, program = Loss(), Loss()
+    gone = ref(loss), ref(program)
+    programs.get({"loss": [loss.__call__]}, partial(lambda made: made.pop(), [program]))
+    del program
+    assert gone[1]() is not None
+    del loss
+    gc.collect()
+    assert [each() for each in gone] == [None, None]
+    assert len(programs) == 0
+
+
+def test_those_are_kept_that_were_asked_for_last(programs):
+    made = [programs.get(i, object) for i in range(4)]
+    programs.get(0, object)
+    programs.get(4, object)
+    assert len(programs) == 4
+    assert programs.get(0, object) is made[0]
+    assert programs.get(1, object) is not made[1]
+
+
+def test_a_program_that_cannot_be_made_is_not_kept(programs):
+    with pytest.raises(ZeroDivisionError):
+        programs.get(1, lambda: 1 / 0)
+    assert len(programs) == 0
