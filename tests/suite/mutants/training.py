@@ -6,6 +6,7 @@ import atexit
 import itertools
 import os
 from contextlib import suppress
+from typing import ClassVar
 
 import array_api_strict as xp
 import d2ldev_reference.training
@@ -407,6 +408,17 @@ class KeepsTheOptimizerInMemory(Mutant, caught_by="fit.resumes-when-killed"):
         def replace(self, parts):
             kept = self.framework.kept
             super().replace({**parts, "optimizer": kept} if kept else parts)
+
+
+class GoesOnWithTheOptimizerOfTheFitBefore(Mutant, caught_by="runs.second-fit-begins-anew"):
+    kept: ClassVar = {}
+
+    class Learner(ReferenceLearner):
+        def __init__(self, tensors, model, settings):
+            super().__init__(tensors, model, settings)
+            self._optimizer = GoesOnWithTheOptimizerOfTheFitBefore.kept.setdefault(
+                settings.optimizer, self._optimizer
+            )
 
 
 def _without_momentum(optimizer):

@@ -192,6 +192,22 @@ def test_what_cannot_be_saved_is_refused_before_anything(
     assert list(tmp_path.iterdir()) == []
 
 
+@requirement("runs.second-fit-begins-anew", section=SECTION)
+def test_a_second_fit_by_an_optimizer_of_a_name_begins_anew(backend, batches, num_gpus, tmp_path):
+    path = tmp_path / "before.safetensors"
+    net = backend.mlp([2, 1])
+    backend.save(net, path)
+    histories = []
+    for optimizer, lr in (("momentum", 0.1), ("momentum", 0.01), ("adam", 0.1), ("momentum", 0.1)):
+        net = backend.load_into(net, path)
+        trainer = Trainer(2, num_gpus, backend=backend)
+        histories.append(trainer.fit(net, batches, optimizer=optimizer, lr=lr)["loss"])
+        net = backend.place(trainer.model, "cpu")
+    first, *others, again = histories
+    np.testing.assert_allclose(again, first, rtol=1e-5)
+    assert all(not np.allclose(other, first, rtol=1e-5) for other in others)
+
+
 # -- models that are used -------------------------------------------------------------------------
 
 
