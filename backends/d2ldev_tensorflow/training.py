@@ -230,7 +230,12 @@ class TensorFlowLearner(Learner):
             self._build(self._optimizer)
         if self._program is not None:
             self._program.users.discard(self)
-        program = _PROGRAMS.get(self._dependencies(is_named), partial(self._new_program, is_named))
+        tensors = self._captured(is_named)
+        program = _PROGRAMS.get(
+            self._dependencies(is_named),
+            lambda: self._new_program(is_named, tensors),
+            lambda kept: [*map(id, kept.tensors)] == [*map(id, tensors)],
+        )
         program.users.add(self)
         self._program, self._holding = program, ref(self) if is_named else None
         self._stepping = program.optimizer if is_named else self._optimizer
@@ -255,19 +260,23 @@ class TensorFlowLearner(Learner):
         else:
             modules = [model, *model.submodules]
         optimizer = settings.optimizer if is_named else self._optimizer
-        variables = [model.variables] if is_named or optimizer is None else [model, optimizer]
-        tensors = [x for _, x in placing.named_tensors(self._framework, variables)]
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        trained = [id(x) for x in self._variables]
-        native = self._framework.devices.native(self._device)
-        return modules, tensors, trained, optimizer, native, how
+        return modules, [id(x) for x in self._variables], optimizer, how
 
-    def _new_program(self, is_named: bool) -> _Program:
+    def _captured(self, is_named: bool) -> list[Any]:
+        """Return the tensors of which a traced function knows where they are."""
+        objects = [self._model.variables]
+        if not is_named and self._optimizer is not None:
+            objects.append(self._optimizer)
+        found = placing.named_tensors(self._framework, objects)
+        return [getattr(x, "handle", x) for _, x in found]
+
+    def _new_program(self, is_named: bool, tensors: list[Any]) -> _Program:
         if not is_named:
-            return _Program(None)
+            return _Program(None, tensors)
         optimizer = _made(self.settings)
         self._build(optimizer)
-        return _Program(optimizer)
+        return _Program(optimizer, tensors)
 
     def _hold(self) -> None:
         """Give the optimizer of the program the state of the learner's."""
@@ -531,14 +540,16 @@ class _Program:
 
     Args:
         optimizer: its own, built; None if the user's takes the steps.
+        tensors: of the variables that it changes, which are others when the model has been moved.
 
     Attributes:
         users: these learners.
         holder: a reference to the learner whose state the optimizer has; None if it has none.
     """
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, tensors: list[Any]) -> None:
         self.optimizer = optimizer
+        self.tensors = tensors
         self.users: WeakSet[TensorFlowLearner] = WeakSet()
         self.holder: Any = None
         self.step = _traced(self.users, TensorFlowLearner._train)

@@ -46,17 +46,20 @@ class Programs(Generic[P]):
         """Return the number of programs that are kept."""
         return len(self._kept)
 
-    def get(self, parts: Any, make: Callable[[], P]) -> P:
+    def get(
+        self, parts: Any, make: Callable[[], P], fits: Callable[[P], bool] = lambda _program: True
+    ) -> P:
         """Return the program that was made from such parts.
 
         Args:
             parts: all that the program depends on but for what it is called with: see ``_Reader``.
             make: makes it, without a reference to the objects among the parts.
+            fits: tells whether a program can still be used; another one takes its place if not.
         """
         reader = _Reader(*self._reading)
         key = reader.key(parts)
         entry = self._kept.pop(key, None)
-        if entry is None:
+        if entry is None or not fits(entry[0]):
             entry = make(), [self._watched(each, key) for each in reader.objects.values()]
         self._kept[key] = entry
         for oldest in list(self._kept)[: -self._size]:

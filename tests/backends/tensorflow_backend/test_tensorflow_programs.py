@@ -209,6 +209,9 @@ def test_a_model_that_was_moved_is_trained_where_it_is(backend, net, train, begi
     begin()
     assert train(net, Trainer(2, 1, backend=backend)) == before
     assert {str(each) for each in backend.placement(net).values()} == {"gpu:0"}
+    backend.place(net, "cpu")
+    begin()
+    assert train(net, Trainer(2, 1, backend=backend)) == before
 
 
 @pytest.mark.parametrize("options", [{"gradient_clip_val": 0.01}, {"precision": "bf16"}])

@@ -114,6 +114,14 @@ def test_those_are_kept_that_were_asked_for_last(programs):
     assert programs.get(1, object) is not made[1]
 
 
+def test_a_program_that_does_not_fit_is_replaced(programs):
+    before = programs.get(1, object)
+    after = programs.get(1, object, lambda program: program is not before)
+    assert after is not before
+    assert programs.get(1, object) is after
+    assert len(programs) == 1
+
+
 def test_a_program_that_cannot_be_made_is_not_kept(programs):
     with pytest.raises(ZeroDivisionError):
         programs.get(1, lambda: 1 / 0)
