@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import tensorflow as tf
 
@@ -17,8 +18,19 @@ def loss_of(model: Any) -> Any:
     """Return the loss that a model was compiled with, and its weights, as Keras' ``fit`` calls it.
 
     Functions, by their names too, give a number for each example, of targets that have got the rank
-    and the dtype of the prediction. Of several outputs, the losses are added.
+    and the dtype of the prediction. Of several outputs, the losses are added. It is the same object
+    until the model is compiled again, so that what was traced with it is used again.
     """
+    given = model._compile_loss
+    if given not in _LOSSES:
+        _LOSSES[given] = _loss_of(given, describe(model))
+    return _LOSSES[given]
+
+
+_LOSSES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+
+
+def _loss_of(given: Any, model: str) -> Any:
     from keras.src.trainers.compile_utils import CompileLoss
 
     class Compiled(CompileLoss):  # type: ignore[misc]
@@ -32,12 +44,11 @@ def loss_of(model: Any) -> Any:
                     super().build(y_true, y_pred)
             except (KeyError, TypeError, ValueError) as error:
                 raise UnsupportedValueError(
-                    f"train {describe(model)} with the loss that it was compiled with",
+                    f"train {model} with the loss that it was compiled with",
                     str(error),
                     "compile(..., loss='mse'), or {name: loss} with the names model.output_names",
                 ) from error
 
-    given = model._compile_loss
     return Compiled(given._user_loss, given._user_loss_weights, output_names=given.output_names)
 
 
