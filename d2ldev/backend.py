@@ -601,30 +601,39 @@ class Backend:
 
         save(self.framework, obj, path)
 
-    def load(self, path: str | os.PathLike[str], device: DeviceLike = "cpu") -> Any:
+    def load(
+        self,
+        path: str | os.PathLike[str],
+        device: DeviceLike = "cpu",
+        *,
+        classes: Iterable[type] = (),
+    ) -> Any:
         """Read a nesting from a file.
 
         Args:
             path: of a file that ``save`` has written, with whatever backend, or of any other
                 safetensors file, which is a dict from names to tensors.
             device: where the tensors are made, whatever device they were saved from.
+            classes: namedtuples and dataclasses of which the file may make instances, by their
+                names; no constructor is called.
 
         Returns:
-            What was saved: dicts, lists, tuples, sets, OrderedDicts and deques as their type; a
-            namedtuple as a tuple, a dataclass and any other mapping as a dict, and other classes
-            as what they are derived from. A model is a dict from the names of its tensors to
+            What was saved: dicts, lists, tuples, sets, OrderedDicts and deques as their type;
+            instances of ``classes``; any other namedtuple as a tuple, dataclass or mapping as a
+            dict, and other classes as what they are derived from. A model is a dict from the names of its tensors to
             tensors, and an optimizer a dict of its state. ``load_into`` reads either into a model
             or an optimizer.
 
         Raises:
             DeviceUnavailableError: before anything is read.
-            CheckpointError: if there is no such file, it is damaged, or the framework lacks one of
-                its dtypes.
+            UnsupportedValueError: if one of ``classes`` is neither a namedtuple nor a dataclass.
+            CheckpointError: if there is no such file, it is damaged, the framework lacks one of
+                its dtypes, or one of ``classes`` has other fields.
             OutOfDeviceMemoryError: if the device's memory does not suffice.
         """
         from d2ldev.files.load import load
 
-        return load(self.framework, path, device)
+        return load(self.framework, path, device, classes)
 
     def load_into(
         self,

@@ -16,13 +16,13 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.files.format.dtypes import numpy_dtype, storage_of
 from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
@@ -31,10 +31,11 @@ from d2ldev.nesting.containers import Container
 from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
-VERSION = 3
+VERSION = 4
 """The version of the description; a reader refuses a higher one.
 
-Since version 2 it names the algorithm of the checksums. Since version 3 it names no classes.
+Since version 2 it names the algorithm of the checksums. Since version 3 it names no classes that a
+reader would look for. Since version 4 the header has a checksum, too.
 """
 
 # The types of rows: without labels, and with them.
@@ -61,8 +62,10 @@ _MAX_DEPTH = 500
 _MAX_KEY = 32
 # Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
 _MAX_ALIKE = 100
-# Containers that share children can have exponentially many names.
-_MAX_NAMES = 1_000_000
+# Containers that share children can have exponentially many values, each with a name, and a name is
+# as long as those of all containers that the value is in.
+_MAX_VALUES = 1_000_000
+_MAX_LETTERS = 100_000_000
 
 
 class Saved(NamedTuple):
@@ -110,6 +113,8 @@ class Outline:
         layouts: of the layers of a model, if they are known.
         maxlen: of a deque.
         inputs: of a model; see ``Files.inputs``.
+        name: of the class of a namedtuple or a dataclass, if the file has it.
+        size: how many values it has, itself included; what is in it twice counts twice.
     """
 
     type: str
@@ -118,6 +123,8 @@ class Outline:
     layouts: Mapping[str, Layout] | None
     maxlen: int | None
     inputs: Any = None
+    name: str | None = None
+    size: int = 1
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -221,6 +228,8 @@ class Description:
         except Exception as error:  # whatever a class's own methods raise
             raise self._refusal(x, path, str(error)) from error
         row: dict[str, Any] = {"type": _type_of(x, labels)}
+        if is_record(type(x)):
+            row["class"] = type(x).__qualname__
         if row["type"] == "deque":
             row["maxlen"] = x.maxlen
         node = self._row(row, x, labels, children, path)
@@ -251,6 +260,11 @@ class Description:
             raise self._refusal(x, path, f"it is nested deeper than {_MAX_DEPTH} levels")
         self.rows.append(row)
         return {"at": len(self.rows) - 1}
+
+
+def is_record(cls: type) -> bool:
+    """Return whether a class is a namedtuple or a dataclass."""
+    return (issubclass(cls, tuple) and hasattr(cls, "_fields")) or is_dataclass(cls)
 
 
 def _type_of(x: Any, labels: Collection[Any]) -> str:
@@ -381,8 +395,12 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             _check(len(children) == len(items), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
-            inputs = row.get("inputs")
-            rows.append(Outline(kind, children, len(rows), layouts, maxlen, inputs))
+            inputs, name = row.get("inputs"), row.get("class")
+            name = name if isinstance(name, str) else None  # older versions have a module, too
+            sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
+            size = min(1 + sum(sizes), _MAX_VALUES + 1)
+            number = len(rows)
+            rows.append(Outline(kind, children, number, layouts, maxlen, inputs, name, size))
         return value(told["root"]), rows
     except HeaderError:
         raise
@@ -417,12 +435,25 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
 
 
-def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
-    """Return the value of each row, with None for the tensors that are not given."""
+def built(
+    rows: Iterable[Outline], values: Mapping[Stored, Any], classes: Mapping[str, type]
+) -> list[Any]:
+    """Return the value of each row, with None for the tensors that are not given.
+
+    Args:
+        rows: the containers of the file.
+        values: its tensors.
+        classes: namedtuples and dataclasses by their names; of others no instance is made.
+
+    Raises:
+        HeaderError: if the file has other fields for one of them.
+    """
     made: list[Any] = []
     for row in rows:
         items = [filled(child, made, values) for child in row.children.values()]
-        if row.type == "deque":
+        if row.name in classes:
+            made.append(_record(classes[row.name], dict(zip(row.children, items, strict=True))))
+        elif row.type == "deque":
             made.append(deque(items, row.maxlen))
         elif row.type in _UNLABELLED:
             made.append(_UNLABELLED[row.type](items))
@@ -434,6 +465,18 @@ def built(rows: Iterable[Outline], values: Mapping[Stored, Any]) -> list[Any]:
     return made
 
 
+def _record(cls: Any, values: dict[Any, Any]) -> Any:
+    """Make a namedtuple or a dataclass; as with ``Container.rebuild``, no constructor runs."""
+    if issubclass(cls, tuple) and list(values) == list(cls._fields):
+        return tuple.__new__(cls, values.values())
+    if is_dataclass(cls) and values.keys() <= {field.name for field in fields(cls)}:
+        made = object.__new__(cls)
+        for name, value in values.items():
+            object.__setattr__(made, name, value)
+        return made
+    raise HeaderError(f"its {shown(cls.__qualname__)} has the fields {shown(list(values))}")
+
+
 def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
     """Return the value of an outline, a tensor or a plain value."""
     if isinstance(node, Outline):
@@ -441,22 +484,35 @@ def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
     return values.get(node) if isinstance(node, Stored) else node
 
 
+def check_size(node: Any) -> None:
+    """Check that a part of the file can be gone through, compared and shown.
+
+    Raises:
+        HeaderError: if it has too many values: containers that share children may have them without
+            end.
+    """
+    if isinstance(node, Outline) and node.size > _MAX_VALUES:
+        raise HeaderError(f"a part of it has more than {_MAX_VALUES} values")
+
+
 def flat(node: Any) -> dict[str, Stored]:
     """Return the tensors in a part of the file, by their dotted names.
 
     Raises:
-        HeaderError: if they are too many: containers that share children may have names without
-            end.
+        HeaderError: if there are too many, or if they are too long.
     """
+    check_size(node)
     found: dict[str, Stored] = {}
     todo: list[tuple[str, Any]] = [("", node)]
-    for _ in range(_MAX_NAMES):
-        if not todo:
-            return found
+    letters = 0
+    while todo:
         path, node = todo.pop()
         if isinstance(node, Outline):
+            letters += len(path) * len(node.children)
+            if letters > _MAX_LETTERS:
+                raise HeaderError(f"its names have more than {_MAX_LETTERS} letters")
             children = [(joined(path, label), child) for label, child in node.children.items()]
             todo += reversed(children)
         elif isinstance(node, Stored):
             found[path] = node
-    raise HeaderError(f"it has more than {_MAX_NAMES} names")
+    return found

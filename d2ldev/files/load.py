@@ -6,24 +6,28 @@ import math
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import numpy as np
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import CheckpointError
-from d2ldev.files.description import VERSION, Stored, built, filled, flat, outlined
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.files.description import VERSION, Stored, built, filled, flat, is_record, outlined
 from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
 from d2ldev.files.format.header import (
     CHECKSUM,
+    HEADER,
+    OURS,
     STRUCTURE,
     Header,
     HeaderError,
+    check_sum,
     length_of,
     parse_json,
+    quoted,
     read_header,
 )
 from d2ldev.framework import DeviceLike, Framework
@@ -81,6 +85,8 @@ class Checkpoint:
         header = read_header(text, size - self._start)
         self._entries = header.entries
         self._told = _description(header)
+        if HEADER in header.metadata:
+            check_sum(text, header.metadata[HEADER])
         self.writer: str | None = self._told["backend"]
         self._table = [self._checked(row) for row in self._told["tensors"]]
         self._sums = {stored.name: total for stored, total in self._table}
@@ -94,6 +100,7 @@ class Checkpoint:
             return stored
 
         self.outline, self._rows = outlined(self._told, found)
+        del self._told["containers"]
         names = {stored.name for stored in used}
         if names != set(self._entries) or len(self._table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
@@ -115,27 +122,34 @@ class Checkpoint:
         ]
         if not suffixes:
             raise HeaderError(
-                f"its description tells of a tensor {name[:80]!r} of {str(dtype)[:40]}, which "
+                f"its description tells of a tensor {quoted(name)} of {quoted(str(dtype))}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
         return Stored("tensor", name, dtype, numbers, shape[: len(shape) - len(suffixes[0])]), total
 
-    def part(self, node: Any, device: Device = CPU) -> Any:
-        """Read a part of the file.
+    def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
+        """Read the whole file; see ``part`` and ``built``."""
+        return self._filled(self.outline, self.stored, device, classes)
+
+    def part(self, node: Any) -> Any:
+        """Read a part of the file, its tensors on the CPU.
 
         Args:
             node: ``outline``, or a child of it: a plain value, a tensor, or a container.
-            device: where its tensors are made.
 
         Raises:
             CheckpointError: if the framework cannot hold one of the tensors.
-            HeaderError: if they are damaged.
+            HeaderError: if they are damaged, or if containers that share children make them too
+                many.
         """
-        whole = node is self.outline  # which may have exponentially many names
-        stored = self.stored if whole else list(dict.fromkeys(flat(node).values()))
+        return self._filled(node, list(dict.fromkeys(flat(node).values())), CPU, {})
+
+    def _filled(
+        self, node: Any, stored: Sequence[Stored], device: Device, classes: Mapping[str, type]
+    ) -> Any:
         tensors = self.read([Wanted(each, device) for each in stored])
         values = dict(zip(stored, tensors, strict=True))
-        return filled(node, built(self._rows, values), values)
+        return filled(node, built(self._rows, values, classes), values)
 
     def read(self, wanted: Sequence[Wanted]) -> list[Any]:
         """Read tensors and arrays, in new memory, and compare their checksums.
@@ -148,7 +162,7 @@ class Checkpoint:
         for stored, *_ in wanted:
             is_packed = stored.numbers in PACKED
             if is_packed or (stored.kind == "tensor" and stored.numbers not in names):
-                what = f"its tensor {stored.name!r} is of {stored.dtype}"
+                what = f"its tensor {quoted(stored.name)} is of {stored.dtype}"
                 raise CheckpointError(
                     self.attempted,
                     f"{what}, which {self._framework.name} has not now",
@@ -173,7 +187,7 @@ class Checkpoint:
                 checksum.update(view[:count])
             view = view[count:]
         if total not in (None, checksum.hexdigest()):
-            raise HeaderError(f"its tensor {stored.name!r} is damaged: the checksum differs")
+            raise HeaderError(f"its tensor {quoted(stored.name)} is damaged: the checksum differs")
         return array
 
     def _tensor(self, wanted: Wanted) -> Any:
@@ -214,13 +228,27 @@ def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoi
         ) from error
 
 
-def load(framework: Framework, path: Any, device: DeviceLike) -> Any:
+def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[type]) -> Any:
     """Read a nesting; see ``Backend.load``."""
     target = devices.existing(framework, device, "load tensors")
     path = as_path(path, "load")
     attempted = f"load {path}"
+    by_name = _by_name(classes, attempted)
     with opened(framework, path, attempted) as checkpoint:
-        return checkpoint.part(checkpoint.outline, target)
+        return checkpoint.whole(target, by_name)
+
+
+def _by_name(classes: Any, attempted: str) -> dict[str, type]:
+    """Return classes by the names that files have for them."""
+    found: dict[str, type] = {}
+    for cls in classes if isinstance(classes, Iterable) else [classes]:
+        if not isinstance(cls, type) or not is_record(cls):
+            problem = f"{describe(cls)} is neither a namedtuple nor a dataclass"
+            raise UnsupportedValueError(attempted, problem, "classes=[Batch]")
+        if found.setdefault(cls.__qualname__, cls) is not cls:
+            problem = f"two of the classes are called {cls.__qualname__}"
+            raise UnsupportedValueError(attempted, problem, "give one of them")
+    return found
 
 
 def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
@@ -234,8 +262,8 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
 
 def _description(header: Header) -> dict[str, Any]:
     """Return the description of a file's nesting; for another program's file, name -> tensor."""
-    text = header.metadata.get(STRUCTURE)
-    if text is None:
+    ours = {key for key in header.metadata if key.startswith(OURS)}
+    if not ours:
         return {
             "backend": None,
             "checksums": OLDEST,
@@ -249,16 +277,22 @@ def _description(header: Header) -> dict[str, Any]:
             ],
             "tensors": [[name, NAMES[entry.tag], None] for name, entry in header.entries.items()],
         }
-    if f"{zlib.crc32(text.encode()):08x}" != header.metadata.get(CHECKSUM):
+    if not ours >= {STRUCTURE, CHECKSUM}:
+        raise HeaderError("its description is damaged: the metadata has a part of its keys")
+    text = header.metadata[STRUCTURE]
+    if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != header.metadata[CHECKSUM]:
         raise HeaderError("its description is damaged: the checksum differs")
     told = parse_json(text)
     if not isinstance(told, dict) or type(told.get("version")) is not int:
         raise HeaderError("its description cannot be read: it lacks a version")
-    if told["version"] > VERSION:
+    version = told["version"]
+    if version > VERSION:
         raise HeaderError(
-            f"its description is of version {told['version']}, and this d2ldev reads "
+            f"its description is of version {quoted(str(version))}, and this d2ldev reads "
             f"{VERSION}: a newer one wrote it"
         )
+    if ours != ({STRUCTURE, CHECKSUM} if version < 4 else {STRUCTURE, CHECKSUM, HEADER}):
+        raise HeaderError("its description is damaged: the metadata has a part of its keys")
     algorithm = told.setdefault("checksums", OLDEST)
     if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
         raise HeaderError(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import zlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,13 +15,7 @@ from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
 from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
-from d2ldev.files.format.header import (
-    CHECKSUM,
-    STRUCTURE,
-    Entry,
-    HeaderError,
-    make_header,
-)
+from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.framework import Framework
 from d2ldev.operations.arguments import as_path
 
@@ -38,14 +31,20 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         key=lambda i: -numpy_dtype(description.saved[i].numbers).itemsize,
     )
     try:
+        # Of "file/../other" as the operating system has it, for which that is no path.
+        os.stat(os.path.dirname(path) or os.curdir)
         with replacing(path) as descriptor:
             _write(framework, description, order, descriptor)
-    except (OSError, HeaderError) as error:
+    except OSError as error:
         raise CheckpointError(
             attempted,
-            error.strerror or str(error) if isinstance(error, OSError) else str(error),
+            error.strerror or str(error),
             "save to a folder that exists, has room, and may be written to; the file that was "
             "there is as it was",
+        ) from error
+    except HeaderError as error:
+        raise CheckpointError(
+            attempted, str(error), "save less in one file: np.asarray(numbers) for a list of numbers"
         ) from error
 
 
@@ -100,9 +99,7 @@ def _header(
             for tensor, total in zip(description.saved, sums, strict=True)
         ],
     }
-    text = json.dumps(told, separators=(",", ":"), allow_nan=False)
-    metadata = {STRUCTURE: text, CHECKSUM: f"{zlib.crc32(text.encode()):08x}"}
-    return make_header(entries, metadata)
+    return make_header(entries, json.dumps(told, separators=(",", ":"), allow_nan=False))
 
 
 def _write_all(descriptor: int, view: memoryview) -> None:

@@ -3,14 +3,20 @@
 A file has eight bytes with the length of the header, the header in JSON, and the bytes of the
 tensors without holes or overlaps. Everything is checked against the size of the file before
 memory is allocated for it.
+
+The metadata says by three keys that d2ldev wrote the file. A file with some of them is damaged; so
+no two flipped bits make it the file of another program, which has no checksums.
 """
 
 from __future__ import annotations
 
 import json
 import math
+import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
+
+import xxhash
 
 from d2ldev.files.format.dtypes import BITS, NAMES
 
@@ -19,10 +25,19 @@ MAX_LENGTH = 100_000_000
 METADATA = "__metadata__"
 STRUCTURE = "d2ldev.structure"
 CHECKSUM = "d2ldev.checksum"
-"""The keys in the metadata: the description of the nesting, and the CRC-32 of its text.
+HEADER = "d2ldev.header"
+"""The keys in the metadata: the description of the nesting, its CRC-32, the XXH3 of the header.
 
-It is CRC-32 in every version, so that a reader can tell a newer file from a damaged one.
+The first is CRC-32 in every version, so that a reader can tell a newer file from a damaged one. The
+second is of all bytes of the header and its length, with zeros for its own digits. Files have it
+since version 4.
 """
+OURS = "d2ldev."
+"""How the keys of d2ldev begin."""
+_ZEROS = "0" * 16
+# Python takes less memory than this for each value of the JSON text and what is made of it.
+_COST = 128
+_MEMORY = 1 << 26
 # The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
 
@@ -53,13 +68,19 @@ class Header(NamedTuple):
     metadata: Mapping[str, str]
 
 
-def make_header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> bytes:
+def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
     """Return the first bytes of a file, up to the first tensor.
 
+    Args:
+        entries: the tensors.
+        structure: the description of the nesting.
+
     Raises:
-        HeaderError: if the header is longer than the format allows.
+        HeaderError: if no reader would take it.
     """
-    told: dict[str, Any] = {METADATA: dict(metadata)}
+    checksum = f"{zlib.crc32(structure.encode()):08x}"
+    metadata = {HEADER: _ZEROS, CHECKSUM: checksum, STRUCTURE: structure}
+    told: dict[str, Any] = {METADATA: metadata}
     for name, entry in entries.items():
         offsets = [entry.begin, entry.end]
         told[name] = {"dtype": entry.tag, "shape": list(entry.shape), "data_offsets": offsets}
@@ -67,7 +88,54 @@ def make_header(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> by
     text += b" " * (-len(text) % 8)  # aligns the tensors
     if len(text) > MAX_LENGTH:
         raise HeaderError(f"its header has {len(text)} bytes, and at most {MAX_LENGTH} are allowed")
-    return len(text).to_bytes(8, "little") + text
+    check_memory(text, max((entry.end for entry in entries.values()), default=0))
+    begin = text.index(_ZEROS.encode())
+    digits = _sum_of(text, begin).encode()
+    return len(text).to_bytes(8, "little") + text[:begin] + digits + text[begin + len(digits) :]
+
+
+def check_sum(text: bytes, digits: str) -> None:
+    """Check the bytes of a header.
+
+    Args:
+        text: the bytes, without the length.
+        digits: the checksum that its metadata has.
+
+    Raises:
+        HeaderError: if they are damaged.
+    """
+    begin = text.find(f'"{HEADER}":"{digits}"'.encode()) + len(HEADER) + 4
+    if _sum_of(text, begin) != digits:
+        raise HeaderError("its header is damaged: the checksum differs")
+
+
+def _sum_of(text: bytes, begin: int) -> str:
+    """Return the checksum of a header whose own digits begin at ``begin``."""
+    checksum = xxhash.xxh3_64(len(text).to_bytes(8, "little"))
+    view = memoryview(text)
+    for part in (view[:begin], _ZEROS.encode(), view[begin + len(_ZEROS) :]):
+        checksum.update(part)
+    return checksum.hexdigest()
+
+
+def check_memory(text: bytes, room: int) -> None:
+    """Check that a header can be read in at most four times the memory that the file takes, or 64 MB.
+
+    Args:
+        text: the bytes of the header.
+        room: how many bytes follow it.
+
+    Raises:
+        HeaderError: if it has too many values.
+    """
+    values = sum(map(text.count, (b",", b":", b"{", b"[")))
+    # The bytes, and as text, in which a character may take four bytes; and the description in it.
+    needed = _COST * values + len(text) * (3 if text.isascii() else 9)
+    if needed > max(4 * (len(text) + room), _MEMORY):
+        raise HeaderError(
+            f"its header has about {values} values, which take more memory than four times the "
+            "file: long lists of numbers belong into arrays"
+        )
 
 
 def length_of(first: bytes, size: int) -> int:
@@ -104,6 +172,7 @@ def read_header(text: bytes, room: int) -> Header:
     """
     if text[:1] != b"{":
         raise HeaderError("it is not a safetensors file: its header is not a JSON object")
+    check_memory(text, room)
     try:
         told = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError:
@@ -117,7 +186,7 @@ def read_header(text: bytes, room: int) -> Header:
     for name, entry in ordered.items():
         if entry.begin != position:
             what = "overlaps another" if entry.begin < position else "leaves a hole before it"
-            raise HeaderError(f"its tensor {_quoted(name)} {what}")
+            raise HeaderError(f"its tensor {quoted(name)} {what}")
         position = entry.end
     if position != room:
         state = "truncated, or has been written to" if position > room else "longer than it says"
@@ -152,8 +221,9 @@ def _no_number(text: str) -> NoReturn:
     raise HeaderError(f"its JSON has {text}, which is not a number")
 
 
-def _quoted(name: str) -> str:
-    return json.dumps(name if len(name) <= 80 else f"{name[:77]}...")
+def quoted(name: str) -> str:
+    """Return a name in a file for a message: never long, and of characters that can be printed."""
+    return repr(name if len(name) <= 80 else f"{name[:77]}...")
 
 
 def is_sizes(values: object) -> bool:
@@ -166,22 +236,22 @@ def is_sizes(values: object) -> bool:
 
 
 def _entry(name: str, what: Any) -> Entry:
-    quoted = _quoted(name)
+    shown = quoted(name)
     try:
         name.encode()
     except UnicodeEncodeError:
-        raise HeaderError(f"its tensor {quoted} has a name that is not Unicode") from None
+        raise HeaderError(f"its tensor {shown} has a name that is not Unicode") from None
     if not isinstance(what, dict) or set(what) != {"dtype", "shape", "data_offsets"}:
-        raise HeaderError(f"its tensor {quoted} lacks a dtype, a shape or offsets")
+        raise HeaderError(f"its tensor {shown} lacks a dtype, a shape or offsets")
     tag, shape, offsets = what["dtype"], what["shape"], what["data_offsets"]
     if not isinstance(tag, str) or tag not in NAMES:
-        raise HeaderError(f"its tensor {quoted} has an unknown dtype: {_quoted(str(tag))}")
+        raise HeaderError(f"its tensor {shown} has an unknown dtype: {quoted(str(tag))}")
     # NumPy limits the product of the sizes that are not 0 even if another one is 0.
     if not is_sizes(shape) or math.prod(filter(None, shape)) >= 2**60:
-        raise HeaderError(f"its tensor {quoted} has an invalid shape")
+        raise HeaderError(f"its tensor {shown} has an invalid shape")
     if not is_sizes(offsets) or len(offsets) != 2:
-        raise HeaderError(f"its tensor {quoted} has invalid offsets")
+        raise HeaderError(f"its tensor {shown} has invalid offsets")
     begin, end = offsets
     if 8 * (end - begin) != math.prod(shape) * BITS[tag]:
-        raise HeaderError(f"its tensor {quoted} has offsets that do not fit its shape")
+        raise HeaderError(f"its tensor {shown} has offsets that do not fit its shape")
     return Entry(tag, tuple(shape), begin, end)

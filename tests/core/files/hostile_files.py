@@ -147,7 +147,7 @@ FORMAT = {
 }
 
 DESCRIPTION = {
-    "a higher version": (told(version=4), "newer one wrote it"),
+    "a higher version": (told(version=5), "newer one wrote it"),
     "an algorithm of a newer version": (told(checksums="sum"), "checksums are 'sum'.*newer one"),
     "an algorithm that is no text": (told(checksums=["crc32"]), "its checksums are"),
     "no version": (told(version="1"), "lacks a version"),
