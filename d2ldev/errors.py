@@ -39,7 +39,8 @@ class D2LDevError(Exception):
         if self.devices:
             lines.append(f"  devices: {', '.join(self.devices)}")
         lines.append(f"  fix: {self.fix}")
-        return "\n".join(lines)
+        # A path, or a name in a file, may have half of a surrogate pair, which cannot be printed.
+        return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 
 def shown(value: object) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
@@ -338,6 +338,24 @@ def _depth(items: Iterable[Any], depths: list[int]) -> int:
 # -- reading --------------------------------------------------------------------------------------
 
 
+class _Items(Mapping[Any, Any]):
+    """A list as a mapping from its indices, which are not kept."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is int and 0 <= index < len(self._items):
+            return self._items[index]
+        raise KeyError(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(len(self._items)))
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+
 def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list[Outline]]:
     """Read a description.
 
@@ -390,8 +408,9 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
                 problem = f"it is nested deeper than {_MAX_DEPTH} levels"
             if problem:
                 raise HeaderError(problem)
-            names = range(len(items)) if labels is None else labels
-            children = dict(zip(names, items, strict=True))
+            children: Mapping[Any, Any] = _Items(items)
+            if labels is not None:
+                children = dict(zip(labels, items, strict=True))
             _check(len(children) == len(items), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None

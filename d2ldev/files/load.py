@@ -87,6 +87,7 @@ class Checkpoint:
         self._told = _description(header)
         if HEADER in header.metadata:
             check_sum(text, header.metadata[HEADER])
+        del text, header  # their memory is needed for what is made of them
         self.writer: str | None = self._told["backend"]
         self._table = [self._checked(row) for row in self._told["tensors"]]
         self._sums = {stored.name: total for stored, total in self._table}
@@ -104,8 +105,7 @@ class Checkpoint:
         names = {stored.name for stored in used}
         if names != set(self._entries) or len(self._table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
-        order = {name: i for i, name in enumerate(self._entries)}
-        self.stored = sorted(used, key=lambda stored: order[stored.name])
+        self.stored = sorted(used, key=lambda stored: self._entries[stored.name].begin)
         """The tensors in the order in which they are in the file."""
 
     def _checked(self, row: Any) -> tuple[Stored, str | None]:

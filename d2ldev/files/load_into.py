@@ -17,13 +17,14 @@ from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import cache, partial
+from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
+from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, shown
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.format.dtypes import bytes_of
 from d2ldev.files.layouts import layouts_of_model
@@ -49,6 +50,7 @@ from d2ldev.operations.placing import Inventory
 _SHOWN = 10
 _COMPARED = 500
 _TAIL = 60
+_LONGEST = 1000
 
 
 class Loaded(NamedTuple):
@@ -88,7 +90,8 @@ def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | TensorsByName, 
         )
     found = _under(checkpoint.outline, only) if only else checkpoint.outline
     if only and found is None:
-        names = {part for name in flat(checkpoint.outline) for part in _beginnings(name)}
+        few = islice(flat(checkpoint.outline), _COMPARED)
+        names = {part for name in few for part in _beginnings(name[: 5 * _TAIL])}
         nearest = _nearest(only.rstrip("."), sorted(names))
         raise CheckpointError(
             checkpoint.attempted,
@@ -259,13 +262,13 @@ class Fitting:
         if self.unexpected and self.is_strict:
             told.append(f"it has unexpected {_some(self.unexpected)}")
             nearest = [(name, _nearest(name, self.unexpected)) for name in self.missing[:_SHOWN]]
-            told += [f"{name} may be {other}" for name, other in nearest if other]
+            told += [f"{_short(name)} may be {_short(other)}" for name, other in nearest if other]
         if self._different:
             told.append(f"misfits: {_some(self._different)}")
         if told:
             writer = self._checkpoint.writer
             is_ours = writer in (None, self._framework.name)
-            by = "" if is_ours else f", which the {writer} backend wrote"
+            by = "" if is_ours else f", which the {_short(writer)} backend wrote"
             raise CheckpointError(
                 self._attempted,
                 f"{'; '.join(told)}; nothing was changed",
@@ -325,8 +328,10 @@ class Fitting:
             complete, undo = self._framework.files.complete, self._undo.callback
             try:
                 lacking = complete(x, shapes, found.inputs, undo)
-            except ValueError as error:
-                self._different.append(f"{path or 'the top'}: {error}")
+            except D2LDevError:
+                raise
+            except Exception as error:  # whatever the file's shapes and arguments make it raise
+                self._different.append(f"{path or 'the top'}: {_short(error)}")
                 return
             self.missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
@@ -512,9 +517,11 @@ class Fitting:
         state = self._checkpoint.part(found)
         try:
             return self._framework.files.checked_state(optimizer, state)
-        except (ValueError, KeyError, TypeError, IndexError, AttributeError) as error:
+        except D2LDevError:
+            raise
+        except Exception as error:  # whatever a state that is none makes the backend raise
             name = type(optimizer).__name__
-            self._different.append(f"the state is none of this {name}: {error}")
+            self._different.append(f"the state is none of this {name}: {_short(error)}")
             return None
 
     # -- putting in place -------------------------------------------------------------------------
@@ -577,7 +584,15 @@ def _same(x: Any) -> Any:
     return x
 
 
+def _short(text: object) -> str:
+    """Return what a file may have made long, or of characters that cannot be printed."""
+    told = str(text)
+    if len(told) > _LONGEST:
+        told = f"{told[: _LONGEST // 2]}...{told[-_LONGEST // 2 :]}"
+    return "".join(c if c.isprintable() else "?" for c in told)
+
+
 def _some(names: Sequence[str]) -> str:
-    text = ", ".join(names[:_SHOWN])
+    text = ", ".join(map(_short, names[:_SHOWN]))
     more = len(names) - _SHOWN
     return f"{text} and {more} more" if more > 0 else text

@@ -88,9 +88,11 @@ def as_path(path: object, method: str) -> str:
     """
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
-    except TypeError:
+    except Exception:  # whatever a class's own ``__fspath__`` raises
         text = ""
-    if not text or "\0" in text:
+    # Else "net.safetensors/" would replace the file "net.safetensors".
+    is_folder = os.path.basename(text) in ("", os.curdir, os.pardir)
+    if is_folder or "\0" in text:
         raise UnsupportedValueError(
             f"{method.partition('_')[0]} parameters",
             f"{describe(path)} is no path of a file",

@@ -20,6 +20,9 @@ from d2ldev.operations.arguments import is_iterable, whole_number
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# NumPy's seeding takes the square of the length of a seed.
+_SEED_BITS = 128
+
 
 class ArrayLoader:
     """Batches of arrays, to be gone through again and again.
@@ -31,7 +34,7 @@ class ArrayLoader:
         shuffle: whether each epoch has an order of its own. The order depends only on ``seed`` and
             the number of the epoch, whatever else is drawn, and is the same in every version of
             NumPy.
-        seed: of the order, an integer that is not negative; None draws one from the operating
+        seed: of the order, an integer of at most 128 bits that is not negative; None draws one from the operating
             system, which ``state_dict`` holds.
         drop_last: whether a last batch that is not full is left out.
 
@@ -72,7 +75,7 @@ class ArrayLoader:
         self._shuffle = shuffle
         self._drop_last = drop_last
         drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
-        self._seed = drawn if seed is None else _whole("seed", seed, least=0)
+        self._seed = drawn if seed is None else _seed(seed)
         # How many epochs were begun. The current one counts, so that a run that goes on after it,
         # or after a part of it, goes on with the next.
         self._epoch = 0
@@ -104,8 +107,10 @@ class ArrayLoader:
             CheckpointError: if it is no such state.
         """
         try:
-            seed = _whole("seed", state["seed"], least=0)
+            seed = _seed(state["seed"])
             epoch = _whole("epoch", state["epoch"], least=0)
+            if epoch >= 2**63:
+                raise ValueError("an epoch that nobody has reached")
         except (KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 "go on with the order of an ArrayLoader",
@@ -172,6 +177,15 @@ def _column(array: Any, number: int) -> _Column:
 
 def _whole(name: str, value: Any, least: int) -> int:
     return whole_number("make batches", name, value, least=least, fix=f"{name}={least}")
+
+
+def _seed(value: Any) -> int:
+    number = _whole("seed", value, least=0)
+    if number.bit_length() > _SEED_BITS:
+        raise UnsupportedValueError(
+            "make batches", f"the seed has more than {_SEED_BITS} bits", "seed=0"
+        )
+    return number
 
 
 # -- the data of an epoch ---------------------------------------------------------------------

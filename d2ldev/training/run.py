@@ -8,13 +8,16 @@ random numbers, and the state of the batches' order.
 from __future__ import annotations
 
 import math
+import operator
+import os
 from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe
+from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, shown
 from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import Fitting
@@ -192,14 +195,17 @@ class Run:
             return 0
         for _ in range(within.batches):
             if next(batches, within) is within:
-                raise CheckpointError(
-                    f"resume from {self._path}",
-                    f"{within.batches} batches of the epoch were done, and the data has fewer",
-                    "resume with the data that the run began with",
-                )
+                raise self._too_short(within.batches)
         log.load_state_dict(within.log)
         within.set_random_state()
         return within.batches
+
+    def _too_short(self, batches: int) -> CheckpointError:
+        return CheckpointError(
+            f"resume from {self._path}",
+            f"{batches} batches of the epoch were done, and the data has fewer",
+            "resume with the data that the run began with",
+        )
 
     def _is_kept(self) -> bool:
         if self._saving.keep == "last" or not self.epoch:
@@ -250,7 +256,7 @@ class Run:
             raise CheckpointError(
                 "resume a run", "no checkpoint is named", "fit(..., checkpoint='run.safetensors')"
             )
-        if not self._path.exists():
+        if not os.path.exists(self._path):  # ``Path.exists`` raises where a folder is locked
             self.save(device)
             return
         with opened(self._framework, str(self._path), f"resume from {self._path}") as checkpoint:
@@ -270,22 +276,16 @@ class Run:
         self._check_names(run["history"].keys())
         put = self._parts_put(checkpoint, children["parts"], first_inputs)
         learner, training = self._learner, self._framework.training
-        set_modes = learner.checked_modes(run["modes"])
-        set_random_state = training.checked_random_state(run["random"], device)
-        within = self._checked_within(run["within"], device)
-        put_callbacks = checked_states(self._callbacks, run["callbacks"])
         order = Order(self._data)
-        put_data_back, go_on = order.checked(order.state()), order.checked(run["data"])
-        try:
+        put_data_back = order.checked(order.state())
+        with _refusing(checkpoint, "the run refuses its state"):
+            set_modes = learner.checked_modes(run["modes"])
+            set_random_state = training.checked_random_state(run["random"], device)
+            within = self._checked_within(run["within"], device)
+            put_callbacks = checked_states(self._callbacks, run["callbacks"])
+            go_on = order.checked(run["data"])
+        with _refusing(checkpoint, "the data refuses its state"):
             go_on()
-        except D2LDevError:
-            raise
-        except Exception as error:
-            raise CheckpointError(
-                checkpoint.attempted,
-                f"the data refuses its state: {error}",
-                "resume with the loader that the run began with",
-            ) from error
         try:
             put_callbacks()
         except CheckpointError:
@@ -302,6 +302,8 @@ class Run:
     def _checked_within(self, saved: Any, device: Device) -> _Within | None:
         if saved is None:
             return None
+        if operator.length_hint(self._data, saved["batches"]) < saved["batches"]:
+            raise self._too_short(saved["batches"])
         set_framework = self._framework.training.checked_random_state(saved["random"], device)
         set_host = checked_random_state(saved["host"])
 
@@ -316,13 +318,13 @@ class Run:
         outline = checkpoint.outline
         children = dict(outline.children) if isinstance(outline, Outline) else {}
         found = children.get("format")
-        if found != _FORMAT and str(found).startswith("d2ldev training state"):
+        if found != _FORMAT and isinstance(found, str) and found.startswith(_FORMAT[:-1]):
             raise CheckpointError(
                 checkpoint.attempted,
-                f"another version of d2ldev wrote it: {found}, and this one reads {_FORMAT}",
+                f"another version of d2ldev wrote it: {shown(found)}, and this one reads {_FORMAT}",
                 "go on with that version, or begin another run in another file",
             )
-        if children.keys() != {"format", "run", "parts"}:
+        if children.keys() != {"format", "run", "parts"} or found != _FORMAT:
             raise _foreign(checkpoint)
         return children
 
@@ -366,8 +368,8 @@ class Run:
     def _check_settings(self, saved: dict[str, Any]) -> None:
         # Some frameworks would go on with the new learning rate, and others with the old one.
         now = self._settings()
-        if now != saved:
-            different = [name for name in now if now[name] != saved.get(name)]
+        different = [name for name in now if now[name] != saved[name]]
+        if different:
             raise CheckpointError(
                 f"resume from {self._path} with {_in_words(now, different)}",
                 f"the run began with {_in_words(saved, different)}",
@@ -379,7 +381,7 @@ class Run:
         if now != set(saved):
             raise CheckpointError(
                 f"resume from {self._path} and measure {', '.join(now)}",
-                f"the run has measured {', '.join(saved)}",
+                f"the run has measured {', '.join(shown(name)[1:-1] for name in saved)[:1000]}",
                 "give the metrics, and val_data or none, that the run began with",
             )
 
@@ -392,17 +394,39 @@ def _foreign(checkpoint: Checkpoint) -> CheckpointError:
     )
 
 
+@contextmanager
+def _refusing(checkpoint: Checkpoint, problem: str) -> Iterator[None]:
+    """Raise whatever a state of the file makes its reader raise as a ``CheckpointError``."""
+    try:
+        yield
+    except D2LDevError:
+        raise
+    except Exception as error:
+        raise CheckpointError(
+            checkpoint.attempted,
+            f"{problem}: {str(error)[:1000]}",
+            "resume with the model, the loader and the callbacks that the run began with",
+        ) from error
+
+
+def _is_count(value: object) -> bool:
+    return type(value) is int and 0 <= value < 2**63
+
+
 def _is_whole(run: Any) -> bool:
     """Tell whether everything is there that ``save`` has written, of its types."""
     types: dict[str, Any] = dict.fromkeys(("history", "settings", "data"), dict)
     types |= {"epoch": int, "step": int, "callbacks": list, "within": (dict, NoneType)}
     if not isinstance(run, dict) or not all(isinstance(run.get(n), t) for n, t in types.items()):
         return False
-    columns = run["history"].values()
+    columns, settings = run["history"].values(), run["settings"]
     return (
         run.keys() == {*types, "modes", "random"}
-        and min(run["epoch"], run["step"]) >= 0
-        and (run["within"] is None or _is_whole_within(run["within"]))
+        and all(_is_count(run[name]) for name in ("epoch", "step"))
+        and (run["within"] is None or _is_whole_within(run["within"], run["step"]))
+        and settings.keys() == {"loss", "optimizer", "lr", *_OF_THE_TRAINER}
+        and all(isinstance(value, (str, int, float, NoneType)) for value in settings.values())
+        and all(isinstance(name, str) for name in run["history"])
         and all(
             isinstance(column, list)
             and len(column) == run["epoch"]
@@ -426,16 +450,17 @@ class _Within(NamedTuple):
     set_random_state: Callable[[], None]
 
 
-def _is_whole_within(within: dict[str, Any]) -> bool:
+def _is_whole_within(within: dict[str, Any], step: int) -> bool:
     if within.keys() != {"batches", "log", "random", "host"}:
         return False
     batches, log = within["batches"], within["log"]
-    if not isinstance(batches, int) or batches < 0 or not isinstance(log, dict):
+    if not _is_count(batches) or batches > step or not isinstance(log, dict):
         return False
     totals, last = log.get("totals"), log.get("last")
     return (
         isinstance(totals, dict)
         and isinstance(last, dict)
+        and all(isinstance(name, str) for name in last)
         and totals.keys() == last.keys()
         and all(isinstance(value, float) for value in last.values())
         and all(
@@ -447,13 +472,13 @@ def _is_whole_within(within: dict[str, Any]) -> bool:
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:
     return ", ".join(
-        f"{name} of the user's own" if settings.get(name) is None else f"{name}={settings[name]!r}"
+        f"{name} of the user's own" if settings[name] is None else f"{name}={shown(settings[name])}"
         for name in names
     )
 
 
 def _fix(saved: dict[str, Any], names: list[str]) -> str:
-    if any(saved.get(name) is None for name in names):
+    if any(saved[name] is None for name in names):
         return "hand in what the run began with, or begin another one in another file"
     owner = "Trainer(max_epochs" if set(names) <= set(_OF_THE_TRAINER) else "fit(..."
     return f"{owner}, {_in_words(saved, names)})"

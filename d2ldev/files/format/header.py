@@ -36,8 +36,8 @@ OURS = "d2ldev."
 """How the keys of d2ldev begin."""
 _ZEROS = "0" * 16
 # Python takes less memory than this for each value of the JSON text and what is made of it.
-_COST = 128
-_MEMORY = 1 << 26
+_COST = 200
+_MEMORY = 1 << 27
 # The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
 
@@ -119,7 +119,7 @@ def _sum_of(text: bytes, begin: int) -> str:
 
 
 def check_memory(text: bytes, room: int) -> None:
-    """Check that a header can be read in at most four times the memory that the file takes, or 64 MB.
+    """Check that reading takes at most four times the memory of the file, or 128 MB.
 
     Args:
         text: the bytes of the header.
