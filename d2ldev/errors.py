@@ -14,6 +14,9 @@ import warnings
 from collections.abc import Iterable
 
 
+_LONGEST = 4000
+
+
 class D2LDevError(Exception):
     """The base class of every error that d2ldev raises.
 
@@ -35,7 +38,9 @@ class D2LDevError(Exception):
         super().__init__(attempted, problem, fix, self.devices)
 
     def __str__(self) -> str:
-        lines = [f"cannot {self.attempted}: {self.problem}"]
+        # What a file or a framework says may be of any length.
+        cut = "..." if len(self.problem) > _LONGEST else ""
+        lines = [f"cannot {self.attempted}: {self.problem[:_LONGEST]}{cut}"]
         if self.devices:
             lines.append(f"  devices: {', '.join(self.devices)}")
         lines.append(f"  fix: {self.fix}")

@@ -44,7 +44,9 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         ) from error
     except HeaderError as error:
         raise CheckpointError(
-            attempted, str(error), "save less in one file: np.asarray(numbers) for a list of numbers"
+            attempted,
+            str(error),
+            "save less in one file: np.asarray(numbers) for a list of numbers",
         ) from error
 
 

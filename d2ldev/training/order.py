@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.errors import CheckpointError, describe
+from d2ldev.errors import CheckpointError, describe, shown
 from d2ldev.registry.selection import framework_of_loader
 
 # What the order of data depends on. These words are in the files.
@@ -70,8 +70,8 @@ class Order:
             raise _refusal(f"{describe(saved)} says nothing of it")
         if saved["kind"] != self._kind:
             raise _refusal(
-                f"the run began with another loader, whose order depends on {saved['kind']}, and "
-                f"that of {describe(self._data)} on {self._kind}"
+                f"the run began with another loader, whose order depends on {shown(saved['kind'])}, "
+                f"and that of {describe(self._data)} on {self._kind}"
             )
         set_random_state = checked_random_state(saved["random"])
         state = saved["state"]

@@ -64,7 +64,9 @@ def test_every_bit_of_the_header_with_one_of_the_data_is_found(small):
     assert small.unnoticed(itertools.product(small.header, small.data)) == []
 
 
-@pytest.mark.parametrize("keys", [*itertools.combinations((STRUCTURE, CHECKSUM, HEADER), 2)], ids=str)
+@pytest.mark.parametrize(
+    "keys", [*itertools.combinations((STRUCTURE, CHECKSUM, HEADER), 2)], ids=str
+)
 def test_a_file_with_two_damaged_keys_is_not_that_of_another_program(small, keys):
     # The bits that change a character but not its meaning in JSON have been tried above.
     first, second = (small.places(f'"{key}"'.encode())[::3] for key in keys)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hostile_files import DATA, file_of, told
 
-from d2ldev import UnsupportedValueError
+from d2ldev import CheckpointError, UnsupportedValueError
 
 Point = collections.namedtuple("Point", "x y")
 
@@ -248,3 +248,70 @@ def test_keys_that_all_have_one_hash_are_refused(reference, path):
 def test_a_key_without_a_hash_is_refused(reference, path, key):
     with pytest.raises(UnsupportedValueError, match="its keys are not"):
         reference.save(_Keyed(key), path)
+
+
+@dataclasses.dataclass
+class Counted:
+    """A class of which no method is to run."""
+
+    x: object
+
+    def __post_init__(self):
+        self.count = 1
+
+    def __eq__(self, other):
+        raise AssertionError("compared")
+
+    def __hash__(self):
+        raise AssertionError("hashed")
+
+
+@pytest.mark.parametrize(
+    "value", [Point(1, [2]), Batch(1, "one"), Slotted([1])], ids=lambda value: type(value).__name__
+)
+def test_a_class_that_is_given_is_that_of_what_was_saved(reference, path, round_trip, value):
+    round_trip([value, value])
+    first, second = reference.load(path, classes=[Point, Batch, Slotted])
+    assert first is second
+    assert type(first) is type(value)
+    assert repr(first) == repr(value)
+    assert type(reference.load(path, classes=[Sorted])[0]) in (tuple, dict)
+
+
+Sorted = collections.namedtuple("Sorted", "x")
+
+
+def test_no_constructor_runs_and_nothing_is_compared(reference, path):
+    reference.save({"a": {"b": Counted(1)}, 1: Counted(2)}, path)
+    loaded = reference.load(path, classes=[Counted])
+    assert (loaded["a"]["b"].x, loaded[1].x) == (1, 2)
+    assert not hasattr(loaded[1], "count")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        collections.namedtuple("Point", "x z"),
+        collections.namedtuple("Point", "x y z"),
+        dataclasses.make_dataclass("Point", ["x", "z"]),
+    ],
+    ids=["names", "more", "dataclass"],
+)
+def test_a_class_with_other_fields_is_refused(reference, path, other):
+    reference.save([Point(1, 2)], path)
+    with pytest.raises(CheckpointError, match=r"its 'Point' has the fields \['x', 'y'\]"):
+        reference.load(path, classes=[other])
+
+
+@pytest.mark.parametrize(
+    "classes", [[dict], [3], ["Point"], [Point, collections.namedtuple("Point", "x")], 3, None]
+)
+def test_other_classes_are_refused(reference, path, classes):
+    reference.save([1], path)
+    with pytest.raises(UnsupportedValueError, match="load "):
+        reference.load(path, classes=classes)
+
+
+def test_one_class_alone_may_be_given(reference, path):
+    reference.save([Point(1, 2)], path)
+    assert reference.load(path, classes=Point) == [Point(1, 2)]

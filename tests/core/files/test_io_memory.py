@@ -1,0 +1,138 @@
+"""Reading a file takes no more than four times the memory of the file, and time to match."""
+
+import json
+import zlib
+
+import pytest
+from hostile_files import DATA, containers, entry, file_of, row, told
+from processes import run_python
+
+from d2ldev import CheckpointError
+
+MEGABYTES = 12
+# What fills a header, and what stands in its place in a list.
+FILLERS = {
+    "empty objects": "{},",
+    "empty lists": "[],",
+    "numbers": "0,",
+    "short text": '"ab",',
+    "objects": '{"a":{}},',
+}
+PROGRAM = """
+    import sys
+    from d2ldev import CheckpointError, get_backend
+
+    def peak():
+        lines = open("/proc/self/status").read().splitlines()
+        return 1024 * next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
+
+    backend = get_backend("reference")
+    before = peak()
+    try:
+        backend.load(FILE)
+    except CheckpointError as error:
+        show([peak() - before, error.problem])
+    else:
+        show([peak() - before, "read"])
+"""
+
+
+def taken(path):
+    """Load a file in a process of its own; return how much memory that took, and what was said."""
+    return run_python(PROGRAM.replace("FILE", repr(str(path))))[0]
+
+
+def many(filler):
+    return filler * (MEGABYTES * 2**20 // len(filler)) + "0"
+
+
+def filled_description(filler):
+    """Return a file whose description is of the format, but for what fills it."""
+    header = told(containers=[row("list", [{"tensor": 0}, "FILLER"])], root={"at": 0})
+    text = header["__metadata__"]["d2ldev.structure"].replace('"FILLER"', many(filler))
+    checksum = f"{zlib.crc32(text.encode()):08x}"
+    header["__metadata__"] = {"d2ldev.structure": text, "d2ldev.checksum": checksum}
+    return file_of(header, DATA)
+
+
+@pytest.mark.parametrize("name", FILLERS)
+@pytest.mark.parametrize("in_description", [False, True])
+def test_a_header_full_of_values_takes_less_than_four_times_its_file(path, name, in_description):
+    if in_description:
+        data = filled_description(FILLERS[name])
+    else:
+        data = file_of(f'{{"x":[{many(FILLERS[name])}]}}'.encode())
+    path.write_bytes(data)
+    memory, problem = taken(path)
+    assert memory < 4 * len(data)
+    assert "more memory than four times the file" in problem
+
+
+def test_a_file_with_as_many_values_as_are_allowed_takes_less_than_four_times_its_size(path):
+    count = 500_000
+    header = told(containers=[row("list", [{"tensor": 0}, "FILLER"])], root={"at": 0})
+    text = header["__metadata__"]["d2ldev.structure"].replace('"FILLER"', "1.5," * count + "0")
+    checksum = f"{zlib.crc32(text.encode()):08x}"
+    header["__metadata__"] = {"d2ldev.structure": text, "d2ldev.checksum": checksum}
+    header["x"] = entry("F32", [8_000_000], (0, 32_000_000))
+    whole = file_of(header)
+    with open(path, "wb") as file:
+        file.write(whole)
+        file.truncate(len(whole) + 32_000_000)
+    memory, problem = taken(path)
+    assert problem == "read"
+    assert memory < 4 * path.stat().st_size
+
+
+def test_what_could_not_be_read_is_not_written(reference, path):
+    with pytest.raises(CheckpointError, match=r"np\.asarray\(numbers\)"):
+        reference.save({"x": list(range(1_000_000))}, path)
+    assert list(path.parent.iterdir()) == []
+
+
+def doubled(count, label="a"):
+    """Return the rows of containers that share children, with 2**count values."""
+    rows = [row("dict", [{"tensor": 0}], [label])]
+    for i in range(count):
+        rows.append(row("dict", [{"at": i}, {"at": i}], [label, "b"]))
+    return rows
+
+
+def test_names_that_are_long_and_many_are_refused(reference, path):
+    path.write_bytes(file_of(containers(*doubled(18, "a" * 10_000)), DATA))
+    with pytest.raises(CheckpointError, match="letters"):
+        reference.load_into(reference.mlp([2, 3]), path)
+
+
+def test_the_parts_of_a_long_name_are_not_all_looked_at(reference, path):
+    path.write_bytes(file_of({"a." * 500_000: entry()}, DATA))
+    with pytest.raises(CheckpointError, match="has nothing under 'b'"):
+        reference.load_into({"x": reference.zeros(1)}, path, only="b")
+
+
+@pytest.mark.parametrize("read", ["load", "load_into"])
+@pytest.mark.parametrize("name", ["n" * 1_000_000, "\ud800", "\x1b[2J\n  fix: rm"], ids=len)
+def test_what_a_file_says_is_told_shortly_and_can_be_printed(reference, path, name, read):
+    header = {"x": entry(), name: {**entry(), "dtype": "F33"}}
+    if read == "load_into":
+        header = containers(row("dict", [{"tensor": 0}], [name]))
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError) as caught:
+        getattr(reference, read)(*[{"x": reference.zeros(1)}][: read == "load_into"], path)
+    text = str(caught.value)
+    assert len(text.encode()) < 5000
+    assert "\x1b" not in text
+    assert len(text.splitlines()) == 2
+
+
+def test_the_writer_that_a_file_names_is_told_shortly(reference, path):
+    header = containers(row("dict", [{"tensor": 0}], ["x"]))
+    text = header["__metadata__"]["d2ldev.structure"].replace(
+        '"reference"', json.dumps("w" * 10**6)
+    )
+    header["__metadata__"]["d2ldev.structure"] = text
+    header["__metadata__"]["d2ldev.checksum"] = f"{zlib.crc32(text.encode()):08x}"
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError) as caught:
+        reference.load_into({"y": reference.zeros(1)}, path)
+    assert len(str(caught.value)) < 5000

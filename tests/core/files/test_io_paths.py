@@ -1,0 +1,93 @@
+"""Whatever a path is, it is read, written, or an error of ours; nothing else is touched."""
+
+import os
+
+import pytest
+
+from d2ldev import CheckpointError, Trainer, UnsupportedValueError
+from d2ldev.errors import D2LDevError
+
+
+class Odd:
+    def __fspath__(self):
+        raise RuntimeError("odd")
+
+
+def saved(backend, path):
+    backend.save(backend.ones(1), path)
+
+
+def loaded(backend, path):
+    backend.load(path)
+
+
+def loaded_into(backend, path):
+    backend.load_into(backend.zeros(1), path)
+
+
+def trained(backend, path):
+    Trainer(0, backend=backend).fit(backend.mlp([2, 1]), [], checkpoint=path)
+
+
+def resumed(backend, path):
+    Trainer(0, backend=backend).fit(backend.mlp([2, 1]), [], checkpoint=path, resume=True)
+
+
+CALLS = (saved, loaded, loaded_into, trained, resumed)
+
+
+@pytest.fixture
+def good(reference, tmp_path):
+    """A file that nothing may change."""
+    saved(reference, tmp_path / "good.st")
+    return tmp_path / "good.st"
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("n" * 300, "n/" * 3000 + "x", "a\0b", "", ".", "..", "folder", "folder/", "missing/x"),
+        *("good.st/", "good.st/.", "good.st/..", "good.st/x", "good.st/../other", "pipe", "loop"),
+        *("link/", "/dev/null", "/dev/zero", "/dev/full", "/proc/self/mem", "~/x/y", Odd(), b"", 3),
+    ],
+    ids=lambda name: repr(name)[:20],
+)
+def test_a_path_of_no_file_is_an_error_of_ours(reference, tmp_path, good, call, name):
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "link").symlink_to("good.st")
+    before, names = good.read_bytes(), sorted(os.listdir(tmp_path))
+    given = os.path.join(tmp_path, name) if isinstance(name, str) and name else name
+    with pytest.raises(D2LDevError) as caught:
+        call(reference, given)
+    assert isinstance(caught.value, (CheckpointError, UnsupportedValueError))
+    assert good.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == names
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_a_folder_that_may_not_be_entered_is_an_error_of_ours(
+    reference, tmp_path, call, monkeypatch
+):
+    # A test may run as one who may enter every folder.
+    stat = os.stat
+
+    def refused(path, *args, **options):
+        if str(path).startswith(str(tmp_path / "locked")):
+            raise PermissionError(13, "Permission denied", path)
+        return stat(path, *args, **options)
+
+    (tmp_path / "locked").mkdir()
+    monkeypatch.setattr(os, "stat", refused)
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        call(reference, tmp_path / "locked" / "run.st")
+
+
+@pytest.mark.parametrize("call", CALLS)
+def test_an_error_about_a_path_that_is_no_text_can_be_printed(reference, tmp_path, call):
+    path = os.fsencode(tmp_path) + b"/\xff/x"
+    with pytest.raises(CheckpointError) as caught:
+        call(reference, path)
+    assert b"\\udcff" in str(caught.value).encode()
