@@ -620,9 +620,9 @@ class Backend:
         Returns:
             What was saved: dicts, lists, tuples, sets, OrderedDicts and deques as their type;
             instances of ``classes``; any other namedtuple as a tuple, dataclass or mapping as a
-            dict, and other classes as what they are derived from. A model is a dict from the names of its tensors to
-            tensors, and an optimizer a dict of its state. ``load_into`` reads either into a model
-            or an optimizer.
+            dict, and other classes as what they are derived from. A model is a dict from the names
+            of its tensors to tensors, and an optimizer a dict of its state. ``load_into`` reads
+            either into a model or an optimizer.
 
         Raises:
             DeviceUnavailableError: before anything is read.

@@ -13,7 +13,6 @@ import sys
 import warnings
 from collections.abc import Iterable
 
-
 _LONGEST = 4000
 
 

@@ -34,8 +34,8 @@ class ArrayLoader:
         shuffle: whether each epoch has an order of its own. The order depends only on ``seed`` and
             the number of the epoch, whatever else is drawn, and is the same in every version of
             NumPy.
-        seed: of the order, an integer of at most 128 bits that is not negative; None draws one from the operating
-            system, which ``state_dict`` holds.
+        seed: of the order, an integer of at most 128 bits that is not negative; None draws one from
+            the operating system, which ``state_dict`` holds.
         drop_last: whether a last batch that is not full is left out.
 
     Yields:

@@ -70,8 +70,8 @@ class Order:
             raise _refusal(f"{describe(saved)} says nothing of it")
         if saved["kind"] != self._kind:
             raise _refusal(
-                f"the run began with another loader, whose order depends on {shown(saved['kind'])}, "
-                f"and that of {describe(self._data)} on {self._kind}"
+                "the run began with another loader, whose order depends on "
+                f"{shown(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
             )
         set_random_state = checked_random_state(saved["random"])
         state = saved["state"]

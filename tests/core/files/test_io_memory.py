@@ -92,10 +92,8 @@ def test_what_could_not_be_read_is_not_written(reference, path):
 
 def doubled(count, label="a"):
     """Return the rows of containers that share children, with 2**count values."""
-    rows = [row("dict", [{"tensor": 0}], [label])]
-    for i in range(count):
-        rows.append(row("dict", [{"at": i}, {"at": i}], [label, "b"]))
-    return rows
+    pairs = [row("dict", [{"at": i}, {"at": i}], [label, "b"]) for i in range(count)]
+    return [row("dict", [{"tensor": 0}], [label]), *pairs]
 
 
 def test_names_that_are_long_and_many_are_refused(reference, path):

@@ -1,4 +1,4 @@
-"""Whatever stands in the checkpoint of a run, ``resume`` goes on or refuses it, in time to match."""
+"""Whatever stands in the checkpoint of a run, ``resume`` goes on or refuses it, and soon."""
 
 import copy
 import random
@@ -52,7 +52,10 @@ def path(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def state(path):
-    """The state of a run within its second epoch, with other parts: Hypothesis shows no function."""
+    """Returns the state of a run within its second epoch, with other parts.
+
+    It is a function because Hypothesis shows what a test is given.
+    """
     with pytest.raises(InterruptedError):
         fitted(path, resume=False, end=6)
     loaded = REFERENCE.load(path)

@@ -113,6 +113,29 @@ class ReadsWhateverIsThere(Mutant, caught_by="io.refuses-broken-files"):
                 return {}
 
 
+class TakesADamagedKeyForNone(Mutant, caught_by="io.finds-two-flipped-bits"):
+    class Backend(Backend):
+        def load(self, path, *, device="cpu"):
+            try:
+                return super().load(path, device=device)
+            except CheckpointError as error:
+                if "keys" in error.problem:
+                    return {}
+                raise
+
+
+class MakesTuplesOfAll(Mutant, caught_by="io.makes-no-class-unasked"):
+    class Backend(Backend):
+        def load(self, path, device="cpu", *, classes=()):
+            return super().load(path, device)
+
+
+class TakesAnyModes(Mutant, caught_by="fit.refuses-odd-states"):
+    class Learner(NetworkLearner):
+        def checked_modes(self, modes):
+            return lambda: [name for name in modes if name]
+
+
 class LoadsNothing(Mutant, caught_by="io.load-into-brings-every-value"):
     class Backend(Backend):
         def load_into(self, obj, path):

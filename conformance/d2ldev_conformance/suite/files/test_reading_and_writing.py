@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -192,6 +194,37 @@ def test_a_broken_file_is_a_checkpoint_error(backend, path, broken):
     path.write_bytes(data)
     with pytest.raises(CheckpointError):
         backend.load(path)
+
+
+@requirement("io.finds-two-flipped-bits", section=SECTION)
+@pytest.mark.parametrize("bit", range(8))
+def test_a_damaged_key_of_the_file_does_not_hide_damaged_numbers(backend, path, bit):
+    backend.save({"x": backend.ones(3)}, path)
+    whole = path.read_bytes()
+    keys = [found.start() + 1 for found in re.finditer(b'"d2ldev', whole)]
+    assert keys
+    for position in keys:
+        damaged = bytearray(whole)
+        damaged[position] ^= 1 << bit
+        damaged[-1] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(CheckpointError):
+            backend.load(path)
+
+
+class Pair(NamedTuple):
+    first: object
+    second: object
+
+
+@requirement("io.makes-no-class-unasked", section=SECTION)
+def test_a_class_is_only_made_if_it_is_given(backend, path, place):
+    backend.save([Pair(backend.ones(3), "text")], path)
+    assert type(backend.load(path)[0]) is tuple
+    (loaded,) = backend.load(path, place, classes=[Pair])
+    assert type(loaded) is Pair
+    assert loaded.second == "text"
+    assert backend.device_of(loaded.first) is place
 
 
 @requirement("io.refuses-a-missing-file", section=SECTION)
