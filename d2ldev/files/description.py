@@ -470,7 +470,7 @@ def built(
     made: list[Any] = []
     for row in rows:
         items = [filled(child, made, values) for child in row.children.values()]
-        if row.name in classes:
+        if row.name is not None and row.name in classes:
             made.append(_record(classes[row.name], dict(zip(row.children, items, strict=True))))
         elif row.type == "deque":
             made.append(deque(items, row.maxlen))
@@ -489,7 +489,7 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
     if issubclass(cls, tuple) and list(values) == list(cls._fields):
         return tuple.__new__(cls, values.values())
     if is_dataclass(cls) and values.keys() <= {field.name for field in fields(cls)}:
-        made = object.__new__(cls)
+        made: Any = object.__new__(cls)  # type: ignore[arg-type]  # a class, and no instance
         for name, value in values.items():
             object.__setattr__(made, name, value)
         return made
