@@ -28,6 +28,7 @@ from d2ldev.errors import (
     InvalidDeviceError,
     MemoryPolicyWarning,
     OutOfDeviceMemoryError,
+    ScopeError,
     UnknownBackendError,
     UnsupportedValueError,
 )
@@ -82,6 +83,7 @@ __all__ = [
     "MemoryPolicyWarning",
     "OutOfDeviceMemoryError",
     "Schedule",
+    "ScopeError",
     "Trainer",
     "UnknownBackendError",
     "UnsupportedValueError",

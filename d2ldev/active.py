@@ -122,9 +122,8 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
         return found
 
     def __exit__(self, *exception: object) -> None:
-        here = scoped.entries()
-        # Of this thread or task: another one may have entered the same object.
-        entry = next((each for each in reversed(self._entered) if each in here), None)
+        # Another thread or task may have entered the same object.
+        entry = scoped.find(lambda each: each in self._entered)
         if entry is not None:
             self._entered.remove(entry)
             scoped.leave(entry)

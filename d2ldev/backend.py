@@ -174,6 +174,7 @@ class Backend:
 
         d2ldev's own calls do not follow it: they go to the scope's device, else to the CPU.
         """
+        self.framework.contexts.settle()
         return devices.parsed(self.framework, self.framework.devices.default())
 
     def on(self, device: DeviceLike) -> AbstractContextManager[Device]:
@@ -181,10 +182,13 @@ class Backend:
 
         d2ldev's creation functions follow it per thread and per asyncio task. The framework's own
         default device is changed with it, by the framework's own means and with its rules: most
-        keep it per thread, so do not ``await`` in such a block.
+        keep it per thread, so do not ``await`` in such a block. Blocks may end in any order.
 
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
+            ScopeError: at the end of the block, if the framework's default device cannot be put
+                back there: in another thread, or in a block of the framework's own that began in
+                this one. d2ldev's own calls have left the block even so.
         """
         return devices.on(self.framework, device)
 

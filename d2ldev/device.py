@@ -137,9 +137,9 @@ class Device:
 
     def __exit__(self, *exception: Any) -> bool | None:
         # A device is one object for all threads, which cannot keep what it entered.
-        entry = next((e for e in reversed(_entered.entries()) if e.value[0] is self), None)
+        entry = _entered.find(lambda each: each.value[0] is self)
         if entry is None:
-            return None  # it was entered in another thread or task, which has it still
+            return None
         _entered.leave(entry)
         return entry.value[1].__exit__(*exception)
 

@@ -93,6 +93,10 @@ class DeviceMismatchError(D2LDevError, RuntimeError):
     """One operation was given tensors of different devices."""
 
 
+class ScopeError(D2LDevError, RuntimeError):
+    """A block ended where the framework's own default device cannot be put back."""
+
+
 class OutOfDeviceMemoryError(D2LDevError, MemoryError):
     """The device has too little free memory for what was asked."""
 

@@ -1,19 +1,24 @@
 """Blocks that are entered and left: each leaves its own entry, and nothing else.
 
-A block in a generator may end after one that was entered later, and a task that was started in a
-block may outlive it. So what is entered is kept per thread and task as a tuple of entries, and
-leaving removes the entry that entering made, wherever it stands.
+A block in a generator may end after one that was entered later, or in another thread or task, and
+a task that was started in a block may outlive it. So what is entered is kept per thread and task as
+a tuple of entries, and leaving removes the entry that entering made, wherever it stands. Contexts
+of a framework's own are kept per thread, because the framework keeps them so.
 
-Held by ``tests/core/operations/test_leaving.py``.
+Held by ``tests/core/operations/test_leaving.py`` and the requirements ``scopes.*``.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable
-from contextvars import ContextVar
+import threading
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar, Token
 from typing import Any, Generic, TypeVar
-from weakref import WeakSet
+from weakref import WeakSet, ref
+
+from d2ldev.errors import ScopeError
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -35,22 +40,43 @@ def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
     return mark
 
 
+_owner: ContextVar[None] = ContextVar("d2ldev_owner")
+
+
 class Entry(Generic[T]):
     """One entered block.
 
     Args:
         value: what the block makes current.
+
+    Attributes:
+        ended: whether it was left.
+        owner: what only the thread or task that entered it can reset; None once it was left.
     """
 
-    __slots__ = ("ended", "value")
+    __slots__ = ("__weakref__", "ended", "owner", "value")
 
     def __init__(self, value: T) -> None:
         self.value = value
         self.ended = False
+        self.owner: Token[None] | None = _owner.set(None)
+
+    def left_by_its_owner(self) -> bool:
+        """End the block; tell whether the thread or task that entered it does."""
+        self.ended, owner, self.owner = True, self.owner, None
+        try:
+            if owner is not None:
+                _owner.reset(owner)
+        except ValueError:  # so says Python in every other context
+            return False
+        return True
 
 
 class Scopes(Generic[T]):
     """The blocks of one kind that were entered and not left, in this thread or asyncio task.
+
+    A task goes on in the block in which it was started, also after its parent has left it. A block
+    that another thread or task has left is left everywhere.
 
     Args:
         name: of the context variables, for a debugger.
@@ -66,30 +92,59 @@ class Scopes(Generic[T]):
     'inner'
     """
 
-    __slots__ = ("__weakref__", "_entries", "name", "value")
+    __slots__ = ("__weakref__", "_elsewhere", "_entries", "_open", "_value", "name", "value")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        self.value: ContextVar[T | None] = ContextVar(name, default=None)
+        self._value: ContextVar[T | None] = ContextVar(name, default=None)
+        self.value: ContextVar[T | None] | Scopes[T] = self._value
         self._entries: ContextVar[tuple[Entry[T], ...]] = ContextVar(f"{name}_entries", default=())
+        self._open: dict[Entry[T], None] = {}
+        # Those that were left elsewhere, as long as any thread or task has not found it out.
+        self._elsewhere: WeakSet[Entry[T]] = WeakSet()
         every_scopes.add(self)
 
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
         entry = Entry(value)
         self._entries.set((*self._entries.get(), entry))
-        self.value.set(value)
+        self._open[entry] = None
+        self._value.set(value)
         return entry
 
     def leave(self, entry: Entry[T]) -> None:
         """Remove an entry; the innermost one that is left is the current one again."""
-        entry.ended = True
-        left = tuple(each for each in self._entries.get() if each is not entry)
-        self._entries.set(left)
-        self.value.set(left[-1].value if left else None)
+        self._open.pop(entry, None)
+        if not entry.left_by_its_owner():
+            # Variables of another thread or task cannot be set from here. So each asks ``get`` now.
+            self._elsewhere.add(entry)
+            self.value = self
+        self._keep(each for each in self._entries.get() if each is not entry)
+
+    def get(self) -> T | None:
+        """Return the value of the innermost block that was not left elsewhere, and forget those."""
+        entries = self._entries.get()
+        if any(each in self._elsewhere for each in entries):
+            self._keep(each for each in entries if each not in self._elsewhere)
+        if not self._elsewhere:
+            self.value = self._value
+            if self._elsewhere:  # another thread has added one meanwhile
+                self.value = self
+        return self._value.get()
+
+    def _keep(self, entries: Iterable[Entry[T]]) -> None:
+        kept = tuple(entries)
+        self._entries.set(kept)
+        self._value.set(kept[-1].value if kept else None)
+
+    def find(self, belongs: Callable[[Entry[T]], bool]) -> Entry[T] | None:
+        """Return the innermost block of which something is true: here, else anywhere."""
+        candidates = (*reversed(self._entries.get()), *reversed(list(self._open)))
+        return next((each for each in candidates if not each.ended and belongs(each)), None)
 
     def entries(self) -> tuple[Entry[T], ...]:
         """Return the entries of this thread or task, the outermost first."""
+        self.value.get()
         return self._entries.get()
 
     def __call__(self) -> T | None:
@@ -108,3 +163,84 @@ class Scopes(Generic[T]):
 
 every_scopes: WeakSet[Scopes[Any]] = WeakSet()
 """All ``Scopes`` of the process, to look for blocks that were not left."""
+
+
+class _OfThread(list["Entered"]):
+    """The contexts that one thread has entered; it ends with the thread."""
+
+
+class Entered:
+    """One context of a framework, which was entered.
+
+    Args:
+        make: makes the context, which may have to be entered again.
+        thread: what the thread that enters it has entered.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]], thread: _OfThread) -> None:
+        self.make = make
+        self.context = make()
+        self.thread = ref(thread)
+        self.ended = False
+
+
+class Contexts(threading.local):
+    """Contexts of a framework that keeps them in a stack for each thread; they end in any order."""
+
+    def __init__(self) -> None:
+        self._entered = _OfThread()
+
+    def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
+        """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
+        self.settle()
+        entered = Entered(make, self._entered)
+        entered.context.__enter__()
+        self._entered.append(entered)
+        return entered
+
+    def leave(self, entered: Entered, attempted: str) -> None:
+        """Leave a context; those that were entered later are left with it, and entered again.
+
+        Args:
+            entered: what ``enter`` returned.
+            attempted: what the caller is doing, for messages.
+
+        Raises:
+            ScopeError: if only another thread can leave it, or a context that d2ldev does not know
+                was entered in it and has not ended. ``settle`` leaves it as soon as that can be.
+        """
+        entered.ended = True
+        if entered in self._entered:
+            problem = self.settle()
+            if entered in self._entered:
+                raise ScopeError(
+                    attempted,
+                    f"a block of the framework's own, which began in it, has not ended: {problem}",
+                    "end that block first. Otherwise its end makes this device the default again, "
+                    "until the next 'with backend.on(device):' of this thread",
+                ) from problem
+        elif entered.thread() is not None and not isinstance(entered.context, nullcontext):
+            raise ScopeError(
+                attempted,
+                "it was entered in another thread, which alone can change its default device",
+                "close the generator in the thread that entered it. Otherwise the device is that "
+                "thread's default until its next 'with backend.on(device):'",
+            )
+
+    def settle(self) -> RuntimeError | None:
+        """Leave each context of this thread whose block has ended; return what prevented it."""
+        entered, problem = self._entered, None
+        first = next((i for i, each in enumerate(entered) if each.ended), len(entered))
+        again = []
+        while len(entered) > first and problem is None:
+            try:
+                entered[-1].context.__exit__(None, None, None)
+            except RuntimeError as error:
+                problem = error
+            else:
+                again += [each] if not (each := entered.pop()).ended else []
+        for each in reversed(again):
+            each.context = each.make()
+            each.context.__enter__()
+            entered.append(each)
+        return problem

@@ -120,8 +120,7 @@ class JaxDevices(Devices):
         return default
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
-        scope: AbstractContextManager[Any] = jax.default_device(self.native(device))
-        return scope
+        return _DefaultDevice(self.native(device))
 
     def synchronize(self, device: Device) -> None:
         if is_initialized():
@@ -332,6 +331,25 @@ class VirtualDevices(JaxDevices):
 
 
 _add_one = jax.jit(lambda x: x + 1)
+
+
+class _DefaultDevice:
+    """``jax.default_device``, which is left only where no other one is in force.
+
+    Each of them puts back what it has found.
+    """
+
+    def __init__(self, native: jax.Device) -> None:
+        self._native = native
+        self._scope: Any = jax.default_device(native)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if jax.config.jax_default_device is not self._native:
+            raise RuntimeError("jax.default_device is in force")
+        self._scope.__exit__(*error)
 
 
 def _queued(native: jax.Device) -> list[Any]:

@@ -82,7 +82,7 @@ class MXNetDevices(Devices):
 
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         # A context stores the one before it in itself, so that one object cannot be entered twice.
-        return mx.Context(self.native(device))  # type: ignore[no-any-return]
+        return _DefaultContext(self.native(device))
 
     def synchronize(self, device: Device) -> None:
         # MXNet waits for all devices or for none. Errors of operations that failed after their call
@@ -108,6 +108,15 @@ class MXNetDevices(Devices):
         if isinstance(error, mx.base.MXNetError):
             return any(words in str(error) for words in _OUT_OF_MEMORY)
         return super().is_out_of_memory(error)
+
+
+class _DefaultContext(mx.Context):  # type: ignore[misc]
+    """A context that is left only where no other one is in force: each puts back what it found."""
+
+    def __exit__(self, *error: object) -> None:
+        if (current := mx.context.current_context()) is not self:
+            raise RuntimeError(f"mx.Context {current} is in force")
+        super().__exit__(*error)
 
 
 def has_cuda() -> bool:

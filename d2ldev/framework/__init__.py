@@ -24,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from d2ldev.device import Device
 from d2ldev.errors import (
@@ -40,7 +40,7 @@ from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
 from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training, Weighted
 from d2ldev.nesting.kinds import Kinds
-from d2ldev.scopes import Scopes
+from d2ldev.scopes import Contexts, Scopes
 
 __all__ = [
     "Copier",
@@ -56,7 +56,6 @@ __all__ = [
     "Memory",
     "Models",
     "Part",
-    "Placed",
     "Put",
     "Settings",
     "Shape",
@@ -76,20 +75,6 @@ ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16")
 """
 
 
-class Placed(NamedTuple):
-    """A device in force.
-
-    Args:
-        device: where tensors are made.
-        native_scope: the framework's own context for it.
-        thread: the thread that entered it, which alone can leave the framework's own context.
-    """
-
-    device: Device
-    native_scope: Any
-    thread: int
-
-
 class Framework:
     """What an author writes of one framework: names, and six rooms.
 
@@ -105,6 +90,7 @@ class Framework:
         cannot: what it cannot do, of ``ABILITIES``, and why.
         devices, tensors, models, files, training, strict: the rooms.
         scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
+        contexts: the framework's own contexts of these blocks; kept by d2ldev.
         known_devices, known_natives: devices that are known to exist, by every spelling in which
             they were asked for; kept by d2ldev.
 
@@ -134,7 +120,8 @@ class Framework:
         self.models = Models()
         self.training = Training()
         self.strict = Strict()
-        self.scope: Scopes[Placed] = Scopes(f"{self.name}_scope")
+        self.scope: Scopes[Device] = Scopes(f"{self.name}_scope")
+        self.contexts = Contexts()
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
 

@@ -88,7 +88,9 @@ class Devices(ABC):
     def scope(self, device: Device) -> AbstractContextManager[Any]:
         """Return the framework's own context that makes a device its default.
 
-        Entered by ``with backend.on(device):``. A new object for each call.
+        Entered by ``with backend.on(device):``, in the thread that leaves it. A new object for each
+        call. Its ``__exit__`` raises a ``RuntimeError``, and changes nothing, while a context that
+        was entered in it by other means has not ended; see ``d2ldev.scopes.Contexts``.
         """
         return nullcontext()
 

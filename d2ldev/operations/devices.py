@@ -8,8 +8,8 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from threading import get_ident
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 from d2ldev import settings
@@ -23,8 +23,8 @@ from d2ldev.errors import (
     describe,
     warn,
 )
-from d2ldev.framework import DeviceLike, Framework, Memory, Placed
-from d2ldev.scopes import Entry, traced_as
+from d2ldev.framework import DeviceLike, Framework, Memory
+from d2ldev.scopes import traced_as
 
 
 def all_devices(framework: Framework) -> list[Device]:
@@ -97,53 +97,28 @@ def asked_for_too_late(index: int) -> str:
 
 
 def _current_traced(framework: Framework) -> Device:
-    placed = framework.scope.in_c
-    return CPU if placed is None else placed.device
+    device = framework.scope.in_c
+    return CPU if device is None else device
 
 
 @traced_as(_current_traced)
 def current(framework: Framework) -> Device:
     """Return the device of the innermost ``on``, else the CPU."""
-    placed = framework.scope.value.get()
-    return CPU if placed is None else placed.device
+    device = framework.scope.value.get()
+    return CPU if device is None else device
 
 
 @contextmanager
 def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
     """Make a device the place where tensors are created, for a block; see ``Backend.on``."""
     place = existing(framework, device, "make tensors")
-    native_scope = framework.devices.scope(place)
-    native_scope.__enter__()
-    entry = framework.scope.enter(Placed(place, native_scope, get_ident()))
+    entered = framework.contexts.enter(partial(framework.devices.scope, place))
+    entry = framework.scope.enter(place)
     try:
         yield place
     finally:
-        _leave(framework, entry)
-
-
-def _leave(framework: Framework, entry: Entry[Placed]) -> None:
-    """Leave a block and no other, also where later ones have not ended.
-
-    Frameworks keep their own scopes in a stack. So those that were entered later are left with it
-    and entered again.
-    """
-    entries = framework.scope.entries()
-    later = entries[entries.index(entry) + 1 :] if entry in entries else ()
-    with ExitStack() as entered_again:
-        for each in reversed(later):  # the last one that is pushed is the first that is called
-            entered_again.callback(_enter_again, framework, each)
-        for each in reversed(later):
-            each.value.native_scope.__exit__(None, None, None)
         framework.scope.leave(entry)
-        if entry.value.thread == get_ident():
-            entry.value.native_scope.__exit__(None, None, None)
-
-
-def _enter_again(framework: Framework, entry: Entry[Placed]) -> None:
-    device = entry.value.device
-    scope = framework.devices.scope(device)
-    scope.__enter__()
-    entry.value = Placed(device, scope, get_ident())
+        framework.contexts.leave(entered, f"end the block of backend.on({str(place)!r})")
 
 
 def out_of_memory(

@@ -15,6 +15,7 @@ BUILT_IN_BASES = {
     "BackendNotInstalledError": ImportError,
     "DeviceUnavailableError": RuntimeError,
     "DeviceMismatchError": RuntimeError,
+    "ScopeError": RuntimeError,
     "OutOfDeviceMemoryError": MemoryError,
     "CheckpointError": ValueError,
 }

@@ -92,8 +92,7 @@ class Mutant(ReferenceFramework):
     @property
     def here(self) -> Device | None:
         """The device of the innermost block; None outside of any."""
-        placed = self.scope.value.get()
-        return None if placed is None else placed.device
+        return self.scope.value.get()
 
 
 class Queued(Mutant):

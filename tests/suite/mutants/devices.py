@@ -212,7 +212,8 @@ class Everyones(Scopes):
 
     def __init__(self, name):
         super().__init__(name)
-        self.value, self._entries = Variable(None), Variable(())
+        self.value = self._value = Variable(None)
+        self._entries = Variable(())
 
 
 class Variable:
