@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceMismatchError, UnsupportedValueError, describe
+from d2ldev.errors import DeviceMismatchError, UnsupportedValueError, describe, shown
 from d2ldev.framework import (
     DeviceLike,
     DType,
@@ -58,6 +58,12 @@ class Backend:
     framework: Framework
 
     def __init__(self, framework: Framework) -> None:
+        if not isinstance(framework, Framework):
+            raise UnsupportedValueError(
+                f"make a backend of {describe(framework)}",
+                "it is no Framework",
+                "d2ldev.get_backend('torch')",
+            )
         self.framework = framework
         _backends.setdefault(framework, self)
 
@@ -400,7 +406,9 @@ class Backend:
         number = whole_number("seed", "seed", seed, least=0, fix="backend.seed(0)")
         if number >= 2**32:
             raise UnsupportedValueError(
-                f"seed with {number}", "not every framework takes it", f"backend.seed({2**32 - 1})"
+                f"seed with {shown(number)}",
+                "not every framework takes it",
+                f"backend.seed({2**32 - 1})",
             )
         self.framework.tensors.seed(number)
 
@@ -681,6 +689,7 @@ class Backend:
         """
         from d2ldev.files.load_into import load_into
 
+        strict = flag("load parameters", "strict", strict)
         return load_into(self.framework, obj, path, strict=strict, only=only)
 
     # -- training ---------------------------------------------------------------------------------
@@ -775,7 +784,8 @@ class Backend:
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
         self.framework.require("train", attempted)
-        check_labels(prediction.shape, y.shape, self.framework.tensors.dtype_of(y))
+        rows, labels = creation.shape_of(prediction, attempted), creation.shape_of(y, attempted)
+        check_labels(rows, labels, self.framework.tensors.dtype_of(y))
         return self.framework.training.accuracy(prediction, y)
 
     def prefetch(

@@ -205,4 +205,4 @@ def gpu(i: int = 0) -> Device:
 
 def gpus_in_words(count: int) -> str:
     """Return ``'1 GPU'``, ``'2 GPUs'``, for messages."""
-    return f"{count} GPU{'' if count == 1 else 's'}"
+    return f"{shown(count)} GPU{'' if count == 1 else 's'}"

@@ -9,6 +9,7 @@ Held by ``tests/core/test_errors.py`` and the requirements ``errors.*`` of the c
 
 from __future__ import annotations
 
+import reprlib
 import sys
 import warnings
 from collections.abc import Iterable
@@ -47,10 +48,18 @@ class D2LDevError(Exception):
         return "\n".join(lines).encode("utf-8", "backslashreplace").decode()
 
 
+# A ``repr`` goes through a nesting as often as it has paths, and a message shows its beginning.
+_short = reprlib.Repr()
+_short.maxlevel = 4
+_short.maxlist = _short.maxtuple = _short.maxdict = _short.maxset = _short.maxfrozenset = 8
+_short.maxdeque = _short.maxarray = 8
+_short.maxstring = _short.maxlong = _short.maxother = 1000
+
+
 def shown(value: object) -> str:
     """Return the ``repr`` of a value for a message: never long, and never an error of its own."""
     try:
-        text = repr(value)
+        text = _short.repr(value)
     except Exception:
         text = object.__repr__(value)
     return f"{text[:57]}..." if len(text) > 60 else text

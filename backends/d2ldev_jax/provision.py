@@ -74,6 +74,22 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return builders of tensors that few calls can take, by name."""
+
+    def deleted() -> jax.Array:
+        x = jnp.zeros(2)
+        x.delete()
+        return x
+
+    return {
+        "key": lambda: jax.random.key(0),
+        "shape": lambda: jax.ShapeDtypeStruct((2,), "float32"),
+        "deleted": deleted,
+        "int4": lambda: jnp.zeros(2, "int4"),
+    }
+
+
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and dropout."""
     return {"module": lambda device: backend.place(Network(), device)}

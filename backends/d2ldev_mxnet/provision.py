@@ -126,6 +126,15 @@ class MaskedHybrid(WithNumPyArrays, mx.gluon.HybridBlock):  # type: ignore[misc]
         return F.np.dot(x, weight) * mask
 
 
+def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return builders of tensors that few calls can take, by name."""
+    return {
+        "compressed": lambda: mx.nd.sparse.zeros("csr", (2, 2)),
+        "rows": lambda: mx.nd.sparse.zeros("row_sparse", (2, 2)),
+        "symbol": lambda: mx.sym.Variable("x"),
+    }
+
+
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
     return {

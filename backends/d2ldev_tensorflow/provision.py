@@ -86,6 +86,19 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return builders of tensors that few calls can take, by name."""
+    return {
+        "text": lambda: tf.constant(["a", "b"]),
+        "resource": lambda: tf.Variable(1.0).handle,
+        "variant": lambda: tf.data.Dataset.range(3)._variant_tensor,
+        "quantized": lambda: tf.cast([1.0], tf.qint8),
+        "sparse": lambda: tf.sparse.from_dense([[1.0, 0.0]]),
+        "ragged": lambda: tf.ragged.constant([[1], [2, 3]]),
+        "slices": lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0])),
+    }
+
+
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
     import keras

@@ -108,6 +108,12 @@ class TensorFlowTensors(Tensors):
 
     def address(self, x: Tensor) -> int:
         x = tf.convert_to_tensor(x)  # of a variable: its memory, and no copy
+        if x.dtype in OF_THE_HOST or x.dtype.is_quantized:  # some releases end the process
+            raise UnsupportedValueError(
+                "tell the address of a tensor",
+                f"TensorFlow gives none for a tensor of {x.dtype.name}",
+                "one of a number dtype has one: tf.cast(x, 'float32')",
+            )
         if x.dtype.name.startswith("float8"):
             # DLPack has no such dtype in TensorFlow; private, but NumPy's view of the CPU's memory.
             return int(x._numpy_internal().ctypes.data)

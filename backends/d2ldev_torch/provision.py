@@ -50,6 +50,22 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
+    """Return builders of tensors that few calls can take, by name."""
+    lengths = [torch.zeros(2), torch.zeros(3)]
+    return {
+        "meta": partial(torch.zeros, 2, device="meta"),
+        "sparse": lambda: torch.eye(2).to_sparse(),
+        "compressed": lambda: torch.eye(2).to_sparse_csr(),
+        "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1, 0, torch.qint8),
+        "nested": partial(torch.nested.nested_tensor, lengths),
+        "jagged": partial(torch.nested.nested_tensor, lengths, layout=torch.jagged),
+        "uninitialized": torch.nn.UninitializedParameter,
+        "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
+        "complex of 32 bits": partial(torch.zeros, 2, dtype=torch.complex32),
+    }
+
+
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
     return {"module": partial(_network, backend), "lazy module": partial(_lazy_network, backend)}

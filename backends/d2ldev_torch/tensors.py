@@ -94,7 +94,8 @@ class TorchTensors(Tensors):
     def address(self, x: Tensor) -> int:
         try:
             return int(x.data_ptr())
-        except RuntimeError as error:  # a sparse one has several, a nested one none
+        # A sparse one has several, a nested one none, an uninitialized one not yet.
+        except (RuntimeError, ValueError) as error:
             raise UnsupportedValueError(
                 "tell the address of a tensor",
                 f"a tensor of layout {x.layout} has no one address",

@@ -79,6 +79,11 @@ def modules(backend: Backend) -> Mapping[str, Callable[[Device, float], Any]]:
     return _provided(backend, "modules")
 
 
+def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
+    """Return builders of tensors that few calls can take, by name: sparse, without bytes ..."""
+    return _provided(backend, "hostile_tensors")
+
+
 def _provided(backend: Backend, what: str) -> Mapping[str, Any]:
     """Return what the module ``provision`` of the backend's package has; empty if it has none."""
     for cls in type(backend.framework).__mro__:

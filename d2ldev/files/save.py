@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
@@ -18,6 +19,8 @@ from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.framework import Framework
 from d2ldev.operations.arguments import as_path
+from d2ldev.operations.creation import shape_of
+from d2ldev.operations.moving import translated
 
 
 def save(framework: Framework, obj: Any, path: Any) -> None:
@@ -63,8 +66,7 @@ def _write(
     os.lseek(descriptor, len(_header(framework, description, entries, sums)), os.SEEK_SET)
     for i in order:
         name, x, dtype, _ = saved[i]
-        array = x if isinstance(x, np.ndarray) else framework.files.borrow(x)
-        data = memoryview(bytes_of(array))  # type: ignore[arg-type]
+        data = _data(framework, name, x)
         if len(data) != entries[name].end - entries[name].begin:
             raise HeaderError(f"{name} has changed while it was written")
         checksum = checksum_of(dtype, entries[name].shape)
@@ -79,12 +81,24 @@ def _write(
 
 def _entry(framework: Framework, saved: Saved, begin: int) -> Entry:
     has_numbers = saved.numbers == saved.dtype
-    shape = (saved.value if has_numbers else framework.tensors.to_numpy(saved.value)).shape
-    shape = tuple(int(size) for size in shape)
+    value = saved.value if has_numbers else framework.tensors.to_numpy(saved.value)
+    shape = shape_of(value, f"save {saved.name}")
     storage = storage_of(saved.numbers)
     assert storage is not None
     size = math.prod(shape) * numpy_dtype(saved.numbers).itemsize
     return Entry(storage.tag, (*shape, *storage.suffix), begin, begin + size)
+
+
+def _data(framework: Framework, name: str, x: Any) -> memoryview:
+    """Return the bytes of a tensor or an array."""
+    try:
+        array = x if isinstance(x, np.ndarray) else framework.files.borrow(x)
+        return memoryview(bytes_of(array))  # type: ignore[arg-type]
+    except Exception as error:
+        native = framework.devices.native(CPU)
+        if (ours := translated(framework, error, f"save {name}", native, x)) is None:
+            raise
+        raise ours from error
 
 
 def _header(

@@ -5,8 +5,9 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
@@ -84,7 +85,7 @@ class Settings(NamedTuple):
         Raises:
             UnsupportedValueError: if they cannot be used.
         """
-        if not callable(self.loss) and self.loss not in LOSSES:
+        if not callable(self.loss) and not _is_one_of(self.loss, LOSSES):
             raise UnsupportedValueError(
                 f"train with the loss {describe(self.loss)}",
                 f"a loss is one of {', '.join(LOSSES)}, or (prediction, y) -> scalar tensor",
@@ -99,17 +100,27 @@ class Settings(NamedTuple):
         for name in ("lr", "gradient_clip_val"):
             value = getattr(self, name)
             is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not 0 <= value < float("inf"):
+            if not is_number or not 0 <= value <= sys.float_info.max:
                 raise UnsupportedValueError(
                     f"train with {name}={describe(value)}",
                     "it is a number that is not negative",
                     f"{name}={0.01 if name == 'lr' else 0}",
                 )
-        if self.precision not in PRECISIONS:
+        if not _is_one_of(self.precision, PRECISIONS):
             raise UnsupportedValueError(
                 f"train with precision={describe(self.precision)}",
                 f"it is one of {', '.join(PRECISIONS)}",
                 "precision='bf16', or leave it out",
+            )
+        if self.methods is not None and not (
+            isinstance(self.methods, tuple)
+            and len(self.methods) == 2
+            and all(isinstance(name, str) for name in self.methods)
+        ):
+            raise UnsupportedValueError(
+                f"train with methods={describe(self.methods)}",
+                "they are the names of two methods of the model",
+                "methods=('training_step', 'validation_step')",
             )
         if self.precision != "model" and self.methods is not None:
             raise UnsupportedValueError(
@@ -240,6 +251,11 @@ class Learner(ABC):
             CheckpointError: if they are another model's (``refused_state``).
         """
         return lambda: None
+
+
+def _is_one_of(value: object, names: Iterable[str]) -> bool:
+    # Arrays compare each of their elements.
+    return isinstance(value, str) and value in names
 
 
 def refused_state(part: str, problem: str) -> CheckpointError:

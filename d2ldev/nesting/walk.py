@@ -50,6 +50,10 @@ __all__ = [
 ]
 
 
+_MOST_PLACES = 100_000
+"""How often containers may be found again in a nesting whose every place is named."""
+
+
 def joined(path: str, label: object) -> str:
     """Return the name of the child ``label`` of the container with the name ``path``.
 
@@ -371,22 +375,37 @@ def leaves(
             in it cannot be taken apart.
     """
     try:
-        yield from _leaves(x, kinds, path, attempted, set())
+        yield from _leaves(x, kinds, path, attempted, {}, [_MOST_PLACES])
     except RecursionError:
         raise too_deep(attempted) from None
 
 
 def _leaves(
-    x: Any, kinds: Kinds, path: str, attempted: str, inside: set[int]
+    x: Any,
+    kinds: Kinds,
+    path: str,
+    attempted: str,
+    entered: dict[int, tuple[Any, bool]],
+    budget: list[int],
 ) -> Iterator[tuple[str, Any, Kind]]:
     kind = kinds[type(x)]
     if isinstance(kind, Kind):
         yield path, x, kind
-    elif id(x) not in inside:
-        inside.add(id(x))
-        for name, child in _children(x, kind, path, attempted):
-            yield from _leaves(child, kinds, name, attempted, inside)
-        inside.discard(id(x))
+        return
+    is_known = id(x) in entered
+    if is_known and entered[id(x)][1]:
+        return
+    budget[0] -= is_known
+    if budget[0] < 0:
+        raise UnsupportedValueError(
+            attempted,
+            f"containers in it are in more than {_MOST_PLACES} places",
+            "give each container once",
+        )
+    entered[id(x)] = (x, True)
+    for name, child in _children(x, kind, path, attempted):
+        yield from _leaves(child, kinds, name, attempted, entered, budget)
+    entered[id(x)] = (x, False)
 
 
 def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[str, Any]]:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from d2ldev.errors import UnsupportedValueError, describe, shown
+
+MOST_ELEMENTS = 2**63 - 1
+"""The most elements of a tensor: frameworks count them in 64 bits, and some abort beyond."""
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
@@ -17,21 +21,29 @@ def as_shape(shape: Any) -> tuple[int, ...]:
         shape: an integer, or a sequence of them; text is none.
 
     Raises:
-        UnsupportedValueError: for anything else.
+        UnsupportedValueError: for anything else, and negative sizes.
+        MemoryError: for more than ``MOST_ELEMENTS``.
 
     >>> as_shape(3), as_shape([2, 3])
     ((3,), (2, 3))
     """
+    is_sequence = isinstance(shape, Sequence) and not isinstance(shape, (str, bytes, bytearray))
     try:
-        if isinstance(shape, Sequence) and not isinstance(shape, (str, bytes, bytearray)):
-            return tuple(operator.index(size) for size in shape)
-        return (operator.index(shape),)
-    except TypeError:
+        sizes = tuple(operator.index(size) for size in (shape if is_sequence else (shape,)))
+    except Exception as error:  # whatever a value's own ``__index__`` raises
         raise UnsupportedValueError(
             f"make a tensor of shape {shown(shape)}",
             "a shape is an integer or a sequence of integers",
             "backend.zeros((2, 3))",
-        ) from None
+        ) from error
+    if min(sizes, default=0) < 0:
+        raise UnsupportedValueError(
+            f"make a tensor of shape {shown(shape)}", "sizes are from 0 on", "backend.zeros((2, 3))"
+        )
+    # Zeros included: frameworks multiply the others first.
+    if math.prod(filter(None, sizes)) > MOST_ELEMENTS:
+        raise MemoryError(f"a tensor has at most {MOST_ELEMENTS} elements")
+    return sizes
 
 
 def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str) -> int:
@@ -53,7 +65,7 @@ def whole_number(attempted: str, name: str, value: Any, *, least: int, fix: str)
     is_truth = type(value).__name__ in ("bool", "bool_")  # NumPy's too, which need not be imported
     try:
         number = least - 1 if is_truth else operator.index(value)
-    except TypeError:
+    except Exception:  # whatever a value's own ``__index__`` raises
         number = least - 1
     if number < least:
         raise UnsupportedValueError(
@@ -88,6 +100,7 @@ def as_path(path: object, method: str) -> str:
     """
     try:
         text = os.fsdecode(path)  # type: ignore[arg-type]
+        os.fsencode(text)  # half of a surrogate pair names no file
     except Exception:  # whatever a class's own ``__fspath__`` raises
         text = ""
     # Else "net.safetensors/" would replace the file "net.safetensors".

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, shown
 from d2ldev.framework import DeviceLike, DType, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices
-from d2ldev.operations.arguments import as_shape
+from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape
 
 if TYPE_CHECKING:
     import numpy as np
@@ -44,6 +45,24 @@ def dtype_of(framework: Framework, x: Tensor) -> str:
     return framework.tensors.dtype_of(x)
 
 
+def shape_of(x: Tensor, attempted: str) -> tuple[int, ...]:
+    """Return the shape of a tensor.
+
+    Raises:
+        UnsupportedValueError: if it has none: nested tensors, and parameters that wait for one.
+    """
+    try:
+        sizes = tuple(x.shape)
+        if all(isinstance(size, int) for size in sizes):
+            return sizes
+        problem = f"its shape is {shown(sizes)}"
+    except Exception as error:  # each kind of tensor says it in its own way
+        problem = f"it has no shape: {shown(str(error))}"
+    raise UnsupportedValueError(
+        attempted, problem, "give a dense tensor of a dtype in backend.dtype_names"
+    )
+
+
 def made(
     framework: Framework,
     make: Make,
@@ -61,14 +80,14 @@ def made(
             pass
     if native is None:
         dtype, native = destination(framework, "make a tensor", dtype, device, like)
-    if type(shape) is not tuple:
-        shape = as_shape(shape)
     try:
+        if type(shape) is not tuple or not 0 < prod(shape) <= MOST_ELEMENTS:
+            shape = as_shape(shape)
         return make(shape, dtype, native)
     except UnsupportedValueError:
         raise
     except Exception as error:
-        attempted = f"make a tensor of shape {shape}"
+        attempted = f"make a tensor of shape {shown(shape)}"
         raise refused(framework, error, attempted, native) from error
 
 
@@ -143,11 +162,12 @@ def random(
 ) -> Tensor:
     """Draw random numbers, ``'uniform'`` or ``'normal'`` ones; see ``Backend.rand``."""
     dtype, native = destination(framework, "make a random tensor", dtype, device, like)
-    sizes = as_shape(shape)
-    attempted = f"make a random tensor of shape {sizes} with seed {shown(seed)}"
+    attempted = f"make a random tensor of shape {shown(shape)} with seed {shown(seed)}"
     try:
         number = None if seed is None else operator.index(seed)
-        return framework.tensors.random(distribution, sizes, number, dtype, native)
+        return framework.tensors.random(distribution, as_shape(shape), number, dtype, native)
+    except UnsupportedValueError:
+        raise
     except Exception as error:
         raise refused(framework, error, attempted, native) from error
 
@@ -232,9 +252,9 @@ def _counted(number: Any, attempted: str) -> int | float:
             raise TypeError
         try:
             return operator.index(number)
-        except TypeError:
+        except Exception:  # TensorFlow's scalars raise an ``AttributeError``
             return float(number)
-    except (TypeError, ValueError, RuntimeError) as error:
+    except Exception as error:  # whatever a value's own ``__float__`` raises
         raise UnsupportedValueError(
             attempted, f"{describe(number)} is no real number", "backend.arange(0, 10, 2)"
         ) from error
@@ -299,6 +319,8 @@ def _checked_array(
     import numpy as np
 
     try:
+        if isinstance(obj, (list, tuple)):
+            _check_size(obj)
         array: NDArray[Any] = np.asarray(obj)
     except Exception as error:  # ragged lists, and whatever an ``__array__`` raises
         raise UnsupportedValueError(
@@ -360,6 +382,21 @@ def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> A
             fix,
         )
     return tensors.dtype(name)
+
+
+def _check_size(sequence: Any) -> None:
+    """Refuse nested sequences with more elements than fit anywhere, which NumPy would go through.
+
+    Sequences in sequences may be shared, so that few of them make very many elements.
+    """
+    elements = 1
+    for _ in range(64):  # as many axes as NumPy has
+        if not isinstance(sequence, (list, tuple)) or not sequence:
+            return
+        elements *= len(sequence)
+        if elements > 2**40:
+            raise ValueError(f"(more than {2**40} elements)")
+        sequence = sequence[0]
 
 
 def _classes_in(sequence: Any) -> set[type]:

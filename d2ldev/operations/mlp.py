@@ -43,11 +43,11 @@ def _checked(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int
     try:
         numbers = [operator.index(size) for size in sizes]
         number = operator.index(seed)
-    except TypeError as error:
+    except Exception as error:  # whatever a value's own ``__index__`` raises
         numbers, number, problem = [], 0, str(error)
     if isinstance(sizes, (str, bytes)) or len(numbers) < 2 or min(numbers) < 1:
         problem = problem or "it takes two sizes at least, which count from 1"
-    elif activation not in ACTIVATIONS:
+    elif not isinstance(activation, str) or activation not in ACTIVATIONS:
         problem = f"the activations are {', '.join(map(repr, ACTIVATIONS))}"
     if problem:
         raise UnsupportedValueError(

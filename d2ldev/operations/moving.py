@@ -156,9 +156,9 @@ def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
         # Described only now: the text of a tensor takes longer than its values.
         attempted = f"make a NumPy array of {describe(x)}"
         native = framework.devices.native(CPU)
-        if (translated := _translated(framework, error, attempted, native)) is None:
+        if (ours := translated(framework, error, attempted, native, x)) is None:
             raise
-        raise translated from error
+        raise ours from error
 
 
 def from_dlpack(framework: Framework, x: Any) -> Tensor:
@@ -209,9 +209,9 @@ def copied(
     try:
         return copy(x, native)
     except Exception as error:
-        if (translated := _translated(framework, error, attempted, native)) is None:
+        if (ours := translated(framework, error, attempted, native, x)) is None:
             raise
-        raise translated from error
+        raise ours from error
 
 
 def _tensors_of_data(
@@ -254,10 +254,10 @@ def _is_tensor(x: Any) -> bool:
     return True
 
 
-def _translated(
-    framework: Framework, error: Exception, attempted: str, native: Any
+def translated(
+    framework: Framework, error: Exception, attempted: str, native: Any, x: Any
 ) -> D2LDevError | None:
-    """Return d2ldev's error for a framework's exception in a copy.
+    """Return d2ldev's error for a framework's exception in a copy of a tensor or a list of them.
 
     None if it is about something else: a driver may report work that was queued long before.
     """
@@ -265,7 +265,9 @@ def _translated(
         return None
     if framework.devices.is_out_of_memory(error):
         return devices.out_of_memory(framework, error, attempted, native)
-    if isinstance(error, (NotImplementedError, TypeError, ValueError)):
+    xs = x if isinstance(x, list) else [x]
+    is_odd = not all(_is_plain(framework, each) for each in xs)
+    if is_odd or isinstance(error, (NotImplementedError, TypeError, ValueError)):
         return UnsupportedValueError(
             attempted,
             f"{framework.name} says: {type(error).__name__}: {error}",
@@ -273,6 +275,15 @@ def _translated(
             [framework.devices.from_native(native)],
         )
     return None
+
+
+def _is_plain(framework: Framework, x: Any) -> bool:
+    """Tell whether a tensor has a shape and one of the framework's dtypes."""
+    try:
+        creation.shape_of(x, "copy a tensor")
+        return _is_array(x) or framework.tensors.dtype_of(x) in framework.tensors.dtype_names
+    except Exception:
+        return False
 
 
 def _foreign(framework: Framework, x: Any) -> str:

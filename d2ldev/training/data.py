@@ -15,7 +15,7 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework import Weighted
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.arguments import is_iterable, whole_number
+from d2ldev.operations.arguments import flag, is_iterable, whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -72,8 +72,8 @@ class ArrayLoader:
                 "ArrayLoader(X, y, batch_size=32) with len(X) == len(y)",
             )
         self._batch_size = _whole("batch_size", batch_size, least=1)
-        self._shuffle = shuffle
-        self._drop_last = drop_last
+        self._shuffle = flag("make batches", "shuffle", shuffle)
+        self._drop_last = flag("make batches", "drop_last", drop_last)
         drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
         self._seed = drawn if seed is None else _seed(seed)
         # How many epochs were begun. The current one counts, so that a run that goes on after it,
@@ -111,7 +111,7 @@ class ArrayLoader:
             epoch = _whole("epoch", state["epoch"], least=0)
             if epoch >= 2**63:
                 raise ValueError("an epoch that nobody has reached")
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError) as error:
             raise CheckpointError(
                 "go on with the order of an ArrayLoader",
                 f"{describe(state)} is none of its states",

@@ -19,10 +19,11 @@ import numpy as np
 
 from d2ldev.backend import Backend
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.framework import DeviceLike, Tensor
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import flag, whole_number
+from d2ldev.operations.creation import shape_of
 
 # The dtypes with values that float32 cannot hold.
 _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
@@ -66,6 +67,12 @@ class DeviceLog:
         max_pending: int = 1024,
         values: bool = True,
     ) -> None:
+        if not isinstance(backend, Backend):
+            raise UnsupportedValueError(
+                f"log with {shown(backend)}",
+                "it is no backend",
+                "DeviceLog(d2ldev.get_backend('torch'))",
+            )
         self._backend = backend
         self._device = None if device is None else backend.device(device)
         self._every = whole_number("log", "every", every, least=1, fix="every=1")
@@ -78,7 +85,7 @@ class DeviceLog:
         self._pending: list[_Entry] = []
         self._totals: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}
-        self._values: dict[str, array[float]] | None = {} if values else None
+        self._values: dict[str, array[float]] | None = {} if flag("log", "values", values) else None
 
     def add(self, weight: float = 1, /, **scalars: Any) -> None:
         """Keep scalars, without waiting for the device.
@@ -174,10 +181,25 @@ class DeviceLog:
             return {"totals": totals, "last": dict(self._last)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on with the means of another log."""
+        """Go on with the means of another log.
+
+        Raises:
+            CheckpointError: if it is no such state.
+        """
+        try:
+            found = {
+                str(name): (float(total), float(weights))
+                for name, (total, weights) in state["totals"].items()
+            }
+            last = {str(name): float(value) for name, value in state["last"].items()}
+        except Exception as error:  # whatever is in its place
+            raise CheckpointError(
+                "go on with the means of another log",
+                f"{describe(state)} is no state of a log",
+                "log.load_state_dict(other.state_dict())",
+            ) from error
         with self._lock:
-            self._totals = {name: (a, b) for name, (a, b) in state["totals"].items()}
-            self._last = dict(state["last"])
+            self._totals, self._last = found, last
 
     def _numbers(self, xs: list[Tensor]) -> list[float]:
         if not xs:
@@ -199,10 +221,10 @@ class DeviceLog:
         except UnsupportedValueError as error:
             fix = f"return {name} from what is compiled, and log what it returns"
             raise UnsupportedValueError(attempted, error.problem, fix) from error
-        if tuple(x.shape) != ():
+        if shape := shape_of(x, attempted):
             raise UnsupportedValueError(
                 attempted,
-                f"it is of shape {tuple(x.shape)}, and no scalar",
+                f"it is of shape {shape}, and no scalar",
                 f"log.add({name}={name}.mean())",
             )
         if device is not None and there is not device:

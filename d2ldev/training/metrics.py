@@ -31,10 +31,14 @@ def named_metrics(
         UnsupportedValueError: for an unknown name, an object that cannot be called or that keeps a
             running value, or a name twice.
     """
+    if not isinstance(metrics, (list, tuple)):
+        raise UnsupportedValueError(
+            f"measure {describe(metrics)}", "metrics are a list or a tuple", "metrics=['accuracy']"
+        )
     found: dict[str, Callable[[Any, Any], Any]] = {}
     for metric in metrics:
         function: Callable[[Any, Any], Any]
-        if metric == "accuracy":
+        if isinstance(metric, str) and metric == "accuracy":
             name, function = "accuracy", backend.accuracy
         elif callable(metric):
             name = getattr(metric, "__name__", type(metric).__name__)

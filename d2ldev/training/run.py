@@ -51,7 +51,7 @@ class Saving(NamedTuple):
             UnsupportedValueError: if it is contradictory.
         """
         attempted, fix = "save the state of a run", "fit(..., checkpoint='run.safetensors')"
-        if self.keep not in ("last", "best"):
+        if not isinstance(self.keep, str) or self.keep not in ("last", "best"):
             problem = f"keep is {describe(self.keep)} and neither 'last' nor 'best'"
             raise UnsupportedValueError(attempted, problem, "keep='best'")
         if self.every is None and self.keep == "last":

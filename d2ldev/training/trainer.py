@@ -20,7 +20,7 @@ from d2ldev.device import Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations.arguments import whole_number
+from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.training.callbacks import (
     History,
@@ -210,6 +210,7 @@ class Trainer(Hooks):
         """
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = checked_callbacks(self.callback)
+        resume = flag("train", "resume", resume)
         functions = named_metrics(self.backend, metrics)
         saving = Saving(checkpoint, checkpoint_every, keep).checked()
         if hasattr(self, "fit_epoch"):

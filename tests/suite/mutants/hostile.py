@@ -1,0 +1,18 @@
+"""Mutants that let other errors than d2ldev's out."""
+
+from __future__ import annotations
+
+from d2ldev import Backend
+from mutants import Mutant
+
+
+class LetsErrorsOfPythonOut(Mutant, caught_by="errors.hostile-arguments"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return super().to(x, self.device({**vars(device)} if device is not None else device))
+
+
+class AsksEveryValueForItsShape(Mutant, caught_by="errors.hostile-values-of-each-kind"):
+    class Backend(Backend):
+        def to_numpy(self, x):
+            return super().to_numpy(x[...])
