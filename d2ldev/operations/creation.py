@@ -9,6 +9,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable
 from math import prod
+from numbers import Number
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, shown
@@ -146,6 +147,11 @@ def full(
                 dtype = _dtype_of_number(framework, number, dtype, "make a tensor")
                 if type(number) is int and abs(number) >= 2**63 and not _limits(framework, dtype):
                     number = float(number)  # which some frameworks take no larger integer for
+            elif not isinstance(number, Number) and framework.kinds[type(number)] is not TENSOR:
+                # TensorFlow ends the process where a nesting is deep.
+                raise UnsupportedValueError(
+                    "make a tensor", f"{describe(value)} is no number", "backend.full((2, 3), 1.0)"
+                )
         return framework.tensors.full(shape, number, dtype, native)
 
     return made(framework, make, shape, dtype, device, like)
