@@ -124,4 +124,5 @@ def is_iterable(data: object) -> bool:
     ``iter(data)`` is not called, because it makes a loader draw random numbers and start its
     workers.
     """
-    return hasattr(data, "__iter__") or hasattr(data, "__getitem__")
+    # Of the type, as Python does it: a class is no iterable where its objects are.
+    return hasattr(type(data), "__iter__") or hasattr(type(data), "__getitem__")
