@@ -41,7 +41,7 @@ def as_shape(shape: Any) -> tuple[int, ...]:
             f"make a tensor of shape {shown(shape)}", "sizes are from 0 on", "backend.zeros((2, 3))"
         )
     # Zeros included: frameworks multiply the others first.
-    if math.prod(filter(None, sizes)) > MOST_ELEMENTS:
+    if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
         raise MemoryError(f"a tensor has at most {MOST_ELEMENTS} elements")
     return sizes
 
