@@ -6,11 +6,15 @@ package; where none may be there, ``hide`` keeps the installed ones out of sight
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import textwrap
+from importlib.metadata import Distribution, distribution
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
+BUILT_IN = (*FRAMEWORKS, "reference")
+GROUP = "d2ldev.backends"
 
 # The import system's own finder, which does not see the given names in the given folders.
 _HIDING = """
@@ -79,14 +83,14 @@ def make_package(folder, name, source=""):
     (package / "__init__.py").write_text(textwrap.dedent(source), encoding="utf-8")
 
 
-def make_distribution(folder, distribution, points, group="d2ldev.backends"):
+def make_distribution(folder, name, points, group=GROUP):
     """Make what installing a distribution leaves behind, with its entry points."""
-    metadata = folder / f"{distribution}-1.0.dist-info"
+    metadata = folder / f"{name}-1.0.dist-info"
     metadata.mkdir(parents=True)
     (metadata / "METADATA").write_text(
-        f"Metadata-Version: 2.1\nName: {distribution}\nVersion: 1.0\n", encoding="utf-8"
+        f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n", encoding="utf-8"
     )
-    lines = [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    lines = [f"[{group}]", *(f"{point} = {value}" for point, value in points.items())]
     (metadata / "entry_points.txt").write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
@@ -101,10 +105,19 @@ class MyFramework(ReferenceFramework):
 def make_backend(folder, name="mine", *, requires=(), source=MINE):
     """Install into ``folder`` a third party's backend, a copy of the reference framework.
 
-    It is a package ``<name>_backend``, whose class is in a module of its own.
+    It is a package ``<name>_backend``, whose class is in a module of its own. For the name of a
+    built-in backend it is a d2ldev that has this one in the place of its own.
     """
     make_package(folder, f"{name}_backend", f"requires = {tuple(requires)!r}\n")
     module = folder / f"{name}_backend" / "wiring.py"
     module.write_text(textwrap.dedent(source).replace("{name!r}", repr(name)), encoding="utf-8")
-    make_distribution(folder, f"{name}-backend", {name: f"{name}_backend.wiring:MyFramework"})
+    point = {name: f"{name}_backend.wiring:MyFramework"}
+    if name not in BUILT_IN:
+        make_distribution(folder, f"{name}-backend", point)
+        return folder
+    before = folder / "d2ldev-1.0.dist-info"
+    points = Distribution.at(before) if before.exists() else distribution("d2ldev")
+    points = {each.name: each.value for each in points.entry_points if each.group == GROUP}
+    shutil.rmtree(before, ignore_errors=True)
+    make_distribution(folder, "d2ldev", points | point)
     return folder

@@ -28,6 +28,8 @@ from d2ldev.registry import discovery, loading, selection
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
 _SIZE = 64
+# Seconds that a backend has in a process of its own. A first import from a cold disk takes one minute.
+_PATIENCE = 300
 
 
 @dataclass
@@ -110,8 +112,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
 
 def _wanted() -> str:
     """Return the backend that would be active if it could be used."""
-    text = settings.backend_name()
-    return discovery.canonical_name(text) or discovery.available_backends()[0]
+    return discovery.canonical_name(selection.choice().name)
 
 
 def _is_sick(report: BackendReport) -> bool:
@@ -131,9 +132,11 @@ def look_up(name: str) -> BackendReport:
     found: dict[str, str | None] = {}
     if point.dist is not None and point.dist.name != "d2ldev":
         found[point.dist.name] = point.dist.version
+    if problem := loading.conflict(name):
+        return BackendReport(name, BROKEN, versions=found, error=problem)
     try:
         missing = discovery.missing_modules(name)
-    except discovery.BROKEN as error:
+    except Exception as error:
         return BackendReport(name, BROKEN, versions=found, error=in_words(error))
     for module in discovery.required_modules(name):
         found[module.replace("_", "-")] = installed_version(module)
@@ -160,18 +163,23 @@ def _add_error(report: BackendReport, error: Exception) -> None:
 
 def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
     """Examine a backend in a process of its own."""
-    process = subprocess.run(
-        [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
-        # With the packages of this process, also if it runs in a checkout.
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            settings.BACKEND: report.name,
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        process = subprocess.run(
+            [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
+            # With the packages of this process, also if it runs in a checkout.
+            env={
+                **os.environ,
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                settings.BACKEND: report.name,
+            },
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=_PATIENCE,
+        )
+    except subprocess.TimeoutExpired:
+        report.error = f"trying it took longer than {_PATIENCE} s"
+        return
     try:
         document = json.loads(process.stdout)
     except ValueError:

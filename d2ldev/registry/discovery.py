@@ -1,18 +1,19 @@
 """Which backends there are, and whether what they need is installed; nothing is imported for it.
 
 Backends are found through the entry-point group ``d2ldev.backends``, the built-in ones like
-anyone else's. An entry point names a subclass of ``Framework``; the package that holds it
-imports no framework until that class is made, and says which modules it needs in a
-``requires`` tuple (default: none), so that "is it installed?" is answered without importing.
+anyone else's. An entry point names a subclass of ``Framework``. The package that holds it says
+which modules it needs in a tuple ``requires`` of strings (default: none). Its source is read and
+not run, so that a package has no say before its backend is chosen.
 
-Held by ``tests/core/registry/test_registry.py``.
+Held by ``tests/core/registry/test_registry.py`` and ``tests/core/registry/test_third_parties.py``.
 """
 
 from __future__ import annotations
 
-import importlib
+import ast
 import importlib.util
 import sys
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -22,11 +23,9 @@ GROUP = "d2ldev.backends"
 ALIASES = {"pytorch": "torch", "tf": "tensorflow"}
 PREFERENCE = ("torch", "jax", "tensorflow", "mxnet")
 FALLBACK = "reference"
-# What a third party's module or class may raise when it is imported or made. A module that wants
-# the process to end is a broken one, too.
-BROKEN = (Exception, SystemExit)
 
-_entry_points: dict[str, EntryPoint] | None = None
+_announced: dict[str, dict[str, EntryPoint]] | None = None
+_requires: dict[str, tuple[str, ...]] = {}
 
 
 def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
@@ -35,40 +34,86 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     Args:
         refresh: look again, for what was installed since.
     """
-    global _entry_points
-    if _entry_points is None or refresh:
+    return {name: next(iter(points.values())) for name, points in _points(refresh).items()}
+
+
+def distributions_of(name: str) -> list[str]:
+    """Return the distributions that announce a known backend; more than one is a conflict."""
+    return list(_points()[name])
+
+
+def _points(refresh: bool = False) -> dict[str, dict[str, EntryPoint]]:
+    """Return name -> distribution -> entry point."""
+    global _announced
+    if _announced is None or refresh:
         from importlib.metadata import MetadataPathFinder, entry_points
 
         # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
         MetadataPathFinder().invalidate_caches()
-        found: dict[str, EntryPoint] = {}
+        found: dict[str, dict[str, EntryPoint]] = {}
         for point in entry_points(group=GROUP):
-            found.setdefault(point.name.lower(), point)
-        _entry_points = found
-    return _entry_points
+            name = point.dist.name if point.dist is not None else point.module
+            found.setdefault(canonical_name(point.name), {}).setdefault(name, point)
+        _announced = found
+        _requires.clear()
+    return _announced
 
 
 def missing_modules(name: str) -> list[str]:
     """Return the missing modules that a known backend needs, without importing any module.
 
     Raises:
-        Exception: whatever importing a broken third-party package raises.
+        Exception: as ``required_modules``.
     """
     return [module for module in required_modules(name) if not _is_installed(module)]
 
 
 def required_modules(name: str) -> tuple[str, ...]:
-    """Return what a known backend needs, as its package says; see ``missing_modules``."""
-    package = importlib.import_module(known_backends()[name].module.partition(".")[0])
-    requires = getattr(package, "requires", ())
-    return (requires,) if isinstance(requires, str) else tuple(requires)
+    """Return what a known backend needs, as the source of its package says.
+
+    Raises:
+        ModuleNotFoundError: if there is no such package.
+        SyntaxError: if its source cannot be read.
+        TypeError: if ``requires`` is not written there as a string or a tuple of strings.
+    """
+    package = known_backends()[name].module.partition(".")[0]
+    if package not in _requires:
+        _requires[package] = _read_requires(package)
+    return _requires[package]
+
+
+def _read_requires(package: str) -> tuple[str, ...]:
+    spec = importlib.util.find_spec(package)
+    if spec is None:
+        raise ModuleNotFoundError(f"No module named {package!r}", name=package)
+    # Some loaders have no source to show; their packages need nothing that can be told.
+    get_source = getattr(spec.loader, "get_source", lambda _: None)
+    for statement in ast.parse(get_source(package) or "").body:
+        match statement:
+            case (
+                ast.Assign(targets=[ast.Name("requires")], value=value)
+                | ast.AnnAssign(target=ast.Name("requires"), value=value)
+            ):
+                return _as_modules(package, value)
+    return ()
+
+
+def _as_modules(package: str, written: ast.expr | None) -> tuple[str, ...]:
+    try:
+        requires = ast.literal_eval(written)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        requires = None
+    modules = (requires,) if isinstance(requires, str) else requires
+    if isinstance(modules, (tuple, list)) and all(isinstance(name, str) for name in modules):
+        return tuple(modules)
+    raise TypeError(f"'requires' in {package} is not written as a tuple of strings")
 
 
 def available_backends() -> list[str]:
     """Return the names of the backends whose framework is installed, in the order of preference.
 
-    No framework is imported. A third-party backend whose package cannot be imported is left
-    out; ``get_backend`` says why.
+    Neither a framework nor a backend's package is imported: whether they work shows when they are
+    used.
     """
     names = sorted(known_backends(), key=rank)
     return [name for name in names if _is_available(name)]
@@ -84,14 +129,20 @@ def rank(name: str) -> tuple[int, str]:
 def _is_available(name: str) -> bool:
     try:
         return not missing_modules(name)
-    except BROKEN:
-        return False
+    except Exception:
+        return False  # a package that is gone, or cannot be read
 
 
 def _is_installed(module: str) -> bool:
     if module in sys.modules:
         return sys.modules[module] is not None
-    spec = importlib.util.find_spec(module)
+    top, *below = module.split(".")
+    spec = importlib.util.find_spec(top)
+    # ``importlib.util.find_spec`` would import the packages above a module.
+    for name in below:
+        if spec is None or spec.submodule_search_locations is None:
+            return False
+        spec = PathFinder.find_spec(f"{spec.name}.{name}", spec.submodule_search_locations)
     # A folder that happens to have the name is a namespace package, which has no origin.
     return spec is not None and spec.origin is not None
 

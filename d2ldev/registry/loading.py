@@ -11,12 +11,12 @@ from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendE
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import (
     ALIASES,
-    BROKEN,
     FALLBACK,
     PREFERENCE,
     available_backends,
     canonical_name,
     choices,
+    distributions_of,
     known_backends,
     missing_modules,
 )
@@ -38,6 +38,7 @@ def load(name: str, source: str) -> Framework:
         BackendNotInstalledError: if what it needs is missing, or fails to import.
     """
     is_strict = settings.is_strict()
+    settings.memory_grows()  # a misspelt policy is an error on machines without a GPU, too
     framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
         framework.strictness.everywhere()
@@ -65,11 +66,17 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     """
     point = known_backends()[name]
     install = _INSTALL.get(name, "")
+    if problem := conflict(name):
+        fix = " or ".join(f"pip uninstall {each}" for each in distributions_of(name))
+        raise _refusal(name, source, problem, f"{fix}: the one that you do not trust")
     try:
         missing = " and ".join(missing_modules(name))
         cls = None if missing else point.load()
-    except BROKEN as error:
-        # A framework that is there but broken: a missing shared library, a NumPy too new.
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        # A framework that is there but broken: a missing shared library, a NumPy too new. So is a
+        # module that wants the process to end.
         problem = f"{point.value} fails to import: {type(error).__name__}: {error}"
         fix = f"reinstall it: {install}" if install else "reinstall it"
         raise _refusal(name, source, problem, fix) from error
@@ -83,6 +90,14 @@ def framework_class(name: str, source: str = "") -> type[Framework]:
     raise _refusal(name, source, problem, fix)
 
 
+def conflict(name: str) -> str:
+    """Return why none of the distributions that announce a backend is used; empty if one does."""
+    distributions = distributions_of(name)
+    if len(distributions) == 1:
+        return ""
+    return f"more than one distribution announces it: {', '.join(distributions)}"
+
+
 def _refusal(name: str, source: str, problem: str, fix: str) -> BackendNotInstalledError:
     attempted = f"use the {name} backend{source}"
     return BackendNotInstalledError(attempted, f"{problem}; {choices()}", fix)
@@ -92,9 +107,9 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
     value = known_backends()[name].value
     try:
         framework = cls(virtual_gpus=virtual_gpus)
-    except D2LDevError:
+    except (D2LDevError, KeyboardInterrupt):
         raise
-    except BROKEN as error:
+    except BaseException as error:
         # Most import their framework only here: without a shared library that is an OSError, with a
         # NumPy that is too new an AttributeError.
         what, fix = "cannot be made", "mend its __init__, which takes virtual_gpus=None"

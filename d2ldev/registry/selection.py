@@ -23,7 +23,6 @@ from d2ldev.errors import (
 )
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import (
-    BROKEN,
     FALLBACK,
     PREFERENCE,
     available_backends,
@@ -107,7 +106,8 @@ def active_framework() -> Framework:
 
     The innermost ``use_backend`` of this thread or task; else ``set_backend``'s; else the one
     that ``D2LDEV_BACKEND`` names; else the first installed of torch, jax, tensorflow, mxnet;
-    else the reference backend, with a ``BackendFallbackWarning``.
+    else the only other one that is installed; else the reference backend, with a
+    ``BackendFallbackWarning``.
     """
     return scoped.value.get() or _process.framework or _resolve()
 
@@ -186,7 +186,7 @@ class Choice(NamedTuple):
 
 
 def choice() -> Choice:
-    """Return what ``D2LDEV_BACKEND`` and the installed frameworks say; nothing is loaded."""
+    """Return what ``D2LDEV_BACKEND`` and the installed frameworks say; nothing is imported."""
     text = settings.backend_name()
     if text:
         variable = settings.BACKEND
@@ -196,7 +196,12 @@ def choice() -> Choice:
     for name in names:
         if name in PREFERENCE:
             return Choice(name, "", f"{name} is the first that is installed of {preferred}")
-    return Choice(FALLBACK, "", f"none of {preferred} is installed")
+    none = f"none of {preferred} is installed"
+    others = [name for name in names if name != FALLBACK]
+    if len(others) == 1:
+        return Choice(others[0], " (the only one installed)", f"{none}, and no other")
+    several = f", and none of {', '.join(others)} is preferred" if others else ""
+    return Choice(FALLBACK, "", none + several)
 
 
 def _resolve() -> Framework:
@@ -324,6 +329,6 @@ def _is_imported(name: str) -> bool:
         return True
     try:
         requires = required_modules(name)
-    except BROKEN:
-        return False  # a broken third-party package: not this tensor's
+    except Exception:
+        return False  # a package that is gone, or cannot be read: not this tensor's
     return bool(requires) and all(module in sys.modules for module in requires)

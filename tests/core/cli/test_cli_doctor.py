@@ -10,7 +10,7 @@ from processes import MINE, make_backend, make_distribution, make_package
 from rich.console import Console
 
 from d2ldev.cli.doctor import human, show
-from d2ldev.cli.examination import BackendReport, Examination, add_devices, examine, use
+from d2ldev.cli.examination import BackendReport, Examination, add_devices, examine, try_elsewhere, use
 from d2ldev.cli.screen import collected_warnings
 from d2ldev.registry import loading
 
@@ -180,12 +180,15 @@ def test_choosing_a_backend_that_is_missing_has_exit_status_1():
 
 
 def test_a_broken_entry_point_is_shown_with_its_reason_and_breaks_nothing(tmp_path):
-    make_package(tmp_path, "broken_backend", "raise RuntimeError('a library is too old')")
+    make_package(tmp_path, "broken_backend", "requires = 3")
     make_distribution(tmp_path, "broken-backend", {"broken": "broken_backend.backend:Backend"})
     done = run_command("doctor", "--json", path=[tmp_path])
     entry = backend_in(json.loads(done.stdout), "broken")
     assert done.returncode == 0
-    assert (entry["status"], entry["error"]) == ("broken", "RuntimeError: a library is too old")
+    assert (entry["status"], entry["error"]) == (
+        "broken",
+        "TypeError: 'requires' in broken_backend is not written as a tuple of strings",
+    )
 
 
 def test_choosing_a_broken_backend_has_exit_status_1(tmp_path):
@@ -220,6 +223,31 @@ def test_a_backend_that_takes_its_process_with_it_does_not_end_the_doctor(tmp_pa
     assert done.returncode == 1
     assert "status 7" in backend_in(document, "mine")["error"]
     assert backend_in(document, "reference")["devices"][0]["probe"] == "ok"
+
+
+@pytest.mark.parametrize(
+    "source", ["import time\ntime.sleep(1000)", "raise SystemExit", "raise BaseException"]
+)
+def test_the_doctor_runs_nothing_of_a_third_party_that_was_not_chosen(tmp_path, source):
+    for name in ("harmful", "harmful_too"):
+        make_package(tmp_path, f"{name}_package", source)
+        make_distribution(tmp_path, name, {name: f"{name}_package.backend:MyFramework"})
+    assert examined(path=[tmp_path], D2LDEV_BACKEND=None)["healthy"]
+
+
+def test_all_does_not_wait_for_ever_for_a_backend(monkeypatch):
+    report = BackendReport("mine", "installed")
+    monkeypatch.setattr("d2ldev.cli.examination._PATIENCE", 0.001)
+    try_elsewhere(report, [])
+    assert report.error == "trying it took longer than 0.001 s"
+
+
+def test_a_built_in_name_that_another_distribution_announces_is_broken_with_both_named(tmp_path):
+    make_package(tmp_path, "impostor", "raise SystemExit")
+    make_distribution(tmp_path, "impostor-of-it", {"torch": "impostor.backend:MyFramework"})
+    entry = backend_in(examined(path=[tmp_path]), "torch")
+    assert entry["status"] == "broken"
+    assert {"impostor-of-it", "d2ldev"} <= set(entry["error"].replace(",", "").split())
 
 
 # -- devices ----------------------------------------------------------------------------------

@@ -6,6 +6,15 @@ from processes import FRAMEWORKS, make_backend, run_python
 import d2ldev
 
 ACTIVE = "import d2ldev; show(d2ldev.backend.name)"
+SEVERAL = """
+    import warnings
+    import d2ldev
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        show(d2ldev.backend.name)
+    show(caught[0].category.__name__)
+    show(str(caught[0].message))
+"""
 
 
 # -- importing --------------------------------------------------------------------------------
@@ -203,8 +212,29 @@ def test_what_is_installed_is_found_out_without_importing_it(install):
     assert run_python(code, path=[install("torch", "jax")]) == ["torch", []]
 
 
-def test_a_third_party_s_backend_is_not_taken_unasked(tmp_path):
-    assert run_python(ACTIVE, path=[make_backend(tmp_path)]) == ["reference"]
+def test_a_third_party_s_backend_comes_after_the_built_in_ones(install, tmp_path):
+    make_backend(tmp_path, "mine")
+    assert run_python(ACTIVE, path=[install("mxnet")]) == ["mxnet"]
+
+
+def test_the_only_third_party_s_backend_is_taken_where_no_other_is_installed(tmp_path):
+    code = f"import warnings; warnings.simplefilter('error'); {ACTIVE}"
+    assert run_python(code, path=[make_backend(tmp_path)]) == ["mine"]
+
+
+def test_of_several_third_parties_none_is_taken_unasked(tmp_path):
+    for name in ("mine", "yours"):
+        make_backend(tmp_path, name)
+    name, _, _ = run_python(SEVERAL, path=[tmp_path])
+    assert name == "reference"
+
+
+def test_the_warning_names_the_third_parties_of_which_none_is_taken(tmp_path):
+    for name in ("mine", "yours"):
+        make_backend(tmp_path, name)
+    _, category, message = run_python(SEVERAL, path=[tmp_path])
+    assert category == "BackendFallbackWarning"
+    assert "none of mine, yours is preferred" in message
 
 
 def test_available_backends_are_those_installed_in_the_order_of_preference(install, tmp_path):

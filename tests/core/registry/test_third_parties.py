@@ -1,0 +1,144 @@
+"""Third parties: nothing of theirs runs before it is chosen, and none takes a built-in name."""
+
+import pytest
+from processes import FRAMEWORKS, MINE, make_backend, make_distribution, make_package, run_python
+
+# What a package does that nobody has chosen.
+UNASKED = {
+    "sleeps": "import time\ntime.sleep(1000)",
+    "ends the process": "import os\nos._exit(3)",
+    "raises SystemExit": "raise SystemExit('no GPU')",
+    "raises no Exception": "raise BaseException('odd')",
+    "is interrupted": "raise KeyboardInterrupt",
+}
+CALLS = {
+    "the handle": "from d2ldev import backend; backend.name",
+    "available_backends": "import d2ldev; d2ldev.available_backends()",
+    "backend_of": "import d2ldev, array_api_strict; d2ldev.backend_of(array_api_strict.zeros(1))",
+    "an unknown name": "import d2ldev, contextlib\n"
+    "with contextlib.suppress(d2ldev.UnknownBackendError): d2ldev.get_backend('zzz')",
+}
+
+
+@pytest.fixture(params=UNASKED.values(), ids=UNASKED.keys())
+def unasked(tmp_path, request):
+    """The folder of two distributions whose packages do harm when they are imported."""
+    for name in ("harmful", "harmful_too"):
+        make_package(tmp_path, f"{name}_package", request.param)
+        make_distribution(tmp_path, name, {name: f"{name}_package.backend:MyFramework"})
+    return tmp_path
+
+
+@pytest.mark.parametrize("call", CALLS.values(), ids=CALLS.keys())
+def test_nothing_of_a_third_party_runs_before_it_is_chosen(unasked, call):
+    assert run_python(f"{call}\nshow('done')", path=[unasked]) == ["done"]
+
+
+def test_the_packages_below_a_needed_module_are_not_imported(tmp_path):
+    make_package(tmp_path, "needed", "raise OSError")
+    make_package(tmp_path / "needed", "below", "raise OSError")
+    make_backend(tmp_path, requires=["needed.below", "needed.not_there"])
+    code = """
+        from d2ldev.registry.discovery import missing_modules
+        show(missing_modules("mine"))
+    """
+    assert run_python(code, path=[tmp_path]) == [["needed.not_there"]]
+
+
+@pytest.mark.parametrize("place", ["package", "module", "class"])
+@pytest.mark.parametrize("error", ["BaseException('odd')", "SystemExit('odd')", "GeneratorExit"])
+def test_what_a_third_party_raises_when_it_is_chosen_is_an_error_of_ours(tmp_path, place, error):
+    make_backend(tmp_path)
+    package, module = (tmp_path / "mine_backend" / name for name in ("__init__.py", "wiring.py"))
+    if place == "class":
+        module.write_text(f"{MINE}\n    def __init__(self, virtual_gpus=None): raise {error}")
+    else:
+        (package if place == "package" else module).write_text(f"raise {error}")
+    code = """
+        import d2ldev
+        try:
+            d2ldev.get_backend("mine")
+        except d2ldev.BackendNotInstalledError as error:
+            show(str(error))
+    """
+    (message,) = run_python(code, path=[tmp_path])
+    assert "cannot use the mine backend: mine_backend.wiring:MyFramework" in message
+
+
+def test_ctrl_c_while_a_third_party_is_imported_is_the_user_s(tmp_path):
+    source = "import signal\nsignal.raise_signal(signal.SIGINT)"
+    make_backend(tmp_path, source=source)
+    code = """
+        import d2ldev
+        try:
+            d2ldev.get_backend("mine")
+        except KeyboardInterrupt:
+            show("interrupted")
+    """
+    assert run_python(code, path=[tmp_path]) == ["interrupted"]
+
+
+def test_a_module_that_is_needed_may_be_annotated(tmp_path):
+    make_package(tmp_path, "one_package", "requires: tuple[str, ...] = ('no_such_module',)")
+    make_distribution(tmp_path, "one", {"one": "one_package.backend:MyFramework"})
+    code = "import d2ldev; show('one' in d2ldev.available_backends())"
+    assert run_python(code, path=[tmp_path]) == [False]
+
+
+# -- names that are taken ---------------------------------------------------------------------
+
+REFUSED = """
+    import d2ldev
+    try:
+        d2ldev.get_backend({name!r})
+    except d2ldev.BackendNotInstalledError as error:
+        show(str(error))
+"""
+
+
+@pytest.fixture
+def impostor(tmp_path):
+    """Installs a distribution that announces a name; the folder where it is."""
+
+    def installed(name):
+        for framework in FRAMEWORKS:
+            make_package(tmp_path, framework)
+        make_package(tmp_path, "impostor", "raise SystemExit('it was imported')")
+        make_distribution(tmp_path, "impostor-of-it", {name: "impostor.backend:MyFramework"})
+        return tmp_path
+
+    return installed
+
+
+@pytest.mark.parametrize("name", ["torch", "PyTorch", "jax", "tf", "mxnet", "reference"])
+def test_a_package_that_announces_a_built_in_name_is_refused(impostor, name):
+    (message,) = run_python(REFUSED.format(name=name), path=[impostor(name)])
+    assert "more than one distribution announces it: " in message
+    assert "pip uninstall impostor-of-it" in message
+    assert "pip uninstall d2ldev" in message
+
+
+def test_a_built_in_name_that_is_taken_is_no_default(impostor):
+    code = """
+        import d2ldev
+        try:
+            d2ldev.backend.name
+        except d2ldev.BackendNotInstalledError as error:
+            show("impostor-of-it" in str(error))
+    """
+    assert run_python(code, path=[impostor("torch")]) == [True]
+
+
+def test_two_third_parties_of_one_name_are_refused(tmp_path):
+    make_backend(tmp_path)
+    make_distribution(tmp_path, "another", {"Mine": "mine_backend.wiring:MyFramework"})
+    (message,) = run_python(REFUSED.format(name="mine"), path=[tmp_path])
+    assert "another" in message
+    assert "mine-backend" in message
+
+
+def test_a_distribution_that_is_found_twice_is_one(tmp_path):
+    for folder in ("first", "second"):
+        make_backend(tmp_path / folder)
+    code = "import d2ldev; show(d2ldev.get_backend('mine').name)"
+    assert run_python(code, path=[tmp_path / "first", tmp_path / "second"]) == ["mine"]
