@@ -8,12 +8,12 @@ Held by ``tests/core/operations/test_strictness.py`` and the requirements ``stri
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from d2ldev.errors import DeviceMismatchError
+from d2ldev.locks import Lock
 from d2ldev.scopes import Scopes
 
 
@@ -55,7 +55,7 @@ class Strictness:
     def __init__(self, name: str, strict: Strict) -> None:
         self._strict = strict
         self._restore: Callable[[], None] | None = None
-        self._lock = threading.Lock()
+        self._lock = Lock()
         self._count = 0
         self._everywhere = False
         self._blocks: Scopes[bool] = Scopes(f"{name}_strict")

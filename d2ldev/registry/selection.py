@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
-import threading
 from typing import Any, NamedTuple
 
 from d2ldev import settings
@@ -22,6 +21,7 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.framework import Framework
+from d2ldev.locks import Lock
 from d2ldev.registry.discovery import (
     FALLBACK,
     PREFERENCE,
@@ -35,7 +35,9 @@ from d2ldev.registry.discovery import (
 from d2ldev.registry.loading import load, unknown
 from d2ldev.scopes import Entry, Scopes, traced_as
 
-_lock = threading.RLock()
+# A framework that is half imported cannot be imported by a forked child, where Python's own lock of
+# the module stays locked. An import takes seconds.
+_lock = Lock(patience=30)
 _loaded: dict[str, Framework] = {}
 _by_type: dict[type, Framework] = {}
 

@@ -9,7 +9,6 @@ Held by the requirements ``log.*`` of the conformance suite.
 
 from __future__ import annotations
 
-import threading
 from array import array
 from collections.abc import Mapping
 from numbers import Real
@@ -21,6 +20,7 @@ from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.framework import DeviceLike, Tensor
+from d2ldev.locks import Lock
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.creation import shape_of
@@ -79,7 +79,7 @@ class DeviceLog:
         self._max_pending = whole_number(
             "log", "max_pending", max_pending, least=1, fix="max_pending=1024"
         )
-        self._lock = threading.RLock()
+        self._lock = Lock()
         self._calls = 0
         self._waiting = 0
         self._pending: list[_Entry] = []
