@@ -1,8 +1,13 @@
 """Replace a file atomically: whenever the writer dies, it is the old file or the new one.
 
-The new file is written to a temporary file in the same folder, synchronised to the disk, and
-renamed. A writer locks its temporary file, and the operating system releases the lock when the
-process ends. The next writer removes the temporary files that nobody has locked.
+The new file is written to a temporary file in the same folder. It is synchronised to the disk, then
+renamed, and then the folder is synchronised. So a power loss, too, leaves the old file or the new one.
+
+A temporary file is named ``.<name>.<process>.<token>.d2ldev-partial``. Its writer locks it, and the
+operating system releases the lock when the process ends, however it ends. The next writer into the
+folder removes those that nobody has locked, and touches no file of any other name.
+
+Held by ``tests/core/files/test_io_atomic.py``.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ try:
 except ImportError:  # Windows, where no temporary file is removed
     fcntl = None  # type: ignore[assignment]
 
-_TOKEN = "[0-9a-f]{16}"  # noqa: S105  # it is not a password
+_SUFFIX = "d2ldev-partial"
+_PARTIAL = re.compile(rf"\..+\.[0-9]+\.[0-9a-f]{{16}}\.{_SUFFIX}", re.DOTALL)
 
 
 @contextmanager
@@ -39,7 +45,7 @@ def replacing(path: str) -> Iterator[int]:
     target = os.path.realpath(path)
     mode = _mode_of(target)
     folder, name = os.path.split(target)
-    _remove_abandoned(folder, name)
+    _remove_abandoned(folder)
     descriptor, temporary = _create(folder, name, mode)
     try:
         try:
@@ -71,7 +77,8 @@ def _mode_of(target: str) -> int | None:
 def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
     """Create a temporary file and lock it; return its descriptor and its path."""
     while True:
-        temporary = os.path.join(folder, f".{_short(name)}.{secrets.token_hex(8)}.partial")
+        own = f"{os.getpid()}.{secrets.token_hex(8)}.{_SUFFIX}"
+        temporary = os.path.join(folder, f".{_short(name)}.{own}")
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode & 0o777)
         try:
@@ -97,14 +104,13 @@ def _short(name: str) -> str:
     return os.fsdecode(os.fsencode(name)[:200])
 
 
-def _remove_abandoned(folder: str, name: str) -> None:
-    """Remove the temporary files of writers of the same file that were killed."""
+def _remove_abandoned(folder: str) -> None:
+    """Remove the temporary files of writers that were killed."""
     if fcntl is None:
         return
-    pattern = re.compile(re.escape(f".{_short(name)}.") + _TOKEN + re.escape(".partial"))
     with suppress(OSError):  # a folder may be writable and not readable
         for found in os.listdir(folder):
-            if pattern.fullmatch(found):
+            if _PARTIAL.fullmatch(found):
                 # It may be locked, belong to another user, or be gone already.
                 with suppress(OSError):
                     _remove_if_unlocked(os.path.join(folder, found))

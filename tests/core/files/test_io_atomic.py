@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 import stat
 import threading
 
@@ -61,8 +62,72 @@ def test_a_writer_that_is_killed_leaves_the_old_file_or_the_new_one(tmp_path):
     assert caught_writing >= 20
 
 
-def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, path):
-    abandoned = path.with_name(".saved.safetensors.0123456789abcdef.partial")
+TERMINATED = """
+    import os, random, signal, time
+    import d2ldev
+
+    backend = d2ldev.get_backend("reference")
+    rng = random.Random(0)
+    left = 0
+    path = os.path.abspath("run.safetensors")
+    x = backend.zeros(40_000)
+    backend.save(x, path)
+    for _ in range(100):
+        child = os.fork()
+        if not child:
+            while True:
+                backend.save(x, path)
+        time.sleep(rng.uniform(0, 0.012))
+        os.kill(child, signal.SIGTERM)
+        os.waitpid(child, 0)
+        left += sum(name.endswith("-partial") for name in os.listdir())
+        assert len(os.listdir()) <= 2, os.listdir()
+    backend.save(1, os.path.abspath("another.safetensors"))
+    show(sorted(os.listdir()))
+    show(left)
+"""
+
+
+def test_what_a_terminated_writer_leaves_goes_with_the_next_save_into_the_folder(tmp_path):
+    found, left = run_python(TERMINATED, folder=tmp_path)
+    assert found == ["another.safetensors", "run.safetensors"]
+    assert left >= 5
+
+
+def test_a_partial_file_is_named_for_its_process(reference, path, monkeypatch):
+    names = []
+    replace = os.replace
+    monkeypatch.setattr(os, "replace", lambda a, b: (names.append(a), replace(a, b)))
+    reference.save(1, path)
+    (name,) = names
+    pattern = rf".*/\.saved\.safetensors\.{os.getpid()}\.[0-9a-f]{{16}}\.d2ldev-partial"
+    assert re.fullmatch(pattern, name)
+
+
+def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_save_returns(
+    reference, path, monkeypatch
+):
+    calls = []
+
+    def recorded(name, call):
+        def record(*given):
+            kind = stat.S_IFMT(os.fstat(given[0]).st_mode) if name == "fsync" else None
+            calls.append({None: name, stat.S_IFREG: "fsync file", stat.S_IFDIR: "fsync folder"}[kind])
+            return call(*given)
+
+        monkeypatch.setattr(os, name, record)
+
+    for name in ("write", "fsync", "replace"):
+        recorded(name, getattr(os, name))
+    reference.save({"a": reference.ones(3)}, path)
+    reference.save({"a": reference.zeros(3)}, path)
+    one = ["write", "write", "fsync file", "replace", "fsync folder"]
+    assert calls == one * 2
+
+
+@pytest.mark.parametrize("name", ["saved.safetensors", "another.safetensors"])
+def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, path, name):
+    abandoned = path.with_name(f".{name}.99999.0123456789abcdef.d2ldev-partial")
     abandoned.write_bytes(b"half")
     reference.save(1, path)
     assert list(path.parent.iterdir()) == [path]
@@ -70,7 +135,15 @@ def test_what_a_dead_writer_left_behind_is_removed_by_the_next_one(reference, pa
 
 @pytest.mark.parametrize(
     "name",
-    [".other.safetensors.0123456789abcdef.partial", ".saved.safetensors.mine.partial", "a.partial"],
+    [
+        ".saved.safetensors.0123456789abcdef.partial",
+        ".saved.safetensors.mine.0123456789abcdef.d2ldev-partial",
+        ".saved.safetensors.1.mine.d2ldev-partial",
+        "saved.safetensors.1.0123456789abcdef.d2ldev-partial",
+        ".1.0123456789abcdef.d2ldev-partial",
+        ".saved.safetensors.1.0123456789abcdef.d2ldev-partial.txt",
+        "a.d2ldev-partial",
+    ],
 )
 def test_what_somebody_else_left_behind_stays(reference, path, name):
     path.with_name(name).write_bytes(b"mine")
@@ -79,7 +152,7 @@ def test_what_somebody_else_left_behind_stays(reference, path, name):
 
 
 def test_what_another_process_still_writes_stays(reference, path):
-    partial = path.with_name(".saved.safetensors.0123456789abcdef.partial")
+    partial = path.with_name(".saved.safetensors.1.0123456789abcdef.d2ldev-partial")
     with open(partial, "wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         reference.save(1, path)
@@ -88,7 +161,7 @@ def test_what_another_process_still_writes_stays(reference, path):
 
 def test_a_link_of_that_name_is_not_followed(reference, path, tmp_path):
     (tmp_path / "precious").write_bytes(b"mine")
-    partial = path.with_name(".saved.safetensors.0123456789abcdef.partial")
+    partial = path.with_name(".saved.safetensors.1.0123456789abcdef.d2ldev-partial")
     partial.symlink_to(tmp_path / "precious")
     reference.save(1, path)
     assert (tmp_path / "precious").read_bytes() == b"mine"
