@@ -1,5 +1,5 @@
 """``python -m d2ldev``: the command line."""
 
-from d2ldev.cli.main import app
+from d2ldev.cli.main import main
 
-app(prog_name="d2ldev")
+main()

@@ -106,6 +106,7 @@ def run(request: Request, *, everywhere: bool) -> int:
             "installation of d2ldev\n  fix: pip install --force-reinstall 'd2ldev[test]'"
         )
         return USAGE_ERROR
+    os.getcwd()  # pytest would end with a traceback in a folder that is gone
     try:
         requests = thrice(request) if everywhere else [request]
     except D2LDevError as error:
@@ -116,6 +117,9 @@ def run(request: Request, *, everywhere: bool) -> int:
 
 
 def _status_of(request: Request, suite: Path) -> int:
+    # Where the output cannot be written, this says so in one line, and pytest in a hundred.
+    sys.stdout.write(f"The conformance suite on {request.name}\n")
+    sys.stdout.flush()
     # With the packages of this process, also if it runs in a checkout.
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     if request.virtual_gpus is not None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +15,7 @@ from d2ldev import __version__
 from d2ldev.cli import conformance as conformance_command
 from d2ldev.cli import doctor as doctor_command
 from d2ldev.cli import tour as tour_command
+from d2ldev.cli.screen import complain
 from d2ldev.settings import MAX_VIRTUAL_GPUS
 
 app = typer.Typer(
@@ -122,3 +126,33 @@ def conformance(
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request, everywhere=everywhere))
+
+
+def main() -> None:
+    """Run the command; an output that cannot be written is one line, and the exit status 1."""
+    output = sys.stdout
+    try:
+        if output is None:  # as ``>&-`` leaves it
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        try:
+            app(prog_name="d2ldev")
+        finally:
+            if sys.stdout is not output:  # typer met a closed pipe, and says nothing of it
+                raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
+            output.flush()
+    except OSError as error:
+        if output is not None:
+            # Python tries once more to write what is left, when it ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        sys.stderr = sys.__stderr__
+        with suppress(OSError):
+            complain(f"cannot {_refused(error)}")
+        sys.exit(1)
+
+
+def _refused(error: OSError) -> str:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return "go on in a working folder that is gone; cd to one that exists"
+    return f"write the output: {error.strerror or error}"

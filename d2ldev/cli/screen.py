@@ -22,9 +22,15 @@ from d2ldev.errors import (
 _OUR_WARNINGS = (BackendFallbackWarning, DeviceInitializationWarning)
 
 
+class _Console(Console):
+    def on_broken_pipe(self) -> None:
+        """Let the command say it, which otherwise would end without a word."""
+        raise  # noqa: PLE0704  # called where the error is handled
+
+
 def make_console() -> Console:
     """Return a console on the standard output, without automatic colours."""
-    return Console(highlight=False)
+    return _Console(highlight=False)
 
 
 def complain(message: str) -> None:

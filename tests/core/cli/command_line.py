@@ -11,12 +11,12 @@ import sys
 sys.modules.update(dict.fromkeys({FRAMEWORKS}))
 """
 _START = """
-from d2ldev.cli.main import app
-app(prog_name="d2ldev")
+from d2ldev.cli.main import main
+main()
 """
 
 
-def run_command(*arguments, columns=100, path=(), hide=True, **environment):
+def run_command(*arguments, columns=100, path=(), hide=True, before="", after="", **environment):
     """Run ``d2ldev`` with the reference backend, unless ``environment`` says otherwise.
 
     Args:
@@ -24,6 +24,7 @@ def run_command(*arguments, columns=100, path=(), hide=True, **environment):
         columns: the width of the terminal.
         path: folders to be searched for modules and distributions.
         hide: whether no framework is installed there, whatever is installed here.
+        before, after: what a shell does before the command, and what follows it in its line.
         environment: variables to set; None for one that shall not be set.
     """
     inherited = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
@@ -35,7 +36,10 @@ def run_command(*arguments, columns=100, path=(), hide=True, **environment):
         **environment,
     }
     return subprocess.run(
-        [sys.executable, "-c", (_HIDE if hide else "") + _START, *arguments],
+        [
+            *("bash", "-c", f'{before}"$@" {after}', "bash"),
+            *(sys.executable, "-c", (_HIDE if hide else "") + _START, *arguments),
+        ],
         env={name: value for name, value in variables.items() if value is not None},
         capture_output=True,
         encoding="utf-8",
