@@ -44,6 +44,8 @@ class MXNetTensors(Tensors):
         *("bool", "int8", "int32", "int64", "uint8"),
         *("float16", "float32", "float64"),
     )
+    # Its queue takes operations, and their operands, until the memory of the host is full.
+    in_flight = 4
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices
@@ -84,6 +86,9 @@ class MXNetTensors(Tensors):
 
     def nbytes(self, x: Tensor) -> int:
         return math.prod(x.shape) * int(np.dtype(x.dtype).itemsize)  # a sparse one has no ``size``
+
+    def wait(self, x: Tensor) -> None:
+        mx.base.check_call(_library.MXNDArrayWaitToWrite(x.handle))
 
     # -- making -----------------------------------------------------------------------------------
 

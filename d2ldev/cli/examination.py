@@ -28,7 +28,8 @@ from d2ldev.registry import discovery, loading, selection
 
 INSTALLED, MISSING, BROKEN = "installed", "missing", "broken"
 _SIZE = 64
-# Seconds that a backend has in a process of its own. A first import from a cold disk takes one minute.
+# Seconds that a backend has in a process of its own. A first import from a cold disk takes one
+# minute.
 _PATIENCE = 300
 
 

@@ -25,7 +25,7 @@ _OUR_WARNINGS = (BackendFallbackWarning, DeviceInitializationWarning)
 class _Console(Console):
     def on_broken_pipe(self) -> None:
         """Let the command say it, which otherwise would end without a word."""
-        raise  # noqa: PLE0704  # called where the error is handled
+        raise  # it is called where the error is handled
 
 
 def make_console() -> Console:

@@ -223,6 +223,17 @@ class Tensors(ABC):
         """
         return x
 
+    # -- for loops --------------------------------------------------------------------------------
+
+    in_flight: int | None = None
+    """Half of how many steps of a loop may be queued; None where the framework has a bound."""
+
+    def wait(self, x: Tensor) -> None:
+        """Wait until what writes a tensor, and what reads it so far, is done.
+
+        Where ``in_flight`` is a number: called so often, for a tensor of so many steps ago.
+        """
+
     # -- for logs ---------------------------------------------------------------------------------
 
     @abstractmethod

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Generator, Iterable
+from contextlib import closing
 from functools import partial
 from typing import Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Copier, DeviceLike, Framework
+from d2ldev.nesting.walk import flatten
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
 
@@ -32,6 +34,13 @@ def prefetch(
         )
     fix = "backend.prefetch(batches, device, depth=2)"
     depth = whole_number("prefetch", "depth", depth, least=0, fix=fix)
+    moved = _moved(framework, batches, target, depth)
+    return moved if framework.tensors.in_flight is None else _bounded(framework, moved)
+
+
+def _moved(
+    framework: Framework, batches: Iterable[Any], target: Device, depth: int
+) -> Generator[Any, None, None]:
     if depth:
         ahead = framework.training.prefetched(batches, target, depth)
         if ahead is not None:
@@ -41,6 +50,23 @@ def prefetch(
         if copier is not None:
             return _beside(framework, batches, target, depth, copier)
     return moved_ahead(batches, depth, _start(framework, target))
+
+
+def _bounded(
+    framework: Framework, batches: Generator[Any, None, None]
+) -> Generator[Any, None, None]:
+    """Yield batches; now and then, wait until what reads an earlier one is done."""
+    tensors, limit = framework.tensors, framework.tensors.in_flight or 1
+    read: list[Any] = []
+    with closing(batches):
+        for batch in batches:
+            read.append(batch)
+            if len(read) == 2 * limit:
+                late = flatten(read[limit - 1], framework.kinds, "prefetch batches")
+                for x in late.tensors.values():
+                    tensors.wait(x)
+                del read[:limit]
+            yield batch
 
 
 def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:

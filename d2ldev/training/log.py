@@ -90,6 +90,9 @@ class DeviceLog:
     def add(self, weight: float = 1, /, **scalars: Any) -> None:
         """Keep scalars, without waiting for the device.
 
+        Where the framework's queue has no bound, as MXNet's, each fourth call waits for the scalars
+        of four calls before, so that at most eight steps are queued.
+
         Args:
             weight: how much they count in the means, such as the number of examples.
             scalars: name -> scalar tensor on the log's device, or a number of Python's or NumPy's.
@@ -119,8 +122,18 @@ class DeviceLog:
             self._device = device
             self._pending += entries
             self._waiting += sum(entry.is_tensor for entry in entries)
+            if (limit := framework.tensors.in_flight) is not None:
+                self._bound(limit, len(entries))
             if self._waiting >= self._max_pending or len(self._pending) >= 2 * self._max_pending:
                 self._bring_over()
+
+    def _bound(self, limit: int, size: int) -> None:
+        """Wait at each ``limit``-th step, which has ``size`` scalars, for the one that long ago."""
+        late = len(self._pending) - limit * size
+        if late > 0 and not late % (limit * size):
+            for entry in self._pending[late - size : late]:
+                if entry.is_tensor:
+                    self._backend.framework.tensors.wait(entry.value)
 
     def flush(self) -> dict[str, list[float]]:
         """Return all values that were added since the last ``flush``.

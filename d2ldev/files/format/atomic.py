@@ -1,7 +1,8 @@
 """Replace a file atomically: whenever the writer dies, it is the old file or the new one.
 
 The new file is written to a temporary file in the same folder. It is synchronised to the disk, then
-renamed, and then the folder is synchronised. So a power loss, too, leaves the old file or the new one.
+renamed, and then the folder is synchronised. So a power loss, too, leaves the old file or the new
+one.
 
 A temporary file is named ``.<name>.<process>.<token>.d2ldev-partial``. Its writer locks it, and the
 operating system releases the lock when the process ends, however it ends. The next writer into the

@@ -10,7 +10,14 @@ from processes import MINE, make_backend, make_distribution, make_package
 from rich.console import Console
 
 from d2ldev.cli.doctor import human, show
-from d2ldev.cli.examination import BackendReport, Examination, add_devices, examine, try_elsewhere, use
+from d2ldev.cli.examination import (
+    BackendReport,
+    Examination,
+    add_devices,
+    examine,
+    try_elsewhere,
+    use,
+)
 from d2ldev.cli.screen import collected_warnings
 from d2ldev.registry import loading
 

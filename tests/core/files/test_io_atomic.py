@@ -112,7 +112,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name_and_the_name_before_save_r
     def recorded(name, call):
         def record(*given):
             kind = stat.S_IFMT(os.fstat(given[0]).st_mode) if name == "fsync" else None
-            calls.append({None: name, stat.S_IFREG: "fsync file", stat.S_IFDIR: "fsync folder"}[kind])
+            calls.append(
+                {None: name, stat.S_IFREG: "fsync file", stat.S_IFDIR: "fsync folder"}[kind]
+            )
             return call(*given)
 
         monkeypatch.setattr(os, name, record)

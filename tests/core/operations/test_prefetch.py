@@ -181,3 +181,22 @@ def test_an_error_in_training_closes_the_data(reference):
     with pytest.raises(UnsupportedValueError) as caught:
         Trainer(1, num_gpus=1, backend=reference).fit(reference.mlp([2, 1]), source())
     assert (is_closed, caught.value.__traceback__ is None) == ([True], False)
+
+
+def test_where_a_queue_has_no_bound_what_reads_an_earlier_batch_is_waited_for(
+    reference, monkeypatch
+):
+    tensors, waited = reference.framework.tensors, []
+    monkeypatch.setattr(tensors, "in_flight", 2)
+    monkeypatch.setattr(tensors, "wait", waited.append)
+    batches = [{"x": reference.full(3, number)} for number in range(8)]
+    seen = [len(waited) for _ in reference.prefetch(batches, "cpu", depth=1)]
+    assert seen == [0, 0, 0, 1, 1, 2, 2, 3]
+    assert [id(x) for x in waited] == [id(batch["x"]) for batch in batches[1:6:2]]
+
+
+def test_nothing_is_waited_for_where_the_framework_bounds_its_queue(reference, monkeypatch):
+    waited = []
+    monkeypatch.setattr(reference.framework.tensors, "wait", waited.append)
+    list(reference.prefetch([reference.ones(3)] * 50, "cpu"))
+    assert waited == []

@@ -51,7 +51,10 @@ def test_what_a_third_party_raises_when_it_is_chosen_is_an_error_of_ours(tmp_pat
     make_backend(tmp_path)
     package, module = (tmp_path / "mine_backend" / name for name in ("__init__.py", "wiring.py"))
     if place == "class":
-        module.write_text(MINE.replace("{name!r}", "'mine'") + f"\n    def __init__(self, virtual_gpus=None): raise {error}")
+        module.write_text(
+            MINE.replace("{name!r}", "'mine'")
+            + f"\n    def __init__(self, virtual_gpus=None): raise {error}"
+        )
     else:
         (package if place == "package" else module).write_text(f"raise {error}")
     code = """

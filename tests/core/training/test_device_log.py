@@ -189,3 +189,28 @@ def test_reading_while_another_thread_adds_loses_nothing(reference, scalar):
     thread.join()
     log.add(200, loss=scalar(3.0))
     assert log.means() == {"loss": 2.0}
+
+
+def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_for(
+    reference, monkeypatch
+):
+    tensors, waited = reference.framework.tensors, []
+    monkeypatch.setattr(tensors, "in_flight", 2)
+    monkeypatch.setattr(tensors, "wait", lambda x: waited.append(float(x)))
+    log = DeviceLog(reference)
+    seen = []
+    for number in range(6):
+        log.add(loss=reference.full((), number), lr=0.1, error=reference.full((), 10 + number))
+        seen.append(len(waited))
+    assert seen == [0, 0, 0, 2, 2, 4]
+    assert waited == [1, 11, 3, 13]
+
+
+def test_a_log_that_was_brought_over_waits_for_nothing(reference, monkeypatch):
+    tensors, waited = reference.framework.tensors, []
+    monkeypatch.setattr(tensors, "in_flight", 2)
+    monkeypatch.setattr(tensors, "wait", waited.append)
+    log = DeviceLog(reference, max_pending=2)
+    for number in range(5):
+        log.add(loss=reference.full((), number))
+    assert waited == []

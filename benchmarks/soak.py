@@ -1,0 +1,308 @@
+"""Whether hours of use leave anything behind: memory, threads, open files, objects.
+
+    python benchmarks/soak.py --folder DIR [--minutes 60] [--backend NAME ...]
+
+Each framework has an equal part of the minutes, in a process of its own with two virtual GPUs. It
+goes through the same rounds: moves, scopes, strict blocks, fits, prefetching that is closed early,
+logs, files, tensors that come and go on virtual GPUs. After the collector has run and the allocator
+has given back what it can, the process is measured. The folder gets ``soak-NAME.json`` with all
+samples and what was found, and ``soak-NAME.png`` with the curves.
+
+What is measured is flat if the straight line through the samples of the last two thirds (the median
+of the slopes between all pairs, of Theil and Sen) rises by no more than ``TOLERANCES`` over
+them. The exit status is 1 if anything is not, or if a process ends with an error.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import importlib.metadata
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+import d2ldev
+
+FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet", "reference")
+# A part of the median, and a number: what the samples of two thirds of a run may rise by.
+TOLERANCES = {
+    "memory": (0.02, 4 * 2**20),
+    "threads": (0, 0.5),
+    "files": (0, 0.5),
+    "objects": (0.005, 500),
+}
+_SAMPLES = 120
+_FEWEST = 30
+
+
+# -- one process ------------------------------------------------------------------------------
+
+
+def soak(name: str, seconds: float, folder: Path) -> dict[str, list[float]]:
+    """Use a backend for a time, and return the samples: the seconds, and what was measured."""
+    backend = d2ldev.get_backend(name)
+    samples: dict[str, list[float]] = {
+        "seconds": [],
+        "rounds": [],
+        **{key: [] for key in TOLERANCES},
+    }
+    begin = time.monotonic()
+    for rounds in itertools.count(1):
+        one_round(backend, folder, rounds)
+        now = time.monotonic() - begin
+        if now < seconds * len(samples["seconds"]) / _SAMPLES:
+            continue
+        samples["seconds"].append(now)
+        samples["rounds"].append(rounds)
+        for key, value in measured().items():
+            samples[key].append(value)
+        if now >= seconds and len(samples["seconds"]) >= _FEWEST:
+            return samples
+    raise AssertionError
+
+
+def measured() -> dict[str, float]:
+    """Return what the process holds, after what can be given back was given back."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+    resident = int(Path("/proc/self/statm").read_text().split()[1])
+    return {
+        "memory": resident * os.sysconf("SC_PAGE_SIZE"),
+        "threads": len(os.listdir("/proc/self/task")),
+        "files": len(os.listdir("/proc/self/fd")),
+        "objects": len(gc.get_objects()),
+    }
+
+
+def one_round(backend: d2ldev.Backend, folder: Path, number: int) -> None:
+    """Do everything once."""
+    rng = np.random.default_rng(number)
+    move(backend, rng)
+    scopes(backend)
+    strict(backend)
+    prefetch(backend, rng)
+    log(backend)
+    files(backend, folder, rng)
+    in_threads(backend)
+    if "train" not in backend.framework.cannot:
+        fit(backend, folder, rng)
+    backend.synchronize()
+
+
+def move(backend: d2ldev.Backend, rng: np.random.Generator) -> None:
+    """Move and copy nestings between devices; the sizes differ from round to round."""
+    for device in backend.devices():
+        size = int(rng.integers(1, 400))
+        batch = {"x": backend.ones((size, size), device=device), "y": [np.ones(size), "text"]}
+        for target in backend.devices():
+            there = backend.to(batch, target)
+            backend.to_numpy(backend.copy(there["x"], device))
+
+
+def scopes(backend: d2ldev.Backend) -> None:
+    """Enter and leave scopes, also by way of an error."""
+    for device in backend.devices():
+        with d2ldev.use_backend(backend), backend.on(device), backend.on("cpu"):
+            backend.zeros(3)
+        with suppress(ZeroDivisionError), backend.on(device):
+            backend.zeros(3)
+            raise ZeroDivisionError
+
+
+def strict(backend: d2ldev.Backend) -> None:
+    """Mix devices where that is an error."""
+    x, y = backend.ones(3), backend.ones(3, device=backend.devices()[-1])
+    for _ in range(10):
+        with suppress(d2ldev.DeviceMismatchError), backend.strict():
+            x + x
+            x + y
+
+
+def prefetch(backend: d2ldev.Backend, rng: np.random.Generator) -> None:
+    """Close a prefetching loop early, and leave one to the collector."""
+    batches = [rng.random((64, 64), dtype="float32") for _ in range(8)]
+    for device in backend.devices():
+        for end in (lambda each: each.close(), lambda _: None):
+            loop = backend.prefetch(iter(batches), device, depth=3)
+            x = next(loop)
+            next(loop)
+            end(loop)
+            x + x
+
+
+def log(backend: d2ldev.Backend) -> None:
+    """Log more scalars than wait on the device."""
+    for device in backend.devices():
+        log = d2ldev.DeviceLog(backend, device, max_pending=16)
+        for _ in range(50):
+            log.add(loss=backend.ones((), device=device))
+        log.flush()
+        log.means()
+
+
+def files(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None:
+    """Save and load, and fail to load."""
+    path = folder / "state.safetensors"
+    backend.save({"x": backend.asarray(rng.random((32, 32))), "n": 1}, path)
+    backend.load(path, device=backend.devices()[-1])
+    path.write_bytes(path.read_bytes()[:-1])
+    with suppress(d2ldev.CheckpointError):
+        backend.load(path)
+
+
+def in_threads(backend: d2ldev.Backend) -> None:
+    """Compute in threads that end."""
+
+    def work() -> None:
+        with backend.on(backend.devices()[-1]), backend.strict():
+            x = backend.ones((8, 8))
+            x + x
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def fit(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None:
+    """Train a model with checkpoints, resume the run, and stop one by an error."""
+    x = rng.normal(size=(32, 4)).astype("float32")
+    loader = d2ldev.ArrayLoader(x, x.sum(1, keepdims=True), batch_size=8)
+    path = folder / "run.safetensors"
+    path.unlink(missing_ok=True)
+    for epochs in (1, 2):
+        trainer = d2ldev.Trainer(epochs, backend.num_gpus() and 1, backend=backend)
+        trainer.fit(backend.mlp([4, 8, 1]), loader, loader, checkpoint=path, resume=True)
+
+    def stop(_epoch: int, _history: Any) -> None:
+        raise ZeroDivisionError
+
+    with suppress(ZeroDivisionError):
+        trainer = d2ldev.Trainer(1, backend=backend, callback=stop)
+        trainer.fit(backend.mlp([4, 8, 1]), loader)
+
+
+# -- what the samples say ---------------------------------------------------------------------
+
+
+def rise(seconds: Sequence[float], values: Sequence[float]) -> float:
+    """Return by how much the line through samples rises over them.
+
+    >>> rise([0, 1, 2, 3], [5, 6, 7, 100])
+    3.0
+    """
+    slopes = [
+        (values[j] - values[i]) / (seconds[j] - seconds[i])
+        for i, j in itertools.combinations(range(len(values)), 2)
+        if seconds[j] > seconds[i]
+    ]
+    return median(slopes) * (seconds[-1] - seconds[0])
+
+
+def findings(samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+    """Return for each thing that was measured its rise, what it may be, and whether it is flat."""
+    begin = len(samples["seconds"]) // 3
+    found = {}
+    for key, (part, number) in TOLERANCES.items():
+        values = samples[key][begin:]
+        risen = rise(samples["seconds"][begin:], values)
+        tolerance = part * median(values) + number
+        found[key] = {
+            "median": median(values),
+            "rise": risen,
+            "tolerance": tolerance,
+            "flat": risen <= tolerance,
+        }
+    return found
+
+
+def plot(name: str, samples: dict[str, list[float]], found: dict[str, Any], path: Path) -> None:
+    """Draw the curves."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(len(TOLERANCES), sharex=True, figsize=(8, 10))
+    for axis, (key, what) in zip(axes, found.items(), strict=True):
+        scale = 2**20 if key == "memory" else 1
+        axis.plot(samples["seconds"], [value / scale for value in samples[key]], ".-")
+        axis.axvline(samples["seconds"][len(samples["seconds"]) // 3], color="grey", linestyle=":")
+        verdict = "flat" if what["flat"] else "NOT FLAT"
+        words = f"rises by {what['rise'] / scale:.3g} of {what['tolerance'] / scale:.3g}"
+        axis.set_title(f"{key}{' (MiB)' if scale > 1 else ''}: {verdict}, {words}", fontsize=10)
+    axes[-1].set_xlabel("seconds")
+    figure.suptitle(f"{name}: {samples['rounds'][-1]:.0f} rounds")
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+
+
+# -- the command ------------------------------------------------------------------------------
+
+
+def run(name: str, minutes: float, folder: Path) -> bool:
+    """Soak a backend in a process of its own, keep what was found; return whether all is flat."""
+    command = [sys.executable, __file__, "--folder", str(folder), "--minutes", str(minutes)]
+    environment = {**os.environ, "D2LDEV_VIRTUAL_GPUS": "2"}
+    done = subprocess.run([*command, "--process", name], env=environment, check=False)  # noqa: S603
+    if done.returncode:
+        print(f"{name}: ended with status {done.returncode}")
+        return False
+    path = folder / f"soak-{name}.json"
+    document = json.loads(path.read_text("utf-8"))
+    samples, found = document["samples"], document["found"]
+    plot(name, samples, found, path.with_suffix(".png"))
+    print(f"{name}: {samples['rounds'][-1]} rounds in {samples['seconds'][-1]:.0f} s")
+    for key, what in found.items():
+        verdict = "flat" if what["flat"] else "NOT FLAT"
+        print(
+            f"  {key}: {what['median']:.0f}, rises by {what['rise']:.1f}, "
+            f"tolerance {what['tolerance']:.1f}: {verdict}"
+        )
+    return all(what["flat"] for what in found.values())
+
+
+def main() -> int:
+    """Run the command and return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--folder", type=Path, required=True, help="where results are kept")
+    parser.add_argument("--minutes", type=float, default=60, help="of all frameworks together")
+    parser.add_argument("--backend", nargs="+", default=None, help="default: all installed")
+    parser.add_argument("--process", metavar="NAME", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    if options.process:
+        with tempfile.TemporaryDirectory() as scratch:
+            samples = soak(options.process, options.minutes * 60, Path(scratch))
+        document = {
+            "backend": options.process,
+            "d2ldev": importlib.metadata.version("d2ldev"),
+            "found": findings(samples),
+            "samples": samples,
+        }
+        path = options.folder / f"soak-{options.process}.json"
+        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+        return 0
+    names = options.backend or [name for name in FRAMEWORKS if name in d2ldev.available_backends()]
+    flat = [run(name, options.minutes / len(names), options.folder) for name in names]
+    return 0 if all(flat) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

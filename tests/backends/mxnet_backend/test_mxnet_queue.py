@@ -1,0 +1,74 @@
+"""MXNet queues operations with their operands until memory is full; d2ldev bounds its own loops."""
+
+import threading
+
+import numpy as np
+import pytest
+from d2ldev_mxnet.framework import mx
+
+from d2ldev import DeviceLog, Trainer
+
+STEPS = 40
+_done = []
+
+
+class Slow(mx.operator.CustomOp):
+    """Reads a tensor once it may, and notes it."""
+
+    may = threading.Event()
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.may.wait(60)
+        _done.append(True)
+
+
+@mx.operator.register("d2ldev_slow")
+class SlowProperty(mx.operator.CustomOpProp):
+    def create_operator(self, ctx, shapes, dtypes):
+        return Slow()
+
+
+@pytest.fixture
+def slow():
+    """An operation that is queued, and ends only when ``Slow.may`` is set; soon it is."""
+    _done.clear()
+    Slow.may.clear()
+    timer = threading.Timer(0.3, Slow.may.set)
+    timer.start()
+    yield lambda x: mx.nd.Custom(x.as_nd_ndarray(), op_type="d2ldev_slow").as_np_ndarray()
+    timer.join()
+
+
+def test_what_reads_a_tensor_is_done_when_it_was_waited_for(backend, slow):
+    x = backend.ones(3)
+    y = slow(x)
+    assert _done == []
+    backend.framework.tensors.wait(x)
+    assert _done == [True]
+    del y
+
+
+def test_a_log_lets_eight_steps_be_queued(backend, slow):
+    log, queued = DeviceLog(backend), []
+    for number in range(STEPS):
+        log.add(loss=slow(backend.full((1,), number)).sum())
+        queued.append(number + 1 - len(_done))
+    assert max(queued) <= 8
+
+
+def test_prefetching_lets_eight_steps_be_queued(backend, slow):
+    batches = [{"x": backend.full((3,), number)} for number in range(STEPS)]
+    results, queued = [], []
+    for number, batch in enumerate(backend.prefetch(batches, "cpu")):
+        results.append(slow(batch["x"]))
+        queued.append(number + 1 - len(_done))
+    assert max(queued) <= 8
+    backend.synchronize()
+
+
+def test_a_run_lets_eight_steps_be_queued(backend, monkeypatch):
+    waited = []
+    monkeypatch.setattr(type(backend.framework.tensors), "wait", lambda _, x: waited.append(x))
+    batch = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    Trainer(1, backend=backend).fit(backend.mlp([2, 1]), [batch] * STEPS)
+    assert len(waited) == STEPS // 4 - 1
