@@ -2,7 +2,7 @@
 
 Each public function is called with one argument that it does not expect, and the others right. The
 functions and their parameters are looked up, so that a new one is among them. 300 calls are drawn
-for each backend, and as many as ``D2LDEV_HOSTILE_EXAMPLES`` says.
+for each backend, and as many as ``D2LDEV_TEST_EXAMPLES`` says.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from d2ldev.framework import Learner
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite import hostile
 
-EXAMPLES = int(os.environ.get("D2LDEV_HOSTILE_EXAMPLES", "300"))
+EXAMPLES = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300"))
 SECONDS = 60
 """A call that takes longer hangs."""
 # It makes attributes of what is around it, as the book's does, and is given no value of a user's.
