@@ -203,6 +203,11 @@ def gpu(i: int = 0) -> Device:
     return Device(_GPU, i)
 
 
+# torch's compiler cannot make an object with slots in a graph: those of a machine are there before.
+for _index in range(16):
+    gpu(_index)
+
+
 def gpus_in_words(count: int) -> str:
     """Return ``'1 GPU'``, ``'2 GPUs'``, for messages."""
     return f"{shown(count)} GPU{'' if count == 1 else 's'}"

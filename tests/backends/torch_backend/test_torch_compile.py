@@ -1,5 +1,6 @@
 """Functions that use d2ldev under ``torch.compile``: one graph, and what it holds for."""
 
+import os
 import subprocess
 import sys
 import threading
@@ -71,6 +72,18 @@ def test_it_may_be_the_first_use_of_the_handle():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout.split("\n")[0] == "[2.0, 2.0] torch", done.stderr
+
+
+def test_it_may_be_the_first_use_of_a_device():
+    code = (
+        "import torch; from d2ldev import backend\n"
+        "f = torch.compile(lambda x: backend.to(x, 'gpu:1'), backend='eager', fullgraph=True)\n"
+        "print(f(torch.ones(2)).device)"
+    )
+    environment = {**os.environ, "D2LDEV_VIRTUAL_GPUS": "2"}
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment)
+    assert done.stdout.split("\n")[0] == "vgpu:1", done.stderr
 
 
 def scaled(x):
