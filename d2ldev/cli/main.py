@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -141,12 +140,15 @@ def main() -> None:
                 raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))
             output.flush()
     except OSError as error:
+        # Python tries once more to write what is left, when it ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
         if output is not None:
-            # Python tries once more to write what is left, when it ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            os.dup2(nowhere, 1)
         sys.stderr = sys.__stderr__
-        with suppress(OSError):
+        try:
             complain(f"cannot {_refused(error)}")
+        except OSError:
+            os.dup2(nowhere, 2)
         sys.exit(1)
 
 

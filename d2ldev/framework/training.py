@@ -5,7 +5,6 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from numbers import Integral, Real
@@ -99,8 +98,7 @@ class Settings(NamedTuple):
             )
         for name in ("lr", "gradient_clip_val"):
             value = getattr(self, name)
-            is_number = isinstance(value, Real) and not isinstance(value, bool)
-            if not is_number or not 0 <= value <= sys.float_info.max:
+            if not _is_rate(value):
                 raise UnsupportedValueError(
                     f"train with {name}={describe(value)}",
                     "it is a number that is not negative",
@@ -251,6 +249,15 @@ class Learner(ABC):
             CheckpointError: if they are another model's (``refused_state``).
         """
         return lambda: None
+
+
+def _is_rate(value: object) -> bool:
+    """Return whether a value is a number that a float holds, and not negative."""
+    try:
+        is_number = isinstance(value, Real) and not isinstance(value, bool)
+        return is_number and 0 <= float(value) < float("inf")  # type: ignore[arg-type]
+    except OverflowError:  # an integer of 400 digits
+        return False
 
 
 def _is_one_of(value: object, names: Iterable[str]) -> bool:

@@ -45,7 +45,7 @@ def live_tensors(framework: Framework, device: DeviceLike) -> list[LiveTensor]:
 
 def _folders(framework: Framework) -> tuple[str, ...]:
     """Return the folders, or files, of d2ldev, of a backend and of what it is built on."""
-    classes = (type(framework), *framework.tensors.types, *framework.models.types)
+    classes = (*type(framework).__mro__, *framework.tensors.types, *framework.models.types)
     roots = {name.partition(".")[0] for name in (__name__, *(cls.__module__ for cls in classes))}
     modules = [sys.modules.get(name) for name in roots.union(framework.distributions)]
     files = [file for module in modules if (file := getattr(module, "__file__", None))]

@@ -142,30 +142,24 @@ def test_a_live_tensor_says_which_lines_made_it_if_python_traces_memory(backend,
 
 
 @requirement("memory.live-tensors-end-with-the-users-line", section=SECTION)
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda backend, x: backend.ones(12347, device=backend.device_of(x)),
-        lambda backend, x: backend.asarray([2.0] * 12347, device=backend.device_of(x)),
-        lambda backend, x: backend.rand(12347, seed=1, device=backend.device_of(x)),
-        lambda backend, x: backend.mlp([12347, 1], device=backend.device_of(x)),
-        lambda backend, x: backend.copy(x, backend.device_of(x)),
-        lambda _backend, x: x + 1,
-    ],
-    ids=["ones", "asarray", "rand", "mlp", "copy", "an operation"],
-)
-def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place, make):
+def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
     x = backend.zeros(12347, device=place)
     tracemalloc.start(60)
     try:
-        made = make(backend, x)
+        made = [
+            backend.ones(12347, device=place),
+            backend.asarray([2.0] * 12347, device=place),
+            backend.rand(12347, seed=1, device=place),
+            backend.mlp([12347, 1], device=place),
+            backend.copy(x, place),
+            x + 1,
+        ]
         found = [live.made for live in backend.live_tensors() if 12347 in live.shape]
     finally:
         tracemalloc.stop()
     traced = [lines for lines in found if lines]
-    assert traced
+    assert len(traced) >= len(made)
     assert all(lines[-1].startswith(f"{__file__}:") for lines in traced)
-    assert made is not x
 
 
 @requirement("memory.missing-device", section=SECTION)
