@@ -70,7 +70,9 @@ def traces():
 @pytest.fixture
 def train(backend):
     def trained(net, trainer=None, data=DATA, **options):
-        options = {"optimizer": "adam", "lr": 0.1, **options}
+        options = {"optimizer": "adam", **options}
+        if isinstance(options["optimizer"], str):
+            options = {"lr": 0.1, **options}
         return (trainer or Trainer(2, backend=backend)).fit(net, data, data[:1], **options)
 
     return trained
