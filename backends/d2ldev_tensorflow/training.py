@@ -260,8 +260,11 @@ class TensorFlowLearner(Learner):
         else:
             modules = [model, *model.submodules]
         optimizer = settings.optimizer if is_named else self._optimizer
+        rate = None if is_named else getattr(optimizer, "_learning_rate", None)  # or a schedule
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        return modules, [id(x) for x in self._variables], optimizer, how
+        # Where a model computes that has variables is told by these: see ``_captured``.
+        place = None if self._model.variables else str(self._device)
+        return modules, [id(x) for x in self._variables], optimizer, rate, how, place
 
     def _captured(self, is_named: bool) -> list[Any]:
         """Return the tensors of which a traced function knows where they are."""

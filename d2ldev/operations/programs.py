@@ -5,10 +5,22 @@ A helper for the rooms ``training``.
 
 from __future__ import annotations
 
+import sys
+import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
-from types import FunctionType, GetSetDescriptorType, MemberDescriptorType, MethodType
+from functools import lru_cache, partial
+from types import (
+    CodeType,
+    FunctionType,
+    GetSetDescriptorType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+)
 from typing import Any, Generic, TypeVar
 from weakref import ref
+
+import numpy as np
 
 P = TypeVar("P")
 
@@ -17,6 +29,10 @@ _CONTAINERS = (tuple, list, dict)
 _OPAQUE = frozenset({FunctionType, type})
 _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 _IS_OF_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
+# Bytes of an array of NumPy's that may be changed in place, as the weights of classes are.
+_SMALL = 1 << 16
+_INSTALLED = tuple({sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")})
+_BASES = ("abc", "typing")  # of the user's own classes, without a state
 
 
 class Programs(Generic[P]):
@@ -57,7 +73,10 @@ class Programs(Generic[P]):
             fits: tells whether a program can still be used; another one takes its place if not.
         """
         reader = _Reader(*self._reading)
-        key = reader.key(parts)
+        try:
+            key = reader.key(parts)
+        except RecursionError:  # such as of a list that contains itself
+            return make()
         entry = self._kept.pop(key, None)
         if entry is None or not fits(entry[0]):
             entry = make(), [self._watched(each, key) for each in reader.objects.values()]
@@ -77,10 +96,14 @@ class Programs(Generic[P]):
 class _Reader:
     """Makes a key of parts.
 
-    Numbers, strings, containers, dataclasses and bound methods count by their values. Any other
-    object counts by which one it is, its class, the values of its plain attributes and of its
-    public containers, and which objects its other public attributes are; a class by all of its
+    Numbers, strings, containers, dataclasses, small arrays of NumPy's, ``partial``s and bound
+    methods count by their values. Any other object counts by which one it is, its class, the values
+    of its plain attributes, of its public containers and of its public objects with nothing but
+    plain attributes, and which objects its other public attributes are; a class by all of its
     attributes.
+
+    What the user has written counts by more, because it is often changed between two trainings: an
+    object by all of its attributes, and a function by what it reads from elsewhere.
 
     Attributes:
         objects: those that the key names by their ids.
@@ -97,6 +120,8 @@ class _Reader:
         kind = type(part)
         if kind in _PLAIN:
             return kind, repr(part) if kind is float else part  # 0.0 is not -0.0
+        if kind is np.ndarray and part.nbytes <= _SMALL and not part.dtype.hasobject:
+            return kind, part.dtype.str, part.shape, part.tobytes()
         if id(part) in self._read:
             return id(part)
         inner = None if kind in _OPAQUE else self._parts_of(part)
@@ -109,34 +134,119 @@ class _Reader:
         self._read.add(id(part))
         if isinstance(part, type):
             return self._named(part), tuple(self._attributes_of_class(part))
-        return self._named(part), self.key(kind), tuple(self._attributes(part))
+        read = self._read_by(part) if kind is FunctionType and _is_users(part) else ()
+        return self._named(part), self.key(kind), tuple(self._attributes(part)), tuple(read)
 
     def _named(self, obj: Any) -> int:
         self.objects[id(obj)] = obj
         return id(obj)
 
+    def _inner(self, value: Any) -> Any:
+        """Return the key of what another part refers to."""
+        kind = type(value)
+        counts = kind in _PLAIN or isinstance(value, (*_CONTAINERS, np.ndarray, partial))
+        if kind is FunctionType or isinstance(value, type):
+            counts = _is_users(value)
+        counts = counts or _is_simple(value) or _is_all_users(kind)
+        return self.key(value) if counts else self._named(value)
+
     def _attributes(self, obj: Any) -> Iterator[Any]:
-        for name, value in getattr(obj, "__dict__", {}).items():
-            is_public = name[:1] != "_"
-            if name in self._ignored:
-                continue
-            if type(value) in _PLAIN or (is_public and isinstance(value, _CONTAINERS)):
-                yield name, self.key(value)
-            elif is_public:
-                yield name, self._named(value)
+        is_whole = _is_all_users(type(obj))
+        attributes = dict(getattr(obj, "__dict__", {}))
+        if is_whole:
+            attributes |= _slots(obj)
+        for name, value in attributes.items():
+            is_read = is_whole or name[:1] != "_" or type(value) in _PLAIN
+            if is_read and name not in self._ignored:
+                yield name, self._inner(value)
+
+    def _read_by(self, function: FunctionType) -> Iterator[Any]:
+        """Yield what a function is made of, and what it reads when it is called."""
+        code, everywhere = function.__code__, function.__globals__
+        yield self._named(code)
+        yield self.key([function.__defaults__, function.__kwdefaults__])
+        for cell in function.__closure__ or ():
+            try:
+                yield self._inner(cell.cell_contents)
+            except ValueError:  # it is empty
+                yield None
+        for name in _global_names(code):
+            value = everywhere.get(name)
+            yield name, self._inner(value)
+            if isinstance(value, ModuleType) and not _is_installed(value.__name__):
+                inner = vars(value)
+                yield from ((x, self._inner(inner[x])) for x in _names(code) if x in inner)
 
     def _attributes_of_class(self, kind: type) -> Iterator[Any]:
         # A method may be replaced, as by D2L's ``add_to_class``; not in a class of C.
         for each in kind.__mro__:
-            for name, value in vars(each).items() if each.__flags__ & _IS_OF_PYTHON else ():
+            for name, value in list(vars(each).items()) if each.__flags__ & _IS_OF_PYTHON else ():
                 if name[:2] == "__" and not callable(value):
                     continue  # such as ``__annotations__``, which Python makes when it is asked for
-                if type(value) in _PLAIN or (name[:1] != "_" and isinstance(value, _CONTAINERS)):
-                    yield name, self.key(value)
-                elif isinstance(value, property):
-                    yield name, self._named(value.fget), self._named(value.fset)
-                elif type(value) not in _SLOTS:  # these refer to the class
+                is_private = name[:1] == "_" and isinstance(value, _CONTAINERS)
+                if isinstance(value, property):
+                    yield name, self._inner(value.fget), self._inner(value.fset)
+                elif isinstance(value, (classmethod, staticmethod)):
+                    yield name, self._named(value), self._inner(value.__func__)
+                elif is_private and not _is_users(each):
                     yield name, self._named(value)
+                elif type(value) not in _SLOTS:  # these refer to the class
+                    yield name, self._inner(value)
+
+
+def _is_users(part: Any) -> bool:
+    """Return whether a function or a class is the user's own, and may be changed at any time."""
+    return not _is_installed(part.__module__ or "")
+
+
+def _is_all_users(kind: type) -> bool:
+    """Return whether a class and its bases are the user's own."""
+    *own, _ = kind.__mro__
+    own = [each for each in own if each.__module__ not in _BASES]
+    return bool(own) and all(map(_is_users, own))
+
+
+def _is_simple(value: Any) -> bool:
+    """Return whether all attributes of an object are plain, as those of Keras' regularizers are."""
+    attributes = getattr(value, "__dict__", None)
+    return type(attributes) is dict and all(type(x) in _PLAIN for x in attributes.values())
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module is Python's, a package's, or d2ldev's."""
+    if module.startswith("d2ldev") or module in sys.builtin_module_names:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None) or ""  # none in a notebook
+    return file.startswith(_INSTALLED)
+
+
+def _slots(obj: Any) -> dict[str, Any]:
+    names = [
+        name
+        for kind in type(obj).__mro__
+        for name, each in vars(kind).items()
+        if type(each) is MemberDescriptorType
+    ]
+    return {name: getattr(obj, name) for name in names if hasattr(obj, name)}
+
+
+@lru_cache(maxsize=1024)
+def _global_names(code: CodeType) -> tuple[str, ...]:
+    """Return the names of the global variables that a function reads, in order."""
+    import dis  # not before it is needed: only training asks
+
+    names = {x.argval for x in dis.get_instructions(code) if x.opname.startswith("LOAD_GLOBAL")}
+    return tuple(sorted(names.union(*map(_global_names, _inner_codes(code)))))
+
+
+def _names(code: CodeType) -> tuple[str, ...]:
+    """Return all names in a function, those of attributes too."""
+    names = {*code.co_names}
+    return tuple(sorted(names.union(*map(_names, _inner_codes(code)))))
+
+
+def _inner_codes(code: CodeType) -> list[CodeType]:
+    return [each for each in code.co_consts if isinstance(each, CodeType)]
 
 
 def _contents(part: Any) -> Any:
@@ -151,4 +261,6 @@ def _contents(part: Any) -> Any:
         return part.items()
     if isinstance(part, MethodType):  # it is a new object each time
         return part.__func__, part.__self__
+    if type(part) is partial:
+        return part.func, part.args, part.keywords
     return None

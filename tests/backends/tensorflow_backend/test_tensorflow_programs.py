@@ -13,6 +13,7 @@ from d2ldev.training.trainer import Trainer
 X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
 DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]
 TRACES = []
+ADDED = 0.0
 
 
 class Net(keras.Model):
@@ -22,12 +23,12 @@ class Net(keras.Model):
         super().__init__()
         self.first = keras.layers.Dense(4, activation="tanh")
         self.leaky = keras.layers.LeakyReLU(0.1)
-        self.last = keras.layers.Dense(1)
+        self.last = keras.layers.Dense(1, kernel_regularizer=keras.regularizers.L2(0.0))
         self.power = 1
 
     def call(self, x):
         TRACES.append(type(x))
-        return self.last(self.leaky(self.first(x))) ** self.power * self.factor
+        return self.last(self.leaky(self.first(x))) ** self.power * self.factor + ADDED
 
 
 class Scaled:
@@ -195,6 +196,8 @@ CHANGES = {
     "its activation": lambda net, _patch: setattr(net.first, "activation", keras.ops.relu),
     "what is trainable": lambda net, _patch: setattr(net.first, "trainable", False),
     "an attribute of its class": lambda _net, patch: patch.setattr(Net, "factor", 2.0),
+    "a global variable": lambda _net, patch: patch.setitem(globals(), "ADDED", 2.0),
+    "its regularizer": lambda net, _patch: setattr(net.last.kernel_regularizer, "l2", 2.0),
 }
 
 
@@ -204,6 +207,27 @@ def test_what_is_changed_between_two_fits_counts(net, train, begin, monkeypatch,
     begin()
     options = change(net, monkeypatch) or {}
     assert train(net, **{"loss": LOSS, **options}) != before
+
+
+def test_another_schedule_of_a_users_optimizer_counts(net, train, begin):
+    constant = keras.optimizers.schedules.PiecewiseConstantDecay
+    optimizer = keras.optimizers.SGD(constant([1], [0.0, 0.0]))
+    before = net.get_weights()
+    train(net, optimizer=optimizer)
+    assert all(map(np.array_equal, net.get_weights(), before))
+    optimizer.learning_rate = constant([1], [0.5, 0.5])
+    train(net, optimizer=optimizer)
+    assert not any(map(np.array_equal, net.get_weights(), before))
+
+
+def test_a_model_without_variables_computes_where_each_trainer_does(backend):
+    class Twice(keras.Model):
+        def call(self, x):
+            return 2 * x
+
+    net = Twice()
+    found = [Trainer(1, number, backend=backend).predict(net, DATA) for number in (1, 0)]
+    assert [str(backend.device_of(each[0])) for each in found] == ["gpu:0", "cpu"]
 
 
 def test_a_model_that_was_moved_is_trained_where_it_is(backend, net, train, begin):

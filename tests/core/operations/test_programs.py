@@ -1,13 +1,36 @@
 """Programs: which parts share one, and that nothing of them is kept alive."""
 
 import gc
+import sys
 from dataclasses import dataclass
 from functools import partial
+from json import dumps
+from types import ModuleType
 from weakref import ref
 
+import numpy as np
 import pytest
 
 from d2ldev.operations.programs import Programs
+
+FACTOR = 1.0
+SETTINGS = ModuleType("settings_of_the_user")
+SETTINGS.power = 1
+
+
+def doubled(x):
+    return 2 * x
+
+
+def limited(x, limits=[1.0]):  # noqa: B006
+    return min(x, *limits)
+
+
+class Term:
+    __slots__ = ("__weakref__", "factor")
+
+    def __init__(self):
+        self.factor = 1.0
 
 
 class Loss:
@@ -17,9 +40,31 @@ class Loss:
         self.delta = delta
         self.terms = [1, 2]
         self.function = len
+        self.term = Term()
+        self.bound = 1.0
+        self._weights = np.ones(2)
 
     def __call__(self):
         return self.delta
+
+    def scaled(self):
+        return [doubled(limited(x)) * FACTOR**SETTINGS.power for x in self.terms]
+
+
+def closing_over(loss):
+    """A function that reads a variable of another one, which is changed through the loss."""
+
+    def bounded(x, name="bound"):
+        return min(x, bound) if name else x
+
+    bound = loss.bound
+
+    def change(value):
+        nonlocal bound
+        bound = value
+
+    loss.change = change
+    return bounded
 
 
 @dataclass
@@ -75,6 +120,17 @@ CHANGES = {
     "a function": lambda loss, _: setattr(loss, "function", max),
     "an attribute of the class": lambda _, patch: patch.setattr(Loss, "weight", 2.0),
     "a method of the class": lambda _, patch: patch.setattr(Loss, "__call__", lambda _self: 0),
+    "an object's attribute": lambda loss, _: setattr(loss.term, "factor", 2.0),
+    "a private attribute": lambda loss, _: loss._weights.__setitem__(0, 2.0),
+    "a global variable of a method": lambda _, patch: patch.setitem(globals(), "FACTOR", 2.0),
+    "a function that a method calls": lambda _, patch: patch.setitem(globals(), "doubled", abs),
+    "the code of such a function": lambda _, patch: patch.setattr(
+        doubled, "__code__", (lambda x: 3 * x).__code__
+    ),
+    "the default of such a function": lambda _, patch: patch.setattr(
+        limited, "__defaults__", ([2.0],)
+    ),
+    "an attribute of a module": lambda _, patch: patch.setattr(SETTINGS, "power", 2),
 }
 
 
@@ -84,6 +140,28 @@ def test_a_change_of_an_object_gives_another_program(programs, monkeypatch, chan
     before = programs.get([loss], object)
     change(loss, monkeypatch)
     assert programs.get([loss], object) is not before
+
+
+def test_a_variable_that_a_function_closes_over_counts(programs):
+    loss = Loss()
+    function = closing_over(loss)
+    before = programs.get(function, object)
+    assert programs.get(function, object) is before
+    loss.change(2.0)
+    assert programs.get(function, object) is not before
+
+
+def test_what_an_installed_function_reads_does_not_count(programs, monkeypatch):
+    before = programs.get(dumps, object)
+    monkeypatch.setattr(sys.modules["json"], "_default_encoder", object())
+    assert programs.get(dumps, object) is before
+
+
+def test_what_contains_itself_has_no_program_that_is_kept(programs):
+    parts = []
+    parts.append(parts)
+    assert programs.get(parts, object) is not programs.get(parts, object)
+    assert len(programs) == 0
 
 
 def test_what_a_framework_changes_itself_is_ignored():
