@@ -16,6 +16,13 @@ X = np.linspace(-1, 1, 20, dtype="float32").reshape(10, 2)
 DATA = [(X[i : i + 4], X[i : i + 4, :1]) for i in range(0, 10, 4)]
 
 
+ADDED = 0.0
+
+
+def activated(x):
+    return jnp.tanh(x) + ADDED
+
+
 class Net(nnx.Module):
     factor = 1.0
 
@@ -27,7 +34,7 @@ class Net(nnx.Module):
         self.power = 1
 
     def __call__(self, x):
-        return self.last(self.dropout(jnp.tanh(self.first(x)))) ** self.power * self.factor
+        return activated(self.last(self.dropout(self.first(x)))) ** self.power * self.factor
 
 
 class Scaled:
@@ -137,6 +144,8 @@ CHANGES = {
     "a method of its class": lambda _net, patch: patch.setattr(
         Net, "__call__", lambda net, x: net.last(net.first(x))
     ),
+    "a function that it calls": lambda _net, patch: patch.setitem(globals(), "activated", abs),
+    "a variable that this one reads": lambda _net, patch: patch.setitem(globals(), "ADDED", 2.0),
 }
 
 
