@@ -90,11 +90,12 @@ class TensorFlowFiles(Files):
         inputs: Any,
         undo: Callable[..., object],
     ) -> tuple[str, ...]:
-        if _is_keras_s(model, "Layer") and shapes and not model.built and not model.weights:
-            if inputs is None or not _fits(model, inputs, shapes):
+        if _is_keras_s(model, "Layer") and not model.built and self._lacks_some(model, shapes):
+            if inputs is not None and _fits(model, inputs, shapes):
+                undo(_unbuilding(model))
+                model.build_from_config(_with_tuples(inputs))
+            elif not model.weights:
                 raise ValueError("it is not built: call it on a batch first, as model(x)")
-            undo(_unbuilding(model))
-            model.build_from_config(_with_tuples(inputs))
         # An optimizer makes its variables, all zeros, with the first step of ``fit``, for what is
         # trainable then: so it has them sooner only if it gets their values.
         optimizer = getattr(model, "optimizer", None)
@@ -107,6 +108,11 @@ class TensorFlowFiles(Files):
             if there != {f"optimizer.{name}" for name, _ in named}:
                 unbuild()
         return ()
+
+    def _lacks_some(self, model: Any, names: Iterable[str]) -> bool:
+        """Return whether a file has tensors that a model has not, but for those of an optimizer."""
+        mine = dict(placing.named_tensors(self._framework, model))
+        return not {*names} - _of_optimizer(names) <= mine.keys()
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
         # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of

@@ -312,6 +312,36 @@ def test_a_model_that_is_not_built_is_as_it_was_when_the_file_does_not_fit(backe
     assert other(tf.ones((5, 7))).shape == (5, 3)
 
 
+class WithOwnWeight(TwoLayers):
+    """A model that has a variable before the first batch, and makes the others with it."""
+
+    def __init__(self):
+        super().__init__()
+        self.scale = self.add_weight(shape=(2,), initializer="ones")
+
+    def call(self, x):
+        return super().call(x) * self.scale
+
+
+def test_a_model_that_is_not_built_and_has_a_variable_is_built_as_the_saved_one_was(backend, path):
+    net, other, x = WithOwnWeight(), WithOwnWeight(), tf.ones((5, 3))
+    net(x)
+    backend.save({"net": net, "other": tf.zeros(2)}, path)
+    with pytest.raises(CheckpointError, match="other"):
+        backend.load_into({"net": other, "other": tf.zeros(3)}, path)
+    assert (other.built, len(other.weights)) == (False, 1)
+    backend.load_into({"net": other, "other": tf.zeros(2)}, path)
+    assert bits(backend, other(x)) == bits(backend, net(x))
+
+
+def test_the_variable_of_a_model_that_is_not_built_is_read_in_part(backend, path):
+    other = WithOwnWeight()
+    (name,) = backend.named_tensors(other)
+    backend.save({name: tf.zeros(2), "more": tf.zeros(2)}, path)
+    loaded = backend.load_into(other, path, strict=False)
+    assert (loaded.matched, loaded.unexpected, other.built) == ([name], ["more"], False)
+
+
 def recurrent():
     parts = [layers.Bidirectional(layers.LSTM(3)), layers.Dropout(0.5, seed=1), layers.Dense(1)]
     return keras.Sequential(parts)
