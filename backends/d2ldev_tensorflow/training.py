@@ -647,8 +647,9 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     check_weights(losses.shape, weights.shape)
     shape = tf.concat([tf.shape(weights), [-1]], 0)
     losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
+    total = tf.reduce_sum(weights)
     # 0 where all weights are.
-    return tf.math.divide_no_nan(tf.reduce_sum(losses * weights), tf.reduce_sum(weights))
+    return tf.reduce_sum(losses * weights) / (total + tf.cast(total == 0, total.dtype))
 
 
 _LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}

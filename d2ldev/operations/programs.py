@@ -255,7 +255,7 @@ def _contents(part: Any) -> Any:
         return part
     if isinstance(part, type):
         return None
-    if hasattr(part, "__dataclass_fields__"):
+    if hasattr(type(part), "__dataclass_fields__"):  # an object may say yes to any name
         return [getattr(part, name, None) for name in part.__dataclass_fields__]
     if isinstance(part, Mapping):
         return part.items()

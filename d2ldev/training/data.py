@@ -269,7 +269,8 @@ def inputs_alone(
         batch, names, takes_mapping: see ``inputs_and_target``.
 
     Raises:
-        UnsupportedValueError: if it has no input, or lacks one before another one.
+        UnsupportedValueError: if it has no input, lacks one before another one, or has more than
+            the model takes, such as a target.
     """
     inputs: Iterable[Any] = batch if isinstance(batch, (list, tuple)) else (batch,)
     if isinstance(batch, Mapping):
@@ -284,6 +285,12 @@ def inputs_alone(
     if not (found := tuple(inputs)):
         raise UnsupportedValueError(
             f"call a model with a batch, {describe(batch)}", "it is empty", "yield (X,) from data"
+        )
+    if names and len(found) > len(names):
+        raise UnsupportedValueError(
+            f"call a model with the {len(found)} inputs of a batch",
+            f"it takes {', '.join(map(repr, names))}, and nothing here takes a target",
+            "yield (X,) from data, or loss=lambda prediction, y: ...",
         )
     return found
 

@@ -109,7 +109,7 @@ class Trainer(Hooks):
             )
         )
         self.callback = callback
-        self.progress = progress
+        self.progress = flag("train", "progress", progress)
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
         self.gpus = _gpus(self.backend, number)
 

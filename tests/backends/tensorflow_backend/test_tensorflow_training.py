@@ -10,6 +10,7 @@ from keras_models import INPUTS, Plain, batches, convolutional, made, recurrent
 from training_batches import linear_model_and_batch
 
 from d2ldev import UnsupportedValueError, gpu
+from d2ldev.framework import Weighted
 
 models = pytest.mark.parametrize("model", INPUTS, ids=lambda model: model.__name__)
 
@@ -22,6 +23,19 @@ def values(variable):
 def line(backend):
     """A linear model on the second virtual GPU, and a batch for it."""
     return linear_model_and_batch(backend)
+
+
+def test_weights_that_add_up_to_0_are_divided_by_1_as_in_the_other_frameworks(backend, line):
+    net, (inputs, y) = line
+    learner = backend.learner(net, loss="mse", optimizer="sgd")
+
+    def loss(*weights):
+        place = backend.device_of(y)
+        return learner.evaluate(inputs, Weighted(y, backend.asarray(weights, device=place)))[0]
+
+    found = float(loss(1.0, -1.0, 0.0, 0.0))
+    assert found == pytest.approx(float(loss(1.0, 0.0, 0.0, 0.0) - loss(0.0, 1.0, 0.0, 0.0)))
+    assert found != 0
 
 
 @models

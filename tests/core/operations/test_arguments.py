@@ -10,6 +10,7 @@ import pytest
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
 from d2ldev.operations.arguments import as_shape, flag
+from d2ldev.training.trainer import Trainer
 
 
 class Shy:
@@ -37,7 +38,7 @@ def test_sizes_that_make_no_layers_are_refused(reference, sizes):
 
 
 @pytest.mark.parametrize("value", [None, "no", 1, 0.0, [], Shy()], ids=lambda x: type(x).__name__)
-@pytest.mark.parametrize("name", ["copy", "gradients", "strict", "is_trained"])
+@pytest.mark.parametrize("name", ["copy", "gradients", "strict", "is_trained", "progress"])
 def test_what_is_neither_true_nor_false_is_no_flag(reference, tmp_path, name, value):
     net, path = reference.mlp([2, 1]), tmp_path / "net.safetensors"
     reference.save(net, path)
@@ -47,6 +48,7 @@ def test_what_is_neither_true_nor_false_is_no_flag(reference, tmp_path, name, va
         "gradients": lambda: reference.named_tensors(net, gradients=value),
         "strict": lambda: reference.load_into(net, path, strict=value),
         "is_trained": lambda: reference.learner(net, is_trained=value),
+        "progress": lambda: Trainer(1, backend=reference, progress=value),
     }
     with pytest.raises(UnsupportedValueError, match=f"{name}=.* is True or False"):
         calls[name]()

@@ -142,6 +142,16 @@ def test_a_change_of_an_object_gives_another_program(programs, monkeypatch, chan
     assert programs.get([loss], object) is not before
 
 
+def test_an_object_that_has_every_attribute_is_no_dataclass(programs):
+    class Obliging:
+        def __getattr__(self, name):
+            return lambda *_: name
+
+    loss = Loss()
+    loss.term = Obliging()
+    assert programs.get(loss, object) is programs.get(loss, object)
+
+
 def test_a_variable_that_a_function_closes_over_counts(programs):
     loss = Loss()
     function = closing_over(loss)

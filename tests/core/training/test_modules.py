@@ -267,6 +267,12 @@ def test_weights_for_a_loss_that_takes_none_are_refused():
         inputs_alone({"a": 3, "sample_weight": 6}, ("a", "b"))
 
 
+@pytest.mark.parametrize("batch", [(3, 4, 5), [3, 4, 5], {"a": 3, "b": 4, "y": 5}])
+def test_a_target_for_a_loss_that_takes_none_is_no_input(batch):
+    with pytest.raises(UnsupportedValueError, match="it takes 'a', 'b', and nothing here takes a"):
+        inputs_alone(batch, ("a", "b"))
+
+
 @pytest.mark.parametrize("batch", [(), [], {}])
 def test_an_empty_batch_is_refused(batch):
     with pytest.raises(UnsupportedValueError, match="it is empty"):
