@@ -62,7 +62,8 @@ class TorchFiles(Files):
                 waiting = {joined(path, name): x for name, x in kept.items() if is_lazy(x)}
                 # All of a module's or none: its first batch would make those that it lacks, and
                 # fail at the others.
-                if waiting.keys() <= shapes.keys():
+                is_there = bool(waiting) and waiting.keys() <= shapes.keys()
+                if is_there and _has_sizes_of(module, path, shapes):
                     for name, x in waiting.items():
                         undo(_make_lazy, x, type(x))
                         x.materialize(shapes[name])
@@ -120,6 +121,19 @@ class TorchFiles(Files):
                 group.update(settings)
 
         return put
+
+
+def _has_sizes_of(module: torch.nn.Module, path: str, shapes: Mapping[str, Any]) -> bool:
+    """Return whether a layer with kernels was made with the sizes that are those of a file."""
+    if not isinstance(module, _WITH_KERNELS):
+        return True
+    is_linear = isinstance(module, torch.nn.Linear)
+    number = module.out_features if is_linear else module.out_channels
+    window = () if is_linear else tuple(module.kernel_size)
+    weight = shapes[joined(path, "weight")]
+    bias = shapes.get(joined(path, "bias"), (number,))
+    fits = weight[:1] == bias == (number,) and weight[2:] == window
+    return fits and len(weight) == 2 + len(window)
 
 
 def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file, save_model
+from torch.nn.parameter import is_lazy
 
 from d2ldev import CheckpointError
 from d2ldev.files.format.dtypes import storage_of
@@ -228,6 +229,26 @@ def test_a_lazy_module_of_which_a_part_is_there_is_left_as_it_is(torch_backend, 
     assert result.unexpected == list(stored)
     assert net[1].weight.tolist() == [[1, 1, 1]]
     assert net[0](torch.rand(5, 3)).shape[0] == 5
+
+
+@pytest.mark.parametrize(
+    ("made", "saved"),
+    [
+        (lambda: torch.nn.LazyLinear(9), torch.nn.Linear(3, 2)),
+        (lambda: torch.nn.LazyConv2d(4, 3), torch.nn.Conv2d(1, 2, 3)),
+        (lambda: torch.nn.LazyConv2d(2, 5), torch.nn.Conv2d(1, 2, 3)),
+        (lambda: torch.nn.LazyLinear(9, bias=False), torch.nn.Linear(3, 2, bias=False)),
+    ],
+    ids=["features", "channels", "kernel", "no bias"],
+)
+def test_a_lazy_module_that_was_made_with_other_sizes_is_refused_and_lazy_still(
+    torch_backend, path, made, saved
+):
+    net = torch.nn.Sequential(made())
+    torch_backend.save(torch.nn.Sequential(saved), path)
+    with pytest.raises(CheckpointError, match="0.weight has no shape yet"):
+        torch_backend.load_into(net, path)
+    assert is_lazy(net[0].weight)
 
 
 def test_a_lazy_module_of_which_a_part_is_there_is_told_what_it_lacks(torch_backend):
