@@ -241,8 +241,8 @@ def inputs_and_target(
         takes_mapping: whether it is called with one mapping that has these keys.
 
     Raises:
-        UnsupportedValueError: if it lacks an input or the target, or an input is left out before
-            another one.
+        UnsupportedValueError: if it lacks an input or the target, an input is left out before
+            another one, or there are more than the model takes.
     """
     if isinstance(batch, Mapping):
         values, weights = _weights_apart(batch, names)
@@ -257,7 +257,8 @@ def inputs_and_target(
             "a batch has inputs and a target",
             "yield (X, y) from the data, or override Trainer.prepare_batch",
         )
-    return parts[:-1], parts[-1]
+    fix = "yield (X, y) from data, or {'x': X, 'y': y}"
+    return _not_too_many(parts[:-1], names, "a batch has one target beside them", fix), parts[-1]
 
 
 def inputs_alone(
@@ -286,13 +287,21 @@ def inputs_alone(
         raise UnsupportedValueError(
             f"call a model with a batch, {describe(batch)}", "it is empty", "yield (X,) from data"
         )
-    if names and len(found) > len(names):
+    fix = "yield (X,) from data, or loss=lambda prediction, y: ..."
+    return _not_too_many(found, names, "nothing here takes a target", fix)
+
+
+def _not_too_many(
+    inputs: tuple[Any, ...], names: Sequence[str], besides: str, fix: str
+) -> tuple[Any, ...]:
+    """Return the inputs; Keras' own models would leave those out that they do not take."""
+    if names and len(inputs) > len(names):
         raise UnsupportedValueError(
-            f"call a model with the {len(found)} inputs of a batch",
-            f"it takes {', '.join(map(repr, names))}, and nothing here takes a target",
-            "yield (X,) from data, or loss=lambda prediction, y: ...",
+            f"call a model with the {len(inputs)} inputs of a batch",
+            f"it takes {', '.join(map(repr, names))}, and {besides}",
+            fix,
         )
-    return found
+    return inputs
 
 
 def inputs_to_predict(

@@ -8,7 +8,7 @@ import pytest
 
 from d2ldev import UnsupportedValueError
 from d2ldev.operations.steps import comparison, own_loss, takes_target
-from d2ldev.training.data import inputs_alone, inputs_to_predict
+from d2ldev.training.data import inputs_alone, inputs_and_target, inputs_to_predict
 from d2ldev.training.module import own_settings
 from d2ldev.training.trainer import Trainer
 
@@ -271,6 +271,12 @@ def test_weights_for_a_loss_that_takes_none_are_refused():
 def test_a_target_for_a_loss_that_takes_none_is_no_input(batch):
     with pytest.raises(UnsupportedValueError, match="it takes 'a', 'b', and nothing here takes a"):
         inputs_alone(batch, ("a", "b"))
+
+
+@pytest.mark.parametrize("batch", [(3, 4, 5), {"a": 3, "more": 4, "y": 5}])
+def test_more_inputs_than_a_model_takes_are_refused(batch):
+    with pytest.raises(UnsupportedValueError, match="it takes 'a', and a batch has one target"):
+        inputs_and_target(batch, ("a",))
 
 
 @pytest.mark.parametrize("batch", [(), [], {}])
