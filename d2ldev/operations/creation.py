@@ -46,15 +46,21 @@ def dtype_of(framework: Framework, x: Tensor) -> str:
     return framework.tensors.dtype_of(x)
 
 
-def shape_of(x: Tensor, attempted: str) -> tuple[int, ...]:
+def shape_of(x: Tensor, attempted: str, *, is_known: bool = True) -> tuple[int, ...]:
     """Return the shape of a tensor.
+
+    Args:
+        x: the tensor.
+        attempted: what fails if it has none.
+        is_known: whether each length has to be; None is one that is not known while a function is
+            traced.
 
     Raises:
         UnsupportedValueError: if it has none: nested tensors, and parameters that wait for one.
     """
     try:
         sizes = tuple(x.shape)
-        if all(isinstance(size, int) for size in sizes):
+        if all(isinstance(size, int) or (size is None and not is_known) for size in sizes):
             return sizes
         problem = f"its shape is {shown(sizes)}"
     except Exception as error:  # each kind of tensor says it in its own way
