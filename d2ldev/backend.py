@@ -784,7 +784,8 @@ class Backend:
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
         self.framework.require("train", attempted)
-        rows, labels = (creation.shape_of(x, attempted, is_known=False) for x in (prediction, y))
+        rows = creation.shape_of(prediction, attempted, is_known=False)
+        labels = creation.shape_of(y, attempted, is_known=False)
         check_labels(rows, labels, self.framework.tensors.dtype_of(y))
         return self.framework.training.accuracy(prediction, y)
 

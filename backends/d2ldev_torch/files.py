@@ -129,7 +129,7 @@ def _has_sizes_of(module: torch.nn.Module, path: str, shapes: Mapping[str, Any])
         return True
     is_linear = isinstance(module, torch.nn.Linear)
     number = module.out_features if is_linear else module.out_channels
-    window = () if is_linear else tuple(module.kernel_size)
+    window: Any = () if is_linear else module.kernel_size
     weight = shapes[joined(path, "weight")]
     bias = shapes.get(joined(path, "bias"), (number,))
     fits = weight[:1] == bias == (number,) and weight[2:] == window
