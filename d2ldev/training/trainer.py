@@ -144,7 +144,8 @@ class Trainer(Hooks):
 
         Ctrl-C ends the run after the step, or at once where a batch is waited for: the model is as
         it is then, the history has the epochs that are done, and the checkpoint is the last one
-        that was saved. Pressed twice, it raises.
+        that was saved. Before the first step it ends the run as soon as the model is prepared.
+        Pressed twice, it raises.
 
         Args:
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
@@ -226,64 +227,64 @@ class Trainer(Hooks):
                 "precision": self.precision != "model",
             }
             _check_own_epoch(given, self._listeners(callbacks, "on_step_end"))
-        elif hasattr(self, "clip_gradients"):
+            self._data(train_data, val_data)
+            return self._fit_by_the_book(self._prepared_model(model), callbacks)
+        if hasattr(self, "clip_gradients"):
             raise _ignored("clip_gradients", "leave it out: gradient_clip_val clips by itself")
-        train_data, val_data = self._data(train_data, val_data)
-        model = self._prepared_model(model)
-        if hasattr(self, "fit_epoch"):
-            return self._fit_by_the_book(model, callbacks)
-        # The optimizer is built after the model is placed: in a framework that moves by making new
-        # tensors, one that is built before would hold the old tensors.
-        learner = self.backend.learner(
-            model,
-            **own_settings(model, loss, optimizer, metrics, trainer=self),
-            lr=lr,
-            gradient_clip_val=self.gradient_clip_val,
-            accumulate=self.accumulate,
-            precision=self.precision,
-        )
-        check_schedules(callbacks, learner.settings.optimizer)
-        self._learner = learner
-        functions = functions or self._own_metrics(learner)
-        names = ["loss", *functions]
-        if val_data is not None:
-            names += [f"val_{name}" for name in names]
-        check_names(names)
-        run = Run(self.backend.framework, learner, train_data, names, callbacks, saving)
-        on_step_end = self._listeners(callbacks, "on_step_end")
-        loop = Loop(self, self._prepared, learner, functions, on_step_end=on_step_end)
-        on_epoch_end = self._listeners(callbacks, "on_epoch_end")
-        try:
-            if resume:
-                run.resume(self.device, lambda: loop.first_inputs(train_data))
-            else:
-                run.save(self.device)
-            with (
-                shown(self.progress, self.max_epochs, run.epoch) as progress,
-                interruptible() as interruption,
-            ):
-                running = loop._replace(progress=progress, interruption=interruption)
-                for epoch in range(run.epoch, self.max_epochs):
-                    if interruption.is_pressed:
-                        break
-                    self.epoch = epoch
-                    found = running.train(train_data, run)
-                    if val_data is not None and not interruption.is_pressed:
-                        after = running.evaluate(val_data)
-                        found |= {f"val_{name}": value for name, value in after.items()}
-                    if interruption.is_pressed:
-                        break
-                    run.record(found)
-                    progress.end_epoch(run.epoch, found)
-                    if on_epoch_end:
-                        learner.sync()  # the user's model is as it is after the last step
-                    for listener in on_epoch_end:
-                        listener(epoch, run.history)
+        # From here on Ctrl-C is noted: an exception could fall into a callback of the framework's,
+        # such as JAX's after each garbage collection, where Python discards it.
+        with interruptible() as interruption:
+            train_data, val_data = self._data(train_data, val_data)
+            model = self._prepared_model(model)
+            # The optimizer is built after the model is placed: in a framework that moves by making
+            # new tensors, one that is built before would hold the old tensors.
+            learner = self.backend.learner(
+                model,
+                **own_settings(model, loss, optimizer, metrics, trainer=self),
+                lr=lr,
+                gradient_clip_val=self.gradient_clip_val,
+                accumulate=self.accumulate,
+                precision=self.precision,
+            )
+            check_schedules(callbacks, learner.settings.optimizer)
+            self._learner = learner
+            functions = functions or self._own_metrics(learner)
+            names = ["loss", *functions]
+            if val_data is not None:
+                names += [f"val_{name}" for name in names]
+            check_names(names)
+            run = Run(self.backend.framework, learner, train_data, names, callbacks, saving)
+            on_step_end = self._listeners(callbacks, "on_step_end")
+            loop = Loop(self, self._prepared, learner, functions, on_step_end=on_step_end)
+            on_epoch_end = self._listeners(callbacks, "on_epoch_end")
+            try:
+                if resume:
+                    run.resume(self.device, lambda: loop.first_inputs(train_data))
+                elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)
-        finally:
-            # The user's own object has what was learned, also where an error ends the run.
-            learner.sync()
-        return run.history
+                with shown(self.progress, self.max_epochs, run.epoch) as progress:
+                    running = loop._replace(progress=progress, interruption=interruption)
+                    for epoch in range(run.epoch, self.max_epochs):
+                        if interruption.is_pressed:
+                            break
+                        self.epoch = epoch
+                        found = running.train(train_data, run)
+                        if val_data is not None and not interruption.is_pressed:
+                            after = running.evaluate(val_data)
+                            found |= {f"val_{name}": value for name, value in after.items()}
+                        if interruption.is_pressed:
+                            break
+                        run.record(found)
+                        progress.end_epoch(run.epoch, found)
+                        if on_epoch_end:
+                            learner.sync()  # the user's model is as it is after the last step
+                        for listener in on_epoch_end:
+                            listener(epoch, run.history)
+                        run.save(self.device)
+            finally:
+                # The user's own object has what was learned, also where an error ends the run.
+                learner.sync()
+            return run.history
 
     def _fit_by_the_book(self, model: Any, callbacks: Sequence[Any]) -> History:
         """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does."""

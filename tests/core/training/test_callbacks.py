@@ -243,6 +243,52 @@ def test_a_run_in_another_thread_does_without_a_handler(reference, net):
     assert len(histories[0]["loss"]) == 1
 
 
+class PressedBefore(Trainer):
+    """Ctrl-C while the model is placed."""
+
+    def prepare_model(self, model):
+        signal.raise_signal(signal.SIGINT)
+        return super().prepare_model(model)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_before_the_first_step_ends_the_run_without_one(reference, net, tmp_path):
+    pressing, path = Pressing(0), tmp_path / "run.safetensors"
+    path.write_bytes(b"an older run's")
+    trainer = PressedBefore(2, backend=reference, callback=pressing)
+    history = trainer.fit(net, [BATCH], [BATCH], checkpoint=path)
+    assert (history, pressing.steps) == ({"loss": [], "val_loss": []}, 0)
+    assert path.read_bytes() == b"an older run's"
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_before_a_run_goes_on_leaves_it_where_it_was(reference, tmp_path):
+    path = tmp_path / "run.safetensors"
+    done = Trainer(2, backend=reference)
+    begun = done.fit(reference.mlp([2, 1]), [BATCH], checkpoint=path)
+    before = path.read_bytes()
+    trainer = PressedBefore(5, backend=reference)
+    history = trainer.fit(reference.mlp([2, 1]), [BATCH], checkpoint=path, resume=True)
+    assert history == begun
+    found, wanted = (
+        [np.asarray(x).tolist() for x in reference.named_tensors(net).values()]
+        for net in (trainer.model, done.model)
+    )
+    assert found == wanted
+    assert path.read_bytes() == before
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_before_a_loop_of_the_users_raises(reference, net):
+    class ByTheBook(PressedBefore):
+        def fit_epoch(self):
+            pass
+
+    with pytest.raises(KeyboardInterrupt):
+        ByTheBook(2, backend=reference).fit(net, [BATCH])
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_while_evaluating_ends_without_the_epoch(reference, net):
     class Data(list):
