@@ -13,13 +13,15 @@ from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework import Weighted
-from d2ldev.nesting.kinds import TENSOR
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.kinds import TENSOR, Kinds
+from d2ldev.nesting.walk import every, flatten, leaves, too_deep
 from d2ldev.operations.arguments import flag, is_iterable, whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+# How many containers a batch may have before it is looked at more closely.
+_CONTAINERS = 10_000
 # NumPy's seeding takes the square of the length of a seed.
 _SEED_BITS = 128
 
@@ -225,6 +227,25 @@ def no_batch() -> UnsupportedValueError:
 
 
 # -- batches ----------------------------------------------------------------------------------
+
+
+def check_places(batch: Any, kinds: Kinds) -> None:
+    """Check that a framework can go through a batch, which it does once for each place.
+
+    Containers that share children can have exponentially many: JAX ends the process, and MXNet does
+    not come to an end.
+
+    Raises:
+        UnsupportedValueError: if it has too many, or a container in it cannot be taken apart.
+    """
+    attempted = "train on a batch"
+    try:
+        is_small = every(batch, kinds, lambda _: True, [_CONTAINERS])
+    except RecursionError:
+        raise too_deep(attempted) from None
+    if not is_small:
+        for _ in leaves(batch, kinds, "", attempted):
+            pass
 
 
 def inputs_and_target(

@@ -6,6 +6,7 @@ Source: D2L, sections 3.2.4 and 6.7.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import closing
 from typing import Any
 
 from d2ldev.active import backend as handle
@@ -15,6 +16,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, Learner
 from d2ldev.operations.prefetching import moved_ahead
 from d2ldev.training.callbacks import History, listeners
+from d2ldev.training.data import check_places
 from d2ldev.training.interruption import spared
 
 
@@ -121,11 +123,16 @@ class Hooks:
         return prepared
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
-        """Return the batches on the device: ahead of their use, unless the user prepares them."""
-        source = spared(data)
+        """Yield the batches on the device: ahead of their use, unless the user prepares them."""
+        source, kinds = spared(data), self.backend.framework.kinds
         if self.gpus and not self._overrides("prepare_batch"):
-            return self.backend.prefetch(source, self.device)
-        return moved_ahead(source, 0, self._prepared_batch)
+            moved = self.backend.prefetch(source, self.device)
+        else:
+            moved = moved_ahead(source, 0, self._prepared_batch)
+        with closing(moved):
+            for batch in moved:
+                check_places(batch, kinds)
+                yield batch
 
     def _overrides(self, hook: str) -> bool:
         """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""

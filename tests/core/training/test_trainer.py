@@ -309,3 +309,33 @@ def test_without_a_bar_nothing_is_shown_and_rich_is_not_imported():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+# -- batches that are gone through without end --------------------------------------------------
+
+
+def _wide():
+    nested = [1.0]
+    for _ in range(60):
+        nested = [nested, nested]
+    return nested
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.parametrize("call", ["fit", "validate", "predict"])
+@pytest.mark.parametrize("batch", [(_wide(), BATCH[1]), (BATCH[0], _wide())], ids=["X", "y"])
+def test_a_batch_whose_containers_are_in_too_many_places_is_refused(other, call, batch, num_gpus):
+    trainer = Trainer(1, num_gpus=num_gpus, backend=other)
+    with pytest.raises(UnsupportedValueError, match="more than 100000 places"):
+        getattr(trainer, call)(other.mlp([2, 1]), [batch])
+
+
+def test_a_cycle_that_prepare_batch_returns_is_refused(reference, net):
+    class Cyclic(Trainer):
+        def prepare_batch(self, batch):
+            cycle = list(batch)
+            cycle[0] = cycle
+            return cycle
+
+    with pytest.raises(UnsupportedValueError, match="nested deeper"):
+        Cyclic(1, backend=reference).fit(net, [BATCH])
