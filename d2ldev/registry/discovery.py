@@ -13,10 +13,12 @@ from __future__ import annotations
 import ast
 import importlib.util
 import sys
+from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from importlib.metadata import EntryPoint
 
 GROUP = "d2ldev.backends"
@@ -46,17 +48,32 @@ def _points(refresh: bool = False) -> dict[str, dict[str, EntryPoint]]:
     """Return name -> distribution -> entry point."""
     global _announced
     if _announced is None or refresh:
-        from importlib.metadata import MetadataPathFinder, entry_points
+        from importlib.metadata import MetadataPathFinder
 
         # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
         MetadataPathFinder().invalidate_caches()
         found: dict[str, dict[str, EntryPoint]] = {}
-        for point in entry_points(group=GROUP):
-            name = point.dist.name if point.dist is not None else point.module
+        for point in _entry_points():
+            # Of a distribution whose metadata is gone, Python gives None.
+            name = (point.dist and point.dist.name) or point.value
             found.setdefault(canonical_name(point.name), {}).setdefault(name, point)
         _announced = found
         _requires.clear()
     return _announced
+
+
+def _entry_points() -> Iterable[EntryPoint]:
+    """Return the entry points of all distributions whose file of them can be read."""
+    from importlib.metadata import distributions, entry_points
+
+    try:
+        return entry_points(group=GROUP)
+    except Exception:  # one file of any distribution is enough
+        found: list[EntryPoint] = []
+        for distribution in distributions():
+            with suppress(Exception):
+                found += distribution.entry_points.select(group=GROUP)
+        return found
 
 
 def missing_modules(name: str) -> list[str]:
