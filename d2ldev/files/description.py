@@ -14,7 +14,7 @@ from __future__ import annotations
 import base64
 import math
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, fields, is_dataclass
 from types import NoneType
@@ -225,6 +225,10 @@ class Description:
         self._inside.add(id(x))
         try:
             labels, children = list(kind.labels(x)), list(kind.children(x))
+            if len(labels) != len(children):
+                raise ValueError(f"it has {len(labels)} keys and {len(children)} values")
+            if lost := _lost_fields(x, labels):
+                raise ValueError(f"it is a dataclass, too, whose fields {lost} are not in it")
         except Exception as error:  # whatever a class's own methods raise
             raise self._refusal(x, path, str(error)) from error
         row: dict[str, Any] = {"type": _type_of(x, labels)}
@@ -265,6 +269,14 @@ class Description:
 def is_record(cls: type) -> bool:
     """Return whether a class is a namedtuple or a dataclass."""
     return (issubclass(cls, tuple) and hasattr(cls, "_fields")) or is_dataclass(cls)
+
+
+def _lost_fields(x: Any, labels: Collection[Any]) -> list[str]:
+    """Return the fields that would be lost of a dataclass that is a dict, list or set, too."""
+    if not is_dataclass(x) or not isinstance(x, (Mapping, Sequence, AbstractSet)):
+        return []
+    given = [field.name for field in fields(x) if getattr(x, field.name, None) is not None]
+    return [name for name in given if name not in labels]
 
 
 def _type_of(x: Any, labels: Collection[Any]) -> str:
@@ -489,7 +501,10 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
     if issubclass(cls, tuple) and list(values) == list(cls._fields):
         return tuple.__new__(cls, values.values())
     if is_dataclass(cls) and values.keys() <= {field.name for field in fields(cls)}:
-        made: Any = object.__new__(cls)  # type: ignore[arg-type]  # a class, and no instance
+        try:
+            made: Any = object.__new__(cls)  # type: ignore[arg-type]  # a class, and no instance
+        except TypeError as error:  # one that is a dict or an exception, too
+            raise HeaderError(f"no {shown(cls.__qualname__)} can be made: {error}") from error
         for name, value in values.items():
             object.__setattr__(made, name, value)
         return made

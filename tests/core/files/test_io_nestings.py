@@ -315,3 +315,53 @@ def test_other_classes_are_refused(reference, path, classes):
 def test_one_class_alone_may_be_given(reference, path):
     reference.save([Point(1, 2)], path)
     assert reference.load(path, classes=Point) == [Point(1, 2)]
+
+
+# -- dataclasses that are something else, too ------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Rows(list):
+    label: str
+
+
+@dataclasses.dataclass
+class Output(dict):
+    """As some libraries return from a model: the fields are the keys, too."""
+
+    x: object = None
+
+    def __post_init__(self):
+        self["x"] = self.x
+
+
+@dataclasses.dataclass
+class Failure(Exception):
+    code: int
+
+
+class Unequal(list):
+    def __iter__(self):
+        return iter([1, 2])
+
+
+def test_a_dataclass_whose_fields_would_be_lost_is_not_saved(reference, path):
+    with pytest.raises(UnsupportedValueError, match=r"whose fields \['label'\]"):
+        reference.save([Rows("one")], path)
+    assert not path.exists()
+
+
+def test_a_dataclass_whose_fields_are_its_keys_is_saved_as_a_dict(reference, round_trip):
+    assert round_trip([Output(2)]) == [{"x": 2}]
+
+
+def test_a_class_of_which_no_bare_object_can_be_made_is_refused(reference, path):
+    reference.save([Failure(2)], path)
+    assert reference.load(path) == [{"code": 2}]
+    with pytest.raises(CheckpointError, match="no 'Failure' can be made"):
+        reference.load(path, classes=[Failure])
+
+
+def test_a_list_of_another_length_than_it_says_is_not_saved(reference, path):
+    with pytest.raises(UnsupportedValueError, match="it has 0 keys and 2 values"):
+        reference.save([Unequal()], path)
