@@ -498,17 +498,18 @@ def built(
 
 def _record(cls: Any, values: dict[Any, Any]) -> Any:
     """Make a namedtuple or a dataclass; as with ``Container.rebuild``, no constructor runs."""
+    name = shown(cls.__qualname__)
     if issubclass(cls, tuple) and list(values) == list(cls._fields):
         return tuple.__new__(cls, values.values())
     if is_dataclass(cls) and values.keys() <= {field.name for field in fields(cls)}:
         try:
             made: Any = object.__new__(cls)  # type: ignore[arg-type]  # a class, and no instance
         except TypeError as error:  # one that is a dict or an exception, too
-            raise HeaderError(f"no {shown(cls.__qualname__)} can be made: {error}") from error
+            raise HeaderError(f"no {name} can be made: {error}") from error
         for name, value in values.items():
             object.__setattr__(made, name, value)
         return made
-    raise HeaderError(f"its {shown(cls.__qualname__)} has the fields {shown(list(values))}")
+    raise HeaderError(f"its {name} has the fields {shown(list(values))}")
 
 
 def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:

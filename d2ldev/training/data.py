@@ -373,6 +373,30 @@ def _by_name(values: dict[Any, Any], names: Sequence[str], takes_mapping: bool) 
     return [values[name] for name in ordered]
 
 
+def check_target(y: Any, loss: Any, kinds: Kinds) -> None:
+    """Check that what d2ldev's own losses compute with has a shape.
+
+    Args:
+        y: the target, as ``inputs_and_target`` returns it; that of a loss of the user's may be
+            anything, but for the weights.
+        loss: a name, or a function.
+        kinds: what each type is.
+
+    Raises:
+        UnsupportedValueError: if it has none.
+    """
+    parts = [("sample_weight", y.weights)] if isinstance(y, Weighted) else []
+    if isinstance(loss, str):
+        parts.append(("y", unweighted(y)))
+    for name, part in parts:
+        if kinds[type(part)] is not TENSOR and not hasattr(part, "shape"):
+            raise UnsupportedValueError(
+                f"train on a batch whose {name} is {describe(part)}",
+                "it is no array of numbers",
+                f"yield {name} as a NumPy array or a tensor, or give a loss of your own",
+            )
+
+
 def unweighted(y: Any) -> Any:
     """Return a target without the weights of its examples."""
     return y.y if isinstance(y, Weighted) else y

@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 
 from d2ldev.framework import Learner
 from d2ldev.operations.steps import takes_target
-from d2ldev.training.data import count_of, inputs_alone, inputs_and_target, no_batch, unweighted
+from d2ldev.training.data import (
+    check_target,
+    count_of,
+    inputs_alone,
+    inputs_and_target,
+    no_batch,
+    unweighted,
+)
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import Interruption, spared
 from d2ldev.training.log import DeviceLog
@@ -123,6 +130,7 @@ class Loop(NamedTuple):
     def _operands(self) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
         """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
         backend, learner = self.trainer.backend, self.learner
+        kinds = backend.framework.kinds
         names, takes_mapping = learner.input_names, learner.takes_mapping
         is_built = learner.settings.methods is None or learner.is_built
 
@@ -132,6 +140,7 @@ class Loop(NamedTuple):
 
         def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs, y = inputs_and_target(batch, names, takes_mapping)
+            check_target(y, learner.settings.loss, kinds)
             return inputs, y, count_of(backend, unweighted(y))
 
         def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:

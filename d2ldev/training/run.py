@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -69,7 +70,7 @@ class Saving(NamedTuple):
         every = whole_number(
             "save", "checkpoint_every", self.every, least=1, fix="checkpoint_every=1000"
         )
-        return self._replace(every=every)
+        return self._replace(every=min(every, sys.maxsize))  # ``islice`` takes no more
 
 
 _NOT_SAVED = Saving()

@@ -336,7 +336,7 @@ class Output(dict):
 
 
 @dataclasses.dataclass
-class Failure(Exception):
+class OddError(Exception):
     code: int
 
 
@@ -356,10 +356,10 @@ def test_a_dataclass_whose_fields_are_its_keys_is_saved_as_a_dict(reference, rou
 
 
 def test_a_class_of_which_no_bare_object_can_be_made_is_refused(reference, path):
-    reference.save([Failure(2)], path)
+    reference.save([OddError(2)], path)
     assert reference.load(path) == [{"code": 2}]
-    with pytest.raises(CheckpointError, match="no 'Failure' can be made"):
-        reference.load(path, classes=[Failure])
+    with pytest.raises(CheckpointError, match="no 'OddError' can be made"):
+        reference.load(path, classes=[OddError])
 
 
 def test_a_list_of_another_length_than_it_says_is_not_saved(reference, path):

@@ -283,3 +283,11 @@ def test_a_finished_run_that_is_resumed_does_nothing_more(reference, trainer, ne
     first = trainer.fit(net, [BATCH], checkpoint=tmp_path / "run")
     again = Trainer(2, backend=reference, callback=lambda *_: pytest.fail("an epoch was run"))
     assert again.fit(net, [BATCH], checkpoint=tmp_path / "run", resume=True) == first
+
+
+def test_a_run_may_be_saved_after_more_steps_than_python_counts(reference, tmp_path):
+    batch = (np.ones((4, 2), "float32"), np.ones((4, 1), "float32"))
+    trainer = Trainer(1, backend=reference)
+    path = tmp_path / "run.safetensors"
+    history = trainer.fit(reference.mlp([2, 1]), [batch], checkpoint=path, checkpoint_every=2**70)
+    assert len(history["loss"]) == 1

@@ -339,3 +339,17 @@ def test_a_cycle_that_prepare_batch_returns_is_refused(reference, net):
 
     with pytest.raises(UnsupportedValueError, match="nested deeper"):
         Cyclic(1, backend=reference).fit(net, [BATCH])
+
+
+@pytest.mark.parametrize("call", ["fit", "validate"])
+@pytest.mark.parametrize("key", ["y", "sample_weight"])
+@pytest.mark.parametrize("value", [(), "text", True, 5, [1.0], {"a": 1.0}, slice(1)], ids=str)
+def test_a_target_or_weights_that_are_no_array_are_refused(reference, net, call, key, value):
+    batch = {"X": BATCH[0], "y": BATCH[1], key: value}
+    with pytest.raises(UnsupportedValueError, match=f"whose {key} is .* it is no array of numbers"):
+        getattr(Trainer(1, backend=reference), call)(net, [batch])
+
+
+def test_a_target_that_is_none_is_refused(reference, net):
+    with pytest.raises(UnsupportedValueError, match="whose y is None"):
+        Trainer(1, backend=reference).fit(net, [(BATCH[0], None)])
