@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any
 
@@ -100,6 +101,7 @@ class TorchFiles(Files):
         current = self.state(optimizer)
         assert current is not None  # it was asked before
         _check(current, state)
+        _check_next_step(optimizer, state)
         parameters = [(p, group) for group in optimizer.param_groups for p in group["params"]]
         # Past ``load_state_dict``, which gives all that it keeps the parameters' dtype.
         states = {}
@@ -164,6 +166,81 @@ def _check(current: Mapping[Any, Any], saved: Any) -> None:
         for index, values in kept.items()
     ):
         raise ValueError(f"{describe(kept)} is not what it keeps for its parameters")
+
+
+def _check_next_step(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any]) -> None:
+    """Raise a ``ValueError`` if torch would fail in the next step, or broadcast what it keeps.
+
+    What one of torch's own optimizers keeps depends on its settings. So a small one takes a step
+    with them. One that needs more than gradients, or a GPU, is not checked.
+    """
+    kind, first = type(optimizer), 0
+    if not kind.__module__.startswith("torch.optim."):
+        return
+    for now, then in zip(optimizer.param_groups, saved["param_groups"], strict=True):
+        parameters = now["params"]
+        try:
+            _small_step(kind, now, parameters)
+        except Exception:
+            return
+        try:
+            begun, after = _small_step(kind, {**now, **then}, parameters)
+        except Exception as error:
+            raise ValueError(f"its settings: {error}") from error
+        for index, x in enumerate(parameters, first):
+            kept = saved["state"].get(index, {})
+            alike = x.dim(), x.dtype
+            if kept or begun[alike]:
+                _check_kept(after[alike], kept, dict(enumerate(x.shape, 2)))
+        first += len(parameters)
+
+
+def _small_step(kind: Any, group: Mapping[str, Any], parameters: Sequence[Tensor]) -> Any:
+    """Return what an optimizer keeps before a step and after it, by a parameter's axes and dtype.
+
+    The axes of the small parameters are of the lengths 2, 3, 4 and so on.
+    """
+    small = {
+        (dim, dtype): torch.zeros(tuple(range(2, 2 + dim)), dtype=dtype, device="cpu")
+        for dim, dtype in {(x.dim(), x.dtype) for x in parameters}
+    }
+    for x in small.values():
+        x.grad = torch.ones_like(x)
+    settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
+    made = kind([{**settings, "params": list(small.values())}])
+    begun = {alike: set(made.state.get(x, ())) for alike, x in small.items()}
+    made.step()
+    return begun, {alike: made.state.get(x, {}) for alike, x in small.items()}
+
+
+def _check_kept(
+    example: Mapping[str, Any], kept: Mapping[Any, Any], lengths: Mapping[int, int]
+) -> None:
+    """Raise a ``ValueError`` if what is kept for a parameter is not as in the example.
+
+    Args:
+        example: of a small parameter.
+        kept: in the state.
+        lengths: of the parameter's axes, by those of the small one.
+    """
+    for key, wanted in example.items():
+        found: Any = kept.get(key)
+        if isinstance(wanted, torch.Tensor):
+            shape = tuple(lengths.get(size, size) for size in wanted.shape)
+            if (
+                not isinstance(found, torch.Tensor)
+                or tuple(found.shape) != shape
+                or _number_kind(found) != _number_kind(wanted)
+            ):
+                raise ValueError(f"its {key}: of shape {shape}, {describe(found)} in the state")
+        elif wanted is not None and type(found) not in (int, float):
+            raise ValueError(f"its {key}: a number, {describe(found)} in the state")
+        if key == "step" and not 0 <= found < math.inf:
+            raise ValueError(f"its step: {describe(found)} in the state")
+
+
+def _number_kind(x: Tensor) -> tuple[bool, bool]:
+    return x.is_floating_point(), x.is_complex()
 
 
 def _parameters(groups: Any) -> Any:

@@ -411,3 +411,70 @@ def test_the_number_of_steps_stays_on_the_host(virtual, path):
     assert {state["step"].device.type for state in states} == {"cpu"}
     train(virtual, **resumed)
     assert values(resumed["net"]) == values(whole["net"])
+
+
+def _stepped(kind, **settings):
+    """Return an optimizer that has taken a step, with a kernel and a bias."""
+    parameters = [torch.nn.Parameter(torch.ones(2, 3)), torch.nn.Parameter(torch.ones(3))]
+    for x in parameters:
+        x.grad = torch.ones_like(x)
+    optimizer = kind(parameters, **settings)
+    optimizer.step()
+    return optimizer
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("exp_avg", None),
+        ("exp_avg", 1.0),
+        ("exp_avg", torch.ones(3)),  # it would be broadcast
+        ("exp_avg", torch.ones(2, 3, dtype=torch.complex64)),
+        ("exp_avg_sq", torch.ones(2, 3, dtype=torch.int64)),
+        ("step", torch.ones(2)),
+        ("step", torch.tensor(-3.0)),
+        ("step", torch.tensor(float("nan"))),
+    ],
+    ids=str,
+)
+def test_a_state_that_would_fail_in_the_next_step_is_refused(torch_backend, key, value):
+    optimizer, files = _stepped(torch.optim.Adam), torch_backend.framework.files
+    state = files.state(optimizer)
+    kept = {**state["state"][0], key: value}
+    spoilt = {**state, "state": {**state["state"], 0: kept}}
+    with pytest.raises(ValueError, match=f"its {key}"):
+        files.checked_state(optimizer, spoilt)
+
+
+@pytest.mark.parametrize("settings", [{"betas": 5}, {"betas": [0.9]}, {"lr": "a"}], ids=str)
+def test_settings_that_would_fail_in_the_next_step_are_refused(torch_backend, settings):
+    optimizer, files = _stepped(torch.optim.Adam), torch_backend.framework.files
+    state = files.state(optimizer)
+    spoilt = {**state, "param_groups": [{**state["param_groups"][0], **settings}]}
+    with pytest.raises(ValueError, match="its settings"):
+        files.checked_state(optimizer, spoilt)
+
+
+def test_a_state_without_what_is_kept_from_the_beginning_is_refused(torch_backend):
+    optimizer, files = _stepped(torch.optim.Adagrad), torch_backend.framework.files
+    with pytest.raises(ValueError, match="its step"):
+        files.checked_state(optimizer, {**files.state(optimizer), "state": {}})
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("SGD", {"momentum": 0.9}),
+        ("Adam", {"amsgrad": True}),
+        ("AdamW", {}),
+        ("RMSprop", {"centered": True, "momentum": 0.9}),
+        *((name, {}) for name in ("Adagrad", "Adadelta", "Adamax", "ASGD", "NAdam", "RAdam")),
+        *((name, {}) for name in ("Rprop", "Adafactor")),
+    ],
+)
+def test_a_state_of_any_optimizer_of_torch_is_taken(torch_backend, name, settings):
+    optimizer = _stepped(getattr(torch.optim, name), **settings)
+    files = torch_backend.framework.files
+    before = files.state(optimizer)
+    files.checked_state(optimizer, before)()
+    torch.testing.assert_close(files.state(optimizer)["state"], before["state"])
