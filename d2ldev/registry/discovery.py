@@ -14,8 +14,8 @@ import ast
 import importlib.util
 import sys
 from contextlib import suppress
-from importlib.machinery import PathFinder
-from typing import TYPE_CHECKING
+from importlib.machinery import PathFinder, SourceFileLoader
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -103,9 +103,11 @@ def _read_requires(package: str) -> tuple[str, ...]:
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)
-    # Some loaders have no source to show; their packages need nothing that can be told.
-    get_source = getattr(spec.loader, "get_source", lambda _: None)
-    for statement in ast.parse(get_source(package) or "").body:
+    loader: Any = spec.loader
+    if not hasattr(loader, "get_source"):  # pytest's, which rewrites what a plugin of its is in
+        loader = SourceFileLoader(package, spec.origin or "")
+    # A package without source needs nothing that can be told.
+    for statement in ast.parse(loader.get_source(package) or "").body:
         match statement:
             case (
                 ast.Assign(targets=[ast.Name("requires")], value=value)

@@ -3,6 +3,8 @@
 import pytest
 from processes import FRAMEWORKS, MINE, make_backend, make_distribution, make_package, run_python
 
+from d2ldev.registry import discovery
+
 # What a package does that nobody has chosen.
 UNASKED = {
     "sleeps": "import time\ntime.sleep(1000)",
@@ -179,3 +181,10 @@ def test_two_distributions_without_a_name_are_a_conflict_as_any_two(tmp_path):
     assert "more than one distribution announces it" in message
     assert "first_package:MyFramework" in message
     assert "second_package:MyFramework" in message
+
+
+@pytest.mark.parametrize("name", ["torch", "jax", "tensorflow", "mxnet"])
+def test_what_a_package_needs_is_read_also_where_pytest_loads_it(name):
+    """pytest rewrites all packages of a distribution that has a plugin, as d2ldev has."""
+    discovery.known_backends(refresh=True)
+    assert name in discovery.required_modules(name)
