@@ -92,6 +92,9 @@ class MXNetFiles(Files):
         for what, obj in numbered.items():
             _check_numbers(what, _numbers(obj), state[what])
         index_of = {str(rank): index for index, rank in _ranks(optimizer).items()}
+        for name, count in state["counts"].items():
+            if type(count) is not int or not 0 <= count < 2**63:
+                raise ValueError(f"the steps of parameter {name} are {describe(count)}")
         counts = {index_of[name]: count for name, count in state["counts"].items()}
         states = {
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
@@ -165,7 +168,9 @@ def _check_numbers(what: str, mine: Mapping[str, Any], saved: Mapping[str, Any])
     if different := sorted(mine.keys() ^ saved.keys()):
         raise ValueError(f"its {what}: only one of the two has {different[0]}")
     for name, value in saved.items():
-        if not _is_number(value) or isinstance(value, list) != isinstance(mine[name], list):
+        kinds = list, bool
+        is_alike = all(isinstance(value, kind) == isinstance(mine[name], kind) for kind in kinds)
+        if not _is_number(value) or not is_alike:
             raise ValueError(f"its {what}: {name} is {describe(value)}")
 
 

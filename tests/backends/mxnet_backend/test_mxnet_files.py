@@ -96,6 +96,9 @@ def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backen
         ({"class": "SGD"}, "its class: Adam, SGD in the state"),
         ({"numbers": {}}, "its numbers: only one of the two has"),
         ({"schedule": {"step": 3}}, "its schedule: only one of the two has step"),
+        ({"counts": {"0": b"1"}}, "the steps of parameter 0 are"),
+        ({"counts": {"0": -1}}, "the steps of parameter 0 are -1"),
+        ({"counts": {"0": 2**63}}, "the steps of parameter 0 are"),
     ],
     ids=str,
 )
@@ -120,6 +123,14 @@ def test_a_number_of_another_kind_is_refused(backend, made, value):
     state = files.state(trainer)
     state["numbers"]["lr"] = value
     with pytest.raises(ValueError, match="its numbers: lr is"):
+        files.checked_state(trainer, state)
+
+
+def test_a_number_is_no_flag(backend, made):
+    trainer, files = made("adam")["trainer"], backend.framework.files
+    state = files.state(trainer)
+    state["numbers"]["lazy_update"] = 5
+    with pytest.raises(ValueError, match="its numbers: lazy_update is 5"):
         files.checked_state(trainer, state)
 
 
