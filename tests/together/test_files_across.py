@@ -25,7 +25,8 @@ def path(tmp_path):
 def test_names_and_values_are_the_same_everywhere(pair, path):
     source, target = pair
     shared = sorted(set(source.dtype_names) & set(target.dtype_names))
-    data = {name: np.arange(6).reshape(2, 3) % 2 for name in shared}
+    # float8_e8m0fnu has powers of two, and no zero.
+    data = {name: np.arange(6).reshape(2, 3) % 2 + ("e8m0" in name) for name in shared}
     nesting = {"x": {name: source.asarray(data[name], dtype=name) for name in shared}, "lr": 0.1}
     source.save(nesting, path)
     loaded = target.load(path)
