@@ -383,9 +383,8 @@ def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> A
             fix = "backend.asarray(obj.astype('float32'))"
         elif array.shape:
             fix = "backend.asarray(np.asarray(obj, 'float32'))"
-        elif array.dtype == object and hasattr(
-            obj, "__iter__"
-        ):  # a set, a generator: one object to NumPy
+        elif array.dtype == object and hasattr(obj, "__iter__"):
+            # A set or a generator is one object to NumPy.
             fix = "backend.asarray(list(obj))"
         raise UnsupportedValueError(
             attempted,

@@ -22,6 +22,19 @@ CALLS = {
 }
 
 
+def refusal_of_mine(folder):
+    """Return why the backend "mine", of a distribution in a folder, is refused."""
+    code = """
+        import d2ldev
+        try:
+            d2ldev.get_backend("mine")
+        except d2ldev.BackendNotInstalledError as error:
+            show(str(error))
+    """
+    (message,) = run_python(code, path=[folder])
+    return message
+
+
 @pytest.fixture(params=UNASKED.values(), ids=UNASKED.keys())
 def unasked(tmp_path, request):
     """The folder of two distributions whose packages do harm when they are imported."""
@@ -59,14 +72,7 @@ def test_what_a_third_party_raises_when_it_is_chosen_is_an_error_of_ours(tmp_pat
         )
     else:
         (package if place == "package" else module).write_text(f"raise {error}")
-    code = """
-        import d2ldev
-        try:
-            d2ldev.get_backend("mine")
-        except d2ldev.BackendNotInstalledError as error:
-            show(str(error))
-    """
-    (message,) = run_python(code, path=[tmp_path])
+    message = refusal_of_mine(tmp_path)
     assert "cannot use the mine backend: mine_backend.wiring:MyFramework" in message
 
 
@@ -170,14 +176,7 @@ def test_two_distributions_without_a_name_are_a_conflict_as_any_two(tmp_path):
         make_distribution(tmp_path, name, {"mine": f"{name}_package:MyFramework"})
         (metadata,) = tmp_path.glob(f"{name}*/METADATA")
         metadata.unlink()
-    code = """
-        import d2ldev
-        try:
-            d2ldev.get_backend("mine")
-        except d2ldev.BackendNotInstalledError as error:
-            show(str(error))
-    """
-    (message,) = run_python(code, path=[tmp_path])
+    message = refusal_of_mine(tmp_path)
     assert "more than one distribution announces it" in message
     assert "first_package:MyFramework" in message
     assert "second_package:MyFramework" in message

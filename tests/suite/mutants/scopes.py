@@ -81,16 +81,20 @@ class Unreachable(Scopes):
             super().leave(entry)
 
 
-class StaysInTheBlockOfAGenerator(Mutant, caught_by="scopes.async-generators"):
+class OnlyItsOwnerLeaves(Mutant):
+    """A backend whose blocks can be left only where they were entered."""
+
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         self.scope = Unreachable(f"{self.name}_scope")
 
 
-class StaysInABlockThatIsLeftByBreak(Mutant, caught_by="scopes.left-by-break"):
-    def __init__(self, virtual_gpus=None):
-        super().__init__(virtual_gpus)
-        self.scope = Unreachable(f"{self.name}_scope")
+class StaysInTheBlockOfAGenerator(OnlyItsOwnerLeaves, caught_by="scopes.async-generators"):
+    pass
+
+
+class StaysInABlockThatIsLeftByBreak(OnlyItsOwnerLeaves, caught_by="scopes.left-by-break"):
+    pass
 
 
 class StaysInABlockThatIsClosedElsewhere(HasADefault, caught_by="scopes.other-threads"):
@@ -99,10 +103,10 @@ class StaysInABlockThatIsClosedElsewhere(HasADefault, caught_by="scopes.other-th
         self.contexts = Unordered()
 
 
-class KeepsADeviceThatIsLeftElsewhere(Mutant, caught_by="scopes.devices-in-other-threads"):
-    def __init__(self, virtual_gpus=None):
-        super().__init__(virtual_gpus)
-        self.scope = Unreachable(f"{self.name}_scope")
+class KeepsADeviceThatIsLeftElsewhere(
+    OnlyItsOwnerLeaves, caught_by="scopes.devices-in-other-threads"
+):
+    pass
 
 
 class StaysActive(Mutant, caught_by="scopes.use-backend-in-other-threads"):
