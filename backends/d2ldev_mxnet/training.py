@@ -270,11 +270,13 @@ class MXNetLearner(Learner):
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
     return _mean((prediction - y) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
+    prediction, y = _counted(prediction, y, weights)
     picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     if y.dtype not in (np.int32, np.int64):
         # MXNet compares in the dtype of labels, in which 200 may be -56:
@@ -288,6 +290,7 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
     # By comparison, because ``abs`` and ``relu`` have the gradient 0 at 0. MXNet's softrelu is
     # log(1 + exp(x)), which is 0 where that is small.
     is_positive = (prediction >= 0).astype(prediction.dtype)
@@ -295,10 +298,20 @@ def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     return _mean(prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size)), weights)
 
 
+def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    if weights is None:
+        return prediction, y
+    check_weights(y.shape, weights.shape)
+    counts = (weights != 0).reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
+    rows = counts.reshape((*counts.shape, *[1] * (prediction.ndim - y.ndim)))
+    parts = (rows, prediction), (counts, y)
+    return tuple(mx.np.where(which, x, mx.np.zeros_like(x)) for which, x in parts)
+
+
 def _mean(losses: Tensor, weights: Any) -> Tensor:
     if weights is None:
         return losses.mean()
-    check_weights(losses.shape, weights.shape)
     losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
     total = weights.sum()
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are

@@ -129,10 +129,8 @@ class ReferenceLearner(Learner):
         total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
         parts = weights / total * (weights.size / losses.size)
         parts = xp.reshape(parts, (*weights.shape, *(1 for _ in losses.shape[weights.ndim :])))
-        loss = xp.sum(losses * parts)
-        return loss, errors * (
-            parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
-        )
+        rows = parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
+        return xp.sum(_times(losses, parts)), _times(errors, rows)
 
     def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """Return the losses, and the derivative of each by its part of the prediction."""
@@ -220,6 +218,11 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
+
+
+def _times(x: Tensor, weights: Tensor) -> Tensor:
+    """Return a product that is 0 where a weight is: 0 times infinity would be no number."""
+    return xp.where(weights == 0, xp.zeros_like(x), x * weights)
 
 
 def _each(

@@ -619,7 +619,7 @@ def _made(settings: Settings) -> Any:
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
-    prediction = _wide(prediction)
+    prediction, y = _counted(_wide(prediction), y, weights)
     return _mean((prediction - tf.cast(y, prediction.dtype)) ** 2, weights)
 
 
@@ -627,7 +627,7 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
     check_labels(prediction.shape, y.shape, y.dtype.name)
     if y.dtype not in (tf.int32, tf.int64):
         y = tf.cast(y, tf.int64)
-    logits = _wide(prediction)
+    logits, y = _counted(_wide(prediction), y, weights)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
     return _mean(losses, weights)
 
@@ -635,16 +635,28 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
-    prediction = _wide(prediction)
+    prediction, y = _counted(_wide(prediction), y, weights)
     labels = tf.cast(y, prediction.dtype)
     losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=prediction)
     return _mean(losses, weights)
 
 
+def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    if weights is None:
+        return prediction, y
+    check_weights(y.shape, weights.shape)
+    counts = weights != 0
+    for _ in range(y.shape.rank - weights.shape.rank):
+        counts = counts[..., tf.newaxis]
+    rows = counts if prediction.shape.rank == y.shape.rank else counts[..., tf.newaxis]
+    parts = (rows, prediction), (counts, y)
+    return tuple(tf.where(which, x, tf.zeros_like(x)) for which, x in parts)
+
+
 def _mean(losses: Tensor, weights: Any) -> Tensor:
     if weights is None:
         return tf.reduce_mean(losses)
-    check_weights(losses.shape, weights.shape)
     shape = tf.concat([tf.shape(weights), [-1]], 0)
     losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
     total = tf.reduce_sum(weights)

@@ -522,11 +522,13 @@ def _clipped(gradients: Any, largest: float) -> Any:
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
     return _mean((_wide(prediction) - y) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
+    prediction, y = _counted(prediction, y, weights)
     losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
     # Too large a label gives NaN, but a negative one counts from the last class.
     return _mean(jnp.where(y < 0, jnp.nan, losses), weights)
@@ -534,13 +536,23 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
     return _mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y), weights)
+
+
+def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    if weights is None:
+        return prediction, y
+    check_weights(y.shape, weights.shape)
+    counts = jnp.expand_dims(weights != 0, range(weights.ndim, y.ndim))
+    rows = jnp.expand_dims(counts, range(y.ndim, prediction.ndim))
+    return jnp.where(rows, prediction, 0), jnp.where(counts, y, 0)
 
 
 def _mean(losses: Tensor, weights: Any) -> Tensor:
     if weights is None:
         return jnp.mean(losses)
-    check_weights(losses.shape, weights.shape)
     losses = jnp.mean(losses.reshape(*weights.shape, -1), -1)
     total = jnp.sum(weights)
     return jnp.sum(losses * weights) / (total + (total == 0))  # 0 where all weights are

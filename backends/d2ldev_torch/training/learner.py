@@ -48,12 +48,14 @@ _NO_LABEL = torch.iinfo(torch.int64).min
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
     losses = torch.nn.functional.mse_loss(prediction, y, reduction=_reduction(weights))
     return _mean(losses, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
+    prediction, y = _counted(prediction, y, weights)
     shape = y.shape
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
@@ -66,10 +68,21 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
     losses = torch.nn.functional.binary_cross_entropy_with_logits(
         prediction, y.to(prediction.dtype), reduction=_reduction(weights)
     )
     return _mean(losses, weights)
+
+
+def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    if weights is None:
+        return prediction, y
+    check_weights(y.shape, weights.shape)
+    left_out = (weights == 0).reshape(*weights.shape, *[1] * (y.dim() - weights.dim()))
+    rows = left_out.reshape(*left_out.shape, *[1] * (prediction.dim() - y.dim()))
+    return prediction.masked_fill(rows, 0), y.masked_fill(left_out, 0)
 
 
 def _reduction(weights: Any) -> str:
@@ -80,7 +93,6 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     """Return the weighted mean of losses; without weights torch has taken the mean already."""
     if weights is None:
         return losses
-    check_weights(losses.shape, weights.shape)
     losses, weights = losses.reshape(*weights.shape, -1).mean(-1), weights.to(losses.dtype)
     total = weights.sum()
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are

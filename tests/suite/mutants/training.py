@@ -187,6 +187,15 @@ class WeighsWholeSequences(Mutant, caught_by="train.weighs-steps-of-sequences"):
             return super()._loss(prediction, y)
 
 
+class MultipliesPadding(Mutant, caught_by="train.leaves-out-weights-of-zero"):
+    class Learner(NetworkLearner):
+        def _loss(self, prediction, y):
+            loss, error = super()._loss(prediction, y)
+            if isinstance(y, Weighted) and self.settings.loss != "cross_entropy":
+                loss = loss + 0.0 * xp.sum(y.y)
+            return loss, error
+
+
 class BroadcastsWeights(Mutant, caught_by="train.refuses-other-weights"):
     class Learner(NetworkLearner):
         def _loss(self, prediction, y):

@@ -325,6 +325,30 @@ def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place
     np.testing.assert_allclose(backend.to_numpy(loss), expected, rtol=1e-5)
 
 
+@requirement("train.leaves-out-weights-of-zero", section=SECTION)
+@pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
+def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss):
+    """Such as padding, whose loss is infinite or no number: 0 times that is none."""
+    draw = np.random.default_rng(0)
+    inputs = draw.standard_normal((4, 2)).astype("float32")
+    y, padding = draw.random((4, 3), "float32"), np.float32("nan")
+    if loss == "cross_entropy":
+        y, padding = y.argmax(-1).astype("int32"), np.int32(-1)
+    padded = y.copy()
+    padded[:2] = padding
+    weights = np.array([0, 0, 1, 3], "float32")
+    found, expected = (
+        backend.learner(backend.mlp([2, 3], device=place), loss=loss, lr=0.5) for _ in range(2)
+    )
+    losses = []
+    for learner, target in ((found, padded), (expected, y)):
+        x, target, w = (backend.asarray(a, device=place) for a in (inputs, target, weights))
+        results = [getattr(learner, each)((x,), Weighted(target, w)) for each in ("step", "evaluate")]
+        losses.append([backend.to_numpy(value) for value, _ in results])
+    np.testing.assert_allclose(*losses, rtol=1e-6)
+    _assert_same_model(backend, found, expected)
+
+
 @requirement("train.refuses-other-weights", section=SECTION)
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (4, 2), (4, 1, 1)], ids=str)
 def test_weights_that_are_not_those_of_the_examples_are_refused(backend, place, shape):
