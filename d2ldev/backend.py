@@ -728,7 +728,8 @@ class Backend:
             methods: the names of the model's own methods that give the loss of a batch in ``step``
                 and ``evaluate``, which are called with ``(batch,)`` and None then. None is
                 ``loss``.
-            is_trained: False for a model that is only evaluated, and needs no optimizer.
+            is_trained: False for a model that is only evaluated, and needs no optimizer: nothing
+                that says how it learns may be given beside it.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -752,16 +753,32 @@ class Backend:
                 "its own",
                 f"optimizer='sgd', lr={lr}, or leave lr out",
             )
-        settings = Settings(
-            loss,
-            optimizer if is_trained else None,
-            0.01 if lr is None else lr,
-            gradient_clip_val,
-            accumulate,
-            precision,
-            methods,
+        settings = self.framework.checked(
+            Settings(
+                loss,
+                optimizer,
+                0.01 if lr is None else lr,
+                gradient_clip_val,
+                accumulate,
+                precision,
+                methods,
+            )
         )
-        return self.framework.training.learner(model, self.framework.checked(settings))
+        if not is_trained:
+            of_training = {
+                "optimizer": optimizer is not None,
+                "lr": lr is not None,
+                "gradient_clip_val": settings.gradient_clip_val > 0,
+                "accumulate": settings.accumulate > 1,
+            }
+            ignored = ", ".join(f"{name}=" for name, is_given in of_training.items() if is_given)
+            if ignored:
+                raise UnsupportedValueError(
+                    f"evaluate {describe(model)} with {ignored}",
+                    "with is_trained=False nothing would look at it",
+                    f"leave out {ignored}, or is_trained=False",
+                )
+        return self.framework.training.learner(model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

@@ -31,33 +31,56 @@ def loss_among(
         UnsupportedValueError: for a metric that keeps a running value.
     """
     given = settings.loss
-    loss: Callable[..., Any] = losses[given] if isinstance(given, str) else comparison(given)
+    if isinstance(given, str):
+        named = losses[given]
+        return lambda prediction, y: named(prediction, *(y if isinstance(y, Weighted) else (y,)))
+    loss: Callable[..., Any] = comparison(given, weighs=True)
+    needs_weights = any(
+        each.name == _WEIGHTS and each.default is each.empty for each in _called(given)
+    )
 
     def compare(prediction: Any, y: Any) -> Any:
-        if not isinstance(y, Weighted):
-            return loss(prediction, y)
-        if isinstance(given, str):
-            return loss(prediction, *y)
-        _check_takes_weights(given)
-        return loss(prediction, y.y, sample_weight=y.weights)
+        if isinstance(y, Weighted):
+            before, options = _weights_in_place(given, y.weights)
+            return loss(prediction, y.y, *before, **options)
+        if needs_weights:
+            raise UnsupportedValueError(
+                f"compute the loss {describe(given)}",
+                f"it needs {_WEIGHTS}, and a batch has none",
+                f"yield {{'x': X, 'y': y, {_WEIGHTS!r}: weights}}, or {_WEIGHTS}=None in the loss",
+            )
+        return loss(prediction, y)
 
     return compare
 
 
-def _check_takes_weights(function: Any) -> None:
-    methods = (function, getattr(function, "forward", None))
-    if not any(each.name == "sample_weight" for method in methods for each in _parameters(method)):
+_WEIGHTS = "sample_weight"
+
+
+def _weights_in_place(function: Any, weights: Any) -> tuple[list[Any], dict[str, Any]]:
+    """Return what follows a prediction and y: by position and by name."""
+    known = [each.name for each in _called(function)]
+    if _WEIGHTS not in known:
         raise UnsupportedValueError(
             f"weigh examples in the loss {describe(function)}",
-            "it has no parameter sample_weight",
-            "loss=lambda prediction, y, sample_weight: ..., or a loss by name",
+            f"it has no parameter {_WEIGHTS}",
+            f"loss=lambda prediction, y, {_WEIGHTS}: ..., or a loss by name",
         )
+    own = _parameters(function)
+    if any(each.name == _WEIGHTS or each.kind is each.VAR_KEYWORD for each in own):
+        return [], {_WEIGHTS: weights}
+    # A Gluon block takes nothing by name.
+    between = _called(function)[2 : known.index(_WEIGHTS)]
+    return [*(each.default for each in between), weights], {}
 
 
-def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+def comparison(
+    function: Callable[[Any, Any], Any], *, weighs: bool = False
+) -> Callable[[Any, Any], Any]:
     """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
+        weighs: whether it may be given ``sample_weight``, too.
         function: called in this order, as in torch, Gluon and optax; in the opposite order if its
             first parameter is named ``y_true``, as in Keras and scikit-learn; with the prediction
             alone if it takes no target: see ``takes_target``.
@@ -65,7 +88,8 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     Raises:
         UnsupportedValueError: for an object that adds up over the batches, such as a
             ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
-            For a function of a prediction and weights, without a target.
+            For a function of a prediction and weights, without a target, and for one that cannot be
+        called with these operands.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
         raise stateful(
@@ -73,18 +97,37 @@ def comparison(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
             "a function: def accuracy(y_true, y_pred): "
             "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
         )
-    if first_parameter(function) == "y_true":
-        return lambda prediction, y, **options: function(y, prediction, **options)
     if takes_target(function):
-        return function
-    if any(each.name == "sample_weight" and _is_required(each) for each in _called(function)):
+        _check_operands(function, 2, weighs=weighs)
+        if first_parameter(function) != "y_true":
+            return function
+        return lambda prediction, y, *others, **options: function(y, prediction, *others, **options)
+    if any(each.name == _WEIGHTS and _is_required(each) for each in _called(function)):
         raise UnsupportedValueError(
             f"compare predictions by {describe(function)}",
             "it takes the weights of the examples, and no y beside which they are given",
             "loss=lambda prediction, y, sample_weight: ...",
         )
+    _check_operands(function, 1, weighs=False)
     alone: Callable[[Any], Any] = function  # type: ignore[assignment]
     return lambda prediction, _y: alone(prediction)
+
+
+def _check_operands(function: Callable[..., Any], number: int, *, weighs: bool) -> None:
+    """Check that a loss or a metric can be called with so many operands."""
+    import inspect
+
+    parameters = _called(function)
+    is_weighed = weighs and any(each.name == _WEIGHTS for each in parameters)
+    try:
+        options = {_WEIGHTS: None} if is_weighed else {}
+        inspect.Signature(parameters).bind(*[None] * number, **options)
+    except TypeError as error:
+        raise UnsupportedValueError(
+            f"compare predictions by {describe(function)}",
+            f"it cannot be called with a prediction and y, or a prediction alone: {error}",
+            "a function of both: lambda prediction, y: ...",
+        ) from error
 
 
 def takes_target(function: Callable[..., Any] | str) -> bool:
@@ -99,9 +142,7 @@ def takes_target(function: Callable[..., Any] | str) -> bool:
     parameters = _called(function)
     if any(each.kind is each.VAR_POSITIONAL for each in parameters):
         return True
-    operands = [
-        each for each in parameters if _is_positional(each) and each.name != "sample_weight"
-    ]
+    operands = [each for each in parameters if _is_positional(each) and each.name != _WEIGHTS]
     others = operands[1:]
     return not operands or any(each.name in _TARGETS or _is_required(each) for each in others)
 
@@ -303,5 +344,5 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
     try:
         return list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # what is written in C need not say
-        return []
+    except (TypeError, ValueError):  # what is written in C need not say, and may take anything
+        return [inspect.Parameter("operands", inspect.Parameter.VAR_POSITIONAL)]

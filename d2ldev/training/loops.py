@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from d2ldev.framework import Learner
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
+    check_number_of_inputs,
     check_target,
     count_of,
     inputs_alone,
@@ -60,7 +61,11 @@ class Loop(NamedTuple):
         with closing(self._from_where_it_was(data, run, log)) as batches:
             for number, batch in self.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
-                loss, prediction = learner.step(inputs, y)
+                try:
+                    loss, prediction = learner.step(inputs, y)
+                except TypeError as error:
+                    check_number_of_inputs(inputs, learner.input_names, error)
+                    raise
                 log.add(count, loss=loss, **self._measured(prediction, y))
                 self.progress.step(number + 1, count, log)
                 if not learner.pending:
@@ -84,7 +89,11 @@ class Loop(NamedTuple):
         with closing(self.prepared(data)) as batches:
             for batch in self.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
-                loss, prediction = self.learner.evaluate(inputs, y)
+                try:
+                    loss, prediction = self.learner.evaluate(inputs, y)
+                except TypeError as error:
+                    check_number_of_inputs(inputs, self.learner.input_names, error)
+                    raise
                 if loss is None:  # a ``validation_step`` has logged it itself
                     count, loss = 0, float("nan")
                 log.add(count, loss=loss, **self._measured(prediction, y))

@@ -28,7 +28,7 @@ from d2ldev.training.callbacks import (
     check_schedules,
     checked_callbacks,
 )
-from d2ldev.training.data import check_data, inputs_to_predict
+from d2ldev.training.data import check_data, check_number_of_inputs, inputs_to_predict
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
@@ -344,9 +344,9 @@ class Trainer(Hooks):
         with self._besides("validate"):
             batches = loader_of(data, "val_dataloader")
             prepared = self._prepared_for_use(model, batches, "validate")
-            learner = self._evaluator(
-                prepared, **own_settings(prepared, loss, "sgd", metrics, trainer=self)
-            )
+            settings = own_settings(prepared, loss, "sgd", metrics, trainer=self)
+            del settings["optimizer"]  # of that name, so that the model configures none
+            learner = self._evaluator(prepared, **settings)
             self.val_batch_idx = 0
             self.num_val_batches = length_hint(batches, 0)
             # For a model whose training_step measures, where nothing was trained.
@@ -382,8 +382,15 @@ class Trainer(Hooks):
             names, takes_mapping = learner.input_names, learner.takes_mapping
             try:
                 with closing(self._prepared(source)) as batches:
-                    inputs = (inputs_to_predict(batch, names, takes_mapping) for batch in batches)
-                    return [learner.predict(each) for each in inputs]
+                    predictions = []
+                    for batch in batches:
+                        inputs = inputs_to_predict(batch, names, takes_mapping)
+                        try:
+                            predictions.append(learner.predict(inputs))
+                        except TypeError as error:
+                            check_number_of_inputs(inputs, names, error)
+                            raise
+                    return predictions
             finally:
                 learner.sync()
 

@@ -448,6 +448,26 @@ def test_gluon_s_losses_are_called_with_the_prediction_first(backend, set_np):
     assert history["loss"] == pytest.approx([expected])
 
 
+class WeightedSquares(mx.gluon.HybridBlock):
+    """A loss that is a block, which takes nothing by name."""
+
+    def hybrid_forward(self, F, prediction, label, sample_weight=None):  # noqa: N803
+        losses = ((prediction - label) ** 2).mean(-1)
+        return (losses if sample_weight is None else losses * sample_weight).mean()
+
+
+@pytest.mark.parametrize("hybridized", [False, True])
+def test_a_loss_that_is_a_block_is_given_the_weights(backend, set_np, hybridized):
+    x, y = np.ones((2, 2), "float32"), np.ones((2, 1), "float32")
+    net, found = backend.mlp([2, 1]), []
+    for weights in ({}, {"sample_weight": np.array([1, 3], "float32")}):
+        loss = WeightedSquares()
+        loss.hybridize(hybridized)
+        batch = {"x": x, "y": y, **weights}
+        found.append(Trainer(1, backend=backend).validate(net, [batch], loss=loss)["loss"])
+    assert found[1] == pytest.approx(2 * found[0])
+
+
 # -- prefetching: MXNet's engine copies beside what it computes, and nobody waits for it -----------
 
 WAITS = [

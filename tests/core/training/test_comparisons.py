@@ -149,7 +149,20 @@ def weighed_as_in_keras(y_true, y_pred, sample_weight=None):
     return f"{y_pred} against {y_true} by {sample_weight}"
 
 
-@pytest.mark.parametrize("function", [weighed, weighed_as_in_keras])
+class WeighingBlock(Module):
+    """A Gluon block, which takes nothing by name."""
+
+    def __call__(self, *operands):
+        return self.forward(*operands)
+
+    def forward(self, prediction, *others):
+        return self.hybrid_forward("F", prediction, *others)
+
+    def hybrid_forward(self, F, prediction, y, scale="1", sample_weight=None):  # noqa: N803
+        return f"{prediction} against {y} by {sample_weight}" if scale == "1" else scale
+
+
+@pytest.mark.parametrize("function", [weighed, weighed_as_in_keras, WeighingBlock()])
 def test_a_loss_with_the_parameter_is_given_the_weights(function):
     loss = loss_among(Settings(loss=function), {})
     assert loss("prediction", Weighted("y", "weights")) == "prediction against y by weights"
@@ -159,6 +172,34 @@ def test_a_loss_without_the_parameter_cannot_weigh():
     loss = loss_among(Settings(loss=contract_order), {})
     with pytest.raises(UnsupportedValueError, match="no parameter sample_weight"):
         loss("prediction", Weighted("y", "weights"))
+
+
+def test_a_loss_that_needs_weights_is_refused_without_any():
+    loss = loss_among(Settings(loss=weighed), {})
+    with pytest.raises(UnsupportedValueError, match="needs sample_weight") as error:
+        loss("prediction", "y")
+    assert error.value.fix.startswith("yield {'x': X, 'y': y, 'sample_weight': weights}")
+
+
+UNCALLABLE = {
+    "no operand": lambda: 0,
+    "three operands": lambda prediction, y, z: 0,
+    "y by name": lambda prediction, *, y: 0,
+    "nothing by position": lambda *, y=None: 0,
+}
+
+
+@pytest.mark.parametrize("function", UNCALLABLE.values(), ids=UNCALLABLE)
+def test_a_loss_or_metric_that_cannot_be_called_is_refused_at_once(reference, function):
+    with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
+        loss_among(Settings(loss=function), {})
+    with pytest.raises(UnsupportedValueError, match="cannot be called with a prediction"):
+        named_metrics(reference, [function])
+
+
+def test_a_metric_that_needs_weights_is_refused(reference):
+    with pytest.raises(UnsupportedValueError, match="'sample_weight'"):
+        named_metrics(reference, [weighed])
 
 
 @pytest.mark.parametrize("metric", [Running(), Evaluating()], ids=["Running", "Evaluating"])

@@ -282,6 +282,16 @@ def test_what_is_no_way_to_step_is_refused_before_anything_is_moved(reference, n
         reference.learner(net, **options)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"lr": 0.1}, {"optimizer": "sgd"}, {"gradient_clip_val": 1.0}, {"accumulate": 2}],
+    ids=lambda options: next(iter(options)),
+)
+def test_how_to_learn_is_refused_beside_a_model_that_is_only_evaluated(reference, net, options):
+    with pytest.raises(UnsupportedValueError, match=f"with {next(iter(options))}=: "):
+        reference.learner(net, is_trained=False, **options)
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_precision_that_the_framework_has_not_is_refused_with_the_reason(reference, precision):
     with pytest.raises(UnsupportedValueError, match="array-api-strict has no such dtype"):

@@ -343,7 +343,9 @@ def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss):
     losses = []
     for learner, target in ((found, padded), (expected, y)):
         x, target, w = (backend.asarray(a, device=place) for a in (inputs, target, weights))
-        results = [getattr(learner, each)((x,), Weighted(target, w)) for each in ("step", "evaluate")]
+        results = [
+            getattr(learner, each)((x,), Weighted(target, w)) for each in ("step", "evaluate")
+        ]
         losses.append([backend.to_numpy(value) for value, _ in results])
     np.testing.assert_allclose(*losses, rtol=1e-6)
     _assert_same_model(backend, found, expected)
