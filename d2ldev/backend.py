@@ -745,6 +745,12 @@ class Backend:
             default_loss, default_optimizer = self.framework.training.defaults(model)
             loss = default_loss if loss is None else loss
             optimizer = default_optimizer if lacks_optimizer else optimizer
+        if loss is None:
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "it was compiled without a loss",
+                "model.compile(..., loss='mse'), or fit(..., loss='mse')",
+            )
         if is_trained and lr is not None and not isinstance(optimizer, str):
             compiled = "the optimizer that it was compiled with"
             raise UnsupportedValueError(

@@ -1,4 +1,4 @@
-"""Compiled Keras models: the loss and the metrics that ``compile`` was given.
+"""Compiled Keras models: the loss and the metrics that ``compile`` was given; their own methods.
 
 The objects in which Keras keeps them are private, and the only ones that have all of them.
 """
@@ -17,11 +17,15 @@ from d2ldev.errors import UnsupportedValueError, describe, warn
 def loss_of(model: Any) -> Any:
     """Return the loss that a model was compiled with, and its weights, as Keras' ``fit`` calls it.
 
+    None if it was compiled without one.
+
     Functions, by their names too, give a number for each example, of targets that have got the rank
     and the dtype of the prediction. Of several outputs, the losses are added. It is the same object
     until the model is compiled again, so that what was traced with it is used again.
     """
     given = model._compile_loss
+    if given is None:
+        return None
     if given not in _LOSSES:
         _LOSSES[given] = _loss_of(given, describe(model))
     return _LOSSES[given]
@@ -138,6 +142,29 @@ def _measuring(metric: Any, index: int, output: str | None) -> Callable[[Any, An
 
     measure.__name__ = f"{output}_{_name_of(metric)}" if output else _name_of(metric)
     return measure
+
+
+def check_own_methods(model: Any, *names: str) -> None:
+    """Check that a model has no methods of its own that only Keras' own loops call.
+
+    Raises:
+        UnsupportedValueError: if a class of the user's overrides one of these.
+    """
+    import keras
+
+    own = [
+        name
+        for name in names
+        if isinstance(model, keras.Model)
+        and getattr(type(model), name) is not getattr(keras.Model, name)
+    ]
+    if own:
+        raise UnsupportedValueError(
+            f"train {describe(model)}",
+            f"nobody but Keras' own fit, evaluate and predict calls its {', '.join(own)}",
+            f"def training_step(self, batch), which returns the loss, in {type(model).__name__}; "
+            "or model.fit(...)",
+        )
 
 
 def check_speed(model: Any) -> None:

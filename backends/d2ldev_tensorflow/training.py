@@ -59,17 +59,17 @@ class TensorFlowTraining(Training):
         self._framework = framework
 
     def learner(self, model: Any, settings: Settings) -> Learner:
-        if getattr(model, "compiled", False) and settings.optimizer is not None:
-            compiled.check_speed(model)
+        if settings.optimizer is not None:
+            if settings.methods is None:
+                compiled.check_own_methods(model, "train_step", "test_step", "compute_loss")
+            if getattr(model, "compiled", False):
+                compiled.check_speed(model)
         return TensorFlowLearner(self._framework, model, settings)
 
     def defaults(self, model: Any) -> tuple[Any, Any]:
-        loss, optimizer = super().defaults(model)
         if not getattr(model, "compiled", False):
-            return loss, optimizer
-        if getattr(model, "loss", None) is not None:
-            loss = compiled.loss_of(model)
-        return loss, model.optimizer
+            return super().defaults(model)
+        return compiled.loss_of(model), model.optimizer
 
     def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
         return compiled.metrics_of(model)
@@ -406,6 +406,7 @@ class TensorFlowLearner(Learner):
         return self._forward(*inputs)
 
     def _alone(self, *inputs: Any) -> Any:
+        compiled.check_own_methods(self._model, "predict_step")
         with tf.device(self._framework.devices.native(self._device)):
             return self._predicted(inputs, training=False)
 
@@ -451,6 +452,7 @@ class TensorFlowLearner(Learner):
     def _losses(self, inputs: Sequence[Any], y: Any, *, training: bool) -> tuple[Tensor, Any]:
         if self.settings.methods is not None:
             return own_loss(self._model, self.settings.methods, *inputs, is_step=training), None
+        compiled.check_own_methods(self._model, "test_step", "compute_loss")
         prediction = self._predicted(inputs, training=training)
         return self._whole_loss(prediction, y), prediction
 

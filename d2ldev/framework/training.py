@@ -319,7 +319,8 @@ class Training:
     def defaults(self, model: Any) -> tuple[Any, Any]:
         """Return the loss and the optimizer of a model for which the user names none.
 
-        For a framework whose models carry them, as Keras' do after ``compile``.
+        For a framework whose models carry them, as Keras' do after ``compile``; None for a loss
+        that such a model lacks.
         """
         return "mse", "sgd"
 

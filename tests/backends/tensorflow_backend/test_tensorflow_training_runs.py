@@ -345,11 +345,79 @@ def test_what_a_call_of_fit_names_wins_over_compile(backend):
     assert history == expected
 
 
-def test_a_model_that_was_compiled_without_a_loss_has_the_usual_one(backend):
+def test_a_model_that_was_compiled_without_a_loss_needs_one(backend):
     net = compiled(backend, optimizer=keras.optimizers.SGD(0.5))
-    history = Trainer(3, backend=backend).fit(net, BINARY)
+    before = net.get_weights()
+    for verb, word in (("fit", "train"), ("validate", "validate")):
+        with pytest.raises(UnsupportedValueError, match=rf"cannot {word} .*without a loss"):
+            getattr(Trainer(3, backend=backend), verb)(net, BINARY)
+    for x, y in zip(net.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(x, y)
+    history = Trainer(3, backend=backend).fit(net, BINARY, loss="mse")
     fresh = backend.mlp([2, 1], seed=0)
     assert history == Trainer(3, backend=backend).fit(fresh, BINARY, loss="mse", lr=0.5)
+
+
+class OwnStep(keras.Model):
+    """A model as Keras' guide of ``train_step`` has it."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = layers.Dense(1)
+
+    def call(self, x):
+        return self.layer(x)
+
+
+class OwnTrainStep(OwnStep):
+    def train_step(self, data):
+        raise AssertionError("nobody calls it")
+
+
+class OwnTestStep(OwnStep):
+    def test_step(self, data):
+        raise AssertionError("nobody calls it")
+
+
+class OwnPredictStep(OwnStep):
+    def predict_step(self, data):
+        raise AssertionError("nobody calls it")
+
+
+class OwnLoss(OwnStep):
+    def compute_loss(self, *operands, **options):
+        raise AssertionError("nobody calls it")
+
+
+class OwnTrainingStep(OwnTrainStep):
+    def training_step(self, batch):
+        return tf.reduce_mean((self(batch[0]) - batch[1]) ** 2)
+
+
+REFUSED = [
+    ("fit", OwnTrainStep, "train", "train_step"),
+    ("fit", OwnTestStep, "train", "test_step"),
+    ("fit", OwnLoss, "train", "compute_loss"),
+    ("validate", OwnTestStep, "validate", "test_step"),
+    ("validate", OwnLoss, "validate", "compute_loss"),
+    ("predict", OwnPredictStep, "predict", "predict_step"),
+]
+
+
+@pytest.mark.parametrize(("verb", "make", "word", "method"), REFUSED)
+def test_a_method_that_only_keras_own_loops_call_is_refused(backend, verb, make, word, method):
+    net = make()
+    with pytest.raises(UnsupportedValueError, match=rf"cannot {word} .* its {method}") as error:
+        getattr(Trainer(1, backend=backend), verb)(net, BINARY)
+    assert error.value.fix.startswith("def training_step(self, batch)")
+
+
+@pytest.mark.parametrize(
+    ("verb", "make"),
+    [("fit", OwnPredictStep), ("fit", OwnTrainingStep), ("validate", OwnTrainStep)],
+)
+def test_a_method_that_is_not_wanted_does_not_matter(backend, verb, make):
+    assert getattr(Trainer(1, backend=backend), verb)(make(), BINARY)["loss"]
 
 
 def test_a_learning_rate_for_the_compiled_optimizer_is_refused(backend):

@@ -467,7 +467,7 @@ class Anything(nn.Module):
 @pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
 def test_more_inputs_than_a_model_can_be_called_with_are_refused(virtual, verb):
     x, y = torch.ones(4, 2), torch.ones(4, 1)
-    with pytest.raises(UnsupportedValueError, match="the 2 inputs of a batch: .*3 were given"):
+    with pytest.raises(UnsupportedValueError, match=r"the 2 inputs of a batch: .*3 were given"):
         getattr(Trainer(1, backend=virtual), verb)(Anything(), [(x, x, y)])
 
 
