@@ -11,7 +11,7 @@ from weakref import WeakSet, ref
 import tensorflow as tf
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe, warn
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
@@ -146,6 +146,8 @@ class TensorFlowLearner(Learner):
                 "a tf.Module has no dtype policy, which Keras' layers have",
                 "a keras.Model, or leave it out",
             )
+        if self._policy is not None:
+            _warn_of_configuration(model, settings)
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, _LOSSES)
         self._made = _made(settings) if isinstance(settings.optimizer, str) else None
@@ -517,18 +519,55 @@ def _without_own_dtype(model: Any) -> list[Any]:
 
     Parts of a layer, such as those of an attention, are given its policy. A layer that is made from
     a configuration, by ``clone_model`` or from a file, is given all of its arguments, and nothing
-    says which of them were once the user's.
+    says which of them were once the user's: those have a dtype of their own that is not the usual
+    one of these layers.
     """
     layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
     for layer in layers:
-        # Private; None if they are not all plain.
-        arguments = getattr(getattr(layer, "_auto_config", None), "config", None)
-        if arguments is not None:
-            named = signature(type(layer).__init__).parameters
-            is_from_config = "trainable" in arguments and "trainable" not in named
-            if arguments.get("dtype") is None or is_from_config:
-                policies.add(id(layer.dtype_policy))
+        arguments = _arguments_of(layer)
+        if arguments is not None and arguments.get("dtype") is None:
+            policies.add(id(layer.dtype_policy))
+    rebuilt = _policies_of_rebuilt(model)
+    names = [policy.name for policy in rebuilt]
+    usual = max(names, key=names.count, default=None)
+    policies.update(id(policy) for policy in rebuilt if policy.name == usual)
     return [layer for layer in layers if id(layer.dtype_policy) in policies]
+
+
+def _policies_of_rebuilt(model: Any) -> list[Any]:
+    """Return the policies of the layers that were made from a configuration."""
+    import keras
+
+    found = []
+    for layer in model._flatten_layers():
+        arguments = _arguments_of(layer) or {}
+        named = signature(type(layer).__init__).parameters
+        is_rebuilt = "trainable" in arguments and "trainable" not in named
+        # Those of inputs say what data is.
+        if isinstance(layer, keras.layers.InputLayer):
+            is_rebuilt = False
+        if is_rebuilt and arguments.get("dtype") is not None:
+            found.append(layer.dtype_policy)
+    return found
+
+
+def _arguments_of(layer: Any) -> Any:
+    """Return the arguments that a layer was made with; None if they are not all plain."""
+    return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
+
+
+def _warn_of_configuration(model: Any, settings: Settings) -> None:
+    """Warn that a precision may be one of layers for which the user named another one."""
+    if len({policy.name for policy in _policies_of_rebuilt(model)}) == 1:
+        policy = _POLICIES[settings.precision]
+        warn(
+            f"precision={settings.precision!r} is for all layers of {describe(model)} that were "
+            "made from a configuration, which does not say which of them were given a dtype, such "
+            "as that of the logits\n"
+            f"  fix: make it by its code, and load_into it; or layer.dtype_policy = {policy!r} for "
+            "the layers that are to compute in it, and no precision",
+            UserWarning,
+        )
 
 
 def _flags_of(flagged: list[Any]) -> list[bool]:

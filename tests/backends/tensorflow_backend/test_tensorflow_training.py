@@ -389,6 +389,7 @@ MIXED = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:precision=")
 @pytest.mark.parametrize("own", [None, "float32", "mixed_float16"])
 @pytest.mark.parametrize("make", MIXED.values(), ids=MIXED)
 def test_a_layer_computes_in_its_own_dtype_and_the_others_in_fewer_bits(backend, make, own):
@@ -407,11 +408,36 @@ def test_a_layer_computes_in_its_own_dtype_and_the_others_in_fewer_bits(backend,
     assert ours.noted.name == {None: "bfloat16", "float32": "float32"}.get(own, "float16")
 
 
-def test_layers_that_were_made_from_a_configuration_compute_in_fewer_bits(backend):
+def test_layers_that_were_made_from_a_configuration_compute_in_fewer_bits_and_that_is_said(backend):
     net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")])
     clone = keras.models.clone_model(net)
-    found = backend.learner(clone, precision="fp16").predict((tf.fill((1, 1), 1e5),))
-    assert np.isinf(found.numpy())
+    with pytest.warns(UserWarning, match=r"made from a configuration(.|\n)*fix: ") as noted:
+        learner = backend.learner(clone, precision="fp16")
+    assert noted[0].filename == __file__
+    assert np.isinf(learner.predict((tf.fill((1, 1), 1e5),)).numpy())
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("own", ["float32", "float64"])
+def test_a_dtype_that_is_not_that_of_the_others_survives_a_configuration(backend, own):
+    usual = "mixed_bfloat16" if own == "float32" else "float32"
+    more = 1 + 2.0**-12  # which bfloat16 has not
+    values = [(1, usual), (1, usual), (more, own)]
+    dense = [
+        keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(value), dtype=dtype)
+        for value, dtype in values
+    ]
+    clone = keras.models.clone_model(keras.Sequential([keras.Input((1,)), *dense]))
+    learner = backend.learner(clone, precision="bf16")
+    for x, expected in ((1.0, more), (more, more)):  # what the input has more is lost
+        assert learner.predict((tf.fill((1, 1), x),)).numpy().item() == expected
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_model_that_was_made_by_its_code_is_not_warned_about(backend):
+    net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, dtype="float32")])
+    backend.learner(net, precision="bf16")
+    backend.learner(keras.models.clone_model(net))
 
 
 def test_a_precision_that_no_layer_would_compute_in_is_refused(backend):
