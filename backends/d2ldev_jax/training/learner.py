@@ -53,6 +53,7 @@ _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     # optax adds it inside the root.
     "adagrad": lambda lr: optax.adagrad(lr, 0.0, ADAGRAD_EPSILON**2),
 }
+_OF_NO_TRAINING = optax.set_to_zero()  # one for all, because programs depend on it
 _PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 # The attributes that put a module into evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
@@ -86,6 +87,8 @@ class JaxLearner(Learner):
         self._loss = loss_among(settings, _LOSSES)
         self._splits: tuple[_Split, ...] = ()
         self._sums: Any = None
+        # An operand of the programs, so that another one compiles nothing.
+        self._rate: Any = settings.lr if isinstance(settings.optimizer, str) else None
         self._scaler = _Scaler.begun() if settings.precision == "fp16" else None
         self.replace({"model": model, "optimizer": _optimizer(model, settings)})
 
@@ -110,7 +113,9 @@ class JaxLearner(Learner):
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
         native = self._framework.devices.native(self._device)
-        self._sums, self._scaler = jax.device_put((self._sums, self._scaler), native)
+        self._sums, self._scaler, self._rate = jax.device_put(
+            (self._sums, self._scaler, self._rate), native
+        )
         self._take()
 
     def sync(self) -> None:
@@ -140,7 +145,7 @@ class JaxLearner(Learner):
                 self.flush()
             return loss, prediction
         self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
-            self._model_arrays, self._optimizer_arrays, self._scaler, inputs, y
+            self._model_arrays, self._optimizer_arrays, self._scaler, self._rate, inputs, y
         )
         return loss, prediction
 
@@ -150,7 +155,8 @@ class JaxLearner(Learner):
         if self._is_synced:
             self._take()
         self._model_arrays, self._optimizer_arrays, self._scaler = self._apply(
-            self._model_arrays, self._optimizer_arrays, self._scaler, self._sums, self.pending
+            *(self._model_arrays, self._optimizer_arrays, self._scaler, self._rate),
+            *(self._sums, self.pending),
         )
         self._sums, self.pending = None, 0
 
@@ -182,7 +188,11 @@ class JaxLearner(Learner):
     def _take(self) -> None:
         """Take the arrays from the model and the optimizer."""
         model_split, self._model_arrays = self._settled(self._model)
+        own = self._optimizer.tx
+        if self._rate is not None:
+            self._optimizer.tx = _with_any_rate(self.settings.optimizer)
         optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
+        self._optimizer.tx = own
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
             self._steps = _Steps(
@@ -221,7 +231,7 @@ class JaxLearner(Learner):
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
     optimizer = settings.optimizer
     if optimizer is None or isinstance(optimizer, str):
-        optimizer = _named(optimizer, settings.lr)
+        optimizer = _OPTIMIZERS[optimizer](settings.lr) if optimizer else _OF_NO_TRAINING
     if isinstance(optimizer, optax.GradientTransformation):
         optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
     if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
@@ -233,12 +243,21 @@ def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
     return optimizer
 
 
-@lru_cache(maxsize=64)
-def _named(name: str | None, lr: float) -> optax.GradientTransformation:
-    """Return an optimizer by its name, the same one each time: it is a part of the programs."""
-    if name is None:  # the model is only evaluated
-        return optax.set_to_zero()
-    return _OPTIMIZERS[name](lr)
+@lru_cache
+def _with_any_rate(name: str) -> optax.GradientTransformation:
+    """Return an optimizer by its name, the same one each time: it is a part of the programs.
+
+    Its update is given the learning rate, by which all of them multiply at last.
+    """
+    of_rate_1 = _OPTIMIZERS[name](1.0)
+
+    def update(
+        updates: Any, state: Any, params: Any = None, *, rate: Tensor, **_more: Any
+    ) -> tuple[Any, Any]:
+        updates, state = of_rate_1.update(updates, state, params)
+        return jax.tree.map(lambda x: x * rate, updates), state
+
+    return optax.GradientTransformationExtraArgs(of_rate_1.init, update)
 
 
 # -- objects without their arrays -----------------------------------------------------------------
@@ -417,13 +436,14 @@ class _Steps:
         model_arrays: list[Any],
         optimizer_arrays: list[Any],
         scaler: _Scaler | None,
+        rate: Tensor | None,
         inputs: tuple[Any, ...],
         y: Any,
     ) -> Any:
         """Return the arrays and the scaler after a step, the loss and the prediction before it."""
         model = self.model_split.merge(model_arrays)
         gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
-        after = self._updated(model, optimizer_arrays, scaler, gradients, value)
+        after = self._updated(model, optimizer_arrays, scaler, rate, gradients, value)
         return *after, value, prediction
 
     def accumulate(
@@ -446,13 +466,14 @@ class _Steps:
         model_arrays: list[Any],
         optimizer_arrays: list[Any],
         scaler: _Scaler | None,
+        rate: Tensor | None,
         sums: Any,
         number: Any,
     ) -> Any:
         """Return the arrays and the scaler after a step with the mean of so many gradients."""
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
         model = self.model_split.merge(model_arrays)
-        return self._updated(model, optimizer_arrays, scaler, gradients, value)
+        return self._updated(model, optimizer_arrays, scaler, rate, gradients, value)
 
     def evaluate(self, arrays: list[Any], inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Return the loss and the prediction in evaluation mode."""
@@ -488,6 +509,7 @@ class _Steps:
         model: Any,
         optimizer_arrays: list[Any],
         scaler: _Scaler | None,
+        rate: Tensor | None,
         gradients: Any,
         value: Tensor,
     ) -> tuple[list[Any], list[Any], _Scaler | None]:
@@ -499,7 +521,8 @@ class _Steps:
         if self.settings.gradient_clip_val:
             gradients = _clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
-        optimizer.update(model, gradients, **({"value": value} if takes_more else {}))
+        more = {"value": value} if takes_more else {}
+        optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
         after = _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
         if scaler is None:
             return *after, None

@@ -6,6 +6,7 @@ from weakref import ref
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from flax import nnx
 
@@ -84,6 +85,24 @@ def test_a_new_trainer_compiles_nothing(train, compiled):
     assert compiled() == []
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "adagrad"])
+def test_another_learning_rate_compiles_nothing(train, compiled, optimizer):
+    expected = train(Net(), optimizer=optimizer, lr=0.05)
+    before = train(Net(), optimizer=optimizer)
+    net = Net()
+    compiled()
+    found = train(net, optimizer=optimizer, lr=0.05)
+    assert compiled() == []
+    assert found == expected != before
+
+
+def test_a_schedule_of_optax_compiles_each_program_once(train, compiled):
+    net, rates = Net(), optax.exponential_decay(0.1, 1, 0.5)
+    train(net, optimizer=optax.sgd(rates), lr=None)
+    traced = [text for text in compiled() if text.startswith("Finished tracing") and "step" in text]
+    assert len(traced) == len({x.shape for x, _ in DATA})
+
+
 def test_a_model_that_was_loaded_into_compiles_nothing(backend, train, compiled, path):
     net = Net()
     train(net)
@@ -136,7 +155,6 @@ CHANGES = {
     "the loss": lambda _net, _patch: {"loss": lambda prediction, y: jnp.mean(abs(prediction - y))},
     "an attribute of the loss": lambda _net, patch: patch.setattr(LOSS, "scale", 3.0),
     "the optimizer": lambda _net, _patch: {"optimizer": "sgd"},
-    "the learning rate": lambda _net, _patch: {"lr": 0.2},
     "an attribute of the model": lambda net, _patch: setattr(net, "power", 2),
     "its rate of dropout": lambda net, _patch: setattr(net.dropout, "rate", 0.5),
     "a layer that is in evaluation mode": lambda net, _patch: net.dropout.eval(),
