@@ -154,6 +154,16 @@ class Learner(ABC):
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.pending = 0
+        if settings.optimizer is None:
+            # In place of the framework's own, which need not ask then.
+            vars(self)["step"] = self._refused_step
+
+    def _refused_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        raise UnsupportedValueError(
+            "take a step of training",
+            "the learner was made with is_trained=False, and has no optimizer",
+            "backend.learner(model, optimizer='sgd')",
+        )
 
     @property
     @abstractmethod

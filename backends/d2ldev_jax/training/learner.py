@@ -191,8 +191,10 @@ class JaxLearner(Learner):
         own = self._optimizer.tx
         if self._rate is not None:
             self._optimizer.tx = _with_any_rate(self.settings.optimizer)
-        optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
-        self._optimizer.tx = own
+        try:
+            optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
+        finally:
+            self._optimizer.tx = own
         if self._splits != (model_split, optimizer_split):
             self._splits = model_split, optimizer_split
             self._steps = _Steps(

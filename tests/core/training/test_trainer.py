@@ -292,6 +292,12 @@ def test_how_to_learn_is_refused_beside_a_model_that_is_only_evaluated(reference
         reference.learner(net, is_trained=False, **options)
 
 
+def test_a_model_that_is_only_evaluated_takes_no_step(reference, net):
+    learner = reference.learner(net, is_trained=False)
+    with pytest.raises(UnsupportedValueError, match="is_trained=False"):
+        learner.step((reference.ones((1, 2)),), reference.ones((1, 1)))
+
+
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_a_precision_that_the_framework_has_not_is_refused_with_the_reason(reference, precision):
     with pytest.raises(UnsupportedValueError, match="array-api-strict has no such dtype"):
