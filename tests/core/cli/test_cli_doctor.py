@@ -19,6 +19,7 @@ from d2ldev.cli.examination import (
     use,
 )
 from d2ldev.cli.screen import collected_warnings
+from d2ldev.operations import nvml
 from d2ldev.registry import loading
 
 
@@ -309,6 +310,19 @@ def test_a_tensor_that_is_elsewhere_than_it_was_made_is_an_error(reference, monk
 
 def test_a_report_of_a_device_without_an_error_has_none(reference):
     assert examine(reference, reference.gpu(1))["error"] is None
+
+
+def test_it_says_how_busy_a_card_of_nvidias_is(reference, monkeypatch):
+    monkeypatch.setattr(reference.framework.devices, "platform", lambda device: "cuda")
+    monkeypatch.setattr(nvml, "utilisation_of", {0: 37, 1: None}.get)
+    report = BackendReport("reference", "installed")
+    add_devices(report, reference)
+    console = Console(file=io.StringIO(), width=200)
+    show(console, Examination(active="reference", reason="said so", backends=[report]))
+    lines = console.file.getvalue().splitlines()
+    (heading,) = (line for line in lines if "memory in use" in line)
+    busy = [line[heading.index("busy") :].strip() for line in lines if "gpu:" in line]
+    assert busy[:2] == ["37 %", ""]
 
 
 def test_virtual_gpus_are_said_to_be_virtual(doctor):
