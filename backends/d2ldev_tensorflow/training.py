@@ -687,7 +687,7 @@ def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tenso
     if weights is None:
         return prediction, y
     check_weights(y.shape, weights.shape)
-    counts = weights != 0
+    counts = tf.cast(weights, tf.bool)
     for _ in range(y.shape.rank - weights.shape.rank):
         counts = counts[..., tf.newaxis]
     rows = counts if prediction.shape.rank == y.shape.rank else counts[..., tf.newaxis]

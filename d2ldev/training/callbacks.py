@@ -130,6 +130,28 @@ def check_hooks(obj: Any, attempted: str) -> None:
         )
 
 
+def check_operands(listener: Callable[..., Any], hook: str) -> None:
+    """Raise an UnsupportedValueError if a hook cannot be called with what the Trainer gives it.
+
+    Args:
+        listener: what is called.
+        hook: as which of ``HOOKS``.
+    """
+    import inspect  # not before it is needed: only training asks
+
+    try:
+        inspect.signature(listener).bind(None, None)
+    except ValueError:  # what is written in C need not say
+        return
+    except TypeError as error:
+        operands = "step, loss" if hook == "on_step_end" else "epoch, history"
+        raise UnsupportedValueError(
+            f"call {describe(listener)} during training",
+            f"it cannot be called with ({operands}): {error}",
+            f"def {hook}(self, {operands}), or a function of ({operands})",
+        ) from error
+
+
 def check_schedules(callbacks: Sequence[Any], optimizer: Any) -> None:
     """Raise an UnsupportedValueError if a schedule changes another optimizer than a run's own.
 

@@ -23,8 +23,10 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.training.callbacks import (
+    HOOKS,
     History,
     check_hooks,
+    check_operands,
     check_schedules,
     checked_callbacks,
 )
@@ -211,6 +213,9 @@ class Trainer(Hooks):
         """
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = checked_callbacks(self.callback)
+        for hook in HOOKS:
+            for listener in self._listeners(callbacks, hook):
+                check_operands(listener, hook)
         resume = flag("train", "resume", resume)
         functions = named_metrics(self.backend, metrics)
         saving = Saving(checkpoint, checkpoint_every, keep).checked()

@@ -143,6 +143,34 @@ def test_a_scheduler_that_is_given_as_a_callback_is_refused_with_the_line_that_i
         checked_callbacks([Scheduler()])
 
 
+class StepsWithoutALoss:
+    def on_step_end(self, step):
+        raise AssertionError("it takes a step and a loss")
+
+
+class EndsWithoutAHistory(Trainer):
+    def on_epoch_end(self, epoch):
+        raise AssertionError("it takes an epoch and a history")
+
+
+@pytest.mark.parametrize(
+    ("make", "callback", "operands"),
+    [
+        (Trainer, lambda: None, "epoch, history"),
+        (Trainer, [print, StepsWithoutALoss()], "step, loss"),
+        (EndsWithoutAHistory, None, "epoch, history"),
+    ],
+    ids=["a function", "a callback", "a subclass"],
+)
+def test_a_hook_that_cannot_be_called_is_refused_before_anything_is_trained(
+    reference, net, make, callback, operands
+):
+    trainer = make(1, backend=reference, callback=callback)
+    with pytest.raises(UnsupportedValueError, match=rf"cannot be called with \({operands}\)"):
+        trainer.fit(net, [BATCH])
+    assert trainer.model is None
+
+
 # -- states ------------------------------------------------------------------------------------
 
 

@@ -327,7 +327,8 @@ def test_weights_of_more_axes_are_those_of_the_steps_of_sequences(backend, place
 
 @requirement("train.leaves-out-weights-of-zero", section=SECTION)
 @pytest.mark.parametrize("loss", ["mse", "cross_entropy", "bce"])
-def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss):
+@pytest.mark.parametrize("kind", ["float32", "bool"])
+def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss, kind):
     """Such as padding, whose loss is infinite or no number: 0 times that is none."""
     draw = np.random.default_rng(0)
     inputs = draw.standard_normal((4, 2)).astype("float32")
@@ -336,7 +337,7 @@ def test_an_example_of_weight_zero_may_have_any_target(backend, place, loss):
         y, padding = y.argmax(-1).astype("int32"), np.int32(-1)
     padded = y.copy()
     padded[:2] = padding
-    weights = np.array([0, 0, 1, 3], "float32")
+    weights = np.array([0, 0, 1, 3], kind)
     found, expected = (
         backend.learner(backend.mlp([2, 3], device=place), loss=loss, lr=0.5) for _ in range(2)
     )
