@@ -36,7 +36,10 @@ OURS = "d2ldev."
 """How the keys of d2ldev begin."""
 _ZEROS = "0" * 16
 # Python takes less memory than this for each value of the JSON text and what is made of it.
-_COST = 200
+_COST = 230
+# The bytes, and as text, and the description in it. A text with one wide character takes four
+# bytes for each of its characters.
+_NARROW, _WIDE = 3, 9
 _MEMORY = 1 << 27
 # The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
@@ -129,12 +132,12 @@ def check_memory(text: bytes, room: int) -> None:
         HeaderError: if it has too many values.
     """
     values = sum(map(text.count, (b",", b":", b"{", b"[")))
-    # The bytes, and as text, in which a character may take four bytes; and the description in it.
-    needed = _COST * values + len(text) * (3 if text.isascii() else 9)
+    is_narrow = text.isascii() and b"\\u" not in text
+    needed = room + _COST * values + (_NARROW if is_narrow else _WIDE) * len(text)
     if needed > max(4 * (len(text) + room), _MEMORY):
         raise HeaderError(
-            f"its header has about {values} values, which take more memory than four times the "
-            "file: long lists of numbers belong into arrays"
+            f"its header has {len(text)} bytes and about {values} values, which take more memory "
+            "than four times the file: long lists of numbers belong into arrays"
         )
 
 
