@@ -97,20 +97,20 @@ class Checkpoint:
             check_sum(text, header.metadata[HEADER])
         del text, header  # their memory is needed for what is made of them
         self.writer: str | None = self._told["backend"]
-        self._table = [self._checked(row) for row in self._told["tensors"]]
-        self._sums = {stored.name: total for stored, total in self._table}
+        table = [self._checked(row) for row in self._told.pop("tensors")]
+        self._sums = {stored.name: total for stored, total in table}
         used: dict[Stored, None] = {}
 
         def found(kind: str, number: int) -> Stored:
-            if not 0 <= number < len(self._table):
+            if not 0 <= number < len(table):
                 raise HeaderError("its description cannot be read: it lacks a tensor")
-            stored = self._table[number][0]._replace(kind=kind)
+            stored = table[number][0]._replace(kind=kind)
             used[stored] = None
             return stored
 
         self.outline, self._rows = outlined(self._told, found)
         names = {stored.name for stored in used}
-        if names != set(self._entries) or len(self._table) != len(names):
+        if names != set(self._entries) or len(table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
         if len(used) != len(names):
             raise HeaderError("its description has one tensor as an array, too")
