@@ -127,6 +127,13 @@ def test_a_text_whose_characters_take_four_bytes_is_counted_as_such(path, name):
     assert memory < 2 * path.stat().st_size
 
 
+def test_a_tensor_counts_for_what_a_framework_takes_for_it(reference, path):
+    header = {str(i): entry("U8", [0], (0, 0)) for i in range(30_000)}
+    path.write_bytes(file_of(header))
+    with pytest.raises(CheckpointError, match="30000 tensors and .* more memory than four times"):
+        reference.load(path)
+
+
 def test_a_tensor_that_is_an_array_too_is_refused(reference, path):
     header = containers(row("list", [{"tensor": 0}, {"array": 0}]))
     path.write_bytes(file_of(header, DATA))
