@@ -130,7 +130,7 @@ def test_a_text_whose_characters_take_four_bytes_is_counted_as_such(path, name):
 def test_a_tensor_counts_for_what_a_framework_takes_for_it(reference, path):
     header = {str(i): entry("U8", [0], (0, 0)) for i in range(30_000)}
     path.write_bytes(file_of(header))
-    with pytest.raises(CheckpointError, match="30000 tensors and .* more memory than four times"):
+    with pytest.raises(CheckpointError, match=r"30000 tensors and .* more memory"):
         reference.load(path)
 
 
