@@ -191,7 +191,6 @@ def read_header(text: bytes, room: int) -> Header:
         raise HeaderError("its metadata does not map text to text")
     # What is read is taken out: its memory is needed for what is made of it.
     entries = {name: _entry(name, told.pop(name)) for name in list(told)}
-    check_memory(text, room, entries)
     ordered = dict(sorted(entries.items(), key=lambda item: item[1][2:]))
     position = 0
     for name, entry in ordered.items():
@@ -202,6 +201,7 @@ def read_header(text: bytes, room: int) -> Header:
     if position != room:
         state = "truncated, or has been written to" if position > room else "longer than it says"
         raise HeaderError(f"its tensors take {position} bytes and it has {room}: it is {state}")
+    check_memory(text, room, entries)
     return Header(ordered, metadata)
 
 
