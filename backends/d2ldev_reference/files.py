@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import array_api_strict as xp
 import numpy as np
 
 from d2ldev.framework import Files, Layer, Tensor
@@ -17,6 +18,9 @@ class ReferenceFiles(Files):
 
     def borrow(self, x: Tensor) -> np.ndarray[Any, Any]:
         return numpy_of(x)
+
+    def adopt(self, array: np.ndarray[Any, Any], dtype: Any, native: Any) -> Tensor:
+        return xp.asarray(array, dtype=dtype, device=native)
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
         if type(model) is not MLP:

@@ -16,7 +16,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -63,9 +63,10 @@ _MAX_KEY = 32
 # Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
 _MAX_ALIKE = 100
 # Containers that share children can have exponentially many values, each with a name, and a name is
-# as long as those of all containers that the value is in.
+# as long as those of all containers that the value is in. A short one takes memory, too.
 _MAX_VALUES = 1_000_000
-_MAX_LETTERS = 100_000_000
+_MAX_LETTERS = 20_000_000
+_LEAST_LETTERS = 100
 
 
 class Saved(NamedTuple):
@@ -102,7 +103,7 @@ class Stored(NamedTuple):
 
 
 # Without a ``repr``, which could be exponentially long where containers share children.
-@dataclass(frozen=True, eq=False, repr=False)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Outline:
     """A container of the file, before any tensor is read.
 
@@ -353,6 +354,8 @@ def _depth(items: Iterable[Any], depths: list[int]) -> int:
 class _Items(Mapping[Any, Any]):
     """A list as a mapping from its indices, which are not kept."""
 
+    __slots__ = ("_items",)
+
     def __init__(self, items: list[Any]) -> None:
         self._items = items
 
@@ -372,7 +375,8 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
     """Read a description.
 
     Args:
-        told: the description, as it was parsed.
+        told: the description, as it was parsed. Its containers are taken out of it, one after the
+            other: their memory is needed for what is made of them.
         stored: ``(kind, number) -> Stored`` of a tensor or an array.
 
     Returns:
@@ -405,7 +409,9 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
         return tuple(found.children.values()) if is_short else found
 
     try:
-        for row in told["containers"]:
+        waiting = told.pop("containers")[::-1]
+        while waiting:
+            row = waiting.pop()
             kind, nodes, labels = row["type"], row["items"], None
             _check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
@@ -501,15 +507,24 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
     name = shown(cls.__qualname__)
     if issubclass(cls, tuple) and list(values) == list(cls._fields):
         return tuple.__new__(cls, values.values())
-    if is_dataclass(cls) and values.keys() <= {field.name for field in fields(cls)}:
+    if is_dataclass(cls) and _needed_fields(cls) <= values.keys() <= {f.name for f in fields(cls)}:
         try:
             made: Any = object.__new__(cls)  # type: ignore[arg-type]  # a class, and no instance
-        except TypeError as error:  # one that is a dict or an exception, too
+            for field, value in values.items():
+                object.__setattr__(made, field, value)
+        except Exception as error:  # one that is a dict or has a property of that name, too
             raise HeaderError(f"no {name} can be made: {error}") from error
-        for name, value in values.items():
-            object.__setattr__(made, name, value)
         return made
     raise HeaderError(f"its {name} has the fields {shown(list(values))}")
+
+
+def _needed_fields(cls: Any) -> set[str]:
+    """Return the fields that each instance of a dataclass has; others may come after its making."""
+    return {
+        field.name
+        for field in fields(cls)
+        if field.init or field.default is not MISSING or field.default_factory is not MISSING
+    }
 
 
 def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
@@ -542,12 +557,42 @@ def flat(node: Any) -> dict[str, Stored]:
     letters = 0
     while todo:
         path, node = todo.pop()
-        if isinstance(node, Outline):
-            letters += len(path) * len(node.children)
+        if isinstance(node, Stored):
+            found[path] = node
+            continue
+        children = []
+        for label, child in _parts(node):
+            children.append((joined(path, label), child))
+            letters += len(children[-1][0]) + _LEAST_LETTERS
             if letters > _MAX_LETTERS:
                 raise HeaderError(f"its names have more than {_MAX_LETTERS} letters")
-            children = [(joined(path, label), child) for label, child in node.children.items()]
-            todo += reversed(children)
-        elif isinstance(node, Stored):
-            found[path] = node
+        todo += reversed(children)
     return found
+
+
+def tensors_in(node: Any) -> list[Stored]:
+    """Return the tensors in a part of the file.
+
+    Raises:
+        HeaderError: if it has too many values.
+    """
+    check_size(node)
+    found: dict[Stored, None] = {}
+    seen: set[int] = set()
+    todo = [node]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, Stored):
+            found[node] = None
+        elif isinstance(node, Outline) and node.number not in seen:
+            seen.add(node.number)
+            todo += [child for _, child in _parts(node)]
+    return list(found)
+
+
+def _parts(node: Any) -> Iterator[tuple[Any, Outline | Stored]]:
+    """Yield the containers and tensors that are in a container, with their labels."""
+    if isinstance(node, Outline):
+        for label, child in node.children.items():
+            if isinstance(child, (Outline, Stored)):
+                yield label, child

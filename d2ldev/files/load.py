@@ -14,7 +14,15 @@ import numpy as np
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.files.description import VERSION, Stored, built, filled, flat, is_record, outlined
+from d2ldev.files.description import (
+    VERSION,
+    Stored,
+    built,
+    filled,
+    is_record,
+    outlined,
+    tensors_in,
+)
 from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
 from d2ldev.files.format.header import (
@@ -89,22 +97,23 @@ class Checkpoint:
             check_sum(text, header.metadata[HEADER])
         del text, header  # their memory is needed for what is made of them
         self.writer: str | None = self._told["backend"]
-        self._table = [self._checked(row) for row in self._told["tensors"]]
-        self._sums = {stored.name: total for stored, total in self._table}
+        table = [self._checked(row) for row in self._told.pop("tensors")]
+        self._sums = {stored.name: total for stored, total in table}
         used: dict[Stored, None] = {}
 
         def found(kind: str, number: int) -> Stored:
-            if not 0 <= number < len(self._table):
+            if not 0 <= number < len(table):
                 raise HeaderError("its description cannot be read: it lacks a tensor")
-            stored = self._table[number][0]._replace(kind=kind)
+            stored = table[number][0]._replace(kind=kind)
             used[stored] = None
             return stored
 
         self.outline, self._rows = outlined(self._told, found)
-        del self._told["containers"]
         names = {stored.name for stored in used}
-        if names != set(self._entries) or len(self._table) != len(names):
+        if names != set(self._entries) or len(table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
+        if len(used) != len(names):
+            raise HeaderError("its description has one tensor as an array, too")
         self.stored = sorted(used, key=lambda stored: self._entries[stored.name].begin)
         """The tensors in the order in which they are in the file."""
 
@@ -142,7 +151,7 @@ class Checkpoint:
             HeaderError: if they are damaged, or if containers that share children make them too
                 many.
         """
-        return self._filled(node, list(dict.fromkeys(flat(node).values())), CPU, {})
+        return self._filled(node, tensors_in(node), CPU, {})
 
     def _filled(
         self, node: Any, stored: Sequence[Stored], device: Device, classes: Mapping[str, type]

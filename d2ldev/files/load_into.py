@@ -128,16 +128,20 @@ def _beginnings(name: str) -> Iterator[str]:
         yield name
 
 
-def _first_name(name: str, again: Mapping[str, str]) -> str:
+def _first_name(name: str, again: Mapping[str, str], depth: int) -> str:
     """Return the name under which a tensor was found first.
 
     Args:
         name: one of its names.
         again: other names of objects, and for each the first.
+        depth: how many dots they have at most.
     """
-    for part in _beginnings(name):
+    parts = name.split(".", depth + 1)[:-1]  # a file's name may have millions
+    for count in range(len(parts), 0, -1):
+        part = ".".join(parts[:count])
         if part in again:
-            return _first_name(joined(again[part], name.removeprefix(f"{part}.")), again)
+            rest = name.removeprefix(f"{part}.")
+            return _first_name(joined(again[part], rest), again, depth)
     return name
 
 
@@ -337,7 +341,8 @@ class Fitting:
         named = self._named(x, path)
         # An object's tensors have other names where it has; they may be in the file.
         again = self._models[id(x)][2].again
-        firsts = {name: _first_name(name, again) for name in stored} if again else {}
+        depth = max((name.count(".") for name in again), default=0)
+        firsts = {name: _first_name(name, again, depth) for name in stored} if again else {}
         named |= {name: named[first] for name, first in firsts.items() if first in named}
         free: AbstractSet[str] = frozenset()
         if is_model:

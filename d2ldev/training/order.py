@@ -115,6 +115,8 @@ def checked_random_state(saved: Any) -> Callable[[], None]:
         version, numbers, next_gauss = saved["python"]
         if not isinstance(next_gauss, (float, NoneType)):
             raise TypeError(f"{describe(next_gauss)} was drawn")
+        if len(numbers) != len(random.getstate()[1]):
+            raise ValueError(f"it has {len(numbers)} numbers")
         python_state = version, tuple(map(int, numbers)), next_gauss
         random.Random().setstate(python_state)  # noqa: S311  # refuses a wrong state
         numpy_state = saved["numpy"]

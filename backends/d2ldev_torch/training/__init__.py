@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 from d2ldev.device import Device
@@ -80,7 +81,7 @@ class TorchTraining(Training):
             raise refused_state("loader", f"{describe(state)} is no list of states of generators")
         if len(generators) != len(state):
             raise refused_state("loader", f"it has {len(generators)} generators, not {len(state)}")
-        states = [torch.tensor(list(each), dtype=torch.uint8) for each in state]
+        states = [torch.from_numpy(np.frombuffer(each, "uint8").copy()) for each in state]
         for generator, each in zip(generators, states, strict=True):
             self._check_state(generator.device, each)
 

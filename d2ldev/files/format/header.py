@@ -36,7 +36,12 @@ OURS = "d2ldev."
 """How the keys of d2ldev begin."""
 _ZEROS = "0" * 16
 # Python takes less memory than this for each value of the JSON text and what is made of it.
-_COST = 200
+_COST = 230
+# The bytes, and as text, and the description in it. A text with one wide character takes four
+# bytes for each of its characters.
+_NARROW, _WIDE = 3, 9
+# An empty tensor takes up to 5 KB, in JAX, of which its values in the JSON text are a part.
+_OF_TENSOR = 3000
 _MEMORY = 1 << 27
 # The limit of NumPy 1.
 _MAX_DIMENSIONS = 32
@@ -88,7 +93,7 @@ def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
     text += b" " * (-len(text) % 8)  # aligns the tensors
     if len(text) > MAX_LENGTH:
         raise HeaderError(f"its header has {len(text)} bytes, and at most {MAX_LENGTH} are allowed")
-    check_memory(text, max((entry.end for entry in entries.values()), default=0))
+    check_memory(text, max((entry.end for entry in entries.values()), default=0), entries)
     begin = text.index(_ZEROS.encode())
     digits = _sum_of(text, begin).encode()
     return len(text).to_bytes(8, "little") + text[:begin] + digits + text[begin + len(digits) :]
@@ -118,23 +123,27 @@ def _sum_of(text: bytes, begin: int) -> str:
     return checksum.hexdigest()
 
 
-def check_memory(text: bytes, room: int) -> None:
+def check_memory(text: bytes, room: int, entries: Mapping[str, Entry]) -> None:
     """Check that reading takes at most four times the memory of the file, or 128 MB.
 
     Args:
         text: the bytes of the header.
         room: how many bytes follow it.
+        entries: its tensors, as far as they are known. Some frameworks copy one while it is read.
 
     Raises:
         HeaderError: if it has too many values.
     """
+    largest = max((entry.end - entry.begin for entry in entries.values()), default=0)
     values = sum(map(text.count, (b",", b":", b"{", b"[")))
-    # The bytes, and as text, in which a character may take four bytes; and the description in it.
-    needed = _COST * values + len(text) * (3 if text.isascii() else 9)
+    is_narrow = text.isascii() and b"\\u" not in text
+    needed = room + largest + _OF_TENSOR * len(entries)
+    needed += _COST * values + (_NARROW if is_narrow else _WIDE) * len(text)
     if needed > max(4 * (len(text) + room), _MEMORY):
         raise HeaderError(
-            f"its header has about {values} values, which take more memory than four times the "
-            "file: long lists of numbers belong into arrays"
+            f"its header has {len(text)} bytes, {len(entries)} tensors and about {values} values, "
+            "which take more memory than four times the file: long lists of numbers belong into "
+            "arrays"
         )
 
 
@@ -172,7 +181,7 @@ def read_header(text: bytes, room: int) -> Header:
     """
     if text[:1] != b"{":
         raise HeaderError("it is not a safetensors file: its header is not a JSON object")
-    check_memory(text, room)
+    check_memory(text, room, {})
     try:
         told = parse_json(text.decode("utf-8"))
     except UnicodeDecodeError:
@@ -180,7 +189,8 @@ def read_header(text: bytes, room: int) -> Header:
     metadata = told.pop(METADATA, {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise HeaderError("its metadata does not map text to text")
-    entries = {name: _entry(name, what) for name, what in told.items()}
+    # What is read is taken out: its memory is needed for what is made of it.
+    entries = {name: _entry(name, told.pop(name)) for name in list(told)}
     ordered = dict(sorted(entries.items(), key=lambda item: item[1][2:]))
     position = 0
     for name, entry in ordered.items():
@@ -191,6 +201,7 @@ def read_header(text: bytes, room: int) -> Header:
     if position != room:
         state = "truncated, or has been written to" if position > room else "longer than it says"
         raise HeaderError(f"its tensors take {position} bytes and it has {room}: it is {state}")
+    check_memory(text, room, entries)
     return Header(ordered, metadata)
 
 

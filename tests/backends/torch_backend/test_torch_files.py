@@ -86,6 +86,15 @@ def test_buffers_are_saved_and_what_was_tied_is_one_tensor(torch_backend, path):
     assert bits(loaded["1.running_mean"]) == bits(net[1].running_mean)
 
 
+def test_the_parts_of_a_long_name_are_not_all_looked_for_among_the_names_of_a_shared_module(
+    torch_backend, path
+):
+    layer = torch.nn.Linear(2, 2)
+    torch_backend.save({"a." * 1_000_000: torch.ones(1)}, path)
+    with pytest.raises(CheckpointError, match=r"it lacks 0\.weight, 0\.bias"):
+        torch_backend.load_into(torch.nn.Sequential(layer, layer), path)
+
+
 # -- models of other programs' files ---------------------------------------------------------------
 
 

@@ -1,5 +1,6 @@
 """Runs of ``Trainer`` on torch: loaders, what is resumed, and batches that are copied ahead."""
 
+import tracemalloc
 from contextlib import contextmanager
 
 import numpy as np
@@ -296,6 +297,19 @@ def test_what_is_no_state_of_generators_is_refused(torch_backend, state):
         torch_backend.framework.training.checked_loader_state(loader, state)
     after = torch.get_rng_state(), loader.generator.get_state()
     assert all(map(torch.equal, after, before))
+
+
+def test_a_state_of_a_generator_takes_no_more_memory_than_its_bytes_twice(torch_backend):
+    state = [bytes(10_000_000)]
+    loader = LOADERS["torch's generator"]()
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError, match="of another generator"):
+            torch_backend.framework.training.checked_loader_state(loader, state)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 2 * len(state[0])
 
 
 # -- copies beside the work of a GPU ---------------------------------------------------------------

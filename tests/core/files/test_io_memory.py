@@ -68,20 +68,77 @@ def test_a_header_full_of_values_takes_less_than_four_times_its_file(path, name,
     assert "more memory than four times the file" in problem
 
 
-def test_a_file_with_as_many_values_as_are_allowed_takes_less_than_four_times_its_size(path):
-    count = 500_000
-    header = told(containers=[row("list", [{"tensor": 0}, "FILLER"])], root={"at": 0})
-    text = header["__metadata__"]["d2ldev.structure"].replace('"FILLER"', "1.5," * count + "0")
-    checksum = f"{zlib.crc32(text.encode()):08x}"
-    header["__metadata__"] = {"d2ldev.structure": text, "d2ldev.checksum": checksum}
-    header["x"] = entry("F32", [8_000_000], (0, 32_000_000))
-    whole = file_of(header)
+# What takes the most memory for a value of the JSON text, and how many of them are allowed.
+ALLOWED = {
+    "numbers": ("1.5", 275_000),
+    "text": ('"ab"', 275_000),
+    "lists": (row("list", []), 46_000),
+    "sets": (row("set", [1]), 46_000),
+    "dicts": (row("dict", [1], [2]), 30_500),
+    "keys": (None, 137_000),
+    "tensors": (None, 11_300),
+}
+
+
+def as_many_as_allowed(name):
+    """Return the header of a file whose last tensor takes 32 MB."""
+    (what, count), length = ALLOWED[name], 32_000_000
+    rows, last, small = [], row("list", [{"tensor": 0}]), {}
+    if name == "keys":
+        last = row("dict", [{"tensor": 0}, *[1] * count], list(range(count + 1)))
+    elif name == "tensors":
+        small = {str(i): entry("U8", [1], (i, i + 1)) for i in range(count)}
+        length -= count
+    elif isinstance(what, dict):
+        rows = [what] * count
+    else:
+        last["items"] += [json.loads(what)] * count
+    header = told(containers=[*rows, last], root={"at": len(rows)})
+    if name == "tensors":
+        header = {"__metadata__": {}, **small}
+    begin = len(small)
+    return {**header, "x": entry("F32", [length // 4], (begin, begin + length // 4 * 4))}
+
+
+@pytest.mark.parametrize("name", ALLOWED)
+def test_a_file_with_as_many_values_as_are_allowed_takes_less_than_four_times_its_size(path, name):
+    header = as_many_as_allowed(name)
+    whole = file_of(json.dumps(header, separators=(",", ":")).encode())
     with open(path, "wb") as file:
         file.write(whole)
-        file.truncate(len(whole) + 32_000_000)
+        file.truncate(len(whole) + header["x"]["data_offsets"][1])
     memory, problem = taken(path)
     assert problem == "read"
     assert memory < 4 * path.stat().st_size
+
+
+@pytest.mark.parametrize("name", ["text", "name", "metadata"])
+def test_a_text_whose_characters_take_four_bytes_is_counted_as_such(path, name):
+    """One wide character makes all characters of a text as wide in memory."""
+    text = "a" * 40_000_000 + "\N{GRINNING FACE}"
+    header = {
+        "text": containers(row("list", [{"tensor": 0}, text])),
+        "name": {text: entry()},
+        "metadata": {"__metadata__": {"a": text}, "x": entry()},
+    }
+    path.write_bytes(file_of(header[name], DATA))
+    memory, problem = taken(path)
+    assert "more memory than four times the file" in problem
+    assert memory < 2 * path.stat().st_size
+
+
+def test_a_tensor_counts_for_what_a_framework_takes_for_it(reference, path):
+    header = {str(i): entry("U8", [0], (0, 0)) for i in range(30_000)}
+    path.write_bytes(file_of(header))
+    with pytest.raises(CheckpointError, match=r"30000 tensors and .* more memory"):
+        reference.load(path)
+
+
+def test_a_tensor_that_is_an_array_too_is_refused(reference, path):
+    header = containers(row("list", [{"tensor": 0}, {"array": 0}]))
+    path.write_bytes(file_of(header, DATA))
+    with pytest.raises(CheckpointError, match="one tensor as an array, too"):
+        reference.load(path)
 
 
 def test_what_could_not_be_read_is_not_written(reference, path):
@@ -96,8 +153,9 @@ def doubled(count, label="a"):
     return [row("dict", [{"tensor": 0}], [label]), *pairs]
 
 
-def test_names_that_are_long_and_many_are_refused(reference, path):
-    path.write_bytes(file_of(containers(*doubled(18, "a" * 10_000)), DATA))
+@pytest.mark.parametrize("label", ["a" * 10_000, "a"], ids=len)
+def test_names_that_are_long_or_many_are_refused(reference, path, label):
+    path.write_bytes(file_of(containers(*doubled(18, label)), DATA))
     with pytest.raises(CheckpointError, match="letters"):
         reference.load_into(reference.mlp([2, 3]), path)
 

@@ -27,6 +27,12 @@ class Slotted:
     x: object
 
 
+@dataclasses.dataclass
+class Later:
+    x: object
+    y: object = dataclasses.field(init=False)
+
+
 class Sum(dict):
     pass
 
@@ -301,6 +307,28 @@ def test_a_class_with_other_fields_is_refused(reference, path, other):
     reference.save([Point(1, 2)], path)
     with pytest.raises(CheckpointError, match=r"its 'Point' has the fields \['x', 'y'\]"):
         reference.load(path, classes=[other])
+
+
+@pytest.mark.parametrize("more", [object, (object, 3)], ids=["needed", "with a default"])
+def test_a_dataclass_of_which_the_file_lacks_a_field_is_refused(reference, path, more):
+    fields = [("x", object), ("label", str), ("z", *(more if isinstance(more, tuple) else [more]))]
+    reference.save([Batch(1, "one")], path)
+    with pytest.raises(CheckpointError, match=r"its 'Batch' has the fields \['x', 'label'\]"):
+        reference.load(path, classes=[dataclasses.make_dataclass("Batch", fields)])
+
+
+def test_a_field_that_comes_after_the_making_of_a_dataclass_may_be_absent(reference, path):
+    reference.save([Later(1)], path)
+    (loaded,) = reference.load(path, classes=[Later])
+    assert vars(loaded) == {"x": 1}
+
+
+def test_a_dataclass_that_refuses_a_value_is_an_error_of_ours(reference, path):
+    reference.save([Batch(1, "one")], path)
+    odd = dataclasses.make_dataclass("Batch", ["x", "label"])
+    odd.label = property(lambda self: 1)
+    with pytest.raises(CheckpointError, match="no 'Batch' can be made"):
+        reference.load(path, classes=[odd])
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import copy
 import random
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 import d2ldev
 from d2ldev import CheckpointError, Trainer
 from d2ldev.errors import D2LDevError
+from d2ldev.training.order import checked_random_state, random_state
 
 REFERENCE = d2ldev.get_backend("reference")
 X, Y = np.ones((8, 2), "float32"), np.ones((8, 1), "float32")
@@ -189,3 +191,17 @@ def test_a_seed_is_of_at_most_128_bits(seed):
     assert (
         d2ldev.ArrayLoader(X, Y, batch_size=2, seed=2**128 - 1).state_dict()["seed"] == 2**128 - 1
     )
+
+
+def test_the_numbers_of_a_random_state_are_counted_before_they_are_read():
+    saved = random_state()
+    version, _, drawn = saved["python"]
+    saved["python"] = [version, np.zeros(10_000_000, "uint8"), drawn]
+    tracemalloc.start()
+    try:
+        with pytest.raises(CheckpointError):
+            checked_random_state(saved)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 1_000_000
