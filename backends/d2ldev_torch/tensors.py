@@ -21,6 +21,7 @@ from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_torch.devices import TorchDevices
 
 _CPU = torch.device("cpu")
+_Library: Any = torch.library.Library
 _ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
 # The parts of sparse tensors, which have no bytes but theirs.
 _PARTS = {
@@ -153,7 +154,7 @@ class TorchTensors(Tensors):
             draw = torch.rand if distribution == "uniform" else torch.randn
             return draw(shape, dtype=dtype, device=native)
         seeded = torch.ops.d2ldev.seeded if torch.compiler.is_compiling() else _seeded
-        return seeded(distribution, shape, seed, dtype, native)  # type: ignore[no-any-return]
+        return seeded(distribution, shape, seed, dtype, native)
 
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -221,18 +222,20 @@ def _seeded(
 
 
 # torch's compiler makes no generators in its graphs: there the whole function is one operator.
-_library = torch.library.Library("d2ldev", "DEF")
+_library: Any = _Library("d2ldev", "DEF")
 _library.define(
     "seeded(str name, SymInt[] shape, int seed, ScalarType? dtype, Device device) -> Tensor"
 )
 _library.impl("seeded", _seeded, "BackendSelect")
 
 
-@torch.library.register_fake("d2ldev::seeded", lib=_library)
 def _shape_of_seeded(
     _: str, shape: Sequence[int], _seed: int, dtype: Any, device: torch.device
 ) -> Tensor:
     return torch.empty(shape, dtype=dtype, device=device)
+
+
+torch.library.register_fake("d2ldev::seeded", _shape_of_seeded, lib=_library)
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:
