@@ -271,7 +271,7 @@ class TwoLayers(keras.Model):
 
 
 class WithArguments(keras.Model):
-    """A model that Keras cannot make again: it has no ``get_config``, and its arguments are lost."""
+    """A model that Keras cannot make again: without ``get_config`` its arguments are lost."""
 
     def __init__(self, first, size):
         super().__init__()
