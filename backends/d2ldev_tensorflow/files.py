@@ -233,34 +233,25 @@ def _with_tuples(config: Any) -> Any:
 def _fits(model: Any, inputs: Any, shapes: Mapping[str, tuple[int, ...]]) -> bool:
     """Return whether a model, built for these inputs, has weights of shapes that a file has.
 
-    Another model of the same configuration is built, of which no weight gets memory: the inputs may
-    be whatever a file says.
+    It is built for a moment, and no weight gets memory: the inputs may be whatever a file says.
     """
     keras: Any = sys.modules["keras"]
-    is_sequence = type(model) is keras.Sequential
+    unbuild = _unbuilding(model)
     found: Counter[tuple[int, ...]] = Counter()
     with warnings.catch_warnings(), keras.StatelessScope(initialize_variables=False):
         warnings.simplefilter("ignore")  # one says that it cannot be built
         try:
-            other = model.from_config(model.get_config()) if is_sequence else _made_again(model)
-            other.build_from_config(_with_tuples(inputs))
-            found.update(tuple(x.shape) for x in other.weights)
+            model.build_from_config(_with_tuples(inputs))
+            found.update(tuple(x.shape) for x in model.weights)
         except Exception:  # whatever a class of the user's raises
             return False
         finally:
+            unbuild()
             # Private; Keras gives memory to what is in there at the end of its next scope.
             sys.modules["keras.src.backend.common.global_state"].set_global_attribute(
                 "uninitialized_variables", []
             )
     return bool(found) and found <= Counter(shapes.values())
-
-
-def _made_again(model: Any) -> Any:
-    """Return another layer or model, of the arguments that one was made with."""
-    arguments = getattr(model, "_auto_config", None)  # private; None if they are not all plain
-    if arguments is None:
-        return type(model).from_config(model.get_config())
-    return type(model)(**arguments.config)
 
 
 def _class_of(optimizer: Any) -> str:

@@ -17,7 +17,9 @@ from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import is_kept_on_host
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
 
-_WITH_KERNELS = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
+_TRANSPOSED: Any = tuple(getattr(torch.nn, f"ConvTranspose{n}d") for n in (1, 2, 3))
+_NORMS: Any = torch.nn.modules.batchnorm._NormBase
 
 
 class TorchFiles(Files):
@@ -65,6 +67,10 @@ class TorchFiles(Files):
                 # fail at the others.
                 is_there = bool(waiting) and waiting.keys() <= shapes.keys()
                 if is_there and _has_sizes_of(module, path, shapes):
+                    # Its first batch would leave the size at 0.
+                    for key, size in _size_of_input(module, shapes[next(iter(waiting))]).items():
+                        undo(setattr, module, key, getattr(module, key))
+                        setattr(module, key, size)
                     for name, x in waiting.items():
                         undo(_make_lazy, x, type(x))
                         x.materialize(shapes[name])
@@ -125,17 +131,39 @@ class TorchFiles(Files):
         return put
 
 
-def _has_sizes_of(module: torch.nn.Module, path: str, shapes: Mapping[str, Any]) -> bool:
-    """Return whether a layer with kernels was made with the sizes that are those of a file."""
-    if not isinstance(module, _WITH_KERNELS):
+def _has_sizes_of(module: Any, path: str, shapes: Mapping[str, Any]) -> bool:
+    """Return whether a layer of torch was made with the sizes that are those of a file."""
+    if isinstance(module, _NORMS):
+        named = {**module._parameters, **module._buffers}
+        sizes = {shapes[joined(path, name)] for name, x in named.items() if is_lazy(x)}
+        return len(sizes) == 1 and len(*sizes) == 1
+    is_transposed = isinstance(module, _TRANSPOSED)
+    if not is_transposed and not isinstance(module, _WITH_KERNELS):
         return True
     is_linear = isinstance(module, torch.nn.Linear)
     number = module.out_features if is_linear else module.out_channels
+    rows = number // module.groups if is_transposed else number
     window: Any = () if is_linear else module.kernel_size
     weight = shapes[joined(path, "weight")]
     bias = shapes.get(joined(path, "bias"), (number,))
-    fits = weight[:1] == bias == (number,) and weight[2:] == window
-    return fits and len(weight) == 2 + len(window)
+    fits = bias == (number,) and weight[2:] == window and len(weight) == 2 + len(window)
+    return fits and weight[1 if is_transposed else 0] == rows
+
+
+def _size_of_input(module: Any, shape: tuple[int, ...]) -> dict[str, int]:
+    """Return the attribute of a layer of torch that says the size of its input.
+
+    Args:
+        module: a lazy layer.
+        shape: of its first parameter or buffer.
+    """
+    if isinstance(module, _NORMS):
+        return {"num_features": shape[0]}
+    if isinstance(module, _TRANSPOSED):
+        return {"in_channels": shape[0]}
+    if isinstance(module, torch.nn.Linear):
+        return {"in_features": shape[1]}
+    return {"in_channels": shape[1] * module.groups} if isinstance(module, _WITH_KERNELS) else {}
 
 
 def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:

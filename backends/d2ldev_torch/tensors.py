@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._compile import _disable_dynamo
 from torch.nn.utils.rnn import PackedSequence
 
 from d2ldev.device import CPU, Device
@@ -22,6 +21,7 @@ from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_torch.devices import TorchDevices
 
 _CPU = torch.device("cpu")
+_Library: Any = torch.library.Library
 _ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
 # The parts of sparse tensors, which have no bytes but theirs.
 _PARTS = {
@@ -150,11 +150,11 @@ class TorchTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        draw = torch.rand if distribution == "uniform" else torch.randn
         if seed is None:
+            draw = torch.rand if distribution == "uniform" else torch.randn
             return draw(shape, dtype=dtype, device=native)
-        seeded = _seeded_uncompiled if torch.compiler.is_compiling() else _seeded
-        return seeded(draw, shape, seed, dtype, native)
+        seeded = torch.ops.d2ldev.seeded if torch.compiler.is_compiling() else _seeded
+        return seeded(distribution, shape, seed, dtype, native)
 
     def seed(self, seed: int) -> None:
         torch.manual_seed(seed)
@@ -213,13 +213,29 @@ class TorchTensors(Tensors):
         return x.clone() if is_part else x
 
 
-def _seeded(draw: Any, shape: tuple[int, ...], seed: int, dtype: Any, native: Any) -> Tensor:
-    generator = torch.Generator(native).manual_seed(seed)
-    return draw(shape, generator=generator, dtype=dtype, device=native)
+def _seeded(
+    distribution: str, shape: Sequence[int], seed: int, dtype: Any, device: torch.device
+) -> Tensor:
+    draw = torch.rand if distribution == "uniform" else torch.randn
+    generator = torch.Generator(device).manual_seed(seed)
+    return draw(shape, generator=generator, dtype=dtype, device=device)
 
 
-# torch's compiler makes no generators in its graphs; ``torch.compiler.disable`` imports it at once.
-_seeded_uncompiled = _disable_dynamo(_seeded)
+# torch's compiler makes no generators in its graphs: there the whole function is one operator.
+_library: Any = _Library("d2ldev", "DEF")
+_library.define(
+    "seeded(str name, SymInt[] shape, int seed, ScalarType? dtype, Device device) -> Tensor"
+)
+_library.impl("seeded", _seeded, "BackendSelect")
+
+
+def _shape_of_seeded(
+    _: str, shape: Sequence[int], _seed: int, dtype: Any, device: torch.device
+) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device=device)
+
+
+torch.library.register_fake("d2ldev::seeded", _shape_of_seeded, lib=_library)
 
 
 def strided(x: torch.Tensor) -> torch.Tensor:

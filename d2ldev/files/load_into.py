@@ -234,12 +234,12 @@ class Fitting:
         try:
             with self._undo:
                 remade = self._compare(obj, found, "")
-                self._check()
+                self._check(obj)
                 pairs = list(self._pairs.values())
                 tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
                 self._check_ties(dict(zip(self._pairs, tensors, strict=True)))
                 puts = [self._state_put(*state) for state in self._states.values()]
-                self._check()
+                self._check(obj)
                 put = self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
                 self._undo.pop_all()
                 return put
@@ -258,7 +258,7 @@ class Fitting:
     def _bits(self, x: Any) -> Any:
         return bytes_of(x if isinstance(x, np.ndarray) else self._framework.files.borrow(x))
 
-    def _check(self) -> None:
+    def _check(self, obj: Any) -> None:
         """Raise one error that names everything that does not fit, if anything does not."""
         told = []
         if self.missing and self.is_strict:
@@ -273,11 +273,18 @@ class Fitting:
             writer = self._checkpoint.writer
             is_ours = writer in (None, self._framework.name)
             by = "" if is_ours else f", which the {_short(writer)} backend wrote"
-            raise CheckpointError(
-                self._attempted,
-                f"{'; '.join(told)}; nothing was changed",
-                f"{self._checkpoint.look}{by}",
-            )
+            fix = f"{self._checkpoint.look}{by}"
+            # Such as a module whose parameters are kept apart from it.
+            if self.unexpected and not self._holds_tensors(obj):
+                told.append("what it is loaded into holds no tensors")
+                fix = f"give what holds them: params = backend.load_into(params, ...); {fix}"
+            raise CheckpointError(self._attempted, f"{'; '.join(told)}; nothing was changed", fix)
+
+    def _holds_tensors(self, obj: Any) -> bool:
+        """Return whether a nesting has a tensor, an array, a model or an optimizer."""
+        framework = self._framework
+        types = (*framework.tensors.types, *framework.models.types, np.ndarray)
+        return any(isinstance(x, types) for _, x, _ in leaves(obj, framework.kinds, "", ""))
 
     # -- comparing --------------------------------------------------------------------------------
 

@@ -147,6 +147,8 @@ def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
         kinds: what each type is.
         new: the tensors, in the order of ``plain_tensors``.
     """
+    # torch's compiler reads a variable that a comprehension sets before the comprehension does.
+    kind: Kind | Container = PLAIN
     # Written twice: to join keys and a list of values would take as long as all else in here.
     if type(x) is dict:
         return {

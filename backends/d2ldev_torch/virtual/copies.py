@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from d2ldev_torch.virtual.devices import NAME, index_of
-from d2ldev_torch.virtual.kernels import schema_of
+from d2ldev_torch.virtual.kernels import run_on_cpu, schema_of
 from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, resize, set_memory
 
 _aten = torch.ops.aten
 _CPU = torch.device("cpu")
+_COPY = schema_of(_aten.copy_.default)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
 
@@ -26,6 +27,8 @@ def _on_cpu(x: torch.Tensor) -> torch.Tensor:
 def _copy_(
     destination: torch.Tensor, source: torch.Tensor, _non_blocking: bool = False
 ) -> torch.Tensor:
+    if destination.device == source.device:
+        return run_on_cpu(_COPY, destination, source)  # type: ignore[no-any-return]
     values = _on_cpu(source)
     if destination.device.type == NAME:
         _aten.copy_.default.redispatch(CPU_KEYS, as_cpu(destination), values)
@@ -85,7 +88,10 @@ def _copied(x: torch.Tensor, index: int) -> torch.Tensor:
 def _resize_(
     x: torch.Tensor, size: list[int], *, memory_format: torch.memory_format | None = None
 ) -> torch.Tensor:
-    resize(x, torch.empty(0, dtype=x.dtype).resize_(size, memory_format=memory_format))
+    if list(x.shape) != list(size):
+        resize(x, torch.empty(0, dtype=x.dtype).resize_(size))
+    if memory_format is not None:
+        resize(x, torch.empty(size, dtype=x.dtype, memory_format=memory_format))
     return x
 
 

@@ -17,7 +17,14 @@ import torch
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.operations.mixing import mismatch
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
-from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, not_dense, resize
+from d2ldev_torch.virtual.memory import (
+    CPU_KEYS,
+    as_cpu,
+    as_virtual,
+    join_memory,
+    not_dense,
+    resize,
+)
 
 _CPU = torch.device("cpu")
 _Tensor = torch.Tensor
@@ -231,6 +238,8 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     new, named = operands.to_cpu(args, kwargs)
     if not schema.is_mutable:
         return operands.to_virtual(_call_kernel(schema, operands, new, named))
+    if len(operands.aliases) > 1 and not operands.holds_nested:
+        join_memory(operands.aliases.values())
     try:
         result = _call_kernel(schema, operands, new, named)
     except RuntimeError as error:
@@ -239,8 +248,11 @@ def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
             raise
         return _run_with_new_outs(schema, operands, new, named)
     for alias, operand in operands.aliases.values():
-        if alias.shape != operand.shape:  # an ``out`` that has become smaller
+        # An ``out`` that has become smaller, or that the kernel has given another order.
+        if alias.shape != operand.shape or alias.stride() != operand.stride():
             resize(operand, alias)
+        if alias.is_conj() != operand.is_conj():
+            torch._C._set_conj(operand, alias.is_conj())
     return operands.to_virtual(result)
 
 
@@ -251,8 +263,8 @@ def _run_with_new_outs(
     written = []
 
     def make(alias: _Tensor) -> _Tensor:
-        fresh = torch.empty(0, dtype=alias.dtype)
         operand = operands.aliases[id(alias)][1]
+        fresh = as_cpu(operand).clone()  # the alias may claim more memory than there is
         operands.aliases[id(fresh)] = fresh, operand
         written.append((fresh, operand))
         return fresh

@@ -7,6 +7,7 @@ the same memory, which it keeps alive. The way back gives the CPU's kernels thei
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from weakref import ref
 
 import torch
@@ -121,17 +122,43 @@ def set_memory(
 
 
 def resize(x: torch.Tensor, like: torch.Tensor) -> None:
-    """Give a tensor the shape and strides of another, which has no gaps.
+    """Give a tensor the shape and strides of another.
 
     Memory that has to grow is made anew, and views keep the old one.
     """
     storage, offset = x.untyped_storage(), int(x.storage_offset())
-    needed = (offset + like.numel()) * x.element_size()
+    last = sum((size - 1) * stride for size, stride in zip(like.shape, like.stride(), strict=True))
+    needed = (offset + last + 1 if like.numel() else 0) * x.element_size()
     if needed > storage.nbytes():
         grown = torch.empty(needed, dtype=torch.uint8)
         grown[: storage.nbytes()] = _bytes_of(storage)
         storage = as_virtual(grown, x.device.index).untyped_storage()
     set_memory(x, storage, offset, like)
+
+
+def join_memory(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Give aliases one storage where their operands have one.
+
+    The CPU's kernels refuse to read what they write to, and know it by the storage.
+
+    Args:
+        pairs: aliases as ``as_cpu`` makes them, each with its operand.
+    """
+    firsts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    joined: dict[int, torch.UntypedStorage] = {}
+    for pair in pairs:
+        storage = pair[1].untyped_storage()
+        address = storage.data_ptr()
+        first = firsts.setdefault(address, pair)
+        if first is not pair and address:
+            if address not in joined:
+                joined[address] = _bytes_of(storage).untyped_storage()
+                _move_to(joined[address], *first)
+            _move_to(joined[address], *pair)
+
+
+def _move_to(storage: torch.UntypedStorage, alias: torch.Tensor, operand: torch.Tensor) -> None:
+    set_memory(alias, storage, int(operand.storage_offset()), operand)
 
 
 def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
-from flax import nnx
+from flax import linen, nnx
 from safetensors.numpy import save_file
 from saved_files import bits
 
@@ -201,3 +201,12 @@ NOT_STANDARD = {
 @pytest.mark.parametrize("make", NOT_STANDARD.values(), ids=NOT_STANDARD.keys())
 def test_no_layers_are_claimed_for_other_models(backend, make):
     assert layouts_of_model(backend.framework, make()) is None
+
+
+def test_a_linen_module_is_told_that_its_parameters_are_elsewhere(backend, path):
+    module = linen.Dense(2)
+    variables = module.init(jax.random.key(0), jnp.ones((1, 3)))
+    backend.save(variables, path)
+    with pytest.raises(CheckpointError, match="holds no tensors") as caught:
+        backend.load_into(module, path)
+    assert "params = backend.load_into(params" in caught.value.fix

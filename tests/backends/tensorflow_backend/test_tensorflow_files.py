@@ -270,6 +270,17 @@ class TwoLayers(keras.Model):
         return x
 
 
+class WithArguments(keras.Model):
+    """A model that Keras cannot make again: without ``get_config`` its arguments are lost."""
+
+    def __init__(self, first, size):
+        super().__init__()
+        self.parts = {"first": first, "last": layers.Dense(size)}
+
+    def call(self, x):
+        return self.parts["last"](self.parts["first"](x))
+
+
 UNBUILT = {
     "dense": (lambda: keras.Sequential([layers.Dense(4), layers.BatchNormalization()]), (5, 3)),
     "convolution": (
@@ -277,6 +288,7 @@ UNBUILT = {
         (2, 8, 8, 1),
     ),
     "a class": (TwoLayers, (5, 3)),
+    "a class with arguments": (lambda: WithArguments(layers.Dense(4), 2), (5, 3)),
     "a layer": (lambda: layers.Dense(4), (5, 3)),
 }
 

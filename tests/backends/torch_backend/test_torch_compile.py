@@ -44,6 +44,9 @@ FUNCTIONS = {
     "to": lambda x: backend.to(x, "cpu") * 2,
     "to a device": lambda x: backend.to(x, backend.try_gpu(7)) * 2,
     "to, a batch": lambda x: backend.to({"x": x, "rest": [x, 1]}, "cpu")["x"] * 2,
+    "copy, a batch": lambda x: backend.copy({"x": x, "rest": [x + 1, 1]}, "cpu")["rest"][0] * 2,
+    "rand with a seed": lambda x: backend.rand(3, seed=7) * x,
+    "randn with a seed": lambda x: backend.randn((3,), seed=7, dtype="float64") * x,
     "copy": lambda x: backend.copy(x, "cpu") * 2,
     "device_of": lambda x: x * 2 if backend.device_of(x) == backend.cpu() else x,
     "num_gpus": lambda x: x * (backend.num_gpus() + 2),
@@ -133,14 +136,24 @@ def test_copies_to_and_from_virtual_gpus_are_compiled(virtual, vgpu, compiler, d
     assert y.tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
+@pytest.mark.parametrize("how", ["eager", "aot_eager"])
 @pytest.mark.parametrize("name", ["rand", "randn"])
-def test_numbers_of_a_seed_are_drawn_between_two_graphs(virtual, compiler, name, device):
+def test_numbers_of_a_seed_are_drawn_on_virtual_gpus_and_are_the_same_each_time(virtual, name, how):
     draw = getattr(virtual, name)
-    function = torch.compile(lambda x: (x + 1) * draw(3, seed=7, device=device), backend=compiler)
-    y = function(virtual.ones(3, device=device))
-    assert virtual.device_of(y) == virtual.device(device)
-    assert torch.equal(y.cpu(), 2 * draw(3, seed=7))
+    torch.compiler.reset()
+    function = compiled(lambda x: (x + 1) * draw(3, seed=7, device="gpu:1"), how)
+    x = virtual.ones(3, device="gpu:1")
+    results = [function(x), function(x)]
+    assert [virtual.device_of(y) for y in results] == [virtual.device("gpu:1")] * 2
+    assert all(torch.equal(y.cpu(), 2 * draw(3, seed=7)) for y in results)
+
+
+def test_a_batch_is_moved_to_a_virtual_gpu_in_one_graph(virtual, compiler):
+    batch = {"x": torch.ones(2), "rest": (torch.zeros(2), [torch.ones(1), 3])}
+    moved = compiled(lambda batch: virtual.to(batch, "gpu:1"), compiler)(batch)
+    assert compiler.programs == 1
+    assert set(virtual.placement(moved).values()) == {virtual.device("gpu:1")}
+    assert moved["rest"][1][1] == 3
 
 
 def test_a_seed_imports_no_compiler():

@@ -201,6 +201,40 @@ def test_a_lazy_module_gets_its_shapes_from_the_file(torch_backend, path):
     torch.testing.assert_close(other.eval()(x), net.eval()(x), rtol=0, atol=0)
 
 
+IMAGES = torch.rand(2, 4, 6, 6)
+LAZY = {
+    "convolution": lambda: torch.nn.LazyConv2d(6, 3, groups=2),
+    "transposed": lambda: torch.nn.LazyConvTranspose2d(3, 2),
+    "transposed, groups": lambda: torch.nn.LazyConvTranspose2d(6, 2, groups=2),
+    "batch norm": lambda: torch.nn.LazyBatchNorm2d(),
+    "batch norm, statistics only": lambda: torch.nn.LazyBatchNorm2d(affine=False),
+    "instance norm": lambda: torch.nn.LazyInstanceNorm2d(affine=True),
+    "instance norm, weights only": lambda: torch.nn.LazyInstanceNorm2d(
+        affine=True, track_running_stats=False
+    ),
+}
+
+
+@pytest.mark.parametrize("make", LAZY.values(), ids=LAZY.keys())
+def test_every_lazy_layer_computes_with_the_values_of_the_file(torch_backend, path, make):
+    layer = make()
+    layer(IMAGES)
+    torch_backend.save(layer, path)
+    other = torch_backend.load_into(make(), path).eval()
+    assert torch.equal(other(IMAGES), layer.eval()(IMAGES))
+    assert str(other) == str(layer)
+
+
+@pytest.mark.parametrize("shape", [(4,), (), (3, 1)])
+def test_a_lazy_norm_whose_sizes_differ_is_refused_and_lazy_still(torch_backend, shape):
+    stored = {"weight": torch.ones(3), "bias": torch.ones(3), "running_mean": torch.ones(3)}
+    stored |= {"running_var": torch.ones(shape), "num_batches_tracked": torch.tensor(0)}
+    layer = torch.nn.LazyBatchNorm1d()
+    with pytest.raises(CheckpointError, match="weight has no shape yet"):
+        torch_backend.load_into(layer, stored)
+    assert (layer.num_features, is_lazy(layer.weight)) == (0, True)
+
+
 def test_a_lazy_module_on_a_virtual_gpu_gets_its_shapes_there(virtual, path):
     net = lazy()
     net(torch.rand(5, 3))
@@ -247,8 +281,20 @@ def test_a_lazy_module_of_which_a_part_is_there_is_left_as_it_is(torch_backend, 
         (lambda: torch.nn.LazyConv2d(4, 3), torch.nn.Conv2d(1, 2, 3)),
         (lambda: torch.nn.LazyConv2d(2, 5), torch.nn.Conv2d(1, 2, 3)),
         (lambda: torch.nn.LazyLinear(9, bias=False), torch.nn.Linear(3, 2, bias=False)),
+        (lambda: torch.nn.LazyConvTranspose2d(4, 3), torch.nn.ConvTranspose2d(1, 2, 3)),
+        (
+            lambda: torch.nn.LazyConvTranspose1d(2, 5, bias=False),
+            torch.nn.ConvTranspose1d(1, 2, 3, bias=False),
+        ),
+        (
+            lambda: torch.nn.LazyConvTranspose1d(4, 3, bias=False),
+            torch.nn.ConvTranspose1d(1, 2, 3, bias=False),
+        ),
     ],
-    ids=["features", "channels", "kernel", "no bias"],
+    ids=[
+        *("features", "channels", "kernel", "no bias"),
+        *("transposed channels", "transposed kernel", "transposed, no bias"),
+    ],
 )
 def test_a_lazy_module_that_was_made_with_other_sizes_is_refused_and_lazy_still(
     torch_backend, path, made, saved

@@ -76,6 +76,15 @@ def test_everything_that_does_not_fit_is_listed(reference, path):
     assert "n is a str, and the file has 1, of type int" in caught.value.problem
 
 
+def test_what_holds_no_tensors_is_told_apart(reference, path):
+    reference.save({"a": reference.ones(2)}, path)
+    with pytest.raises(
+        CheckpointError, match="unexpected a; what it is loaded into holds no tensors"
+    ) as caught:
+        reference.load_into({}, path)
+    assert caught.value.fix.startswith("give what holds them: params = backend.load_into(params")
+
+
 def test_many_names_that_are_missing_are_counted(reference, path):
     reference.save({}, path)
     with pytest.raises(CheckpointError, match="x9 and 90 more"):

@@ -2,7 +2,8 @@
 
 Run as a program, because torch's tests change settings of the process:
 ``python operator_sweep.py SAMPLES``. It prints, as JSON, how many calls were compared, and where
-the two differ: operator -> what differs. Everything is compared bit for bit.
+the two differ: operator -> what differs. Everything is compared bit for bit. Every operator that
+takes ``out=`` is called again with views of larger buffers, and mapped by ``torch.vmap``.
 """
 
 import contextlib
@@ -11,6 +12,7 @@ import sys
 import types
 import unittest
 import warnings
+from functools import partial
 
 import torch
 from d2ldev_torch import TorchFramework
@@ -110,10 +112,61 @@ def compare(op, sample, differentiable):
     return difference(expected, run(theirs, PLACE))
 
 
-def sweep(number):
-    """Compare a number of samples of every operator."""
+VIEWS = {
+    "a row": lambda shape: (torch.zeros((3, *shape)), lambda buffer: buffer[1]),
+    "a column": lambda shape: (torch.zeros((*shape, 2)), lambda buffer: buffer[..., 1]),
+}
+
+
+def compare_written(op, sample, _differentiable, view):
+    """Return what differs if a call writes to views; False if the CPU cannot do it."""
+    values = ((sample.input, *sample.args), sample.kwargs)
+
+    def run(device):
+        inputs = moved(values, device)
+        buffers, outs = [], []
+        for x in shapes:
+            buffer, part = VIEWS[view](x.shape)
+            buffers.append(buffer.to(device, x.dtype))
+            outs.append(part(buffers[-1]))
+        torch.manual_seed(1)
+        out = outs[0] if isinstance(expected, torch.Tensor) else tuple(outs)
+        results = op(*inputs[0], **inputs[1], out=out)
+        same = [x is y for x, y in zip(tensors(results), outs, strict=True)]
+        addresses = [x.data_ptr() - y.data_ptr() for x, y in zip(outs, buffers, strict=True)]
+        return [buffers, outs, same, addresses]
+
+    try:
+        inputs = moved(values, torch.device("cpu"))
+        expected = op(*inputs[0], **inputs[1])
+        shapes = tensors(expected)
+        written = run(torch.device("cpu"))
+    except Exception:
+        return False
+    return difference(written, run(PLACE))
+
+
+def compare_mapped(op, sample, _differentiable):
+    """Return what differs if a call is mapped over two inputs; False if the CPU cannot do it."""
+    values = ((sample.input, *sample.args), sample.kwargs)
+
+    def run(device):
+        (x, *args), kwargs = moved(values, device)
+        torch.manual_seed(1)
+        mapped = torch.vmap(lambda one: op(one, *args, **kwargs), randomness="different")
+        return mapped(torch.stack([x.detach(), x.detach()]))
+
+    try:
+        expected = run(torch.device("cpu"))
+    except Exception:
+        return False
+    return difference(expected, run(PLACE))
+
+
+def sweep(number, compare, selected=lambda op: True):
+    """Compare a number of samples of every operator that is selected."""
     compared, names, different = 0, set(), {}
-    for op in operators():
+    for op in filter(selected, operators()):
         for dtype in DTYPES:
             differentiable = op.supports_autograd and dtype.is_floating_point
             samples = []
@@ -136,4 +189,9 @@ def sweep(number):
 
 if __name__ == "__main__":
     warnings.simplefilter("ignore")
-    print(json.dumps(sweep(int(sys.argv[1]))))
+    number = int(sys.argv[1])
+    found = {"called": sweep(number, compare), "mapped": sweep(1, compare_mapped)}
+    for view in VIEWS:
+        written = partial(compare_written, view=view)
+        found[view] = sweep(1, written, lambda op: op.supports_out)
+    print(json.dumps(found))

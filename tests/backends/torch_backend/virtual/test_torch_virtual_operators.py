@@ -36,18 +36,57 @@ def swept():
     return json.loads(done.stdout)
 
 
-def test_results_and_gradients_are_the_cpus(swept):
-    different = {name: what for name, what in swept["different"].items() if name not in EXPECTED}
-    assert different == {}
+@pytest.mark.parametrize("how", ["called", "mapped", "a row", "a column"])
+def test_results_and_gradients_are_the_cpus(swept, how):
+    found = swept[how]["different"]
+    assert {name: what for name, what in found.items() if name not in EXPECTED} == {}
 
 
 def test_hundreds_of_operators_were_compared(swept):
-    assert swept["operators"] > 400
-    assert swept["compared"] > 2000
+    assert swept["called"]["operators"] > 600
+    assert swept["called"]["compared"] > 2000
+
+
+def test_hundreds_of_operators_were_mapped_and_wrote_to_views(swept):
+    assert swept["mapped"]["operators"] > 500
+    assert min(swept["a row"]["operators"], swept["a column"]["operators"]) > 300
 
 
 def test_sparse_results_are_refused_by_name(swept):
-    assert swept["different"]["to_sparse"].startswith("UnsupportedValueError: cannot make")
+    assert swept["called"]["different"]["to_sparse"].startswith(
+        "UnsupportedValueError: cannot make"
+    )
+
+
+# -- operands that share memory --------------------------------------------------------------------
+
+
+ORDER = [5, 4, 3, 2, 1, 0]
+OVERLAPPING = {
+    "copy_": lambda x, _: x[1:].copy_(x[:-1]),
+    "setitem": lambda x, _: x.__setitem__(slice(1, None), x[:-1]),
+    "add_": lambda x, _: x[1:].add_(x[:-1]),
+    "add": lambda x, _: torch.add(x[:-1], 1, out=x[1:]),
+    "gather": lambda x, order: torch.gather(x, 0, order, out=x),
+    "index_copy_": lambda x, order: x.index_copy_(0, order, x),
+    "cat": lambda x, _: torch.cat([x[:2], x[2:]], out=x),
+    "_foreach_add_": lambda x, _: torch._foreach_add_([x[1:]], [x[:-1]]),
+}
+
+
+@pytest.mark.parametrize("name", OVERLAPPING)
+def test_what_is_read_and_written_at_once_is_refused_as_on_the_cpu(vgpu, name):
+    x = torch.arange(6.0, device=vgpu)
+    with pytest.raises(RuntimeError, match="unsupported operation: some elements"):
+        OVERLAPPING[name](x, torch.tensor(ORDER, device=vgpu))
+    assert x.tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_one_tensor_may_be_read_and_written(vgpu):
+    x = torch.arange(6.0, device=vgpu)
+    assert x.add_(x) is x
+    assert torch.mul(x[:3], 2, out=x[3:]).tolist() == [0, 4, 8]
+    assert x.tolist() == [0, 2, 4, 0, 4, 8]
 
 
 # -- operands on different devices -----------------------------------------------------------------

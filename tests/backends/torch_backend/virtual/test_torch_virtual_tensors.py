@@ -124,6 +124,32 @@ def test_a_result_that_fits_stays_in_its_memory(vgpu, name, whole):
     assert whole or torch.equal(buffer[1].cpu(), expected)
 
 
+@pytest.mark.parametrize("shape", [(0,), (3, 2)], ids=["grows", "fits"])
+def test_a_lazy_conjugate_that_is_written_is_the_conjugate(vgpu, shape):
+    matrix = torch.tensor([[2, 1j], [1, 3]])
+    factors = torch.linalg.lu_factor(matrix)
+    right = torch.tensor([[1.0, 2j], [0, 1j], [1j, 1]])
+    options = {"left": False, "adjoint": True}
+    expected = torch.linalg.lu_solve(*factors, right, **options)
+    out = torch.zeros(shape, dtype=expected.dtype, device=vgpu)
+    moved = [x.to(vgpu) for x in (*factors, right)]
+    assert torch.equal(torch.linalg.lu_solve(*moved, **options, out=out).cpu(), expected)
+
+
+def test_a_result_with_gaps_grows(vgpu):
+    dtypes = (torch.float32, torch.float32, torch.int64, torch.float32)
+
+    def solved(device):
+        outs = tuple(torch.empty(0, dtype=dtype, device=device) for dtype in dtypes)
+        x = torch.tensor([[1.0, 2], [0, 1], [1, 1]], device=device)
+        torch.linalg.lstsq(x, x + 1, driver="gels", out=outs)
+        return outs[0].cpu(), outs[0].stride()
+
+    (made, strides), (expected, expected_strides) = solved(vgpu), solved("cpu")
+    assert torch.equal(made, expected)
+    assert strides == expected_strides
+
+
 def test_a_result_grows_within_the_memory_that_it_is_a_part_of(vgpu):
     buffer = torch.zeros(5, device=vgpu)
     torch.add(torch.ones(3, device=vgpu), 1, out=buffer[1:1])
@@ -167,6 +193,19 @@ def test_spaces_are_made_on_the_device_of_the_block_also_of_mapped_tensors(vgpu,
     made = spaces(vgpu)
     assert made.device == vgpu
     assert torch.equal(made.cpu(), spaces("cpu"))
+
+
+def test_a_tensor_that_has_its_size_stays_as_it_is(vgpu):
+    buffer = torch.zeros(3, 2, device=vgpu)
+    column = buffer[:, 1].resize_(3)
+    column += 1
+    assert column.stride() == (2,)
+    assert buffer.tolist() == [[0, 1]] * 3
+
+
+def test_a_tensor_is_given_another_order_of_memory(vgpu):
+    x = torch.zeros(2, 3, 4, 4, device=vgpu).resize_(2, 3, 4, 4, memory_format=torch.channels_last)
+    assert x.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_a_tensor_is_resized_with_its_values(vgpu):
