@@ -269,11 +269,22 @@ class Fitting:
             writer = self._checkpoint.writer
             is_ours = writer in (None, self._framework.name)
             by = "" if is_ours else f", which the {_short(writer)} backend wrote"
+            part = self._fitting_part()
+            only = f"backend.load_into(..., only={shown(part)}), or " if part else ""
             raise CheckpointError(
                 self._attempted,
                 f"{'; '.join(told)}; nothing was changed",
-                f"{self._checkpoint.look}{by}",
+                f"{only}{self._checkpoint.look}{by}",
             )
+
+    def _fitting_part(self) -> str:
+        """Return the name before all names of the file without which they would fit, if any."""
+        if not self.missing or len(self.missing) > len(self.unexpected):
+            return ""
+        ends = [other for other in self.unexpected if other.endswith(f".{self.missing[0]}")]
+        part = ends[0].removesuffix(f".{self.missing[0]}") if len(ends) == 1 else ""
+        is_whole = {f"{part}.{name}" for name in self.missing} == set(self.unexpected)
+        return part if is_whole else ""
 
     # -- comparing --------------------------------------------------------------------------------
 
@@ -317,6 +328,9 @@ class Fitting:
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
         """Compare a model, or any object and another program's file, by the tensors' names."""
         stored, theirs = flat(found), found.layouts or {}
+        plain = {self._framework.files.plain_name(name): each for name, each in stored.items()}
+        if len(plain) == len(stored):  # else two of them would be one
+            stored = plain
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
         if id(x) in self._models:
