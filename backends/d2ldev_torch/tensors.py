@@ -30,6 +30,8 @@ _PARTS = {
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
 }
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16}
+# torch counts in none of these: https://github.com/pytorch/pytorch/issues/58734
+_NEVER_COUNTED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 class TorchTensors(Tensors):
@@ -145,6 +147,8 @@ class TorchTensors(Tensors):
         return torch.ones(*shape, dtype=dtype, device=native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        if dtype in _NEVER_COUNTED:
+            return torch.arange(start, stop, step, dtype=torch.int64, device=native).to(dtype)
         return torch.arange(start, stop, step, dtype=dtype, device=native)
 
     def random(

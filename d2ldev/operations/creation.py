@@ -28,6 +28,8 @@ Make = Callable[[tuple[int, ...], Any, Any], Tensor]
 # Python's kinds of numbers. One that comes later holds those before it, as ``[True, 2, 0.5]`` does.
 _NUMBERS = (bool, int, float, complex)
 _SEQUENCES = (list, tuple, range)
+# The largest integer up to which float64 has all of them.
+_EXACT = 2**53
 
 
 def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
@@ -121,15 +123,36 @@ def arange(
         if step and (stop - start) / step <= 0:
             stop = start  # empty, as the standard says; torch raises
         elif are_integers:
-            last = range(start, stop, step)[-1]
-            least, greatest = min(start, last), max(start, last)
+            numbers = range(start, stop, step)
+            least, greatest = sorted((start, numbers[-1]))
             _check_fit(framework, least, greatest, dtype, "make a range of numbers")
+            if max(-start, -stop, -step, start, stop, step) > _EXACT:
+                array = _counted_exactly(numbers)
+                if array is not None:
+                    return framework.tensors.from_data(array, dtype, native)
         return framework.tensors.arange(start, stop, step, dtype, native)
     except UnsupportedValueError:
         raise
     except Exception as error:
         attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
         raise refused(framework, error, attempted, native) from error
+
+
+def _counted_exactly(numbers: range) -> NDArray[Any] | None:
+    """Return integers of 64 bits, which frameworks count in floats; None for others, and too many.
+
+    Made on the host: no framework has exact arithmetic for all of them on its devices.
+    """
+    import numpy as np
+
+    least, greatest = sorted((numbers[0], numbers[-1]))
+    dtype = np.uint64 if least >= 0 else np.int64
+    limits = np.iinfo(dtype)
+    count = abs((greatest - least) // numbers.step) + 1
+    if least < limits.min or greatest > limits.max or count > _EXACT:
+        return None
+    steps = np.arange(count, dtype=np.uint64)  # modulo 2**64, as everything is here
+    return (steps * np.uint64(numbers.step % 2**64) + np.uint64(numbers[0] % 2**64)).view(dtype)
 
 
 def full(
