@@ -79,10 +79,14 @@ class TorchTensors(Tensors):
         if device is None:
             raise UnsupportedValueError(
                 "tell the device of a tensor",
-                f"{describe(x)} is no torch tensor"
-                if native is None
-                else f"the tensor is on {native}, which is no place with bytes for d2ldev",
-                "x = backend.asarray(x) makes a tensor; module.to_empty(device=...) leaves 'meta'",
+                *(
+                    (f"{describe(x)} is no torch tensor", "x = backend.asarray(x) makes a tensor")
+                    if native is None
+                    else (
+                        f"the tensor is on {native}, which is no place with bytes for d2ldev",
+                        "module.to_empty(device=backend.native('gpu:0')) ends 'meta' for a module",
+                    )
+                ),
             )
         self._places[x.device] = device
         return device

@@ -314,8 +314,8 @@ class Fitting:
             raise UnsupportedValueError(
                 self._attempted,
                 f"the {type(x).__name__} at {path or 'the top'} is in no file",
-                "load what it holds: x = backend.load_into(x, path); see "
-                f"{self._framework.name}'s tensors",
+                "backend.load_into(obj, path), where obj has what backend.save takes: tensors, "
+                "models, optimizers, numbers, text, and containers of them",
             )
         elif not isinstance(found, Outline):
             self._differs(path, f"is a {type(x).__name__}", found)

@@ -97,7 +97,8 @@ def made(
         raise
     except Exception as error:
         attempted = f"make a tensor of shape {shown(shape)}"
-        raise refused(framework, error, attempted, native) from error
+        fix = "backend.zeros((2, 3), dtype='float32'), of another shape or dtype"
+        raise refused(framework, error, attempted, native, fix) from error
 
 
 def arange(
@@ -135,7 +136,8 @@ def arange(
         raise
     except Exception as error:
         attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
-        raise refused(framework, error, attempted, native) from error
+        fix = "backend.arange(0, 10, 2, dtype='int32'), with other numbers or another dtype"
+        raise refused(framework, error, attempted, native, fix) from error
 
 
 def _counted_exactly(numbers: range) -> NDArray[Any] | None:
@@ -204,7 +206,8 @@ def random(
     except UnsupportedValueError:
         raise
     except Exception as error:
-        raise refused(framework, error, attempted, native) from error
+        fix = "backend.rand((2, 3), seed=0, dtype='float32'): an integer seed, and a float dtype"
+        raise refused(framework, error, attempted, native, fix) from error
 
 
 def asarray(
@@ -222,7 +225,9 @@ def asarray(
             f"{attempted} with copy=False",
             f"{describe(obj)} is no tensor of the {framework.name} backend, and its memory is "
             "never aliased",
-            "x = backend.from_dlpack(x) shares the memory of what is on the same device",
+            "x = backend.from_dlpack(x) shares its memory"
+            if hasattr(obj, "__dlpack__")
+            else "leave copy out: backend.asarray(obj)",
         )
     native_dtype, native = destination(framework, attempted, dtype, device, like)
     try:
@@ -234,7 +239,8 @@ def asarray(
     except UnsupportedValueError:
         raise
     except Exception as error:
-        raise refused(framework, error, f"{attempted}, {describe(obj)}", native) from error
+        fix = "backend.asarray(obj, dtype='float32'), or another dtype that holds its values"
+        raise refused(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error
 
 
 def dtype(framework: Framework, spec: DType) -> Any:
@@ -269,14 +275,16 @@ def destination(
     return native_dtype, devices.native(framework, place, attempted)
 
 
-def refused(framework: Framework, error: Exception, attempted: str, native: Any) -> D2LDevError:
+def refused(
+    framework: Framework, error: Exception, attempted: str, native: Any, fix: str
+) -> D2LDevError:
     """Return d2ldev's error for a framework's exception: memory ran out, or it refuses a value."""
     if framework.devices.is_out_of_memory(error):
         return devices.out_of_memory(framework, error, attempted, native)
     return UnsupportedValueError(
         attempted,
         f"{framework.name} says: {type(error).__name__}: {error}",
-        "sizes from 0 on, numbers in a rectangular nesting, and a dtype that holds them",
+        fix,
     )
 
 
