@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
     Args:
         value: the object to use from then on.
         matched: what was read.
-        missing: what the file lacks, and stays as it was.
+        missing: what the file lacks, and stays as it was; first what has no shape yet.
         unexpected: what only the file has.
     """
 
