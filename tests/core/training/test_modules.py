@@ -125,6 +125,12 @@ def test_an_own_prepare_data_gives_the_data(reference, net):
     assert (trainer.num_train_batches, trainer.num_val_batches) == (1, 2)
 
 
+def test_a_data_module_that_returns_no_loader_is_an_error_that_names_it(reference, net):
+    data = SimpleNamespace(train_dataloader=lambda: None)
+    with pytest.raises(UnsupportedValueError, match="train_dataloader returned None"):
+        Trainer(1, backend=reference).fit(net, data)
+
+
 @pytest.mark.parametrize("lacking", [set(), {"predict_dataloader"}], ids=["own", "to validate"])
 def test_predictions_are_made_of_what_a_data_module_has_for_them(reference, net, lacking):
     loaders = {"train_dataloader": 1, "val_dataloader": 2, "predict_dataloader": 3}
