@@ -163,8 +163,8 @@ class Backend:
         Raises:
             DeviceUnavailableError: if this machine does not have the device.
         """
-        place = devices.existing(self.framework, device, "use a device")
-        return devices.native(self.framework, place, "use a device")
+        place = devices.existing(self.framework, device, "compute")
+        return devices.native(self.framework, place, "compute")
 
     def platform(self, device: DeviceLike) -> str:
         """Return what a device is: ``'cpu'``, ``'cuda'``, ``'rocm'``, ``'xpu'``, ``'virtual'`` ...

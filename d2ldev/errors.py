@@ -9,6 +9,7 @@ Held by ``tests/core/test_errors.py`` and the requirements ``errors.*`` of the c
 
 from __future__ import annotations
 
+import re
 import reprlib
 import sys
 import warnings
@@ -40,7 +41,9 @@ class D2LDevError(Exception):
     def __str__(self) -> str:
         # What a file or a framework says may be of any length.
         cut = "..." if len(self.problem) > _LONGEST else ""
-        lines = [f"cannot {self.attempted}: {self.problem[:_LONGEST]}{cut}"]
+        # What ``describe`` returns ends in a comma, for a sentence that goes on.
+        attempted = self.attempted.removesuffix(",")
+        lines = [f"cannot {attempted}: {self.problem[:_LONGEST]}{cut}"]
         if self.devices:
             lines.append(f"  devices: {', '.join(self.devices)}")
         lines.append(f"  fix: {self.fix}")
@@ -57,11 +60,12 @@ _short.maxstring = _short.maxlong = _short.maxother = 1000
 
 
 def shown(value: object) -> str:
-    """Return the ``repr`` of a value for a message: never long, and never an error of its own."""
+    """Return the ``repr`` of a value for a message: one short line, and no error of its own."""
     try:
         text = _short.repr(value)
     except Exception:
         text = object.__repr__(value)
+    text = re.sub(r"\n\s*", " ", text)
     return f"{text[:57]}..." if len(text) > 60 else text
 
 
@@ -72,7 +76,8 @@ def describe(value: object) -> str:
     "<class 'object'>, a type,"
     """
     kind = type(value).__name__
-    return f"{shown(value)}, {'an' if kind[0] in 'aeiouAEIOU' else 'a'} {kind},"
+    is_vowel = kind[0] in "aeiouAEIOU" or kind == "ndarray"
+    return f"{shown(value)}, {'an' if is_vowel else 'a'} {kind},"
 
 
 class InvalidDeviceError(D2LDevError, ValueError):

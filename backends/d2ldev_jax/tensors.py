@@ -197,8 +197,12 @@ class JaxTensors(Tensors):
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         if isinstance(obj, np.ndarray):
             wanted = self.data_dtype(obj.dtype.name) if dtype is None else dtype
+            data = obj.astype(wanted)
+            # Where the user asked for no dtype, integers that are too large are no others.
+            if dtype is None and obj.dtype.kind in "iu" and data.itemsize < obj.itemsize:
+                _check_same(data, obj)
             # A copy that nobody else knows, whose memory JAX may share.
-            return jax.device_put(obj.astype(wanted), native)
+            return jax.device_put(data, native)
         with jax.default_device(native):
             made = jnp.array(obj, dtype=dtype)
         return jax.device_put(made, native)  # it is committed by this, and not copied
@@ -305,6 +309,18 @@ def numbers_of(x: Tensor) -> Tensor:
 
 def _nowhere(problem: str, fix: str) -> UnsupportedValueError:
     return UnsupportedValueError("tell the device of a tensor", problem, fix)
+
+
+def _check_same(narrow: np.ndarray[Any, Any], data: np.ndarray[Any, Any]) -> None:
+    """Refuse integers that JAX would make others of."""
+    if not np.array_equal(narrow, data):
+        raise UnsupportedValueError(
+            "make a tensor of data",
+            f"the array of {data.dtype} has integers that {narrow.dtype}, which JAX has for them "
+            "now, does not hold",
+            "jax.config.update('jax_enable_x64', True), before anything else; or "
+            "backend.asarray(x, dtype='float32')",
+        )
 
 
 def _float() -> np.dtype[Any]:

@@ -120,8 +120,6 @@ class MXNetTensors(Tensors):
         return self.full(shape, 1.0, dtype, native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
-        if not _is_exact(start, stop, step):
-            return self.from_data(np.arange(start, stop, step, dtype=dtype), dtype, native)
         x = _empty((math.ceil((stop - start) / step),), dtype, native)
         with NumPyShapes():
             # The operator below ``mx.np.arange``, which itself cannot write into memory that is

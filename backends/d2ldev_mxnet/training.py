@@ -343,7 +343,7 @@ def _check_parameters(model: Any, parameters: list[Any], *, is_trained: bool) ->
         raise UnsupportedValueError(
             attempted,
             "there is nothing to train: it has no parameter with a gradient",
-            "parameter.grad_req = 'write'",
+            "net.collect_params().setattr('grad_req', 'write')",
         )
     for parameter in parameters:
         if parameter._data is None and not parameter._deferred_init:

@@ -219,7 +219,7 @@ class TensorFlowLearner(Learner):
             raise UnsupportedValueError(
                 f"train {describe(self._model)}",
                 "there is nothing to train: it has no trainable variables",
-                "layers whose trainable is True; those of Keras in a keras.Model, no tf.Module",
+                "model.trainable = True; Keras' layers in a keras.Model, and not in a tf.Module",
             )
         variables = self._variables if is_trained else list(self._model.variables)
         for _, first in placing.named_tensors(self._framework, variables)[:1]:

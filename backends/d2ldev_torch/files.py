@@ -14,7 +14,7 @@ from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor
 from d2ldev.nesting.walk import joined
 from d2ldev_torch.devices import NATIVE_CPU
-from d2ldev_torch.models import is_kept_on_host
+from d2ldev_torch.models import is_kept_on_host, original, plain_name
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
@@ -41,6 +41,7 @@ class TorchFiles(Files):
     # -- models -----------------------------------------------------------------------------------
 
     def layers(self, model: Any) -> Sequence[Layer] | None:
+        model = original(model)
         if type(model) is not torch.nn.Sequential:
             return None
         layers = []
@@ -52,6 +53,9 @@ class TorchFiles(Files):
                 return None
         return layers
 
+    def plain_name(self, name: str) -> str:
+        return plain_name(name)
+
     def complete(
         self,
         model: Any,
@@ -60,7 +64,8 @@ class TorchFiles(Files):
         undo: Callable[..., object],
     ) -> tuple[str, ...]:
         if isinstance(model, torch.nn.Module):
-            for path, module in model.named_modules(remove_duplicate=False):
+            for full_path, module in model.named_modules(remove_duplicate=False):
+                path = plain_name(full_path)
                 kept = {**module._parameters, **module._buffers}
                 waiting = {joined(path, name): x for name, x in kept.items() if is_lazy(x)}
                 # All of a module's or none: its first batch would make those that it lacks, and
@@ -81,7 +86,7 @@ class TorchFiles(Files):
         if not isinstance(model, torch.nn.Module):
             return frozenset()
         kept = {
-            joined(path, name)
+            joined(plain_name(path), name)
             for path, module in model.named_modules(remove_duplicate=False)
             for name in module._buffers.keys() - module._non_persistent_buffers_set
         }

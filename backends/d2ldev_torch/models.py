@@ -24,6 +24,8 @@ _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.n
 
 # What every module has in its ``__dict__``: hooks and flags, and the three that are read below.
 _is_own_attribute = frozenset(vars(torch.nn.Module())).__contains__
+# The one module in a module that ``torch.compile`` has made.
+_WRAPPED = "_orig_mod"
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS: frozenset[type] = frozenset(
     {bool, int, float, str, type(None), torch.dtype, torch.device}
@@ -78,6 +80,7 @@ class TorchModels(Models):
         torch.utils.swap_tensors(x, new.requires_grad_(x.requires_grad))
 
     def finish(self, obj: Any) -> None:
+        obj = original(obj)
         if isinstance(obj, torch.nn.RNNBase):
             # cuDNN wants the weights in one piece. They work in many pieces too, only slower: no
             # reason to fail when memory is short.
@@ -94,10 +97,27 @@ class TorchModels(Models):
         return stack
 
 
+def original(obj: Any) -> Any:
+    """Return the module of which ``torch.compile`` made ``obj``; ``obj`` itself if it did not."""
+    return getattr(obj, _WRAPPED, obj)
+
+
+def plain_name(name: str) -> str:
+    """Return the name of a module, or of what it keeps, as it is without ``torch.compile``.
+
+    So a compiled model and a plain one read each other's files. torch's own distributed checkpoints
+    name them so, too.
+    """
+    return ".".join(part for part in name.split(".") if part != _WRAPPED)
+
+
 def _module_parts(module: torch.nn.Module) -> list[Part]:
     attributes = vars(module)
     # A module's ``__getattr__`` makes its attributes slow to read. A traced module has properties.
     kept = attributes if "_parameters" in attributes else _properties(module)
+    modules = kept["_modules"]
+    if _WRAPPED in modules:
+        return _module_parts(modules[_WRAPPED])
     parts: list[Part] = []
     for tensors in (kept["_parameters"], kept["_buffers"]):
         if tensors:
@@ -105,7 +125,7 @@ def _module_parts(module: torch.nn.Module) -> list[Part]:
             for name, value in tensors.items():
                 if value is not None:
                     parts.append((name, value, put, name))
-    if modules := kept["_modules"]:
+    if modules:
         parts += [(name, inner, None, None) for name, inner in modules.items()]
     for name in filterfalse(_is_own_attribute, attributes):
         value = attributes[name]

@@ -30,6 +30,8 @@ _PARTS = {
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
 }
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16}
+# torch counts in none of these: https://github.com/pytorch/pytorch/issues/58734
+_NEVER_COUNTED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
 
 class TorchTensors(Tensors):
@@ -77,10 +79,14 @@ class TorchTensors(Tensors):
         if device is None:
             raise UnsupportedValueError(
                 "tell the device of a tensor",
-                f"{describe(x)} is no torch tensor"
-                if native is None
-                else f"the tensor is on {native}, which is no place with bytes for d2ldev",
-                "x = backend.asarray(x) makes a tensor; module.to_empty(device=...) leaves 'meta'",
+                *(
+                    (f"{describe(x)} is no torch tensor", "x = backend.asarray(x) makes a tensor")
+                    if native is None
+                    else (
+                        f"the tensor is on {native}, which is no place with bytes for d2ldev",
+                        "module.to_empty(device=backend.native('gpu:0')) ends 'meta' for a module",
+                    )
+                ),
             )
         self._places[x.device] = device
         return device
@@ -145,6 +151,8 @@ class TorchTensors(Tensors):
         return torch.ones(*shape, dtype=dtype, device=native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
+        if dtype in _NEVER_COUNTED:
+            return torch.arange(start, stop, step, dtype=torch.int64, device=native).to(dtype)
         return torch.arange(start, stop, step, dtype=dtype, device=native)
 
     def random(

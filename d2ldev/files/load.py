@@ -212,7 +212,8 @@ class Checkpoint:
         except (HeaderError, OSError):
             raise
         except Exception as error:
-            raise refused(framework, error, self.attempted, native) from error
+            fix = f"backend.load(path), on the CPU, or with another backend than {framework.name}"
+            raise refused(framework, error, self.attempted, native, fix) from error
 
 
 @contextmanager

@@ -59,7 +59,7 @@ class Loaded(NamedTuple):
     Args:
         value: the object to use from then on.
         matched: what was read.
-        missing: what the file lacks, and stays as it was.
+        missing: what the file lacks, and stays as it was; first what has no shape yet.
         unexpected: what only the file has.
     """
 
@@ -273,9 +273,12 @@ class Fitting:
             writer = self._checkpoint.writer
             is_ours = writer in (None, self._framework.name)
             by = "" if is_ours else f", which the {_short(writer)} backend wrote"
+            part = self._fitting_part()
             fix = f"{self._checkpoint.look}{by}"
+            if part:
+                fix = f"backend.load_into(..., only={shown(part)}), or {fix}"
             # Such as a module whose parameters are kept apart from it.
-            if self.unexpected and not self._holds_tensors(obj):
+            elif self.unexpected and not self._holds_tensors(obj):
                 told.append("what it is loaded into holds no tensors")
                 fix = f"give what holds them: params = backend.load_into(params, ...); {fix}"
             raise CheckpointError(self._attempted, f"{'; '.join(told)}; nothing was changed", fix)
@@ -285,6 +288,15 @@ class Fitting:
         framework = self._framework
         types = (*framework.tensors.types, *framework.models.types, np.ndarray)
         return any(isinstance(x, types) for _, x, _ in leaves(obj, framework.kinds, "", ""))
+
+    def _fitting_part(self) -> str:
+        """Return the name before all names of the file without which they would fit, if any."""
+        if not self.missing or len(self.missing) > len(self.unexpected):
+            return ""
+        ends = [other for other in self.unexpected if other.endswith(f".{self.missing[0]}")]
+        part = ends[0].removesuffix(f".{self.missing[0]}") if len(ends) == 1 else ""
+        is_whole = {f"{part}.{name}" for name in self.missing} == set(self.unexpected)
+        return part if is_whole else ""
 
     # -- comparing --------------------------------------------------------------------------------
 
@@ -314,8 +326,8 @@ class Fitting:
             raise UnsupportedValueError(
                 self._attempted,
                 f"the {type(x).__name__} at {path or 'the top'} is in no file",
-                "load what it holds: x = backend.load_into(x, path); see "
-                f"{self._framework.name}'s tensors",
+                "backend.load_into(obj, path), where obj has what backend.save takes: tensors, "
+                "models, optimizers, numbers, text, and containers of them",
             )
         elif not isinstance(found, Outline):
             self._differs(path, f"is a {type(x).__name__}", found)
@@ -328,6 +340,9 @@ class Fitting:
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
         """Compare a model, or any object and another program's file, by the tensors' names."""
         stored, theirs = flat(found), found.layouts or {}
+        plain = {self._framework.files.plain_name(name): each for name, each in stored.items()}
+        if len(plain) == len(stored):  # else two of them would be one
+            stored = plain
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
         if id(x) in self._models:

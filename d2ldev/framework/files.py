@@ -134,6 +134,14 @@ class Files:
         """
         return None
 
+    def plain_name(self, name: str) -> str:
+        """Return the name of a tensor in a file without what a wrapper of a model has put there.
+
+        Called by ``load_into`` for files of any program; the names that ``Models.parts`` gives have
+        no such thing.
+        """
+        return name
+
     def complete(
         self,
         model: Any,

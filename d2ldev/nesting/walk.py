@@ -439,5 +439,5 @@ def too_deep(attempted: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         attempted,
         f"it is nested deeper than Python follows (about {sys.getrecursionlimit()} levels)",
-        "flatten the batch: batch = list(batch_of_batches)",
+        "nest it less deeply: (x, y, z), and not (x, (y, (z,)))",
     )

@@ -28,6 +28,8 @@ Make = Callable[[tuple[int, ...], Any, Any], Tensor]
 # Python's kinds of numbers. One that comes later holds those before it, as ``[True, 2, 0.5]`` does.
 _NUMBERS = (bool, int, float, complex)
 _SEQUENCES = (list, tuple, range)
+# The largest integer up to which float64 has all of them.
+_EXACT = 2**53
 
 
 def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
@@ -95,7 +97,8 @@ def made(
         raise
     except Exception as error:
         attempted = f"make a tensor of shape {shown(shape)}"
-        raise refused(framework, error, attempted, native) from error
+        fix = "backend.zeros((2, 3), dtype='float32'), of another shape or dtype"
+        raise refused(framework, error, attempted, native, fix) from error
 
 
 def arange(
@@ -121,15 +124,37 @@ def arange(
         if step and (stop - start) / step <= 0:
             stop = start  # empty, as the standard says; torch raises
         elif are_integers:
-            last = range(start, stop, step)[-1]
-            least, greatest = min(start, last), max(start, last)
+            numbers = range(start, stop, step)
+            least, greatest = sorted((start, numbers[-1]))
             _check_fit(framework, least, greatest, dtype, "make a range of numbers")
+            if max(-start, -stop, -step, start, stop, step) > _EXACT:
+                array = _counted_exactly(numbers)
+                if array is not None:
+                    return framework.tensors.from_data(array, dtype, native)
         return framework.tensors.arange(start, stop, step, dtype, native)
     except UnsupportedValueError:
         raise
     except Exception as error:
         attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
-        raise refused(framework, error, attempted, native) from error
+        fix = "backend.arange(0, 10, 2, dtype='int32'), with other numbers or another dtype"
+        raise refused(framework, error, attempted, native, fix) from error
+
+
+def _counted_exactly(numbers: range) -> NDArray[Any] | None:
+    """Return integers of 64 bits, which frameworks count in floats; None for others, and too many.
+
+    Made on the host: no framework has exact arithmetic for all of them on its devices.
+    """
+    import numpy as np
+
+    least, greatest = sorted((numbers[0], numbers[-1]))
+    dtype = np.uint64 if least >= 0 else np.int64
+    limits = np.iinfo(dtype)
+    count = abs((greatest - least) // numbers.step) + 1
+    if least < limits.min or greatest > limits.max or count > _EXACT:
+        return None
+    steps = np.arange(count, dtype=np.uint64)  # modulo 2**64, as everything is here
+    return (steps * np.uint64(numbers.step % 2**64) + np.uint64(numbers[0] % 2**64)).view(dtype)
 
 
 def full(
@@ -181,7 +206,8 @@ def random(
     except UnsupportedValueError:
         raise
     except Exception as error:
-        raise refused(framework, error, attempted, native) from error
+        fix = "backend.rand((2, 3), seed=0, dtype='float32'): an integer seed, and a float dtype"
+        raise refused(framework, error, attempted, native, fix) from error
 
 
 def asarray(
@@ -199,7 +225,9 @@ def asarray(
             f"{attempted} with copy=False",
             f"{describe(obj)} is no tensor of the {framework.name} backend, and its memory is "
             "never aliased",
-            "x = backend.from_dlpack(x) shares the memory of what is on the same device",
+            "x = backend.from_dlpack(x) shares its memory"
+            if hasattr(obj, "__dlpack__")
+            else "leave copy out: backend.asarray(obj)",
         )
     native_dtype, native = destination(framework, attempted, dtype, device, like)
     try:
@@ -211,7 +239,8 @@ def asarray(
     except UnsupportedValueError:
         raise
     except Exception as error:
-        raise refused(framework, error, f"{attempted}, {describe(obj)}", native) from error
+        fix = "backend.asarray(obj, dtype='float32'), or another dtype that holds its values"
+        raise refused(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error
 
 
 def dtype(framework: Framework, spec: DType) -> Any:
@@ -246,14 +275,16 @@ def destination(
     return native_dtype, devices.native(framework, place, attempted)
 
 
-def refused(framework: Framework, error: Exception, attempted: str, native: Any) -> D2LDevError:
+def refused(
+    framework: Framework, error: Exception, attempted: str, native: Any, fix: str
+) -> D2LDevError:
     """Return d2ldev's error for a framework's exception: memory ran out, or it refuses a value."""
     if framework.devices.is_out_of_memory(error):
         return devices.out_of_memory(framework, error, attempted, native)
     return UnsupportedValueError(
         attempted,
         f"{framework.name} says: {type(error).__name__}: {error}",
-        "sizes from 0 on, numbers in a rectangular nesting, and a dtype that holds them",
+        fix,
     )
 
 

@@ -43,7 +43,7 @@ def parsed(framework: Framework, spec: DeviceLike) -> Device:
     if device is None:
         raise InvalidDeviceError(
             f"use {describe(spec)} as a device",
-            f"it is neither a d2ldev.Device, a string, nor a device of {framework.name}",
+            f"it is neither a d2ldev.Device, a string, nor a CPU or GPU of {framework.name}",
             "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu:1'",
         )
     return device

@@ -29,7 +29,7 @@ def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
     try:
         target = framework.known_devices[device]
     except Exception:  # unknown so far, or not hashable
-        target = devices.existing(framework, device, "move a tensor")
+        target = devices.existing(framework, device, "put a tensor")
     kinds, device_of = framework.kinds, framework.tensors.device_of
     if kinds[type(x)] is TENSOR:
         if device_of(x) is target:
@@ -125,7 +125,7 @@ def converted(
     wanted = None if dtype_spec is None else creation.dtype(framework, dtype_spec)
     is_of_dtype = wanted is None or wanted is tensors.dtype(tensors.dtype_of(x))
     if copies is not None and not copies:
-        target = None if device is None else devices.existing(framework, device, "move a tensor")
+        target = None if device is None else devices.existing(framework, device, "make a tensor")
         if is_of_dtype and (target is None or tensors.device_of(x) is target):
             return x
         raise UnsupportedValueError(
@@ -143,7 +143,8 @@ def converted(
     except Exception as error:
         attempted = f"convert a tensor of {tensors.dtype_of(x)} to {wanted}"
         native = framework.devices.native(tensors.device_of(x))
-        raise creation.refused(framework, error, attempted, native) from error
+        fix = f"backend.asarray(x, dtype=...) with one of {', '.join(tensors.dtype_names)}"
+        raise creation.refused(framework, error, attempted, native, fix) from error
 
 
 def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:

@@ -69,6 +69,12 @@ class Hooks:
                 "trainer.fit(model, batches) takes the batches themselves",
             )
         self.train_dataloader = data.train_dataloader()
+        if self.train_dataloader is None:
+            raise UnsupportedValueError(
+                f"get the loaders of {describe(data)}",
+                f"{type(data).__name__}.train_dataloader returned None",
+                "return the loader from it: return self.get_dataloader(train=True)",
+            )
         self.val_dataloader = data.val_dataloader() if hasattr(data, "val_dataloader") else None
 
     def prepare_model(self, model: Any) -> Any:

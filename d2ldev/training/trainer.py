@@ -235,7 +235,11 @@ class Trainer(Hooks):
             self._data(train_data, val_data)
             return self._fit_by_the_book(self._prepared_model(model), callbacks)
         if hasattr(self, "clip_gradients"):
-            raise _ignored("clip_gradients", "leave it out: gradient_clip_val clips by itself")
+            raise _ignored(
+                "a clip_gradients of your own",
+                "d2ldev's loop",
+                "leave it out: Trainer(max_epochs, gradient_clip_val=1) clips by itself",
+            )
         # From here on Ctrl-C is noted: an exception could fall into a callback of the framework's,
         # such as JAX's after each garbage collection, where Python discards it.
         with interruptible() as interruption:
@@ -471,12 +475,9 @@ def _check_own_epoch(given: Mapping[str, bool], on_step_end: Sequence[Any]) -> N
     ignored = [f"{name}=" for name, is_given in given.items() if is_given]
     ignored += ["on_step_end"] if on_step_end else []
     if ignored:
-        raise _ignored(
-            ", ".join(ignored), "leave it out, or the fit_epoch: d2ldev's own loop knows it"
-        )
+        what = ", ".join(ignored)
+        raise _ignored(what, "your fit_epoch", f"leave out {what}, or the fit_epoch")
 
 
-def _ignored(what: str, fix: str) -> UnsupportedValueError:
-    return UnsupportedValueError(
-        f"train with {what} and the loop that there is", "nobody would look at it", fix
-    )
+def _ignored(what: str, loop: str, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError(f"train with {what}", f"{loop} would ignore it", fix)

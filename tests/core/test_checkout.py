@@ -41,3 +41,19 @@ def test_all_packages_are_the_checkout_s(checkout, tmp_path):
         folder=checkout,
     )
     assert [Path(file).is_relative_to(checkout) for file in found] == [True] * 3
+
+
+def test_what_pytest_imports_of_a_wheel_before_anything_else_is_the_checkout_s(checkout, tmp_path):
+    wheel = tmp_path / "wheel"
+    source = (checkout / "conformance" / "d2ldev_conformance" / "__init__.py").read_text("utf-8")
+    make_package(wheel, "d2ldev_conformance", source)
+    (wheel / "d2ldev_conformance" / "plugin.py").write_text("raise ImportError('of the wheel')")
+    found = run_python(
+        """
+        import d2ldev_conformance.plugin
+        show(d2ldev_conformance.plugin.__file__)
+        """,
+        path=[wheel],
+        folder=checkout,
+    )
+    assert [Path(file).is_relative_to(checkout) for file in found] == [True]

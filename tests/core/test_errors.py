@@ -93,3 +93,16 @@ def test_the_exception_of_the_framework_stays_chained_as_the_cause(reference):
     with pytest.raises(d2ldev.UnsupportedValueError) as error:
         reference.from_dlpack("no tensor")
     assert isinstance(error.value.__cause__, (AttributeError, TypeError))
+
+
+def test_a_value_of_many_lines_is_shown_in_one():
+    class Model:
+        def __repr__(self):
+            return "Model(\n  (0): Linear\n)"
+
+    assert errors.describe(Model()) == "Model( (0): Linear ), a Model,"
+
+
+def test_a_value_that_is_attempted_with_stands_before_the_colon():
+    error = D2LDevError(f"train {errors.describe(3)}", "it is no model", "net = ...")
+    assert str(error).startswith("cannot train 3, an int: it is no model")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,7 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
+from d2ldev_torch.models import original, plain_name
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -231,7 +232,7 @@ class TorchLearner(Learner):
     @property
     def input_names(self) -> tuple[str, ...]:
         # A result of torch.compile takes anything, and gives it to the module that was compiled.
-        return input_names(getattr(self._model, "_orig_mod", self._model).forward)
+        return input_names(original(self._model).forward)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._optimizer is None:
@@ -338,7 +339,7 @@ class TorchLearner(Learner):
         if not self._model.training:
             self._model.train()
             frozen = set(self._frozen)
-            for name, module in self._model.named_modules():
+            for name, module in self._named_modules():
                 if name in frozen:
                     module.training = False
 
@@ -348,7 +349,15 @@ class TorchLearner(Learner):
             self._model.eval()
 
     def _in_evaluation(self) -> list[str]:
-        return [name for name, module in self._model.named_modules() if not module.training]
+        return [name for name, module in self._named_modules() if not module.training]
+
+    def _named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
+        for name, module in self._model.named_modules():
+            yield plain_name(name), module
+
+    def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
+        for name, parameter in self._model.named_parameters():
+            yield plain_name(name), parameter
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -363,7 +372,7 @@ class TorchLearner(Learner):
             self._optimizer = self._made_optimizer()
 
     def modes(self) -> dict[str, list[str]]:
-        parameters = self._model.named_parameters()
+        parameters = self._named_parameters()
         return {
             "frozen": [name for name, parameter in parameters if not parameter.requires_grad],
             "evaluation": self._in_evaluation() if self._model.training else self._frozen,
@@ -371,9 +380,9 @@ class TorchLearner(Learner):
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         known = {
-            "frozen": [name for name, _ in self._model.named_parameters()],
+            "frozen": [name for name, _ in self._named_parameters()],
             # Not the model itself, which is trained.
-            "evaluation": [name for name, _ in self._model.named_modules() if name],
+            "evaluation": [name for name, _ in self._named_modules() if name],
         }
         for key, names in known.items():
             found = modes.get(key) if isinstance(modes, Mapping) else None
@@ -381,7 +390,7 @@ class TorchLearner(Learner):
                 raise refused_state("model", f"{key} is {describe(found)}")
 
         def put() -> None:
-            for name, parameter in self._model.named_parameters():
+            for name, parameter in self._named_parameters():
                 # Not by ``requires_grad_``, which a parameter without a shape refuses.
                 parameter.requires_grad = name not in modes["frozen"]
             is_training = self._model.training

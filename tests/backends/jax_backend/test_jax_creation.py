@@ -214,3 +214,19 @@ def test_a_seed_does_not_disturb_what_comes_without(monkeypatch, backend):
 def test_two_processes_do_not_draw_the_same(backend):
     one, other = (Backend(JaxFramework(virtual_gpus=2)) for _ in range(2))
     assert one.rand(2).tolist() != other.rand(2).tolist()
+
+
+@pytest.mark.parametrize(
+    "data", [np.array([1, 2**40]), np.array(-(2**31) - 1), np.array([2**63], "uint64")]
+)
+def test_integers_of_numpy_that_jax_would_make_others_of_are_refused(backend, data):
+    with pytest.raises(UnsupportedValueError, match="jax_enable_x64"):
+        backend.asarray(data)
+    with pytest.raises(UnsupportedValueError, match="jax_enable_x64"):
+        backend.to([data], "gpu:0")
+
+
+def test_integers_of_numpy_that_fit_are_taken_in_jax_s_dtype(backend):
+    data = np.array([-(2**31), 2**31 - 1])
+    x = backend.asarray(data)
+    assert (x.dtype, x.tolist()) == ("int32", data.tolist())

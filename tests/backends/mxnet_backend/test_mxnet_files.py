@@ -321,3 +321,14 @@ def test_a_trainer_is_known_by_the_order_in_which_its_parameters_were_made(backe
     assert [bits(backend, x) for x in backend.named_tensors(first["net"]).values()] == [
         bits(backend, x) for x in backend.named_tensors(second["net"]).values()
     ]
+
+
+def test_what_a_file_lacks_is_listed_in_the_model_s_order_after_what_has_no_shape_yet(
+    set_np, backend, path
+):
+    net = nn.Sequential()
+    net.add(nn.Dense(3, in_units=2), nn.Dense(1))
+    net.initialize()
+    save_file({"0.weight.data": np.ones((3, 2), "float32")}, path)
+    loaded = backend.load_into(net, path, strict=False)
+    assert loaded.missing == ["1.weight.data", "0.bias.data", "1.bias.data"]

@@ -1,4 +1,4 @@
-"""Functions that use d2ldev under ``torch.compile``: one graph, and what it holds for."""
+"""``torch.compile``: functions that use d2ldev in one graph, and models that are compiled."""
 
 import os
 import subprocess
@@ -7,9 +7,11 @@ import threading
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 import d2ldev
 from d2ldev import backend
+from d2ldev.training.trainer import Trainer
 
 
 class Compiler:
@@ -163,3 +165,102 @@ def test_a_seed_imports_no_compiler():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.stdout == "False\n", done.stderr
+
+
+# -- compiled models ------------------------------------------------------------------------------
+
+
+def network():
+    return torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3), torch.nn.LSTM(3, 1))
+
+
+def compiled_network():
+    return torch.compile(network(), backend="eager")
+
+
+def network_with_a_compiled_layer():
+    net = network()
+    net[0] = torch.compile(net[0], backend="eager")
+    return net
+
+
+NETWORKS = pytest.mark.parametrize(
+    "make", [compiled_network, network_with_a_compiled_layer], ids=["whole", "a layer of it"]
+)
+
+
+def assert_equal(one, other):
+    for x, y in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(x, y)
+
+
+@NETWORKS
+def test_a_compiled_model_has_the_names_of_the_plain_one(torch_backend, make):
+    assert list(torch_backend.placement(make())) == list(torch_backend.placement(network()))
+
+
+@NETWORKS
+def test_a_compiled_model_and_a_plain_one_read_each_other_s_files(torch_backend, path, make):
+    saved = make()
+    torch_backend.save(saved, path)
+    plain = torch_backend.load_into(network(), path)
+    assert_equal(plain, saved)
+    torch_backend.save(plain, path)
+    again = make()
+    assert torch_backend.load_into(again, path) is again
+    assert_equal(again, saved)
+
+
+@NETWORKS
+def test_another_program_s_file_of_a_compiled_model_is_read(torch_backend, path, make):
+    saved = make()
+    save_file(saved.state_dict(), path)
+    assert_equal(torch_backend.load_into(network(), path), saved)
+    assert_equal(torch_backend.load_into(make(), path), saved)
+
+
+def test_names_that_would_be_one_without_the_compiler_s_are_read_as_they_are(torch_backend, path):
+    save_file({"_orig_mod.weight": torch.ones(1, 2), "weight": torch.zeros(1, 2)}, path)
+    net = torch.nn.Linear(2, 1, bias=False)
+    loaded = torch_backend.load_into(net, path, strict=False)
+    assert (loaded.matched, loaded.unexpected) == (["weight"], ["_orig_mod.weight"])
+    assert net.weight.tolist() == [[0, 0]]
+
+
+def test_the_layers_of_a_compiled_model_are_known_to_other_frameworks(
+    torch_backend, reference, path
+):
+    net = torch_backend.mlp([2, 3, 1], seed=1)
+    torch_backend.save(torch.compile(net, backend="eager"), path)
+    loaded = reference.load_into(reference.mlp([2, 3, 1], seed=2), path)
+    kernel = reference.to_numpy(loaded.layers[0]["weight"])
+    assert kernel.tolist() == net[0].weight.tolist()
+
+
+def test_a_compiled_model_without_shapes_gets_those_of_the_file(torch_backend, path):
+    torch_backend.save(torch.nn.Sequential(torch.nn.Linear(2, 3)), path)
+    net = torch.nn.Sequential(torch.nn.LazyLinear(3))
+    torch_backend.load_into(torch.compile(net, backend="eager"), path)
+    assert net[0].weight.shape == (3, 2)
+
+
+def test_a_compiled_model_is_placed_as_it_is(virtual, vgpu):
+    net = compiled_network()
+    assert virtual.place(net, "gpu:1") is net
+    assert {x.device for x in [*net.parameters(), *net.buffers()]} == {vgpu}
+
+
+def test_a_run_of_a_compiled_model_goes_on_with_the_plain_one(torch_backend, path):
+    def model():
+        net = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.BatchNorm1d(3))
+        net[0].weight.requires_grad = False
+        net[1].eval()
+        return net
+
+    batches = [(torch.ones(4, 2), torch.ones(4, 3))]
+    first = torch.compile(model(), backend="eager")
+    Trainer(1, backend=torch_backend).fit(first, batches, checkpoint=path)
+    net = model()
+    Trainer(1, backend=torch_backend).fit(net, batches, checkpoint=path, resume=True)
+    assert_equal(net, first)
+    assert not net[0].weight.requires_grad

@@ -149,6 +149,20 @@ def test_a_prefix_of_another_program_s_names_is_a_part(reference, foreign):
     assert values(reference, loaded["1"]["w"]) == [1, 1]
 
 
+def test_a_part_that_would_fit_is_the_fix(reference, path):
+    save_file({"module.0.w": np.ones(2, "f4"), "module.1.w": np.ones(2, "f4")}, path)
+    mine = {"0": {"w": reference.zeros(2)}, "1": {"w": reference.zeros(2)}}
+    with pytest.raises(CheckpointError, match=r"fix: backend\.load_into\(\.\.\., only='module'\)"):
+        reference.load_into(mine, path)
+
+
+def test_a_part_of_which_only_some_would_fit_is_no_fix(reference, path):
+    save_file({"module.0.w": np.ones(2, "f4"), "other.1.w": np.ones(2, "f4")}, path)
+    mine = {"0": {"w": reference.zeros(2)}, "1": {"w": reference.zeros(2)}}
+    with pytest.raises(CheckpointError, match=r"fix: backend\.load\(path\)"):
+        reference.load_into(mine, path)
+
+
 def test_one_tensor_is_a_part(reference, foreign):
     assert values(
         reference, reference.load_into(reference.zeros(2), foreign, only="decoder.w")

@@ -176,3 +176,28 @@ def test_a_backend_is_found_again_by_its_name(reference, again):
 def test_like_takes_a_tensor_and_nothing_else(reference):
     with pytest.raises(UnsupportedValueError, match="dtype"):
         reference.asarray(xp.zeros(1), like=np.zeros(1))
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda backend: backend.zeros((2, 3), dtype="int32", like="x"), "backend.asarray(x)"),
+        (lambda backend: backend.rand(2, dtype="int32"), "backend.rand("),
+        (lambda backend: backend.rand(2, seed="x"), "backend.rand("),
+        (lambda backend: backend.asarray([1.0], copy=False), "backend.asarray(obj)"),
+        (lambda backend: backend.asarray(np.ones(1), copy=False), "backend.from_dlpack(x)"),
+        (lambda backend: backend.zeros("ab"), "backend.zeros("),
+    ],
+    ids=str,
+)
+def test_the_fix_is_in_terms_of_the_call(reference, make, call):
+    with pytest.raises(UnsupportedValueError) as caught:
+        make(reference)
+    assert call in caught.value.fix
+
+
+def test_a_device_that_is_not_there_is_named_as_the_place_of_what_is_put_there(reference):
+    with pytest.raises(DeviceUnavailableError, match="cannot put a tensor on gpu:7"):
+        reference.to(reference.ones(2), "gpu:7")
+    with pytest.raises(DeviceUnavailableError, match="cannot compute on gpu:7"):
+        reference.native("gpu:7")

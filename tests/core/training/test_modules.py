@@ -100,7 +100,7 @@ def test_what_only_sounds_like_a_hook_is_left_alone(reference, net, name, value)
 
 def test_a_clip_of_the_books_alone_is_refused(reference, net):
     mine = type("Mine", (Trainer,), {"clip_gradients": lambda self, value, model: None})
-    with pytest.raises(UnsupportedValueError, match="gradient_clip_val clips by itself"):
+    with pytest.raises(UnsupportedValueError, match=r"gradient_clip_val=1\) clips by itself"):
         mine(1, backend=reference).fit(net, [BATCH])
 
 
@@ -123,6 +123,12 @@ def test_an_own_prepare_data_gives_the_data(reference, net):
     trainer = Mine(1, backend=reference)
     assert trainer.fit(net, BATCH).keys() == {"loss", "val_loss"}
     assert (trainer.num_train_batches, trainer.num_val_batches) == (1, 2)
+
+
+def test_a_data_module_that_returns_no_loader_is_an_error_that_names_it(reference, net):
+    data = SimpleNamespace(train_dataloader=lambda: None)
+    with pytest.raises(UnsupportedValueError, match="train_dataloader returned None"):
+        Trainer(1, backend=reference).fit(net, data)
 
 
 @pytest.mark.parametrize("lacking", [set(), {"predict_dataloader"}], ids=["own", "to validate"])

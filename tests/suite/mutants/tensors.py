@@ -239,6 +239,22 @@ class SeedsTheWholeProcess(Mutant, caught_by="create.seeds-leave-the-random-stat
             return super().random(distribution, shape, None, dtype, native)
 
 
+class CountsInTwoDtypesOnly(Mutant, caught_by="create.arange-of-every-dtype"):
+    class Tensors(ReferenceTensors):
+        def arange(self, start, stop, step, dtype, native):
+            if dtype not in (xp.int32, xp.float32):
+                raise NotImplementedError(f"arange of {dtype}")
+            return super().arange(start, stop, step, dtype, native)
+
+
+class CountsLargeNumbersInFloats(Mutant, caught_by="create.large-ranges"):
+    class Backend(Backend):
+        def arange(self, start, stop=None, step=1, *, dtype=None, device=None, like=None):
+            if stop is None or not start + stop > 2**53:
+                return super().arange(start, stop, step, dtype=dtype, device=device, like=like)
+            return self.asarray(np.arange(start, stop, step, dtype), device=device)
+
+
 class CountsInWholeNumbers(Mutant, caught_by="create.arange-of-fractions"):
     class Tensors(ReferenceTensors):
         def arange(self, start, stop, step, dtype, native):

@@ -76,6 +76,29 @@ def test_arange_counts_as_numpy_does(backend, place, arguments):
     assert_same(backend.to_numpy(x), np.arange(*arguments, dtype="int32"))
 
 
+@requirement("create.arange-of-every-dtype", section=SECTION)
+@pytest.mark.parametrize("arguments", [(5,), (1, 9, 3), (5, 0, -2), (0,)])
+def test_arange_counts_in_every_real_dtype(backend, place, arguments):
+    others = ("bool", "complex", "float8")
+    for name in (name for name in backend.dtype_names if not name.startswith(others)):
+        x = backend.arange(*arguments, dtype=name, device=place)
+        assert backend.dtype_of(x) == name
+        assert backend.device_of(x) is place
+        assert backend.to_numpy(x).tolist() == list(range(*arguments))
+
+
+@requirement("create.large-ranges", section=SECTION)
+def test_arange_counts_large_integers_exactly(backend, place):
+    names = [name for name in backend.dtype_names if name.startswith(("int", "uint"))]
+    for name in names:
+        top = int(np.iinfo(name).max)
+        for arguments in ((top - 3, top), (top, top - 5, -3), (0, top, top // 2)):
+            x = backend.arange(*arguments, dtype=name, device=place)
+            assert backend.device_of(x) is place
+            assert backend.to_numpy(x).tolist() == list(range(*arguments))
+    assert names
+
+
 @requirement("create.arange-of-fractions", section=SECTION)
 @pytest.mark.parametrize("arguments", [(0.5, 3.0, 0.5), (0, 1, 0.25), (2.5,), (1.5, 0.0, -0.5)])
 def test_arange_counts_in_fractions(backend, place, arguments):
