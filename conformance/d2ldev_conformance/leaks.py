@@ -13,6 +13,7 @@ Held by ``tests/suite/test_fixtures.py``.
 
 from __future__ import annotations
 
+import operator
 import os
 import shutil
 import sys
@@ -107,10 +108,13 @@ def files(leaks: list[str]) -> Iterator[None]:
         for name, value in variables.items():
             _put_variable(name, value)
         for kind, folder in inside.items():
-            leaks.extend(
-                f"a file in the {kind} directory: {path.relative_to(folder)}"
-                for path in sorted(folder.rglob("*"))
-            )
+            try:
+                folder.rmdir()
+            except OSError:  # it is not empty, or gone
+                leaks.extend(
+                    f"a file in the {kind} directory: {path.relative_to(folder)}"
+                    for path in sorted(folder.rglob("*"))
+                )
         shutil.rmtree(sandbox, ignore_errors=True)
 
 
@@ -161,20 +165,23 @@ def threads(leaks: list[str]) -> Iterator[None]:
 @contextmanager
 def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
     """Find replaced functions: of ``os``, ``builtins``, NumPy, d2ldev and ``extra_modules``."""
-    owners = list(_owners(extra_modules))
-    before = [_functions(owner) for owner in owners]
+    owners = [(owner, vars(owner).copy()) for owner in _owners(extra_modules)]
     try:
         yield
     finally:
-        for owner, functions in zip(owners, before, strict=True):
-            now = dict(vars(owner))
+        for owner, before in owners:
+            now = vars(owner).copy()
+            # Nothing at all has changed: so it is for nearly every owner after nearly every test.
+            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+                continue
+            functions = _functions(before)
             changed = {name for name, value in functions.items() if now.get(name) is not value}
             if not isinstance(owner, ModuleType):
-                added = _functions(owner).keys() - functions.keys()
+                added = _functions(now).keys() - before.keys()
                 changed |= {name for name in added if _inherits(owner, name)}
             for name in sorted(changed):
                 leaks.append(f"{_name_of(owner)}.{name} was replaced")
-                _put_attribute(owner, name, functions.get(name, _MISSING))
+                _put_attribute(owner, name, before.get(name, _MISSING))
 
 
 def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
@@ -200,10 +207,10 @@ def _inherits(owner: Any, name: str) -> bool:
     return any(hasattr(base, name) for base in bases)
 
 
-def _functions(owner: Any) -> dict[str, Any]:
+def _functions(values: Mapping[str, Any]) -> dict[str, Any]:
     return {
         name: value
-        for name, value in list(vars(owner).items())
+        for name, value in values.items()
         if callable(value) or isinstance(value, (classmethod, property))
     }
 

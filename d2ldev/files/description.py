@@ -16,7 +16,7 @@ import math
 from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields
 from types import NoneType
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from d2ldev.files.format.dtypes import numpy_dtype, storage_of
 from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
 from d2ldev.framework import Framework, Layout
-from d2ldev.nesting.containers import Container
+from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
@@ -269,14 +269,15 @@ class Description:
 
 def is_record(cls: type) -> bool:
     """Return whether a class is a namedtuple or a dataclass."""
-    return (issubclass(cls, tuple) and hasattr(cls, "_fields")) or is_dataclass(cls)
+    return is_namedtuple(cls) or is_dataclass(cls)
 
 
 def _lost_fields(x: Any, labels: Collection[Any]) -> list[str]:
     """Return the fields that would be lost of a dataclass that is a dict, list or set, too."""
-    if not is_dataclass(x) or not isinstance(x, (Mapping, Sequence, AbstractSet)):
+    cls: Any = type(x)
+    if not is_dataclass(cls) or not isinstance(x, (Mapping, Sequence, AbstractSet)):
         return []
-    given = [field.name for field in fields(x) if getattr(x, field.name, None) is not None]
+    given = [field.name for field in fields(cls) if getattr(x, field.name, None) is not None]
     return [name for name in given if name not in labels]
 
 
@@ -289,9 +290,9 @@ def _type_of(x: Any, labels: Collection[Any]) -> str:
     cls = type(x)
     if cls in _NAMES:
         return _NAMES[cls]
-    if isinstance(x, tuple) and hasattr(cls, "_fields"):
+    if is_namedtuple(cls):
         return NAMEDTUPLE
-    if isinstance(x, Mapping) or hasattr(cls, "__dataclass_fields__"):
+    if isinstance(x, Mapping) or is_dataclass(cls):
         return "dict"
     if isinstance(x, AbstractSet):
         return "set"

@@ -48,9 +48,19 @@ def container_of(cls: type) -> Container | None:
         return Container(iter, lambda x: range(len(x)), _sequence_rebuild)
     if issubclass(cls, AbstractSet):
         return Container(iter, lambda x: range(len(x)), _set_rebuild)
-    if hasattr(cls, "__dataclass_fields__"):
+    if is_dataclass(cls):
         return _dataclass_container()
     return None
+
+
+def is_namedtuple(cls: type) -> bool:
+    """Tell whether a class is a namedtuple."""
+    return issubclass(cls, tuple) and hasattr(cls, "_fields")
+
+
+def is_dataclass(cls: type) -> bool:
+    """Tell whether a class is a dataclass, without the import of ``dataclasses``."""
+    return hasattr(cls, "__dataclass_fields__")
 
 
 def _mapping_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
@@ -107,9 +117,8 @@ def _set_rebuild(old: Any, new: list[Any]) -> Any:
     return made
 
 
-def _tuple_labels(cls: type) -> Callable[[Any], Iterable[object]]:
-    fields = getattr(cls, "_fields", None)
-    return (lambda _: fields) if fields is not None else (lambda x: range(len(x)))
+def _tuple_labels(cls: Any) -> Callable[[Any], Iterable[object]]:
+    return (lambda _: cls._fields) if is_namedtuple(cls) else (lambda x: range(len(x)))
 
 
 def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:

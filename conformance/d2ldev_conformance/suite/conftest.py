@@ -52,7 +52,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "dtype" in metafunc.fixturenames:
         metafunc.parametrize("dtype", backend_under_test(metafunc.config).dtype_names)
     if "place" in metafunc.fixturenames:
-        metafunc.parametrize("place", PLACES, indirect=True)
+        places: tuple[object, ...] = PLACES
+        if metafunc.definition.path.parent.name == "training":
+            # A step takes long. On the first GPU the trainer's tests take the same ones.
+            last = 2 if backend_under_test(metafunc.config).num_gpus() > 1 else 1
+            places = PLACES[0], PLACES[last]
+        metafunc.parametrize("place", places, indirect=True)
     if "route" in metafunc.fixturenames:
         metafunc.parametrize("route", ROUTES, indirect=True)
     for argument, provide in PROVIDED.items():

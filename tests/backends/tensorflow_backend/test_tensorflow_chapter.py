@@ -157,15 +157,3 @@ def test_a_native_device_is_a_context_in_a_traced_function(native, backend):
 
     operations = made.get_concrete_function().graph.get_operations()
     assert {each.device for each in operations if "uniform" in each.name} == {"/device:CPU:2"}
-
-
-def test_a_gpu_that_is_not_there_can_be_named_and_not_entered(run):
-    assert run("""
-from d2ldev.native import tensorflow as d2l
-seventh = d2l.gpu(7)
-try:
-    with seventh:
-        show("entered")
-except d2ldev.DeviceUnavailableError as error:
-    show([seventh, "/GPU:7" in str(error), "/device:CPU:0" in str(error)])
-""") == [["/GPU:7", True, True]]

@@ -191,6 +191,14 @@ tf.ones(1)
 backend = d2ldev.get_backend("tensorflow")
 show(["warned", caught(lambda: backend.ones(1, device="cpu"))])
 
+from d2ldev.native import tensorflow as d2l
+seventh = d2l.gpu(7)
+try:
+    with seventh:
+        show(["named", "entered"])
+except d2ldev.DeviceUnavailableError as error:
+    show(["named", [seventh, "/GPU:7" in str(error), "/device:CPU:0" in str(error)]])
+
 x = backend.rand((1500, 1500), seed=0)
 tf.config.experimental.set_synchronous_execution(False)
 for _ in range(10):
@@ -217,6 +225,23 @@ with mock.patch.object(tf.config, "get_visible_devices", lambda kind: [gpu]):
 
 def test_waiting_does_not_start_tensorflow(before_its_start):
     assert before_its_start["waiting"] == [True, False]
+
+
+def test_tensorflow_s_own_configuration_takes_the_policy_before_it_starts(before_its_start):
+    assert before_its_start["policy"] == [[], True]
+
+
+def test_tensorflow_s_own_configuration_refuses_the_policy_after_its_start(after_its_start):
+    (warned,) = after_its_start["policy"]
+    assert warned.startswith("MemoryPolicyWarning: TensorFlow had initialised its GPU")
+
+
+def test_on_the_cpu_nothing_is_warned_about(after_its_start):
+    assert after_its_start["warned"] == []
+
+
+def test_a_gpu_that_is_not_there_can_be_named_and_not_entered(after_its_start):
+    assert after_its_start["named"] == ["/GPU:7", True, True]
 
 
 def test_keras_on_another_framework_is_an_error_that_names_it(after_its_start):
@@ -403,19 +428,6 @@ def test_the_memory_of_a_gpu_is_that_of_tensorflow_s_allocator(cards, monkeypatc
     )
     assert TensorFlowDevices(None).memory(gpu(0)) == Memory(1, 2, 8)
     assert asked == ["GPU:0"]
-
-
-def test_tensorflow_s_own_configuration_takes_the_policy_before_it_starts(before_its_start):
-    assert before_its_start["policy"] == [[], True]
-
-
-def test_tensorflow_s_own_configuration_refuses_the_policy_after_its_start(after_its_start):
-    (warned,) = after_its_start["policy"]
-    assert warned.startswith("MemoryPolicyWarning: TensorFlow had initialised its GPU")
-
-
-def test_on_the_cpu_nothing_is_warned_about(after_its_start):
-    assert after_its_start["warned"] == []
 
 
 def test_a_variable_of_any_shape_is_a_live_tensor_of_the_shape_that_it_has(backend):

@@ -1,6 +1,5 @@
 """``Trainer`` on TensorFlow: ``tf.data``, batches by name, Keras' losses, traces, resuming."""
 
-import os
 from functools import partial
 
 import keras
@@ -29,11 +28,10 @@ def net(backend):
     return made(backend, convolutional, "cpu")
 
 
-@pytest.mark.parametrize("num_gpus", [0, 1])
-def test_a_dataset_gives_the_same_as_its_arrays(backend, num_gpus):
+def test_a_dataset_gives_the_same_as_its_arrays(backend):
     dataset = tf.data.Dataset.from_tensor_slices((IMAGES, LABELS)).batch(4)
     losses = [
-        Trainer(2, num_gpus, backend=backend).fit(
+        Trainer(2, 1, backend=backend).fit(
             made(backend, convolutional, "cpu"), data, dataset, **OPTIONS
         )
         for data in (BATCHES, dataset, dataset.prefetch(1))
@@ -738,36 +736,3 @@ def test_the_global_generator_goes_on(backend):
 def test_what_is_no_state_of_a_generator_is_refused(backend, state):
     with pytest.raises(CheckpointError):
         backend.framework.training.checked_random_state(state, cpu())
-
-
-_KILLED = """
-import os, sys
-sys.path[:0] = os.environ["FOLDERS"].split(os.pathsep)
-import test_tensorflow_training_runs as runs
-
-backend = d2ldev.get_backend("tensorflow")
-
-class Killed(d2ldev.Trainer):
-    left = int(os.environ["BATCHES"])
-
-    def prepare_batch(self, batch):
-        if self.left == 0:
-            print("shown:" + json.dumps("killed"), flush=True)
-            os._exit(0)
-        self.left -= 1
-        return super().prepare_batch(batch)
-
-runs.Trainer = Killed
-show(runs.run_of(backend, "float16", 4, checkpoint=os.environ["FILE"], resume=True))
-"""
-
-
-def test_a_killed_run_is_resumed_in_another_process_to_the_last_bit(backend, run, request, path):
-    def running(batches, file):
-        folders = os.pathsep.join(str(request.path.parents[i]) for i in (0, 2))  # and ``tests``
-        variables = {"FOLDERS": folders, "D2LDEV_VIRTUAL_GPUS": "1"}
-        (shown,) = run(_KILLED, **variables, BATCHES=str(batches), FILE=str(file))
-        return shown
-
-    assert running(8, path) == "killed"
-    assert running(-1, path) == list(run_of(backend, "float16", 4))

@@ -10,6 +10,7 @@ exit status of pytest, or what ended it instead.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import inspect
 import json
@@ -37,6 +38,8 @@ def main() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     files = _files(modules)
+    # A child would go through, and so copy, all that is here whenever it collects garbage.
+    gc.freeze()
     for line in sys.stdin:
         print(_outcome(files, **json.loads(line)), flush=True)
 
@@ -86,7 +89,7 @@ def _run(
         os.environ[settings.VIRTUAL_GPUS] = str(virtual_gpus)
         os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         # The tests are imported already: their assertions cannot be rewritten any more.
-        arguments = ["-q", "--assert=plain", "-W", "error", f"--basetemp={folder}/inner"]
+        arguments = ["-qx", "--assert=plain", "-W", "error", f"--basetemp={folder}/inner"]
         arguments += ["-p", "no:cacheprovider", "-p", "d2ldev_conformance.plugin"]
         arguments += [f"--d2ldev-backend={name}", f"--d2ldev-report={folder}"]
         arguments += [f"--d2ldev-requirement={requirement}" for requirement in requirements]

@@ -73,7 +73,7 @@ def train(
     killed_in: Sequence[int] | None = None,
 ) -> tuple[Any, dict[str, list[float]]]:
     """Train a small model to the end, from the checkpoint if there is one; or be killed."""
-    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
+    inputs = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
     targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
     loader = KilledLoader(
         inputs, targets, batch_size=4, shuffle=True, seed=seed, killed_in=killed_in
