@@ -107,7 +107,7 @@ class Scopes(Generic[T]):
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
         entry = Entry(value)
-        self._entries.set((*self._entries.get(), entry))
+        self._entries.set((*self.entries(), entry))
         self._open[entry] = None
         self._value.set(value)
         return entry

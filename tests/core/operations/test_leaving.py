@@ -1,12 +1,16 @@
 """Blocks that are left out of order: each leaves its own entry, and nothing else."""
 
 import contextlib
+import gc
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 import pytest
 from d2ldev_reference import ReferenceFramework
 
 import d2ldev
 from d2ldev import Backend, DeviceMismatchError, cpu, gpu
+from d2ldev.scopes import Scopes
 
 
 def made():
@@ -101,6 +105,18 @@ def test_strict_and_devices_in_one_generator(reference):
         generator.close()
         inside = made()
     assert (inside, made(), reference.framework.strictness.in_force()) == (gpu(0), cpu(), False)
+
+
+def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
+    scopes, alive = Scopes("example"), WeakSet()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(5):
+            entry = pool.submit(scopes.enter, "there").result()
+            alive.add(entry)
+            scopes.leave(entry)
+        del entry
+        gc.collect()
+        assert len(alive) <= 1
 
 
 # -- the framework's own scopes ---------------------------------------------------------------
