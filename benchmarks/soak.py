@@ -26,7 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -116,8 +116,20 @@ def move(backend: d2ldev.Backend, rng: np.random.Generator) -> None:
 
 
 def scopes(backend: d2ldev.Backend) -> None:
-    """Enter and leave scopes, also by way of an error."""
+    """Enter and leave scopes: also by an error, out of order, and in another thread."""
+
+    def held(device: d2ldev.Device | str) -> Generator[None, None, None]:
+        with d2ldev.use_backend(backend), backend.on(device), backend.strict():
+            yield
+
     for device in backend.devices():
+        outer, inner, elsewhere = held(device), held("cpu"), held("cpu")
+        for each in (outer, inner):
+            next(each)
+        _pool.submit(next, elsewhere).result()
+        for each in (outer, inner, elsewhere):
+            with suppress(d2ldev.ScopeError):  # where a default device is one thread's own
+                each.close()
         with d2ldev.use_backend(backend), backend.on(device), backend.on("cpu"):
             backend.zeros(3)
         with suppress(ZeroDivisionError), backend.on(device):

@@ -25,7 +25,7 @@ from d2ldev.registry.selection import (
     scoped,
     set_process,
 )
-from d2ldev.scopes import Entry
+from d2ldev.scopes import Entry, surely
 
 
 class ActiveBackend(FollowsSelection, Backend):
@@ -125,8 +125,8 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
         # Another thread or task may have entered the same object.
         entry = scoped.find(lambda each: each in self._entered)
         if entry is not None:
+            surely(scoped.leave, entry)
             self._entered.remove(entry)
-            scoped.leave(entry)
 
 
 def backend_of(x: Any) -> Backend:

@@ -16,7 +16,7 @@ from functools import total_ordering
 from typing import Any, NoReturn, Protocol
 
 from d2ldev.errors import InvalidDeviceError, shown
-from d2ldev.scopes import Scopes
+from d2ldev.scopes import Scopes, surely
 
 _CPU = "cpu"
 _GPU = "gpu"
@@ -140,7 +140,7 @@ class Device:
         entry = _entered.find(lambda each: each.value[0] is self)
         if entry is None:
             return None
-        _entered.leave(entry)
+        surely(_entered.leave, entry)
         return entry.value[1].__exit__(*exception)
 
     def __str__(self) -> str:

@@ -15,12 +15,13 @@ import threading
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar, Token
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet, ref
 
 from d2ldev.errors import ScopeError
 
 T = TypeVar("T")
+P = ParamSpec("P")
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -38,6 +39,15 @@ def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
         return function
 
     return mark
+
+
+def surely(leave: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
+    """Call what leaves a block; do it again if Ctrl-C interrupts it, which is raised afterwards."""
+    try:
+        leave(*arguments, **named)
+    except KeyboardInterrupt:
+        leave(*arguments, **named)
+        raise
 
 
 _owner: ContextVar[None] = ContextVar("d2ldev_owner")
@@ -107,13 +117,20 @@ class Scopes(Generic[T]):
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
         entry = Entry(value)
-        self._entries.set((*self._entries.get(), entry))
-        self._open[entry] = None
-        self._value.set(value)
+        try:
+            self._entries.set((*self.entries(), entry))
+            self._open[entry] = None
+            self._value.set(value)
+        except BaseException:  # Ctrl-C
+            self.leave(entry)
+            raise
         return entry
 
     def leave(self, entry: Entry[T]) -> None:
-        """Remove an entry; the innermost one that is left is the current one again."""
+        """Remove an entry; the innermost one that is left is the current one again.
+
+        A call that was interrupted can be made again.
+        """
         self._open.pop(entry, None)
         if not entry.left_by_its_owner():
             # Variables of another thread or task cannot be set from here. So each asks ``get`` now.
@@ -183,6 +200,11 @@ class Entered:
         self.thread = ref(thread)
         self.ended = False
 
+    def is_held_by_another(self, thread: _OfThread) -> bool:
+        """Tell whether another thread, which has not ended, has the context as its default."""
+        holder = None if isinstance(self.context, nullcontext) else self.thread()
+        return holder is not None and holder is not thread
+
 
 class Contexts(threading.local):
     """Contexts of a framework that keeps them in a stack for each thread; they end in any order."""
@@ -195,7 +217,12 @@ class Contexts(threading.local):
         self.settle()
         entered = Entered(make, self._entered)
         entered.context.__enter__()
-        self._entered.append(entered)
+        try:
+            self._entered.append(entered)
+        except BaseException:  # Ctrl-C
+            entered.ended = True
+            self.settle()
+            raise
         return entered
 
     def leave(self, entered: Entered, attempted: str) -> None:
@@ -219,7 +246,7 @@ class Contexts(threading.local):
                     "end that block first. Otherwise its end makes this device the default again, "
                     "until the next 'with backend.on(device):' of this thread",
                 ) from problem
-        elif entered.thread() is not None and not isinstance(entered.context, nullcontext):
+        elif entered.is_held_by_another(self._entered):
             raise ScopeError(
                 attempted,
                 "it was entered in another thread, which alone can change its default device",

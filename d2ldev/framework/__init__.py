@@ -22,7 +22,6 @@ The conformance suite (``d2ldev conformance NAME``) says when a backend is done.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -39,6 +38,7 @@ from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
 from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training, Weighted
+from d2ldev.locks import made_once
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Contexts, Scopes
 
@@ -125,7 +125,7 @@ class Framework:
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
 
-    @cached_property
+    @made_once
     def files(self) -> Files:
         """The room of files; its defaults copy once more than they would have to."""
         return Files(self.tensors)
@@ -141,13 +141,13 @@ class Framework:
             warn(text, DeviceInitializationWarning)
             return 0
 
-    @cached_property
+    @made_once
     def kinds(self) -> Kinds:
         """What each type is to this framework: a tensor, an object, a container, or plain."""
         tensors = self.tensors
         return Kinds(tensors.types, self.models.types, tensors.plain_types, tensors.container_of)
 
-    @cached_property
+    @made_once
     def strictness(self) -> Strictness:
         """Where ``strict()`` is in force."""
         return Strictness(self.name, self.strict)

@@ -14,7 +14,7 @@ from typing import Any
 
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.locks import Lock
-from d2ldev.scopes import Scopes
+from d2ldev.scopes import Entry, Scopes, surely
 
 
 class Strict:
@@ -56,7 +56,7 @@ class Strictness:
         self._strict = strict
         self._restore: Callable[[], None] | None = None
         self._lock = Lock()
-        self._count = 0
+        self._open: set[object] = set()
         self._everywhere = False
         self._blocks: Scopes[bool] = Scopes(f"{name}_strict")
 
@@ -67,30 +67,30 @@ class Strictness:
     @contextmanager
     def block(self) -> Iterator[None]:
         """Be strict for the length of a block, in this thread or task only."""
-        self._begin()
         entry = self._blocks.enter(True)
         try:
+            self._begin(entry)
             with self._strict.scope(everywhere=False):
                 yield
         finally:
-            self._blocks.leave(entry)
-            self._end()
+            surely(self._leave, entry)
 
     def everywhere(self) -> None:
         """Be strict in the whole process, in every thread, from now on."""
-        self._begin()
+        self._begin(self)
         self._everywhere = True
         self._strict.scope(everywhere=True).__enter__()
 
-    def _begin(self) -> None:
+    def _begin(self, block: object) -> None:
         with self._lock:
-            if not self._count:
+            if not self._open:
                 self._restore = self._strict.refuse_mixing(self.in_force)
-            self._count += 1
+            self._open.add(block)
 
-    def _end(self) -> None:
+    def _leave(self, block: Entry[bool]) -> None:
+        self._blocks.leave(block)
         with self._lock:
-            self._count -= 1
-            if not self._count and self._restore is not None:
+            self._open.discard(block)
+            if not self._open and self._restore is not None:
                 self._restore()
                 self._restore = None

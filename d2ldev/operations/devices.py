@@ -24,7 +24,7 @@ from d2ldev.errors import (
     warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Memory
-from d2ldev.scopes import traced_as
+from d2ldev.scopes import surely, traced_as
 
 
 def all_devices(framework: Framework) -> list[Device]:
@@ -112,13 +112,16 @@ def current(framework: Framework) -> Device:
 def on(framework: Framework, device: DeviceLike) -> Iterator[Device]:
     """Make a device the place where tensors are created, for a block; see ``Backend.on``."""
     place = existing(framework, device, "make tensors")
+    attempted = f"end the block of backend.on({str(place)!r})"
     entered = framework.contexts.enter(partial(framework.devices.scope, place))
-    entry = framework.scope.enter(place)
     try:
-        yield place
+        entry = framework.scope.enter(place)
+        try:
+            yield place
+        finally:
+            surely(framework.scope.leave, entry)
     finally:
-        framework.scope.leave(entry)
-        framework.contexts.leave(entered, f"end the block of backend.on({str(place)!r})")
+        surely(framework.contexts.leave, entered, attempted)
 
 
 def out_of_memory(

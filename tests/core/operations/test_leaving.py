@@ -1,12 +1,17 @@
 """Blocks that are left out of order: each leaves its own entry, and nothing else."""
 
 import contextlib
+import gc
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from weakref import WeakSet
 
 import pytest
 from d2ldev_reference import ReferenceFramework
 
 import d2ldev
-from d2ldev import Backend, DeviceMismatchError, cpu, gpu
+from d2ldev import Backend, DeviceMismatchError, cpu, gpu, scopes
+from d2ldev.scopes import Scopes
 
 
 def made():
@@ -101,6 +106,70 @@ def test_strict_and_devices_in_one_generator(reference):
         generator.close()
         inside = made()
     assert (inside, made(), reference.framework.strictness.in_force()) == (gpu(0), cpu(), False)
+
+
+def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
+    blocks, alive = Scopes("example"), WeakSet()
+    with ThreadPoolExecutor(1) as pool:
+        for _ in range(5):
+            entry = pool.submit(blocks.enter, "there").result()
+            alive.add(entry)
+            blocks.leave(entry)
+        del entry
+        gc.collect()
+        assert len(alive) <= 1
+
+
+# -- Ctrl-C ------------------------------------------------------------------------------------
+
+
+class Pressed:
+    """Ctrl-C, once, at a point of ``d2ldev.scopes`` at which Python looks for signals.
+
+    These are the beginning of a function of Python's and the end of one of C's.
+    """
+
+    def __init__(self, number):
+        self.number = number
+
+    def __call__(self, frame, event, _argument):
+        code = frame.f_code
+        # Not where a generator is closed, which is reported as a call.
+        is_point = event in ("call", "c_return") and code.co_name not in ("surely", "<genexpr>")
+        if is_point and code.co_filename == scopes.__file__:
+            self.number -= 1
+            if not self.number:
+                sys.setprofile(None)
+                raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def pressed(number):
+    """Press it in a block, and go on after the block."""
+    before, press = sys.getprofile(), Pressed(number)
+    sys.setprofile(press)
+    try:
+        yield press
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.mark.parametrize("kind", ["on", "strict"])
+def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, kind):
+    framework = reference.framework
+    make = {"on": lambda: reference.on("gpu:1"), "strict": reference.strict}[kind]
+    left, number, press = [], 0, None
+    while press is None or press.number <= 0:
+        number += 1
+        with pressed(number) as press, make():
+            pass
+        gc.collect()
+        inside = reference.device_of(reference.ones(1)), framework.strictness.in_force()
+        left += [inside] * (inside != (cpu(), False))
+    assert number > 10
+    assert left == []
 
 
 # -- the framework's own scopes ---------------------------------------------------------------

@@ -222,9 +222,9 @@ class IsStrictInEveryTask(Mutant, caught_by="strict.tasks"):
 
 class EndsWithTheFirstThread(Mutant, caught_by="strict.threads"):
     class Strictness(Strictness):
-        def _end(self):
-            self._count = 1
-            super()._end()
+        def _leave(self, block):
+            self._open.clear()
+            super()._leave(block)
 
 
 class KeepsBlocksInAStack(Mutant, caught_by="strict.generators"):
