@@ -139,7 +139,7 @@ def is_iterable(data: object) -> bool:
     if isinstance(data, (str, bytes, bytearray, memoryview)):
         return False
     cls = type(data)
-    if hasattr(cls, "__array__") or hasattr(cls, "__dlpack__"):
+    if any(hasattr(cls, name) for name in ("__array__", "__dlpack__", "dtype")):
         try:
             next(iter(data), None)  # type: ignore[call-overload]
         except Exception:  # it has no axis, or its class does not do it

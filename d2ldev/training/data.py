@@ -112,7 +112,7 @@ class ArrayLoader:
             epoch = _whole("epoch", state["epoch"], least=0)
             if epoch >= 2**63:
                 raise ValueError("an epoch that nobody has reached")
-        except (LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever is in its place
             raise CheckpointError(
                 "go on with the order of an ArrayLoader",
                 f"{describe(state)} is none of its states",
