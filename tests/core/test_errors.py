@@ -96,7 +96,7 @@ def test_the_exception_of_the_framework_stays_chained_as_the_cause(reference):
     assert isinstance(error.value.__cause__, (AttributeError, TypeError))
 
 
-class Mute(Exception):
+class MuteError(Exception):
     """Cannot be turned into text."""
 
     def __str__(self):
@@ -134,7 +134,7 @@ class Freed:
     __repr__ = __dlpack__
 
 
-@pytest.mark.parametrize("cls", [Mute, Loud, ShowsLoud])
+@pytest.mark.parametrize("cls", [MuteError, Loud, ShowsLoud])
 @pytest.mark.parametrize("text_of", [said, shown, describe])
 def test_no_value_keeps_a_message_from_being_written(text_of, cls):
     assert type(f"{text_of(cls())}") is str
@@ -166,6 +166,6 @@ def raising(error):
 )
 def test_an_error_without_a_text_is_passed_on_as_the_cause(reference, call):
     names = ("__iter__", "__array__", "__index__", "__dlpack__", "__dlpack_device__")
-    odd = type("Odd", (list,), dict.fromkeys(names, raising(Mute())))([1.0])
+    odd = type("Odd", (list,), dict.fromkeys(names, raising(MuteError())))([1.0])
     with pytest.raises(UnsupportedValueError):
         call(reference, odd)
