@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
@@ -282,11 +281,17 @@ def _is_plain(framework: Framework, x: Any) -> bool:
     """Tell whether a tensor has a shape, one of the framework's dtypes, and bytes."""
     try:
         shape = creation.shape_of(x, "copy a tensor")
-        if not _is_array(x) and not framework.tensors.address(x) and prod(shape):
-            return False
-        return _is_array(x) or framework.tensors.dtype_of(x) in framework.tensors.dtype_names
+        if _is_array(x):
+            return True
+        is_known = framework.tensors.dtype_of(x) in framework.tensors.dtype_names
     except Exception:
         return False
+    try:
+        return is_known and (0 in shape or framework.tensors.address(x) != 0)
+    except UnsupportedValueError:
+        return False
+    except Exception:  # what was queued to make it has failed
+        return True
 
 
 def _foreign(framework: Framework, x: Any) -> str:

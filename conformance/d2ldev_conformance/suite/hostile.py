@@ -75,6 +75,21 @@ BROKEN: dict[str, tuple[type, Any]] = {
 """By name: a class of which one method is broken, and what an object is made of, if of anything."""
 
 
+SHAPES = [
+    *(
+        (2**32, 2**31),
+        (0, 2**63),
+        (2**63, 0),
+        (2**45,),
+        (2**31, 2**31, 2**31),
+        (-1, 2),
+        (2, -(2**63)),
+    ),
+    *((1,) * 33, (1,) * 65, (0,) * 33, (1,) * 300, (2**64,), (None, 2), (2, True)),
+]
+"""Those that frameworks are known to end the process for, multiply wrongly, or take for another."""
+
+
 def _made(cls: type, content: Any) -> Any:
     return cls() if content is None else cls(content)
 
@@ -139,6 +154,7 @@ def values(backend: Backend) -> dict[str, Callable[[], Any]]:
         **{f"number {number}": _just(number) for number in (-1, 0, 0.5, 2**62)},
         **{f"number {number}": _just(number) for number in (2**63, 2**64, -(2**70))},
         "number of 5000 digits": lambda: 10**5000,
+        **{f"shape {shape}"[:60]: _just(shape) for shape in SHAPES},
         **{f"float {text}": _just(float(text)) for text in ("nan", "inf", "-inf")},
         "complex": lambda: 1j,
         **{f"text {text!r}": _just(text) for text in ("", "a", "\ud800", "\0", "gpu:x")},

@@ -52,6 +52,15 @@ def functions(backend: Backend) -> list[tuple[type, str, Any]]:
     ]
 
 
+def arguments(backend: Backend) -> list[Argument]:
+    """Return the arguments of all public functions."""
+    return [
+        Argument(owner, name, each.name)
+        for owner, name, parameters in functions(backend)
+        for each in parameters
+    ]
+
+
 def called(backend: Backend, right: dict[str, Any], at: Argument, value: Any) -> Any:
     """Call a function with a value as one of its arguments, and right ones otherwise."""
     parameters = next(p for owner, name, p in functions(backend) if (owner, name) == at[:2])
@@ -134,11 +143,6 @@ def outcome(backend: Backend, right: dict[str, Any], at: Argument, make: Callabl
 def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     right, values = hostile.right(backend, tmp_path), hostile.values(backend)
-    arguments = [
-        Argument(owner, name, each.name)
-        for owner, name, parameters in functions(backend)
-        for each in parameters
-    ]
     found: dict[str, str] = {}
 
     @settings(
@@ -149,7 +153,7 @@ def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
         suppress_health_check=list(HealthCheck),
     )
     @given(
-        st.sampled_from(arguments),
+        st.sampled_from(arguments(backend)),
         st.sampled_from(sorted(values)),
         st.lists(st.sampled_from(sorted(hostile.WRAPPERS)), max_size=2),
     )
@@ -171,10 +175,15 @@ def test_nothing_but_errors_of_d2ldev_comes_out(backend, tmp_path, monkeypatch):
 
 @requirement("errors.hostile-values-of-each-kind", section="6.7.2")
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("function", ["to", "copy", "place", "to_numpy", "device_of", "address"])
-def test_no_value_gets_through_what_takes_tensors(backend, tmp_path, function):
+@pytest.mark.parametrize(
+    ("function", "parameter"),
+    [
+        *(("to", "x"), ("copy", "x"), ("place", "obj"), ("to_numpy", "x"), ("device_of", "x")),
+        *(("address", "x"), ("accuracy", "prediction"), ("save", "obj"), ("prefetch", "batches")),
+    ],
+)
+def test_no_value_gets_through_what_takes_tensors(backend, tmp_path, function, parameter):
     right = hostile.right(backend, tmp_path)
-    parameter = "obj" if function == "place" else "x"
     wrong = {
         name: outcome(backend, right, Argument(Backend, function, parameter), make)
         for name, make in hostile.values(backend).items()
