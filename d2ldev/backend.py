@@ -810,7 +810,15 @@ class Backend:
         rows = creation.shape_of(prediction, attempted, is_known=False)
         labels = creation.shape_of(y, attempted, is_known=False)
         check_labels(rows, labels, self.framework.tensors.dtype_of(y))
-        return self.framework.training.accuracy(prediction, y)
+        try:
+            return self.framework.training.accuracy(prediction, y)
+        except Exception as error:  # of sparse tensors above all
+            native = self.framework.devices.native(CPU)
+            both = [prediction, y]
+            ours = moving.translated(self.framework, error, attempted, native, both)
+            if ours is None or self.framework.strict.mismatch_in(error) is not None:
+                raise
+            raise ours from error
 
     def prefetch(
         self, batches: Iterable[Any], device: DeviceLike, depth: int = 2

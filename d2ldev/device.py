@@ -35,7 +35,7 @@ def _checked_index(kind: str, index: object) -> int:
     else:
         try:
             number = operator.index(index)  # type: ignore[arg-type]
-        except TypeError:
+        except Exception:  # whatever a value's own ``__index__`` raises
             problem = f"an index is an integer, not a {type(index).__name__}"
         else:
             if number >= 0:

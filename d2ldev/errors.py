@@ -14,6 +14,7 @@ import reprlib
 import sys
 import warnings
 from collections.abc import Iterable
+from typing import Any
 
 _LONGEST = 4000
 
@@ -62,11 +63,27 @@ _short.maxstring = _short.maxlong = _short.maxother = 1000
 def shown(value: object) -> str:
     """Return the ``repr`` of a value for a message: one short line, and no error of its own."""
     try:
-        text = _short.repr(value)
+        # The text of a tensor waits for its values, which torch ends the process for where their
+        # memory is freed. What a subclass of ``str`` makes of itself is not asked for.
+        kind = type(value)
+        is_tensor = hasattr(kind, "__dlpack__") and kind.__module__ != "numpy"
+        text = _signature(value) if is_tensor else str.__str__(_short.repr(value))
     except Exception:
         text = object.__repr__(value)
     text = re.sub(r"\n\s*", " ", text)
     return f"{text[:57]}..." if len(text) > 60 else text
+
+
+def _signature(x: Any) -> str:
+    return f"<{type(x).__name__} of shape {tuple(x.shape)} and dtype {x.dtype}>"
+
+
+def said(value: object) -> str:
+    """Return the text of an exception or a label for a message: never an error of its own."""
+    try:
+        return str.__str__(str(value))
+    except Exception:
+        return object.__repr__(value)
 
 
 def describe(value: object) -> str:

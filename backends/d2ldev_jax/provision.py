@@ -86,8 +86,23 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
         "key": lambda: jax.random.key(0),
         "shape": lambda: jax.ShapeDtypeStruct((2,), "float32"),
         "deleted": deleted,
+        "stale tracer": partial(_leaked, jax.jit),
+        "stale tracer of vmap": partial(_leaked, jax.vmap),
+        "stale tracer of grad": partial(_leaked, lambda f: jax.grad(lambda x: f(x).sum())),
         "int4": lambda: jnp.zeros(2, "int4"),
     }
+
+
+def _leaked(transform: Callable[..., Any]) -> Any:
+    """Return what a function was given while it was traced."""
+    kept: list[Any] = []
+
+    def keep(x: Any) -> Any:
+        kept.append(x)
+        return x
+
+    transform(keep)(jnp.zeros(2))
+    return kept[0]
 
 
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

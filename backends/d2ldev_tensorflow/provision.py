@@ -88,6 +88,8 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
     """Return builders of tensors that few calls can take, by name."""
+    import keras
+
     return {
         "text": lambda: tf.constant(["a", "b"]),
         "resource": lambda: tf.Variable(1.0).handle,
@@ -95,8 +97,24 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
         "quantized": lambda: tf.cast([1.0], tf.qint8),
         "sparse": lambda: tf.sparse.from_dense([[1.0, 0.0]]),
         "ragged": lambda: tf.ragged.constant([[1], [2, 3]]),
+        "of a graph": _leaked,
+        "of a Keras model": lambda: keras.Input((2,)),
+        "array of tensors": lambda: tf.TensorArray(tf.float32, 2),
         "slices": lambda: tf.IndexedSlices(tf.ones((1, 2)), tf.constant([0])),
     }
+
+
+def _leaked() -> Any:
+    """Return a tensor of a graph that is done."""
+    kept: list[Any] = []
+
+    @tf.function  # type: ignore[untyped-decorator]
+    def keep(x: Tensor) -> Tensor:
+        kept.append(x)
+        return x
+
+    keep(tf.zeros(2))
+    return kept[0]
 
 
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -107,6 +107,7 @@ class TensorFlowTensors(Tensors):
         return tf.as_dtype(name)
 
     def address(self, x: Tensor) -> int:
+        self.device_of(x)  # a tensor that is only traced is refused, by name
         x = tf.convert_to_tensor(x)  # of a variable: its memory, and no copy
         if x.dtype in OF_THE_HOST or x.dtype.is_quantized:  # some releases end the process
             raise UnsupportedValueError(

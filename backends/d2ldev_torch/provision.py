@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
@@ -60,10 +61,26 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
         "quantized": lambda: torch.quantize_per_tensor(torch.zeros(2), 1, 0, torch.qint8),
         "nested": partial(torch.nested.nested_tensor, lengths),
         "jagged": partial(torch.nested.nested_tensor, lengths, layout=torch.jagged),
+        "fake": lambda: FakeTensorMode().from_tensor(torch.zeros(2)),
+        "mkldnn": lambda: torch.zeros(2).to_mkldnn(),
+        "of a transformation": partial(_leaked, torch.func.vmap, torch.zeros(2, 2)),
+        "of a gradient": partial(_leaked, torch.func.grad, torch.zeros(2)),
         "uninitialized": torch.nn.UninitializedParameter,
         "conjugate": lambda: torch.zeros(2, dtype=torch.complex64).conj(),
         "complex of 32 bits": partial(torch.zeros, 2, dtype=torch.complex32),
     }
+
+
+def _leaked(transform: Callable[..., Any], x: Tensor) -> Tensor:
+    """Return what a function was given while it was transformed."""
+    kept: list[Tensor] = []
+
+    def keep(inner: Tensor) -> Tensor:
+        kept.append(inner)
+        return inner.sum()
+
+    transform(keep)(x)
+    return kept[0]
 
 
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.errors import UnsupportedValueError, said, shown
 from d2ldev.files.format.dtypes import numpy_dtype, storage_of
 from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
@@ -231,7 +231,7 @@ class Description:
             if lost := _lost_fields(x, labels):
                 raise ValueError(f"it is a dataclass, too, whose fields {lost} are not in it")
         except Exception as error:  # whatever a class's own methods raise
-            raise self._refusal(x, path, str(error)) from error
+            raise self._refusal(x, path, said(error)) from error
         row: dict[str, Any] = {"type": _type_of(x, labels)}
         if is_record(type(x)):
             row["class"] = type(x).__qualname__

@@ -40,7 +40,7 @@ from d2ldev.files.format.header import (
 )
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
-from d2ldev.operations.arguments import as_path
+from d2ldev.operations.arguments import as_path, is_iterable
 from d2ldev.operations.creation import refused
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[
 def _by_name(classes: Any, attempted: str) -> dict[str, type]:
     """Return classes by the names that files have for them."""
     found: dict[str, type] = {}
-    for cls in classes if isinstance(classes, Iterable) else [classes]:
+    for cls in classes if is_iterable(classes) else [classes]:
         if not isinstance(cls, type) or not is_record(cls):
             problem = f"{describe(cls)} is neither a namedtuple nor a dataclass"
             raise UnsupportedValueError(attempted, problem, "classes=[Batch]")

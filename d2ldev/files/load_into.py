@@ -24,7 +24,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, shown
+from d2ldev.errors import (
+    CheckpointError,
+    D2LDevError,
+    UnsupportedValueError,
+    describe,
+    said,
+    shown,
+)
 from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
 from d2ldev.files.format.dtypes import bytes_of
 from d2ldev.files.layouts import layouts_of_model
@@ -39,6 +46,7 @@ from d2ldev.nesting.walk import (
     Kind,
     flatten,
     joined,
+    labelled,
     leaves,
     too_deep,
 )
@@ -438,8 +446,8 @@ class Fitting:
                 self._differs(path, f"is a {type(x).__name__}", found)
             # The elements of a set have no names, and have another order in the next process.
             return cache(lambda: self._remade_set(x, kind, list(found.children.values())))
-        children = list(kind.children(x))
-        mine = dict(zip(kind.labels(x), children, strict=True))
+        mine = dict(labelled(x, kind, path, self._attempted))
+        children = list(mine.values())
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
         if is_of_names and list(mine) != list(found.children):
             self._compare_names(x, found, path)
@@ -466,7 +474,7 @@ class Fitting:
         except Exception as error:  # whatever a class's own methods raise
             raise UnsupportedValueError(
                 self._attempted,
-                f"the {type(x).__name__} cannot be made again: {error}",
+                f"the {type(x).__name__} cannot be made again: {said(error)}",
                 f"d2ldev.register_container({type(x).__name__}, children, rebuild)",
             ) from error
 
@@ -499,7 +507,7 @@ class Fitting:
             dtype, shape = dtype_and_shape(self._framework, x)
         except RuntimeError as error:  # a lazy module's, before its first batch
             if self.is_strict:
-                self._differs(path, f"has no shape yet ({error})", found)
+                self._differs(path, f"has no shape yet ({said(error)})", found)
             else:
                 self.missing.append(path)
                 self.unexpected.append(path)
@@ -593,12 +601,9 @@ class Fitting:
         kind = self._framework.kinds[type(x)]
         if isinstance(kind, Kind):
             return self._replaced.get((id(x), self._places.get((path, id(x)), "")), x)
-        children = list(kind.children(x))
-        new = [
-            self._remade(child, joined(path, label))
-            for label, child in zip(kind.labels(x), children, strict=True)
-        ]
-        if all(map(is_, new, children)):
+        old = labelled(x, kind, path, self._attempted)
+        new = [self._remade(child, joined(path, label)) for label, child in old]
+        if all(child is new_child for new_child, (_, child) in zip(new, old, strict=True)):
             return x
         # A container that is shared stays shared.
         key = (id(x), *map(id, new))

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe, said
 from d2ldev.files.description import Outline, Stored
 from d2ldev.files.load import Wanted
 from d2ldev.framework import Framework
@@ -38,7 +38,7 @@ class TensorsByName:
         stored: dict[int, Stored] = {}  # a tensor under two names is one, as in a file
         for name, x in tensors.items():
             if id(x) not in stored:
-                stored[id(x)] = self._described(str(name), x)
+                stored[id(x)] = self._described(said(name), x)
         children = {name: stored[id(x)] for name, x in tensors.items()}
         self.outline = Outline("dict", children, 0, None, None)
 
@@ -76,10 +76,12 @@ def dtype_and_shape(framework: Framework, x: Any) -> tuple[str, tuple[int, ...]]
 
     Raises:
         RuntimeError: if it has no shape yet, as before the first batch of a lazy module.
+        UnsupportedValueError: if its shape is none of numbers, as that of a nested tensor.
     """
     if isinstance(x, np.ndarray):
         return x.dtype.name, x.shape
     dtype = framework.tensors.dtype_of(x)
     if framework.files.numbers_dtype(dtype) is not None:
         return dtype, framework.tensors.to_numpy(x).shape
-    return dtype, tuple(int(size) for size in x.shape)
+    _ = x.shape  # where the RuntimeError comes from
+    return dtype, creation.shape_of(x, "read the shape of a tensor")

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from operator import is_not
 from typing import Any
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError
+from d2ldev.errors import D2LDevError, UnsupportedValueError, said
 from d2ldev.nesting.containers import DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
 
@@ -42,6 +42,7 @@ __all__ = [
     "flatten",
     "flatten_all",
     "joined",
+    "labelled",
     "leaves",
     "plain_tensors",
     "register_container",
@@ -60,7 +61,7 @@ def joined(path: str, label: object) -> str:
     >>> joined("layers", 0), joined("", "weight")
     ('layers.0', 'weight')
     """
-    return f"{path}.{label}" if path else str(label)
+    return f"{path}.{said(label)}" if path else said(label)
 
 
 def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
@@ -412,11 +413,24 @@ def _leaves(
 
 def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[str, Any]]:
     """Return what is in a container, with its names."""
+    return [(joined(path, label), child) for label, child in labelled(x, kind, path, attempted)]
+
+
+def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:
+    """Return what is in a container, each with its key, index or field.
+
+    Args:
+        x: the container.
+        kind: what its type is.
+        path: its name.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        UnsupportedValueError: if its class does not let it be taken apart, such as a list whose
+            length is wrong.
+    """
     try:
-        return [
-            (joined(path, label), child)
-            for label, child in zip(kind.labels(x), kind.children(x), strict=True)
-        ]
+        return list(zip(kind.labels(x), kind.children(x), strict=True))
     except (D2LDevError, MemoryError, RecursionError):
         raise
     except Exception as error:  # whatever a class's own methods raise
@@ -429,7 +443,7 @@ def _refused(
     name = type(x).__name__
     return UnsupportedValueError(
         attempted,
-        f"the {name} at {path or 'the top'} cannot be {what}: {error}",
+        f"the {name} at {path or 'the top'} cannot be {what}: {said(error)}",
         f"d2ldev.register_container({name}, children, rebuild)",
     )
 

@@ -5,13 +5,18 @@ from __future__ import annotations
 import math
 import operator
 import os
+import sys
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe, shown
+from d2ldev.errors import UnsupportedValueError, describe, said, shown
 
 MOST_ELEMENTS = 2**63 - 1
 """The most elements of a tensor: frameworks count them in 64 bits, and some abort beyond."""
+
+MOST_AXES = 254
+"""The most axes of a tensor in any framework: TensorFlow's."""
 
 
 def as_shape(shape: Any) -> tuple[int, ...]:
@@ -29,7 +34,8 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     """
     is_sequence = isinstance(shape, Sequence) and not isinstance(shape, (str, bytes, bytearray))
     try:
-        sizes = tuple(operator.index(size) for size in (shape if is_sequence else (shape,)))
+        given = islice(shape, MOST_AXES + 1) if is_sequence else (shape,)
+        sizes = tuple(operator.index(size) for size in given)
     except Exception as error:  # whatever a value's own ``__index__`` raises
         raise UnsupportedValueError(
             f"make a tensor of shape {shown(shape)}",
@@ -39,6 +45,12 @@ def as_shape(shape: Any) -> tuple[int, ...]:
     if min(sizes, default=0) < 0:
         raise UnsupportedValueError(
             f"make a tensor of shape {shown(shape)}", "sizes are from 0 on", "backend.zeros((2, 3))"
+        )
+    if len(sizes) > MOST_AXES:
+        raise UnsupportedValueError(
+            f"make a tensor of shape {shown(shape)}",
+            f"a tensor has at most {MOST_AXES} axes",
+            "backend.zeros((2, 3))",
         )
     # Zeros included: frameworks multiply the others first.
     if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
@@ -119,10 +131,43 @@ def as_path(path: object, method: str) -> str:
 
 
 def is_iterable(data: object) -> bool:
-    """Tell whether something can be gone through in a ``for`` loop.
+    """Tell whether batches can be drawn from something in a ``for`` loop: from text they cannot.
 
-    ``iter(data)`` is not called, because it makes a loader draw random numbers and start its
-    workers.
+    ``iter(data)`` is called for arrays alone, because it makes a loader draw random numbers and
+    start its workers.
     """
+    if isinstance(data, (str, bytes, bytearray, memoryview)):
+        return False
+    cls = type(data)
+    if any(hasattr(cls, name) for name in ("__array__", "__dlpack__", "dtype")):
+        try:
+            next(iter(data), None)  # type: ignore[call-overload]
+        except Exception:  # it has no axis, or its class does not do it
+            return False
     # Of the type, as Python does it: a class is no iterable where its objects are.
-    return hasattr(type(data), "__iter__") or hasattr(type(data), "__getitem__")
+    return hasattr(cls, "__iter__") or hasattr(cls, "__getitem__")
+
+
+def length_of(data: object, unknown: int) -> int:
+    """Return how many batches data has, as far as it says so.
+
+    Args:
+        data: any iterable.
+        unknown: what is returned where it has no length.
+
+    Raises:
+        UnsupportedValueError: if its length is none, such as a negative one.
+
+    >>> length_of([1, 2], 0), length_of(map(abs, []), 0)
+    (2, 0)
+    """
+    try:
+        return operator.length_hint(data, unknown)
+    except OverflowError:  # a range may be longer than Python's lengths
+        return sys.maxsize
+    except (TypeError, ValueError) as error:
+        raise UnsupportedValueError(
+            f"go through {describe(data)}",
+            f"its length is none: {said(error)}",
+            "give its __len__ the number of batches, or leave it out",
+        ) from error

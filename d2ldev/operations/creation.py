@@ -12,7 +12,7 @@ from math import prod
 from numbers import Number
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, shown
 from d2ldev.framework import DeviceLike, DType, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices
@@ -66,7 +66,7 @@ def shape_of(x: Tensor, attempted: str, *, is_known: bool = True) -> tuple[int, 
             return sizes
         problem = f"its shape is {shown(sizes)}"
     except Exception as error:  # each kind of tensor says it in its own way
-        problem = f"it has no shape: {shown(str(error))}"
+        problem = f"it has no shape: {shown(said(error))}"
     raise UnsupportedValueError(
         attempted, problem, "give a dense tensor of a dtype in backend.dtype_names"
     )
@@ -283,7 +283,7 @@ def refused(
         return devices.out_of_memory(framework, error, attempted, native)
     return UnsupportedValueError(
         attempted,
-        f"{framework.name} says: {type(error).__name__}: {error}",
+        f"{framework.name} says: {type(error).__name__}: {said(error)}",
         fix,
     )
 
@@ -368,7 +368,7 @@ def _checked_array(
     except Exception as error:  # ragged lists, and whatever an ``__array__`` raises
         raise UnsupportedValueError(
             attempted,
-            f"NumPy makes no array of {describe(obj)} {error}",
+            f"NumPy makes no array of {describe(obj)} {said(error)}",
             "pad a ragged list to one length, or make a tensor of each row",
         ) from error
     classes = _classes_in(obj) if isinstance(obj, _SEQUENCES) else {type(obj)}

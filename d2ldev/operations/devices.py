@@ -21,6 +21,7 @@ from d2ldev.errors import (
     MemoryPolicyWarning,
     OutOfDeviceMemoryError,
     describe,
+    said,
     warn,
 )
 from d2ldev.framework import DeviceLike, Framework, Memory
@@ -131,7 +132,7 @@ def out_of_memory(
     device = framework.devices.from_native(native)
     return OutOfDeviceMemoryError(
         attempted,
-        f"{device} has too little free memory: {error}",
+        f"{device} has too little free memory: {said(error)}",
         "use a smaller batch, or free tensors; backend.memory(device) shows the memory",
         [device],
     )

@@ -11,10 +11,13 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.errors import UnsupportedValueError, said, shown
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.framework.models import ACTIVATIONS
 from d2ldev.operations import creation, devices, placing
+
+_MOST_SIZES = 10_000
+"""More of them are a range that is meant otherwise, of which there need be no end."""
 
 
 def mlp(
@@ -41,12 +44,14 @@ def _checked(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int
     """Return the sizes and the seed as integers of Python's."""
     problem = ""
     try:
-        numbers = [operator.index(size) for size in sizes]
+        numbers = [operator.index(size) for size in itertools.islice(sizes, _MOST_SIZES + 1)]
         number = operator.index(seed)
     except Exception as error:  # whatever a value's own ``__index__`` raises
-        numbers, number, problem = [], 0, str(error)
+        numbers, number, problem = [], 0, said(error)
     if isinstance(sizes, (str, bytes)) or len(numbers) < 2 or min(numbers) < 1:
         problem = problem or "it takes two sizes at least, which count from 1"
+    elif len(numbers) > _MOST_SIZES:
+        problem = f"it takes at most {_MOST_SIZES} sizes"
     elif not isinstance(activation, str) or activation not in ACTIVATIONS:
         problem = f"the activations are {', '.join(map(repr, ACTIVATIONS))}"
     if problem:

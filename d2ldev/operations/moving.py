@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
 from d2ldev.framework import DeviceLike, DType, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
@@ -173,7 +173,7 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
     except Exception as error:
         raise UnsupportedValueError(
             f"take over the memory of {describe(x)}",
-            f"{type(error).__name__}: {error}",
+            f"{type(error).__name__}: {said(error)}",
             "copy instead: backend.asarray(d2ldev.backend_of(x).to_numpy(x))",
         ) from error
 
@@ -271,7 +271,7 @@ def translated(
     if is_odd or isinstance(error, (NotImplementedError, TypeError, ValueError)):
         return UnsupportedValueError(
             attempted,
-            f"{framework.name} says: {type(error).__name__}: {error}",
+            f"{framework.name} says: {type(error).__name__}: {said(error)}",
             "give it as a dense tensor of a dtype in backend.dtype_names",
             [framework.devices.from_native(native)],
         )
@@ -279,12 +279,20 @@ def translated(
 
 
 def _is_plain(framework: Framework, x: Any) -> bool:
-    """Tell whether a tensor has a shape and one of the framework's dtypes."""
+    """Tell whether a tensor has a shape, one of the framework's dtypes, and bytes."""
     try:
-        creation.shape_of(x, "copy a tensor")
-        return _is_array(x) or framework.tensors.dtype_of(x) in framework.tensors.dtype_names
+        shape = creation.shape_of(x, "copy a tensor")
+        if _is_array(x):
+            return True
+        is_known = framework.tensors.dtype_of(x) in framework.tensors.dtype_names
     except Exception:
         return False
+    try:
+        return is_known and (0 in shape or framework.tensors.address(x) != 0)
+    except UnsupportedValueError:
+        return False
+    except Exception:  # what was queued to make it has failed
+        return True
 
 
 def _foreign(framework: Framework, x: Any) -> str:

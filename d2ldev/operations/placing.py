@@ -17,7 +17,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from d2ldev.device import Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
 from d2ldev.framework import DeviceLike, Framework, Models, Part, Put
 from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import flatten_all, joined, leaves, too_deep
@@ -125,7 +125,7 @@ class Inventory:
             where = f" at {name}" if name else ""
             raise UnsupportedValueError(
                 self._attempted,
-                f"the {type(value).__name__}{where} cannot be looked through: {error}",
+                f"the {type(value).__name__}{where} cannot be looked through: {said(error)}",
                 "make it whole first: super().__init__() in its __init__",
             ) from error
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from operator import length_hint
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework import Weighted
 from d2ldev.nesting.kinds import TENSOR, Kinds
 from d2ldev.nesting.walk import every, flatten, leaves, too_deep
-from d2ldev.operations.arguments import flag, is_iterable, whole_number
+from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -113,7 +112,7 @@ class ArrayLoader:
             epoch = _whole("epoch", state["epoch"], least=0)
             if epoch >= 2**63:
                 raise ValueError("an epoch that nobody has reached")
-        except (LookupError, TypeError, ValueError) as error:
+        except Exception as error:  # whatever is in its place
             raise CheckpointError(
                 "go on with the order of an ArrayLoader",
                 f"{describe(state)} is none of its states",
@@ -211,7 +210,7 @@ def check_data(data: Any, name: str, max_epochs: int) -> None:
             f"{describe(data)} is an iterator, which is used up after one epoch",
             f"{name}=list({name}), or a loader",
         )
-    if max_epochs and not length_hint(data, 1):  # 1 also for what has no length
+    if max_epochs and not length_of(data, 1):  # 1 also for what has no length
         raise UnsupportedValueError(
             f"go through {name}", "there is no batch in it", f"{name}=[(X, y)], or None for no data"
         )

@@ -9,6 +9,7 @@ Held by the requirements ``log.*`` of the conformance suite.
 
 from __future__ import annotations
 
+import sys
 from array import array
 from collections.abc import Mapping
 from numbers import Real
@@ -267,7 +268,7 @@ def _is_weight(value: Any) -> bool:
     # ``int`` and ``float`` come first, because checking ``Real`` takes longer, and this runs in
     # every step.
     is_number = isinstance(value, (int, float, Real, np.number))
-    return is_number and 0 <= value < float("inf")
+    return is_number and 0 <= value <= sys.float_info.max
 
 
 def _number(name: str, x: Any) -> float:

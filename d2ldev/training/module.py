@@ -9,7 +9,7 @@ import inspect
 from collections.abc import Sequence
 from typing import Any
 
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe, said
 
 METHODS = ("training_step", "validation_step")
 
@@ -106,6 +106,6 @@ def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Seque
         except (AttributeError, TypeError) as error:
             raise UnsupportedValueError(
                 attempted,
-                f"{name}.{method} cannot be called with a batch: {error}",
+                f"{name}.{method} cannot be called with a batch: {said(error)}",
                 f"def {method}(self, batch): ...",
             ) from error

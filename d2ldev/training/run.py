@@ -8,7 +8,6 @@ random numbers, and the state of the batches' order.
 from __future__ import annotations
 
 import math
-import operator
 import os
 import sys
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -18,13 +17,20 @@ from types import NoneType
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError, D2LDevError, UnsupportedValueError, describe, shown
+from d2ldev.errors import (
+    CheckpointError,
+    D2LDevError,
+    UnsupportedValueError,
+    describe,
+    said,
+    shown,
+)
 from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
 from d2ldev.framework import Framework, Learner
-from d2ldev.operations.arguments import as_path, whole_number
+from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.training.callbacks import checked_states, states
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, checked_random_state, random_state
@@ -303,7 +309,7 @@ class Run:
     def _checked_within(self, saved: Any, device: Device) -> _Within | None:
         if saved is None:
             return None
-        if operator.length_hint(self._data, saved["batches"]) < saved["batches"]:
+        if length_of(self._data, saved["batches"]) < saved["batches"]:
             raise self._too_short(saved["batches"])
         set_framework = self._framework.training.checked_random_state(saved["random"], device)
         set_host = checked_random_state(saved["host"])
@@ -405,7 +411,7 @@ def _refusing(checkpoint: Checkpoint, problem: str) -> Iterator[None]:
     except Exception as error:
         raise CheckpointError(
             checkpoint.attempted,
-            f"{problem}: {str(error)[:1000]}",
+            f"{problem}: {said(error)[:1000]}",
             "resume with the model, the loader and the callbacks that the run began with",
         ) from error
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from operator import length_hint
 from os import PathLike
 from typing import Any
 
@@ -20,7 +19,7 @@ from d2ldev.device import Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations.arguments import flag, whole_number
+from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.training.callbacks import (
     HOOKS,
@@ -318,8 +317,8 @@ class Trainer(Hooks):
         check_data(self.train_dataloader, "train_data", self.max_epochs)
         if self.val_dataloader is not None:
             check_data(self.val_dataloader, "val_data", self.max_epochs)
-        self.num_train_batches = length_hint(self.train_dataloader, 0)
-        self.num_val_batches = length_hint(self.val_dataloader, 0)
+        self.num_train_batches = length_of(self.train_dataloader, 0)
+        self.num_val_batches = length_of(self.val_dataloader, 0)
         self.epoch = self.train_batch_idx = self.val_batch_idx = 0
         return self.train_dataloader, self.val_dataloader
 
@@ -357,7 +356,7 @@ class Trainer(Hooks):
             del settings["optimizer"]  # of that name, so that the model configures none
             learner = self._evaluator(prepared, **settings)
             self.val_batch_idx = 0
-            self.num_val_batches = length_hint(batches, 0)
+            self.num_val_batches = length_of(batches, 0)
             # For a model whose training_step measures, where nothing was trained.
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:

@@ -6,7 +6,8 @@ import pickle
 import pytest
 
 import d2ldev
-from d2ldev import D2LDevError, errors
+from d2ldev import D2LDevError, UnsupportedValueError, errors
+from d2ldev.errors import describe, said, shown
 
 BUILT_IN_BASES = {
     "InvalidDeviceError": ValueError,
@@ -106,3 +107,78 @@ def test_a_value_of_many_lines_is_shown_in_one():
 def test_a_value_that_is_attempted_with_stands_before_the_colon():
     error = D2LDevError(f"train {errors.describe(3)}", "it is no model", "net = ...")
     assert str(error).startswith("cannot train 3, an int: it is no model")
+
+
+class MuteError(Exception):
+    """Cannot be turned into text."""
+
+    def __str__(self):
+        raise RuntimeError("do not ask")
+
+    __repr__ = __str__
+
+
+class Loud(str):
+    """A text that raises wherever it is written."""
+
+    def __str__(self, *_):
+        raise RuntimeError("do not ask")
+
+    __repr__ = __format__ = __str__
+
+
+class ShowsLoud:
+    """Is shown as a text that raises."""
+
+    def __repr__(self):
+        return Loud("loud")
+
+    __str__ = __repr__
+
+
+class Freed:
+    """Like a tensor whose memory is gone: a framework ends the process that prints it."""
+
+    shape, dtype = (2, 3), "float32"
+
+    def __dlpack__(self):
+        raise RuntimeError("do not look")
+
+    __repr__ = __dlpack__
+
+
+@pytest.mark.parametrize("cls", [MuteError, Loud, ShowsLoud])
+@pytest.mark.parametrize("text_of", [said, shown, describe])
+def test_no_value_keeps_a_message_from_being_written(text_of, cls):
+    assert type(f"{text_of(cls())}") is str
+
+
+def test_a_tensor_is_described_without_its_values():
+    assert shown(Freed()) == "<Freed of shape (2, 3) and dtype float32>"
+
+
+def raising(error):
+    def method(*_):
+        raise error
+
+    return method
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda backend, odd: backend.mlp(odd),
+        lambda backend, odd: backend.copy(odd),
+        lambda backend, odd: backend.place(odd, "cpu"),
+        lambda backend, odd: backend.asarray(odd),
+        lambda backend, odd: backend.full(2, odd),
+        lambda backend, odd: backend.rand(2, seed=odd),
+        lambda backend, odd: backend.from_dlpack(odd),
+    ],
+    ids=["mlp", "copy", "place", "asarray", "full", "rand", "from_dlpack"],
+)
+def test_an_error_without_a_text_is_passed_on_as_the_cause(reference, call):
+    names = ("__iter__", "__array__", "__index__", "__dlpack__", "__dlpack_device__")
+    odd = type("Odd", (list,), dict.fromkeys(names, raising(MuteError())))([1.0])
+    with pytest.raises(UnsupportedValueError):
+        call(reference, odd)

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
+from decimal import Decimal
+from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,12 @@ from d2ldev_conformance.provision import hostile_tensors
 
 
 class OwnError(Exception):
-    """What a value itself raises, which a call may pass on."""
+    """What a value itself raises, which a call may pass on; it has no text."""
+
+    def __str__(self) -> str:
+        raise AssertionError("the text of a value's own error was asked for")
+
+    __repr__ = __str__
 
 
 def _raise(*_: Any, **__: Any) -> Any:
@@ -29,6 +38,69 @@ class Hostile:
     __repr__ = __str__ = __len__ = __iter__ = __eq__ = __bool__ = __call__ = _raise
     __index__ = __int__ = __float__ = __complex__ = __array__ = __dlpack__ = __fspath__ = _raise
     __getitem__ = __contains__ = __lt__ = __add__ = __enter__ = __exit__ = _raise
+
+
+def _broken(method: str, base: type = object, body: Callable[..., Any] = _raise) -> type:
+    """Return a class of which one method raises, or does what it must not."""
+    return type(f"Broken{base.__name__}", (base,), {method: body})
+
+
+BROKEN: dict[str, tuple[type, Any]] = {
+    **{
+        f"broken {name}": (_broken(f"__{name}__"), None)
+        for name in ("repr", "str", "eq", "hash", "bool", "getattribute", "array", "iter", "fspath")
+    },
+    "broken length": (_broken("__len__", list), [1.0]),
+    "negative length": (_broken("__len__", list, lambda _: -1), [1.0]),
+    "length that is text": (_broken("__len__", list, lambda _: "1"), [1.0]),
+    "huge length": (_broken("__len__", list, lambda _: 2**62), [1.0]),
+    "list that cannot be gone through": (_broken("__iter__", list), [1.0]),
+    "list without items": (_broken("__getitem__", list), [1.0]),
+    "list without repr": (_broken("__repr__", list), [1.0]),
+    "tuple that cannot be gone through": (_broken("__iter__", tuple), [1.0]),
+    "dict without keys": (_broken("__iter__", dict), {"a": 1.0}),
+    "dict without values": (_broken("values", dict), {"a": 1.0}),
+    "dict without items": (_broken("__getitem__", dict), {"a": 1.0}),
+    "text without str": (_broken("__str__", str), "a"),
+    "text without repr": (_broken("__repr__", str), "a"),
+    "text without eq": (_broken("__eq__", str), "a"),
+    "text without hash": (_broken("__hash__", str), "a"),
+    "integer without index": (_broken("__index__", int), 1),
+    "integer without repr": (_broken("__repr__", int), 1),
+    "integer without order": (_broken("__lt__", int), 1),
+    "float without repr": (_broken("__repr__", float), 1.0),
+    "array without repr": (_broken("__repr__", np.ndarray), 2),
+    "array that cannot be gone through": (_broken("__iter__", np.ndarray), 2),
+}
+"""By name: a class of which one method is broken, and what an object is made of, if of anything."""
+
+
+SHAPES = [
+    *(
+        (2**32, 2**31),
+        (0, 2**63),
+        (2**63, 0),
+        (2**45,),
+        (2**31, 2**31, 2**31),
+        (-1, 2),
+        (2, -(2**63)),
+    ),
+    *((1,) * 33, (1,) * 65, (0,) * 33, (1,) * 300, (2**64,), (None, 2), (2, True)),
+]
+"""Those that frameworks are known to end the process for, multiply wrongly, or take for another."""
+
+
+def _made(cls: type, content: Any) -> Any:
+    return cls() if content is None else cls(content)
+
+
+class _Shaped:
+    """What has a shape, and a dtype, and is no array."""
+
+    shape = (-1, None)
+    dtype = "float99"
+    ndim = 2
+    __array__ = _raise
 
 
 def _deep(make: Callable[[Any], Any]) -> Any:
@@ -56,6 +128,12 @@ def _just(value: Any) -> Callable[[], Any]:
     return lambda: value
 
 
+def _released() -> memoryview:
+    view = memoryview(b"a")
+    view.release()
+    return view
+
+
 def _generator() -> Iterator[int]:
     yield 1
 
@@ -76,6 +154,7 @@ def values(backend: Backend) -> dict[str, Callable[[], Any]]:
         **{f"number {number}": _just(number) for number in (-1, 0, 0.5, 2**62)},
         **{f"number {number}": _just(number) for number in (2**63, 2**64, -(2**70))},
         "number of 5000 digits": lambda: 10**5000,
+        **{f"shape {shape}"[:60]: _just(shape) for shape in SHAPES},
         **{f"float {text}": _just(float(text)) for text in ("nan", "inf", "-inf")},
         "complex": lambda: 1j,
         **{f"text {text!r}": _just(text) for text in ("", "a", "\ud800", "\0", "gpu:x")},
@@ -86,6 +165,27 @@ def values(backend: Backend) -> dict[str, Callable[[], Any]]:
         "function": lambda: len,
         "module": lambda: np,
         "generator": _generator,
+        **{f"number {number!r}": _just(number) for number in (Decimal("1.5"), Decimal("nan"))},
+        **{f"number {number!r}": _just(number) for number in (Decimal("inf"), Fraction(1, 3))},
+        **{
+            f"scalar {scalar!r} of {scalar.dtype}": _just(scalar)
+            for scalar in (np.int64(-1), np.uint64(2**64 - 1), np.float32("nan"), np.float64(0.5))
+        },
+        **{
+            f"scalar of {scalar.dtype}": _just(scalar)
+            for scalar in (np.bool_(True), np.float16(1), np.complex64(1j), np.longdouble(1))
+        },
+        "scalar of text": _just(np.str_("a")),
+        "scalar of time": _just(np.datetime64("2020-01-01")),
+        "scalar of record": lambda: np.zeros(2, [("a", "i4")])[0],
+        "bytearray": lambda: bytearray(b"a"),
+        "memoryview": lambda: memoryview(b"a"),
+        "released memoryview": _released,
+        "long range": lambda: range(10**15),
+        "range of more than 2**63": lambda: range(2**64),
+        "deque": lambda: deque([1.0]),
+        "shaped": _Shaped,
+        **{name: partial(_made, *how) for name, how in BROKEN.items()},
         "hostile": lambda: object.__new__(Hostile),
         "hostile class": lambda: Hostile,
         "cycle": _cycle,
@@ -101,6 +201,8 @@ def values(backend: Backend) -> dict[str, Callable[[], Any]]:
         "array of text": lambda: np.array(["a"]),
         "array of times": lambda: np.array(["2020-01-01"], "datetime64[s]"),
         "array of records": lambda: np.zeros(2, [("a", "i4")]),
+        "array of lists": lambda: np.array([[1.0], [1.0, 2.0]], object),
+        "array of other bytes": lambda: np.zeros((2, 2), ">f4")[::-1],
         "array without axes": lambda: np.zeros(()),
         "empty array": lambda: np.zeros((0, 3)),
         "array of 2**60 elements": lambda: np.broadcast_to(np.float32(1), (2**60,)),

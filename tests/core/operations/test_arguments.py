@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+import sys
 
 import array_api_strict as xp
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
-from d2ldev.operations.arguments import as_shape, flag
+from d2ldev.operations.arguments import as_shape, flag, is_iterable, length_of
 from d2ldev.training.trainer import Trainer
 
 
@@ -23,10 +24,90 @@ class Shy:
         raise RuntimeError("do not count")
 
 
+class Unreadable:
+    """Raises another error than Python expects where it is asked for a number."""
+
+    def __index__(self):
+        raise AttributeError("no number")
+
+
 @pytest.mark.parametrize("shape", ["", "23", b"12", bytearray(b"1"), 2.0, None, {2}])
 def test_a_text_or_a_number_with_a_point_is_no_shape(shape):
     with pytest.raises(UnsupportedValueError, match="a shape is an integer or a sequence"):
         as_shape(shape)
+
+
+@pytest.mark.parametrize(
+    "shape", [range(10**15), range(2**64), [1] * 255], ids=["long", "longer", "ones"]
+)
+def test_more_sizes_than_any_framework_takes_are_refused_at_once(shape):
+    with pytest.raises(UnsupportedValueError, match="at most 254 axes"):
+        as_shape(shape)
+
+
+def test_more_layers_than_anyone_wants_are_refused_at_once(reference):
+    with pytest.raises(UnsupportedValueError, match="at most 10000 sizes"):
+        reference.mlp(range(1, 10**15))
+
+
+class OfLength(list):
+    """A list that is as long as it says."""
+
+    def __init__(self, length):
+        super().__init__([1.0])
+        self.length = length
+
+    def __len__(self):
+        return self.length
+
+
+def test_data_may_be_longer_than_python_counts():
+    assert length_of(range(2**64), 0) == sys.maxsize
+
+
+def test_data_of_a_negative_length_is_refused():
+    with pytest.raises(UnsupportedValueError, match="its length is none"):
+        length_of(OfLength(-1), 0)
+
+
+@pytest.mark.parametrize("length", [-1, "1", 2**62])
+def test_a_list_whose_length_is_none_is_refused_by_load_into(reference, tmp_path, length):
+    reference.save([1.0], tmp_path / "file.safetensors")
+    with pytest.raises(
+        UnsupportedValueError, match="the OfLength at the top cannot be taken apart"
+    ):
+        reference.load_into(OfLength(length), tmp_path / "file.safetensors")
+
+
+NO_BATCHES = {
+    "text": "ab",
+    "bytes": b"ab",
+    "bytearray": bytearray(b"ab"),
+    "memoryview": memoryview(b"ab"),
+    "a scalar": np.float64(0.5),
+    "an array without axes": np.zeros(()),
+    "an array of the standard": xp.ones((2, 2)),
+}
+
+
+@pytest.mark.parametrize("data", NO_BATCHES.values(), ids=NO_BATCHES)
+def test_no_batches_are_drawn_from_texts_and_scalars(reference, data):
+    assert not is_iterable(data)
+    with pytest.raises(UnsupportedValueError, match="is no iterable of batches"):
+        reference.prefetch(data, "cpu")
+    with pytest.raises(UnsupportedValueError, match="is no iterable of batches"):
+        Trainer(1, backend=reference).fit(reference.mlp([2, 1]), data)
+
+
+def test_a_weight_that_no_float_holds_is_refused(reference):
+    with pytest.raises(UnsupportedValueError):
+        d2ldev.DeviceLog(reference).add(10**5000, loss=1.0)
+
+
+@pytest.mark.parametrize("index", [Shy(), Unreadable()], ids=["shy", "unreadable"])
+def test_an_index_that_cannot_be_read_is_no_gpu_s(index):
+    with pytest.raises(InvalidDeviceError, match="an index is an integer"):
+        d2ldev.gpu(index)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,16 @@ class LetsErrorsOfPythonOut(Mutant, caught_by="errors.hostile-arguments"):
             return super().to(x, self.device({**vars(device)} if device is not None else device))
 
 
+class AsksErrorsForTheirText(Mutant, caught_by="errors.hostile-values-of-each-kind"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            try:
+                return super().copy(x, device)
+            except Exception as error:
+                self.reason = str(error.__cause__)
+                raise
+
+
 class AsksEveryValueForItsShape(Mutant, caught_by="errors.hostile-values-of-each-kind"):
     class Backend(Backend):
         def to_numpy(self, x):
