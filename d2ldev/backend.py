@@ -472,15 +472,15 @@ class Backend:
                 Nothing has moved then.
         """
         framework = self.framework
-        try:  # the common call, without a detour
-            if (
-                framework.kinds[type(x)] is TENSOR
-                and framework.tensors.device_of(x) is framework.known_devices[device]
-            ):
+        try:
+            target = framework.known_devices[device]
+        except Exception:  # unknown so far, or not hashable
+            target = devices.existing(framework, device, "put a tensor")
+        if framework.kinds[type(x)] is TENSOR:
+            if framework.tensors.device_of(x) is target:  # the common call, without a detour
                 return x
-        except Exception:  # noqa: S110
-            pass  # the call below looks up a new device, or raises the error
-        return moving.to(framework, x, device)
+            return moving.moved_tensor(framework, x, target)
+        return moving.to(framework, x, target)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:
         """Copy a tensor, or every tensor in a nesting, into new memory.

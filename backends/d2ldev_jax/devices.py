@@ -65,12 +65,12 @@ class JaxDevices(Devices):
     """The base of the rooms for real and for virtual GPUs.
 
     Attributes:
-        places: JAX's device -> the device that it stands for, and its own kind of memory; empty
-            until ``from_native`` is called.
+        places: JAX's device -> the device that it stands for; empty until ``from_native`` is
+            called.
     """
 
     def __init__(self) -> None:
-        self.places: dict[jax.Device, tuple[Device, str]] = {}
+        self.places: dict[jax.Device, Device] = {}
 
     @abstractmethod
     def gpus(self) -> list[jax.Device]:
@@ -105,12 +105,11 @@ class JaxDevices(Devices):
             with suppress(DeviceUnavailableError):  # JAX_PLATFORMS=cuda leaves no CPU
                 found.update(dict.fromkeys(self.cpus(), CPU))
             found.update({each: gpu(index) for index, each in enumerate(self.gpus())})
-            for each, device in found.items():
-                self.places[each] = device, each.default_memory().kind
+            self.places.update(found)
         if is_text:
             native = next((each for each in self.places if str(each) == native), None)
         # Another process's device stands for nothing.
-        return self.places.get(native, (None, ""))[0]
+        return self.places.get(native)
 
     def default(self) -> jax.Device:
         self.gpus()  # JAX then goes on without a GPU that fails

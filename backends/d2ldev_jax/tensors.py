@@ -72,6 +72,8 @@ class JaxTensors(Tensors):
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
         self._places = devices.places
+        # The device of each sharding in which an array was seen.
+        self._seen: dict[jax.sharding.Sharding, Device] = {}
         # Without a seed, a key is the number of the draw, folded into a root of this process.
         # Threads can share a count without a lock.
         self._root = int.from_bytes(os.urandom(4))
@@ -83,11 +85,7 @@ class JaxTensors(Tensors):
         # Cheaper than ``x.device``. Unusual arrays are checked closely below.
         try:
             if not x.is_deleted():
-                sharding = x.sharding
-                (native,) = sharding.device_set
-                device, memory = self._places[native]
-                if sharding.memory_kind == memory:
-                    return device
+                return self._seen[x.sharding]
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         return self._looked_up(x)
@@ -129,6 +127,7 @@ class JaxTensors(Tensors):
                 f"{kind} belongs to {device}, but its bytes are in the host's memory ({memory})",
                 f"x = jax.device_put(x, backend.native('{device}')) brings them there",
             )
+        self._seen[x.sharding] = device
         return device
 
     @property

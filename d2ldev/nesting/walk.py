@@ -64,16 +64,23 @@ def joined(path: str, label: object) -> str:
     return f"{path}.{said(label)}" if path else said(label)
 
 
-def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int]) -> bool:
-    """Tell whether every leaf of the nesting ``x`` is a tensor of which ``holds`` is true.
+def every(
+    nestings: Iterable[Any],
+    kinds: Kinds,
+    ask: Callable[[Any], object],
+    answer: object,
+    budget: list[int],
+) -> bool:
+    """Tell whether every leaf of the nestings is a tensor for which ``ask`` returns ``answer``.
 
     ``to`` asks this first, to see whether anything has to move. The walk makes no object of its
     own, and does not remember where it was.
 
     Args:
-        x: a nesting.
+        nestings: to walk in order.
         kinds: what each type is.
-        holds: asked of each tensor.
+        ask: called with each tensor.
+        answer: compared with ``is``.
         budget: how many containers it may enter, in a list of one. It gives up, with False, at a
             nesting that is large or full of shared containers; ``flatten`` enters each of them
             once.
@@ -83,19 +90,20 @@ def every(x: Any, kinds: Kinds, holds: Callable[[Any], bool], budget: list[int])
         UnsupportedValueError: never; a value of an unknown kind makes the answer False, after which
             ``flatten`` names its place.
     """
-    kind = kinds[type(x)]
-    if kind is TENSOR:
-        return holds(x)
-    if kind is PLAIN:
-        return True
-    budget[0] -= 1
-    if isinstance(kind, Kind) or budget[0] < 0:
-        return False
-    # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children`` is.
-    children = x.values() if kind is DICT else kind.children(x)
-    for child in children:  # noqa: SIM110  # a generator would double the cost
-        if not every(child, kinds, holds, budget):
-            return False
+    for x in nestings:
+        kind = kinds[type(x)]
+        if kind is TENSOR:
+            if ask(x) is not answer:
+                return False
+        elif kind is not PLAIN:
+            budget[0] -= 1
+            if isinstance(kind, Kind) or budget[0] < 0:
+                return False
+            # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children``
+            # is.
+            children = x.values() if kind is DICT else kind.children(x)
+            if not every(children, kinds, ask, answer, budget):
+                return False
     return True
 
 

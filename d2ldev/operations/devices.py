@@ -62,6 +62,10 @@ def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:
         InvalidDeviceError: if it is no device.
         DeviceUnavailableError: if this machine does not have it.
     """
+    try:
+        return framework.known_devices[spec]
+    except Exception:  # noqa: S110
+        pass  # unknown so far, or not hashable
     device = parsed(framework, spec)
     if device is not CPU and device.index >= (count := framework.num_gpus()):
         raise DeviceUnavailableError(

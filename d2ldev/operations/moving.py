@@ -24,23 +24,20 @@ CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
 """A function that copies tensors to a native device, as ``Tensors.copy_all`` does."""
 
 
-def to(framework: Framework, x: Any, device: DeviceLike) -> Any:
-    """Move a tensor, or every tensor in a nesting, to a device; see ``Backend.to``."""
+def to(framework: Framework, x: Any, target: Device) -> Any:
+    """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
+    device_of = framework.tensors.device_of
     try:
-        target = framework.known_devices[device]
-    except Exception:  # unknown so far, or not hashable
-        target = devices.existing(framework, device, "put a tensor")
-    kinds, device_of = framework.kinds, framework.tensors.device_of
-    if kinds[type(x)] is TENSOR:
-        if device_of(x) is target:
-            return x
-        return copied(framework, framework.tensors.copy, x, target, _moving["a tensor", target])
-    try:
-        if every(x, kinds, lambda tensor: device_of(tensor) is target, [10_000]):
+        if every((x,), framework.kinds, device_of, target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
     return moved(framework, x, target)
+
+
+def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:
+    """Copy a tensor to another device."""
+    return copied(framework, framework.tensors.copy, x, target, _moving["a tensor", target])
 
 
 def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = None) -> Any:
@@ -135,7 +132,9 @@ def converted(
         )
     before = x
     if device is not None:
-        x = to(framework, x, device)
+        target = devices.existing(framework, device, "move a tensor")
+        if tensors.device_of(x) is not target:
+            x = moved_tensor(framework, x, target)
     if is_of_dtype:
         return copy(framework, x, None) if copies and x is before else x
     try:

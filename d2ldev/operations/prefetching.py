@@ -45,7 +45,7 @@ def _moved(
         ahead = framework.training.prefetched(batches, target, depth)
         if ahead is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
-            return moved_ahead(ahead, 0, partial(moving.to, framework, device=target))
+            return moved_ahead(ahead, 0, partial(moving.to, framework, target=target))
         copier = None if target is CPU else framework.training.copier(target)
         if copier is not None:
             return _beside(framework, batches, target, depth, copier)

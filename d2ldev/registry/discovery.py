@@ -10,7 +10,6 @@ Held by ``tests/core/registry/test_registry.py`` and ``tests/core/registry/test_
 
 from __future__ import annotations
 
-import ast
 import importlib.util
 import sys
 from contextlib import suppress
@@ -18,6 +17,7 @@ from importlib.machinery import PathFinder, SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import ast
     from collections.abc import Iterable
     from importlib.metadata import EntryPoint
 
@@ -106,6 +106,9 @@ def _read_requires(package: str) -> tuple[str, ...]:
     loader: Any = spec.loader
     if not hasattr(loader, "get_source"):  # pytest's, which rewrites what a plugin of its is in
         loader = SourceFileLoader(package, spec.origin or "")
+    # Not at the top: ``import d2ldev`` would take a thirtieth longer.
+    import ast
+
     # A package without source needs nothing that can be told.
     for statement in ast.parse(loader.get_source(package) or "").body:
         match statement:
@@ -118,6 +121,8 @@ def _read_requires(package: str) -> tuple[str, ...]:
 
 
 def _as_modules(package: str, written: ast.expr | None) -> tuple[str, ...]:
+    import ast
+
     try:
         requires = ast.literal_eval(written)  # type: ignore[arg-type]
     except (TypeError, ValueError):

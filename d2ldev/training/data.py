@@ -239,7 +239,7 @@ def check_places(batch: Any, kinds: Kinds) -> None:
     """
     attempted = "train on a batch"
     try:
-        is_small = every(batch, kinds, lambda _: True, [_CONTAINERS])
+        is_small = every((batch,), kinds, lambda _: True, True, [_CONTAINERS])
     except RecursionError:
         raise too_deep(attempted) from None
     if not is_small:
