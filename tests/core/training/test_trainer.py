@@ -48,9 +48,19 @@ def test_all_gpus_of_a_machine_without_any_are_the_cpu(reference):
     assert Trainer(1, num_gpus=-1, backend=none).device is CPU
 
 
-def test_all_gpus_are_refused_where_there_are_two(reference):
-    with pytest.raises(DeviceUnavailableError, match="trained on one device"):
-        Trainer(1, num_gpus=-1, backend=reference)
+def test_all_gpus_are_those_that_there_are(reference):
+    assert Trainer(1, num_gpus=-1, backend=reference).gpus == [gpu(0), gpu(1)]
+
+
+def test_a_framework_that_trains_on_one_gpu_says_why(reference):
+    class Alone(type(reference.framework)):
+        cannot: ClassVar = {"train on several GPUs": "it has one lock"}
+
+    alone = d2ldev.Backend(Alone(virtual_gpus=2))
+    with pytest.raises(UnsupportedValueError, match=r"it has one lock\n.*num_gpus=1"):
+        Trainer(1, num_gpus=2, backend=alone)
+    with pytest.raises(UnsupportedValueError, match=r"it has one lock\n.*devices=\[gpu\(0\)\]"):
+        alone.learner(alone.mlp([1, 1]), devices=["gpu:0", "gpu:1"])
 
 
 @pytest.mark.parametrize(
