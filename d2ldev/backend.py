@@ -816,7 +816,7 @@ class Backend:
         if len(them) < 2:
             return self.framework.training.learner(model, settings)
         attempted = f"train on {len(them)} devices"
-        self.framework.require("train on several GPUs", attempted, f"devices=[{them[0]!r}]")
+        self.framework.require("train on several GPUs", attempted, f"devices=['{them[0]}']")
         return self.framework.parallel.learner(model, settings, them)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
