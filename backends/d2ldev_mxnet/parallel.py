@@ -184,6 +184,10 @@ class MXNetParallelLearner(MXNetLearner):
         trainer._contexts = self._contexts
         trainer._reset_kvstore()
         trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
+        # Now, and not in the first step, in which it would give the first device's running
+        # statistics to all.
+        trainer._init_kvstore()
+        trainer._init_params()
 
     def _gather_trainer(self) -> None:
         trainer = self._trainer
