@@ -28,8 +28,9 @@ from d2ldev.framework import (
     Tensor,
 )
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import creation, devices, mlp, moving, placing, prefetching
+from d2ldev.operations import creation, devices, mlp, moving, parallel, placing, prefetching
 from d2ldev.operations.arguments import flag, whole_number
+from d2ldev.operations.devices import together
 from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
@@ -498,6 +499,50 @@ class Backend:
         """
         return moving.copy(self.framework, x, device)
 
+    def split(self, batch: Any, devices: Sequence[DeviceLike]) -> list[Any]:
+        """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.
+
+        Args:
+            batch: a nesting of tensors and NumPy arrays, all of shape ``(n, ...)``; a tensor
+                without an axis goes to each device.
+            devices: one or more.
+
+        Returns:
+            A nesting for each device, there; the first ones have an example more where n does not
+            divide evenly, and the last ones are empty where there are fewer examples. A part that
+            is on its device already is a view, where the framework has views.
+
+        Raises:
+            UnsupportedValueError: if the tensors have not one number of examples.
+            InvalidDeviceError: if a device is none, or is given twice.
+            DeviceUnavailableError: if one does not exist.
+
+        >>> parts = backend.split((X, y), backend.try_all_gpus())          # doctest: +SKIP
+        """
+        attempted = "split a batch"
+        return parallel.split(self.framework, batch, together(self.framework, devices, attempted))
+
+    def replicate(self, obj: Any, devices: Sequence[DeviceLike]) -> list[Any]:
+        """Give each device a copy of parameters or of a model: ``get_params`` of section 13.5.
+
+        Args:
+            obj: a model, or a nesting of tensors and models; it is not changed.
+            devices: one or more.
+
+        Returns:
+            A copy for each device, there, which shares no memory with ``obj`` and the others. What
+            was tied in ``obj`` is tied in each copy.
+
+        Raises:
+            UnsupportedValueError: for an optimizer, and for a model that the framework cannot copy.
+            InvalidDeviceError: if a device is none, or is given twice.
+            DeviceUnavailableError: if one does not exist.
+
+        >>> first, second = backend.replicate(net, ['gpu:0', 'gpu:1'])     # doctest: +SKIP
+        """
+        attempted = f"replicate {type(obj).__name__}"
+        return parallel.replicate(self.framework, obj, together(self.framework, devices, attempted))
+
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         """Return the values of a tensor in a NumPy array that the caller owns.
 
@@ -706,6 +751,7 @@ class Backend:
         precision: str = "model",
         methods: tuple[str, str] | None = None,
         is_trained: bool = True,
+        devices: Sequence[DeviceLike] | None = None,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -730,9 +776,13 @@ class Backend:
                 ``loss``.
             is_trained: False for a model that is only evaluated, and needs no optimizer: nothing
                 that says how it learns may be given beside it.
+            devices: those that train it together, each with a part of the batch; the model and the
+                batches are on the first one, and so is what ``step`` returns. None is the device
+                where the model is.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
+            DeviceUnavailableError: if one of the devices does not exist.
 
         >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
@@ -784,7 +834,12 @@ class Backend:
                     "with is_trained=False nothing would look at it",
                     f"leave out {ignored}, or is_trained=False",
                 )
-        return self.framework.training.learner(model, settings)
+        them = [] if devices is None else together(self.framework, devices, "train")
+        if len(them) < 2:
+            return self.framework.training.learner(model, settings)
+        attempted = f"train on {len(them)} devices"
+        self.framework.require("train on several GPUs", attempted, f"devices=['{them[0]}']")
+        return self.framework.parallel.learner(model, settings, them)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

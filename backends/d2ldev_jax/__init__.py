@@ -23,6 +23,7 @@ class JaxFramework(Framework):
         from d2ldev_jax.devices import HardwareDevices, VirtualDevices
         from d2ldev_jax.files import JaxFiles
         from d2ldev_jax.models import JaxModels
+        from d2ldev_jax.parallel import JaxParallel
         from d2ldev_jax.strict import JaxStrict
         from d2ldev_jax.tensors import JaxTensors
         from d2ldev_jax.training import JaxTraining
@@ -33,3 +34,4 @@ class JaxFramework(Framework):
         self.files = JaxFiles(self.tensors)
         self.training = JaxTraining(self)
         self.strict = JaxStrict(self.devices)
+        self.parallel = JaxParallel(self)

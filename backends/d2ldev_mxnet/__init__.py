@@ -37,6 +37,7 @@ class MXNetFramework(Framework):
         from d2ldev_mxnet.devices import MXNetDevices
         from d2ldev_mxnet.files import MXNetFiles
         from d2ldev_mxnet.models import MXNetModels
+        from d2ldev_mxnet.parallel import MXNetParallel
         from d2ldev_mxnet.strict import MXNetStrict
         from d2ldev_mxnet.tensors import MXNetTensors
         from d2ldev_mxnet.training import MXNetTraining
@@ -47,3 +48,4 @@ class MXNetFramework(Framework):
         self.files = MXNetFiles(self.tensors)
         self.training = MXNetTraining(self)
         self.strict = MXNetStrict(self)
+        self.parallel = MXNetParallel(self)

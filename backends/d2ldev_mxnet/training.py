@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -161,11 +161,10 @@ class MXNetLearner(Learner):
         with NumPySemantics():
             for parameter in self._trainer._params:
                 if parameter.grad_req == "add" and parameter._grad is not None:
-                    # As ParameterDict.zero_grad; Parameter's own knows only arrays of the old kind.
-                    parameter.list_grad()[0][()] = 0
-            with mx.autograd.record():
-                loss, prediction = self._losses(inputs, y, is_step=True)
-            loss.backward()
+                    for gradient in parameter.list_grad():
+                        # As ParameterDict.zero_grad; Parameter's own knows only old arrays.
+                        gradient[()] = 0
+            loss, prediction = self._differentiated(inputs, y)
             if self.settings.accumulate == 1:
                 self._update()
                 return loss, prediction
@@ -175,33 +174,43 @@ class MXNetLearner(Learner):
                 self.flush()
         return loss, prediction
 
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Compute the gradients of a batch; return its loss and its prediction."""
+        with mx.autograd.record():
+            loss, prediction = self._losses(inputs, y, is_step=True)
+        loss.backward()
+        return loss, prediction
+
     def flush(self) -> None:
         if not self.pending:
             return
         with NumPySemantics():
-            for parameter, gradients in zip(self._trainer._params, self._sums, strict=True):
-                if gradients is not None and parameter.grad_req != "null":
-                    parameter.list_grad()[0][()] = gradients / self.pending
-                    parameter.data()._fresh_grad = True
+            for parameter, sums in zip(self._trainer._params, self._sums, strict=True):
+                if sums is not None and parameter.grad_req != "null":
+                    for x, gradient, each in _with_gradients(parameter, sums):
+                        gradient[()] = each / self.pending
+                        x._fresh_grad = True
             self._update()
         self._sums, self.pending = [], 0
 
     def _update(self) -> None:
+        self._trainer.allreduce_grads()
         if self.settings.gradient_clip_val:
             self._clip(self.settings.gradient_clip_val)
         # By 1: the loss is a mean already.
-        self._trainer.step(1, ignore_stale_grad=True)
+        self._trainer.update(1, ignore_stale_grad=True)
 
     def _add(self) -> None:
         """Add up the gradients that this batch has made; None for those that no batch has made."""
         parameters = self._trainer._params
         self._sums = self._sums or [None] * len(parameters)
         for number, parameter in enumerate(parameters):
-            if parameter.grad_req != "null" and parameter.data()._fresh_grad:
-                gradients = parameter.list_grad()[0].as_np_ndarray()
-                known = self._sums[number]
-                self._sums[number] = gradients.copy() if known is None else known + gradients
-                parameter.data()._fresh_grad = False
+            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad:
+                known = self._sums[number] or [0] * len(parameter.list_data())
+                self._sums[number] = []
+                for x, gradient, each in _with_gradients(parameter, known):
+                    self._sums[number].append(gradient.as_np_ndarray() + each)
+                    x._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():
@@ -226,15 +235,17 @@ class MXNetLearner(Learner):
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
-        gradients = [
-            parameter.list_grad()[0].as_np_ndarray()
+        lists = [
+            parameter.list_grad()
             for parameter in self._trainer._params
-            if parameter.grad_req != "null" and parameter.data()._fresh_grad
+            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad
         ]
-        norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
-        factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
-        for gradient in gradients:
-            gradient *= factor
+        for there in zip(*lists, strict=True):  # on one device after the other
+            gradients = [gradient.as_np_ndarray() for gradient in there]
+            norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+            factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
+            for gradient in gradients:
+                gradient *= factor
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -266,6 +277,11 @@ class MXNetLearner(Learner):
     def _parameters(self) -> list[Any]:
         # In the order of the layers: by MXNet's names, which count on, two models differ.
         return list(self._model.collect_params().values())
+
+
+def _with_gradients(parameter: Any, others: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
+    """Yield the array of a parameter on each device, its gradient there, and another value."""
+    return zip(parameter.list_data(), parameter.list_grad(), others, strict=True)
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

@@ -24,6 +24,7 @@ class ReferenceFramework(Framework):
         from d2ldev_reference.devices import ReferenceDevices
         from d2ldev_reference.files import ReferenceFiles
         from d2ldev_reference.models import ReferenceModels
+        from d2ldev_reference.parallel import ReferenceParallel
         from d2ldev_reference.strict import ReferenceStrict
         from d2ldev_reference.tensors import ReferenceTensors
         from d2ldev_reference.training import ReferenceTraining
@@ -34,3 +35,4 @@ class ReferenceFramework(Framework):
         self.files = ReferenceFiles(self.tensors)
         self.training = ReferenceTraining(self.tensors)
         self.strict = ReferenceStrict(self)
+        self.parallel = ReferenceParallel(self)

@@ -69,7 +69,7 @@ class ReferenceLearner(Learner):
         self._optimizer = {**{name: self._zeros() for name in kept}, "steps": 0}
 
     def _zeros(self) -> list[dict[str, Tensor]]:
-        return _each(lambda x: x * 0.0, self._model.layers)
+        return each_of(lambda x: x * 0.0, self._model.layers)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -83,28 +83,34 @@ class ReferenceLearner(Learner):
         self._model, self._optimizer = parts["model"], parts["optimizer"]
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        (x,) = inputs
-        activations = [x]
-        *hidden, last = self._model.layers
-        for layer in hidden:
-            x = activate(self._model.activation, x @ layer["weight"].T + layer["bias"])
-            activations.append(x)
-        prediction = x @ last["weight"].T + last["bias"]
-        loss, error = self._loss(prediction, y)
-        gradients = self._gradients(activations, error)
+        loss, prediction, gradients = self._differentiated(self._model, inputs, y)
         if self.settings.accumulate == 1:
             self._update(self._clipped(gradients))
             return loss, prediction
-        sums = _each(lambda a, b: a + b, self._optimizer["sums"], gradients)
+        sums = each_of(lambda a, b: a + b, self._optimizer["sums"], gradients)
         self._optimizer = {**self._optimizer, "sums": sums}
         self.pending += 1
         if self.pending == self.settings.accumulate:
             self.flush()
         return loss, prediction
 
+    def _differentiated(
+        self, model: MLP, inputs: tuple[Any, ...], y: Any
+    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+        """Return the loss of a model, its prediction, and the gradients of its parameters."""
+        (x,) = inputs
+        activations = [x]
+        *hidden, last = model.layers
+        for layer in hidden:
+            x = activate(model.activation, x @ layer["weight"].T + layer["bias"])
+            activations.append(x)
+        prediction = x @ last["weight"].T + last["bias"]
+        loss, error = self._loss(prediction, y)
+        return loss, prediction, _gradients(model, activations, error)
+
     def flush(self) -> None:
         if self.pending:
-            means = _each(lambda x: x / self.pending, self._optimizer["sums"])
+            means = each_of(lambda x: x / self.pending, self._optimizer["sums"])
             self._update(self._clipped(means))
             self._optimizer = {**self._optimizer, "sums": self._zeros()}
             self.pending = 0
@@ -158,21 +164,13 @@ class ReferenceLearner(Learner):
         losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
         return losses, xp.exp(logarithms) - truth
 
-    def _gradients(self, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
-        gradients = []
-        error, activations = _rows(error), [_rows(x) for x in activations]
-        for layer, x in zip(reversed(self._model.layers), reversed(activations), strict=True):
-            gradients.append({"weight": error.T @ x, "bias": xp.sum(error, axis=0)})
-            error = (error @ layer["weight"]) * _DERIVATIVES[self._model.activation](x)
-        return gradients[::-1]
-
     def _clipped(self, gradients: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         if not self.settings.gradient_clip_val:
             return gradients
         squares = [xp.sum(g * g) for layer in gradients for g in layer.values()]
         norm = float(sum(squares[1:], squares[0])) ** 0.5
         factor = min(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
-        return _each(lambda x: x * factor, gradients)
+        return each_of(lambda x: x * factor, gradients)
 
     def _update(self, gradients: list[dict[str, Tensor]]) -> None:
         steps = self._optimizer["steps"] + 1
@@ -225,7 +223,17 @@ def _times(x: Tensor, weights: Tensor) -> Tensor:
     return xp.where(weights == 0, xp.zeros_like(x), x * weights)
 
 
-def _each(
+def _gradients(model: MLP, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
+    """Return the gradients of a model's parameters, from its prediction's error back."""
+    gradients = []
+    error, activations = _rows(error), [_rows(x) for x in activations]
+    for layer, x in zip(reversed(model.layers), reversed(activations), strict=True):
+        gradients.append({"weight": error.T @ x, "bias": xp.sum(error, axis=0)})
+        error = (error @ layer["weight"]) * _DERIVATIVES[model.activation](x)
+    return gradients[::-1]
+
+
+def each_of(
     function: Callable[..., Tensor], *layers: list[dict[str, Tensor]]
 ) -> list[dict[str, Tensor]]:
     """Return layers of what a function makes of their tensors of the same name."""

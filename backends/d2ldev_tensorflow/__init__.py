@@ -45,6 +45,7 @@ class TensorFlowFramework(Framework):
         from d2ldev_tensorflow.devices import TensorFlowDevices
         from d2ldev_tensorflow.files import TensorFlowFiles
         from d2ldev_tensorflow.models import TensorFlowModels
+        from d2ldev_tensorflow.parallel import TensorFlowParallel
         from d2ldev_tensorflow.strict import TensorFlowStrict
         from d2ldev_tensorflow.tensors import TensorFlowTensors
         from d2ldev_tensorflow.training import TensorFlowTraining
@@ -56,3 +57,4 @@ class TensorFlowFramework(Framework):
         self.files = TensorFlowFiles(self)
         self.training = TensorFlowTraining(self)
         self.strict = TensorFlowStrict(devices)
+        self.parallel = TensorFlowParallel(self)

@@ -179,13 +179,18 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
             yield f"{kind}.{index}", value, None, None
 
 
-def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
+def own_variables(optimizer: Any) -> list[Any]:
+    """Return the variables of an optimizer, without those of optimizers that it wraps."""
     keras = sys.modules["keras"]
     # Besides those that are listed Nadam's product, a plain attribute (``Nadam.build`` in Keras'
     # ``src/optimizers/nadam.py``). Where another optimizer builds it, nothing tracks attributes:
     # ``LossScaleOptimizer.build`` is under ``no_automatic_dependency_tracking``.
     attributes = [x for x in vars(optimizer).values() if isinstance(x, keras.Variable)]
-    variables = list({id(x): x for x in [*optimizer._variables, *attributes]}.values())
+    return list({id(x): x for x in [*optimizer._variables, *attributes]}.values())
+
+
+def _optimizer_parts(optimizer: Any) -> Iterator[Part]:
+    variables = own_variables(optimizer)
     trained = getattr(optimizer, "_trainable_variables", ())  # a ``MultiOptimizer`` has none
     # TensorFlow's own variables have no path: see Keras' ``add_variable_from_reference``.
     paths = [str(getattr(x, "path", x.name)).translate(_FLAT) for x in trained]
@@ -275,10 +280,22 @@ def _functions_of(cls: type) -> tuple[Any, ...]:
 # -- where objects compute ------------------------------------------------------------------------
 
 
+def compute_again_at(obj: Any, native: str) -> None:
+    """Let a layer or an optimizer that was placed compute on another device.
+
+    Args:
+        obj: the layer or the optimizer; one that was never placed is left alone.
+        native: what ``tf.device`` takes; empty is where it is called.
+    """
+    if isinstance(obj.build, _InScope):
+        compute = "apply" if hasattr(obj, "apply") else "call"
+        obj.build.native = getattr(obj, compute).native = native
+
+
 def _compute_at(obj: Any, compute: str, native: str) -> None:
     """Let a layer or an optimizer build and compute on a device from now on."""
     if isinstance(obj.build, _InScope):
-        obj.build.native = getattr(obj, compute).native = native
+        compute_again_at(obj, native)
     else:
         # Past ``__setattr__``, which looks for state to track.
         vars(obj)["build"] = _BuildInScope(obj, native)

@@ -33,7 +33,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, wraps
 from typing import Any, NamedTuple
 
@@ -318,16 +318,23 @@ def _at_target(in_force: _Function, function: _Function) -> _Function:
     return differentiate
 
 
+@contextmanager
+def mixing() -> Iterator[None]:
+    """Refuse nothing in a block: what computes on several devices brings operands of all."""
+    entry = _may_mix.enter(True)
+    try:
+        yield
+    finally:
+        _may_mix.leave(entry)
+
+
 def _free_to_mix(_: _Function, function: _Function) -> _Function:
     """Wrap a function in which nothing is refused."""
 
     @wraps(function)
     def run(*arguments: Any, **named: Any) -> Any:
-        entry = _may_mix.enter(True)
-        try:
+        with mixing():
             return function(*arguments, **named)
-        finally:
-            _may_mix.leave(entry)
 
     return run
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -150,10 +151,10 @@ class TensorFlowLearner(Learner):
             _warn_of_configuration(model, settings)
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, _LOSSES)
-        self._made = _made(settings) if isinstance(settings.optimizer, str) else None
+        self._made = made(settings) if isinstance(settings.optimizer, str) else None
         self._program: _Program | None = None
         self._holding: Any = None
-        self.replace({"model": model, "optimizer": self._made or _made(settings)})
+        self.replace({"model": model, "optimizer": self._made or made(settings)})
 
     # -- model and optimizer ----------------------------------------------------------------------
 
@@ -279,7 +280,7 @@ class TensorFlowLearner(Learner):
     def _new_program(self, is_named: bool, tensors: list[Any]) -> _Program:
         if not is_named:
             return _Program(None, tensors)
-        optimizer = _made(self.settings)
+        optimizer = made(self.settings)
         self._build(optimizer)
         return _Program(optimizer, tensors)
 
@@ -412,15 +413,19 @@ class TensorFlowLearner(Learner):
         with tf.device(self._framework.devices.native(self._device)):
             return self._predicted(inputs, training=False)
 
+    def _there(self) -> AbstractContextManager[Any]:
+        """Return the scope in which a step computes."""
+        return tf.device(self._framework.devices.native(self._device))
+
     def _train(self, *batch: Any) -> tuple[Tensor, Any]:
-        with tf.device(self._framework.devices.native(self._device)):
+        with self._there():
             loss, prediction, gradients = self._differentiated(batch)
             self._update(gradients)
             return loss, prediction
 
     def _added(self, sums: list[Any] | None, *batch: Any) -> tuple[Tensor, Any, list[Any]]:
         """Return the sums of the gradients too; None for a variable that no batch has used."""
-        with tf.device(self._framework.devices.native(self._device)):
+        with self._there():
             loss, prediction, gradients = self._differentiated(batch)
             # Those of an embedding have rows of their own in each batch.
             new = [None if each is None else tf.convert_to_tensor(each) for each in gradients]
@@ -430,7 +435,7 @@ class TensorFlowLearner(Learner):
             return loss, prediction, new
 
     def _applied(self, sums: list[Any], number: Tensor) -> None:
-        with tf.device(self._framework.devices.native(self._device)):
+        with self._there():
             self._update([None if x is None else x / tf.cast(number, x.dtype) for x in sums])
 
     def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
@@ -633,11 +638,12 @@ def _copy_state(source: Any, target: Any) -> None:
 # -- optimizers -----------------------------------------------------------------------------------
 
 
-def _made(settings: Settings) -> Any:
+def made(settings: Settings) -> Any:
+    """Return the optimizer of a training; None for a model that is only evaluated."""
     import keras
 
     optimizer = settings.optimizer
-    if optimizer is None:  # the model is only evaluated
+    if optimizer is None:
         return None
     if isinstance(optimizer, str):
         name, options = _OPTIMIZERS[optimizer]

@@ -13,12 +13,17 @@ class TorchFramework(Framework):
     name = "torch"
     distributions = ("torch", "numpy")
     max_virtual_gpus = 8
+    cannot = {
+        "train on several GPUs": "torch.nn.parallel.DistributedDataParallel, its engine for this, "
+        "has a process for each GPU, and d2ldev starts none"
+    }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
         from d2ldev_torch.devices import Accelerator, TorchDevices, find_accelerator
         from d2ldev_torch.files import TorchFiles
         from d2ldev_torch.models import TorchModels
+        from d2ldev_torch.parallel import TorchParallel
         from d2ldev_torch.strict import TorchStrict
         from d2ldev_torch.tensors import TorchTensors
         from d2ldev_torch.training import TorchTraining
@@ -36,5 +41,6 @@ class TorchFramework(Framework):
         self.files = TorchFiles(self.tensors)
         self.training = TorchTraining(self, accelerator)
         self.strict = TorchStrict()
+        self.parallel = TorchParallel()
         # Made now: torch's compiler cannot trace the lock under which it would be made.
         self.kinds  # noqa: B018

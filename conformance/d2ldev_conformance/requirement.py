@@ -22,10 +22,12 @@ SECTIONS = {
     "6.7.2.3": "Side Notes",
     "6.7.3": "Neural Networks and GPUs",
     "6.7.5": "Exercises",
+    "13.5": "Training on Multiple GPUs",
+    "13.6": "Concise Implementation for Multiple GPUs",
 }
 
 
-ROOMS = ("devices", "tensors", "models", "files", "training", "strict")
+ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "parallel")
 """The rooms of the contract, in the order in which a backend is written and tested."""
 
 

@@ -510,7 +510,7 @@ def _record(cls: Any, values: dict[Any, Any]) -> Any:
         return tuple.__new__(cls, values.values())
     if is_dataclass(cls) and _needed_fields(cls) <= values.keys() <= {f.name for f in fields(cls)}:
         try:
-            made: Any = object.__new__(cls)  # type: ignore[arg-type]  # a class, and no instance
+            made: Any = object.__new__(cls)  # a class, and no instance
             for field, value in values.items():
                 object.__setattr__(made, field, value)
         except Exception as error:  # one that is a dict or has a property of that name, too

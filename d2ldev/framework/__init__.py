@@ -1,12 +1,12 @@
-"""What an author of a backend writes: a ``Framework``, of six rooms.
+"""What an author of a backend writes: a ``Framework``, of seven rooms.
 
 Design rules, as in einops' backends:
 
 - Native tensors go in and come out. A framework wraps nothing.
-- An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``.
-  Each is a small object with public methods; ``devices`` and ``tensors`` are required, and every
-  method of the other four has a default. Everything that a user calls is derived from them, once,
-  in ``d2ldev.backend.Backend``.
+- An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``,
+  ``parallel``. Each is a small object with public methods; ``devices`` and ``tensors`` are
+  required, and every method of the other five has a default. Everything that a user calls is
+  derived from them, once, in ``d2ldev.backend.Backend``.
 - Arguments of a room were checked, and devices exist. Its callers translate the errors that it
   raises.
 - A copy happens only where the user wrote one, and never by way of another device.
@@ -35,6 +35,7 @@ from d2ldev.errors import (
 from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.models import Models, Part, Put
+from d2ldev.framework.parallel import Parallel
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
 from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training, Weighted
@@ -55,6 +56,7 @@ __all__ = [
     "Loss",
     "Memory",
     "Models",
+    "Parallel",
     "Part",
     "Put",
     "Settings",
@@ -67,16 +69,17 @@ __all__ = [
     "Weighted",
 ]
 
-ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16")
+ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16", "train on several GPUs")
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
-``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``.
+``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
+GPUs'`` is ``num_gpus=2``.
 """
 
 
 class Framework:
-    """What an author writes of one framework: names, and six rooms.
+    """What an author writes of one framework: names, and seven rooms.
 
     A subclass makes the rooms in its ``__init__``, after calling this one.
 
@@ -88,7 +91,7 @@ class Framework:
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
         cannot: what it cannot do, of ``ABILITIES``, and why.
-        devices, tensors, models, files, training, strict: the rooms.
+        devices, tensors, models, files, training, strict, parallel: the rooms.
         scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
         contexts: the framework's own contexts of these blocks; kept by d2ldev.
         known_devices, known_natives: devices that are known to exist, by every spelling in which
@@ -108,6 +111,7 @@ class Framework:
     models: Models
     training: Training
     strict: Strict
+    parallel: Parallel
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         if virtual_gpus is not None and virtual_gpus > self.max_virtual_gpus:
@@ -120,6 +124,7 @@ class Framework:
         self.models = Models()
         self.training = Training()
         self.strict = Strict()
+        self.parallel = Parallel()
         self.scope: Scopes[Device] = Scopes(f"{self.name}_scope")
         self.contexts = Contexts()
         self.known_devices: dict[Any, Device] = {}
@@ -152,19 +157,17 @@ class Framework:
         """Where ``strict()`` is in force."""
         return Strictness(self.name, self.strict)
 
-    def require(self, ability: str, attempted: str) -> None:
+    def require(self, ability: str, attempted: str, fix: str | None = None) -> None:
         """Raise an ``UnsupportedValueError`` if the framework lacks an ability.
 
         Args:
             ability: one of ``ABILITIES``.
             attempted: what the caller is doing.
+            fix: the line that is right; None is another backend.
         """
         if ability in self.cannot:
-            raise UnsupportedValueError(
-                attempted,
-                self.inability(ability),
-                "use another backend for it: D2LDEV_BACKEND=torch",
-            )
+            other = "use another backend for it: D2LDEV_BACKEND=torch"
+            raise UnsupportedValueError(attempted, self.inability(ability), fix or other)
 
     def checked(self, settings: Settings) -> Settings:
         """Return the settings of a training with Python's own numbers.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
@@ -48,6 +48,29 @@ def parsed(framework: Framework, spec: DeviceLike) -> Device:
             "device = d2ldev.gpu(0), or a string: 'cpu', 'gpu:1'",
         )
     return device
+
+
+def together(framework: Framework, specs: Sequence[DeviceLike], attempted: str) -> list[Device]:
+    """Return existing devices for any spellings, each of them once.
+
+    Args:
+        framework: whose devices they are.
+        specs: one or more devices.
+        attempted: what the caller is doing, for messages.
+
+    Raises:
+        InvalidDeviceError: if one is no device, or stands there twice, or there is none.
+        DeviceUnavailableError: if this machine does not have one.
+    """
+    is_list = isinstance(specs, (list, tuple))
+    found = [existing(framework, spec, attempted) for spec in specs] if is_list else []
+    if not found or len(set(found)) < len(found):
+        raise InvalidDeviceError(
+            f"{attempted} on {describe(specs)}",
+            "it is a list of one or more devices, each of which is there once",
+            "devices=[d2ldev.gpu(0), d2ldev.gpu(1)]",
+        )
+    return found
 
 
 def existing(framework: Framework, spec: DeviceLike, attempted: str) -> Device:

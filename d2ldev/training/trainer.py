@@ -40,7 +40,11 @@ from d2ldev.training.run import Run, Saving
 
 
 class Trainer(Hooks):
-    """Train models of any framework on one device.
+    """Train models of any framework on one device, or on several GPUs.
+
+    Several GPUs train one model together: the data yields the global batch, each GPU has a part of
+    it, and the loss is the mean over all of it. So what is learned is what one GPU learns, to
+    rounding. The model and the batches come to the first GPU, which gives the others their parts.
 
     Args:
         max_epochs: how often the data is gone through.
@@ -69,8 +73,9 @@ class Trainer(Hooks):
     sets ``max_epochs``, and ``gpus`` to devices of any spelling.
 
     Raises:
-        DeviceUnavailableError: if there are fewer GPUs, or more than one is asked for.
-        UnsupportedValueError: for other values, or a precision that the framework has not.
+        DeviceUnavailableError: if there are fewer GPUs.
+        UnsupportedValueError: for other values, for a precision that the framework has not, or for
+            several GPUs where it trains on one.
 
     >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
     >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
@@ -253,6 +258,7 @@ class Trainer(Hooks):
                 gradient_clip_val=self.gradient_clip_val,
                 accumulate=self.accumulate,
                 precision=self.precision,
+                devices=self.gpus or None,
             )
             check_schedules(callbacks, learner.settings.optimizer)
             self._learner = learner
@@ -455,17 +461,16 @@ class Trainer(Hooks):
 def _gpus(backend: Backend, wanted: int) -> list[Device]:
     there = backend.num_gpus()
     number = there if wanted == -1 else wanted
-    if number > min(there, 1):
-        problem = "a model is trained on one device"
-        if number > there:
-            too_late = asked_for_too_late(number - 1)
-            problem = f"{backend.name} has {gpus_in_words(there)} here{too_late}"
+    if number > there:
         raise DeviceUnavailableError(
             f"train on {gpus_in_words(number)}",
-            problem,
-            f"Trainer(max_epochs, num_gpus={min(there, 1)})",
+            f"{backend.name} has {gpus_in_words(there)} here{asked_for_too_late(number - 1)}",
+            f"Trainer(max_epochs, num_gpus={there})",
             backend.devices(),
         )
+    if number > 1:
+        fix = "Trainer(max_epochs, num_gpus=1), or D2LDEV_BACKEND=jax"
+        backend.framework.require("train on several GPUs", f"train on {gpus_in_words(number)}", fix)
     return [gpu(i) for i in range(number)]
 
 

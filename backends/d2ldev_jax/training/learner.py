@@ -10,7 +10,7 @@ The functions are compiled once for all models of one structure that are trained
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -19,10 +19,12 @@ from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from d2ldev.device import CPU
+from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
@@ -72,11 +74,20 @@ class JaxLearner(Learner):
         framework: whose arrays are trained.
         model: what is trained.
         settings: how.
+        devices: several that train it together: its arrays are on all of them, and each has a part
+            of the batch; the model is placed on the first. None is the device where it is.
     """
 
-    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+    def __init__(
+        self,
+        framework: Framework,
+        model: Any,
+        settings: Settings,
+        devices: Sequence[Device] | None = None,
+    ) -> None:
         super().__init__(settings)
         self._framework = framework
+        self._parts = None if devices is None else _Parts(map(framework.devices.native, devices))
         if not isinstance(model, nnx.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
@@ -112,17 +123,18 @@ class JaxLearner(Learner):
         self._device = self._framework.tensors.device_of(places[0]) if places else CPU
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
-        native = self._framework.devices.native(self._device)
+        self._native = self._framework.devices.native(self._device)
+        self._place = self._native if self._parts is None else self._parts.whole
         self._sums, self._scaler, self._rate = jax.device_put(
-            (self._sums, self._scaler, self._rate), native
+            (self._sums, self._scaler, self._rate), self._place
         )
         self._take()
 
     def sync(self) -> None:
         if not self._is_synced:
             model_split, optimizer_split = self._splits
-            model_split.put(self._model, self._model_arrays)
-            optimizer_split.put(self._optimizer, self._optimizer_arrays)
+            model_split.put(self._model, self._returned(self._model_arrays))
+            optimizer_split.put(self._optimizer, self._returned(self._optimizer_arrays))
             self._is_synced = True
 
     @property
@@ -136,6 +148,7 @@ class JaxLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
+        inputs, y = self._given((inputs, y))
         if self.settings.accumulate > 1:
             self._model_arrays, self._sums, loss, prediction = self._accumulate(
                 self._model_arrays, self._sums, self._scaler, inputs, y
@@ -143,10 +156,11 @@ class JaxLearner(Learner):
             self.pending += 1
             if self.pending == self.settings.accumulate:
                 self.flush()
-            return loss, prediction
-        self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
-            self._model_arrays, self._optimizer_arrays, self._scaler, self._rate, inputs, y
-        )
+        else:
+            self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
+                self._model_arrays, self._optimizer_arrays, self._scaler, self._rate, inputs, y
+            )
+        loss, prediction = self._returned((loss, prediction))
         return loss, prediction
 
     def flush(self) -> None:
@@ -163,13 +177,22 @@ class JaxLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        loss, prediction = self._evaluate(self._model_arrays, inputs, y)
+        inputs, y = self._given((inputs, y))
+        loss, prediction = self._returned(self._evaluate(self._model_arrays, inputs, y))
         return loss, prediction
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()
-        return self._predict(self._model_arrays, inputs)
+        return self._returned(self._predict(self._model_arrays, self._given(inputs)))
+
+    def _given(self, batch: Any) -> Any:
+        """Return a batch of the first device, split over all of them."""
+        return batch if self._parts is None else self._parts.split(batch)
+
+    def _returned(self, results: Any) -> Any:
+        """Return results of all devices, on the first."""
+        return results if self._parts is None else jax.device_put(results, self._native)
 
     def modes(self) -> list[str]:
         return _set_flags(self._model)
@@ -227,7 +250,7 @@ class JaxLearner(Learner):
             else jnp.asarray(x, jnp.result_type(x))
             for x in leaves
         ]
-        return split, jax.device_put(strong, self._framework.devices.native(self._device))
+        return split, jax.device_put(strong, self._place)
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
@@ -260,6 +283,36 @@ def _with_any_rate(name: str) -> optax.GradientTransformation:
         return jax.tree.map(lambda x: x * rate, updates), state
 
     return optax.GradientTransformationExtraArgs(of_rate_1.init, update)
+
+
+class _Parts:
+    """Where arrays are when several devices train: on all of them, or a part on each.
+
+    XLA adds up the gradients of the parts: what is computed is that of the whole batch.
+
+    Args:
+        natives: JAX's devices.
+    """
+
+    def __init__(self, natives: Iterable[Any]) -> None:
+        devices = np.array(list(natives))
+        # The default of the axes' type is not the same in all versions of JAX.
+        mesh = Mesh(devices, ("batch",), axis_types=(AxisType.Auto,))
+        self._number = len(devices)
+        self._split = NamedSharding(mesh, PartitionSpec("batch"))
+        self.whole = NamedSharding(mesh, PartitionSpec())
+
+    def split(self, batch: Any) -> Any:
+        """Return a batch with a part of its examples on each device.
+
+        JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
+        on each device, which compute the same.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        lengths = {len(x) for x in leaves if x.ndim}
+        is_even = len(lengths) == 1 and not lengths.pop() % self._number
+        places = [self._split if is_even and x.ndim else self.whole for x in leaves]
+        return jax.tree.unflatten(structure, jax.device_put(leaves, places))
 
 
 # -- objects without their arrays -----------------------------------------------------------------

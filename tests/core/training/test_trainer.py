@@ -3,12 +3,13 @@
 import dataclasses
 import subprocess
 import sys
+from typing import ClassVar
 
 import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev import UnsupportedValueError
 from d2ldev.device import CPU, gpu
 from d2ldev.training.data import count_of, inputs_and_target
 from d2ldev.training.trainer import Trainer
@@ -48,9 +49,19 @@ def test_all_gpus_of_a_machine_without_any_are_the_cpu(reference):
     assert Trainer(1, num_gpus=-1, backend=none).device is CPU
 
 
-def test_all_gpus_are_refused_where_there_are_two(reference):
-    with pytest.raises(DeviceUnavailableError, match="trained on one device"):
-        Trainer(1, num_gpus=-1, backend=reference)
+def test_all_gpus_are_those_that_there_are(reference):
+    assert Trainer(1, num_gpus=-1, backend=reference).gpus == [gpu(0), gpu(1)]
+
+
+def test_a_framework_that_trains_on_one_gpu_says_why(reference):
+    class Alone(type(reference.framework)):
+        cannot: ClassVar = {"train on several GPUs": "it has one lock"}
+
+    alone = d2ldev.Backend(Alone(virtual_gpus=2))
+    with pytest.raises(UnsupportedValueError, match=r"it has one lock\n.*num_gpus=1"):
+        Trainer(1, num_gpus=2, backend=alone)
+    with pytest.raises(UnsupportedValueError, match=r"it has one lock\n.*devices=\['gpu:0'\]"):
+        alone.learner(alone.mlp([1, 1]), devices=["gpu:0", "gpu:1"])
 
 
 @pytest.mark.parametrize(

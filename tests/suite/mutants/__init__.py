@@ -15,11 +15,13 @@ import threading
 from functools import cached_property
 from typing import ClassVar
 
+import d2ldev_reference.parallel
 import d2ldev_reference.training
 from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.files import ReferenceFiles
 from d2ldev_reference.models import ReferenceModels
+from d2ldev_reference.parallel import ReferenceParallelLearner
 from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
@@ -38,6 +40,13 @@ class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
         learner = self.framework.Learner(self.framework.tensors, model, settings)
         learner.framework = self.framework
         return learner
+
+
+class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
+    """The reference backend's several devices, with the learner of the mutant."""
+
+    def learner(self, model, settings, devices):
+        return self.framework.ParallelLearner(self.framework, model, settings, devices)
 
 
 class Mutant(ReferenceFramework):
@@ -61,6 +70,8 @@ class Mutant(ReferenceFramework):
     Training = ReferenceTraining
     Learner = NetworkLearner
     Strict = ReferenceStrict
+    Parallel = ReferenceParallel
+    ParallelLearner = ReferenceParallelLearner
     Strictness = Strictness
 
     def __init_subclass__(cls, caught_by: str = "") -> None:
@@ -77,9 +88,10 @@ class Mutant(ReferenceFramework):
         self.files = self.Files(self.tensors)
         self.training = self.Training(self.tensors)
         self.strict = self.Strict(self)
+        self.parallel = self.Parallel(self)
         for room in (
             *(self.devices, self.tensors, self.models),
-            *(self.files, self.training, self.strict),
+            *(self.files, self.training, self.strict, self.parallel),
         ):
             room.framework = self
         # The first ``Backend`` of a framework is the one that everybody gets.

@@ -1,0 +1,238 @@
+"""Several devices: parameters with an array on each, and a ``kvstore`` that adds up gradients.
+
+Batch normalization has the statistics of the examples on its own device; a run leaves the means of
+the devices' running statistics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from copy import deepcopy
+from typing import Any
+
+from d2ldev.device import Device
+from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
+from d2ldev.framework.parallel import no_twin
+from d2ldev.nesting.walk import flatten
+from d2ldev.operations.parallel import counts, examples, split
+from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.training import MXNetLearner
+
+
+class MXNetParallel(Parallel):
+    """Training on several devices of one process.
+
+    Args:
+        framework: whose blocks are trained.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        with NumPySemantics():  # in which a part may be empty
+            return x[start:stop]
+
+    def twin(self, model: Any) -> Any:
+        if not isinstance(model, mx.gluon.Block):
+            raise no_twin(model)
+        # The graph of a hybridized block holds pointers; the copy makes its own.
+        graphs: list[Any] = []
+        model.apply(lambda block: graphs.append(getattr(block, "_cached_op", None)))
+        twin = deepcopy(model, {id(graph): None for graph in graphs if graph is not None})
+        with NumPySemantics():
+            for parameter in twin.collect_params().values():
+                if parameter._data is not None:
+                    parameter._init_grad()  # which a copy has lost
+        return twin
+
+    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+        return MXNetParallelLearner(self._framework, model, settings, devices)
+
+
+class MXNetParallelLearner(MXNetLearner):
+    """A Gluon block whose parameters have an array on each of several devices while it is trained.
+
+    The first one's arrays are the user's own. ``sync`` takes those of the others away.
+
+    Args:
+        framework: whose model it is.
+        model: the block, on the first device.
+        settings: how it is trained.
+        devices: two or more.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
+    ) -> None:
+        self._devices = devices
+        self._contexts = [mx.Context(framework.devices.native(device)) for device in devices]
+        self._is_spread = False
+        super().__init__(framework, model, settings)
+        self._store = {"kvstore": "device", "update_on_kvstore": False}
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        self.sync()
+        return super().parts
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self.sync()
+        sums, self._sums = self._sums, []  # which are on all devices
+        super().replace(parts)
+        self._sums = sums
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if not self.is_built:
+            self.build(inputs)
+        self._spread()
+        return super().step(inputs, y)
+
+    def flush(self) -> None:
+        if self.pending:
+            self._spread()
+            super().flush()
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self.sync()
+        return super().evaluate(inputs, y)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self.sync()
+        return super().predict(inputs)
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        parts = split(self._framework, (inputs, y), self._devices)
+        shares = self._shares(inputs, y, parts)
+        first, losses, predictions = self._contexts[0], [], []
+        with mx.autograd.record():
+            for part, share in zip(parts, shares, strict=True):
+                if share is not None:
+                    loss, prediction = self._losses(*part, is_step=True)
+                    losses.append(loss * share)
+                    predictions.append(prediction)
+        mx.autograd.backward(losses)
+        self._make_even()
+        loss = sum(each.as_in_ctx(first) for each in losses)
+        return loss, _joined(self._framework, predictions, first)
+
+    def _shares(self, inputs: tuple[Any, ...], y: Any, parts: list[Any]) -> list[Any]:
+        """Return what part of the loss of a batch each part of it has; None if it is empty."""
+        number = counts(examples(self._framework, (inputs, y)), len(parts))
+        if not isinstance(y, Weighted):
+            return [count / sum(number) if count else None for count in number]
+        total = y.weights.as_np_ndarray().sum()
+        total = total + (total == 0)  # the loss is 0 then
+        return [
+            part.weights.as_np_ndarray().sum() / total.as_in_ctx(context) if count else None
+            for (_, part), context, count in zip(parts, self._contexts, number, strict=True)
+        ]
+
+    def _make_even(self) -> None:
+        """Let devices that had no example, or did not use a parameter, have gradients of 0."""
+        for parameter in self._trainer._params:
+            if parameter.grad_req == "null":
+                continue
+            arrays = parameter.list_data()
+            used = [x._fresh_grad for x in arrays]
+            if any(used) and not all(used):
+                for x, gradient, is_used in zip(arrays, parameter.list_grad(), used, strict=True):
+                    if not is_used:
+                        gradient[()] = 0
+                        x._fresh_grad = True
+
+    # -- one array and several --------------------------------------------------------------------
+
+    def _spread(self) -> None:
+        """Give each parameter an array on each device, with its values."""
+        if self._is_spread:
+            return
+        with NumPySemantics(), mx.autograd.pause():
+            for parameter in self._parameters():
+                _spread_parameter(parameter, self._contexts)
+            self._spread_trainer()
+        self._is_spread = True
+
+    def sync(self) -> None:
+        if not self._is_spread:
+            return
+        with NumPySemantics(), mx.autograd.pause():
+            for parameter in self._parameters():
+                if not parameter._differentiable:  # a running statistic
+                    first, *others = parameter.list_data()
+                    there = [x.as_in_ctx(first.ctx) for x in others]
+                    first[()] = (first + sum(there)) / len(self._contexts)
+                _gather_parameter(parameter)
+            self._gather_trainer()
+        self._is_spread = False
+
+    def _spread_trainer(self) -> None:
+        trainer = self._trainer
+        first = trainer._updaters[0]
+        for context in self._contexts[1:]:
+            updater = mx.optimizer.get_updater(first.optimizer)
+            # Now, and not as an updater does it in its first step, when the first one has changed
+            # what it would copy.
+            for key, state in first.states.items():
+                updater.states[key] = updater.sync_state_context(state, context)
+            updater.states_synced = dict.fromkeys(first.states, True)
+            trainer._updaters.append(updater)
+            steps = first.optimizer._all_index_update_counts
+            steps[context.device_id] = dict(steps.get(self._contexts[0].device_id, {}))
+        trainer._contexts = self._contexts
+        trainer._reset_kvstore()
+        trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
+        # Now, and not in the first step, in which it would give the first device's running
+        # statistics to all.
+        trainer._init_kvstore()
+        trainer._init_params()
+
+    def _gather_trainer(self) -> None:
+        trainer = self._trainer
+        del trainer._updaters[1:]
+        optimizer = trainer._updaters[0].optimizer
+        optimizer._set_current_context(self._contexts[0].device_id)
+        for context in self._contexts[1:]:
+            optimizer._all_index_update_counts.pop(context.device_id, None)
+        trainer._contexts = self._contexts[:1]
+        trainer._reset_kvstore()
+        trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
+
+
+def _spread_parameter(parameter: Any, contexts: list[Any]) -> None:
+    first = parameter._data[0]
+    parameter._data[1:] = [first.copyto(context) for context in contexts[1:]]
+    _settle(parameter, contexts)
+    if parameter._grad is not None:
+        parameter._grad[1:] = [mx.np.zeros_like(x) for x in parameter._data[1:]]
+        mx.autograd.mark_variables(parameter._data[1:], parameter._grad[1:], parameter.grad_req)
+
+
+def _gather_parameter(parameter: Any) -> None:
+    del parameter._data[1:]
+    if parameter._grad is not None:
+        del parameter._grad[1:]
+    _settle(parameter, parameter._ctx_list[:1])
+
+
+def _settle(parameter: Any, contexts: list[Any]) -> None:
+    parameter._ctx_list = list(contexts)
+    # By the kind of device and its index, the number of the array: see ``_init_impl``.
+    parameter._ctx_map = [[], []]
+    for number, context in enumerate(contexts):
+        numbers = parameter._ctx_map[context.device_typeid & 1]
+        numbers.extend([None] * (context.device_id + 1 - len(numbers)))
+        numbers[context.device_id] = number
+
+
+def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:
+    """Return the prediction for a batch, of those for its parts."""
+    flats = [flatten(each, framework.kinds, "join predictions") for each in predictions]
+    columns = zip(*(flat.tensors.values() for flat in flats), strict=True)
+    whole = [
+        mx.np.concatenate([x.as_in_ctx(context) for x in column]) if column[0].ndim else column[0]
+        for column in columns
+    ]
+    return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))

@@ -1,0 +1,268 @@
+"""Several devices: ``tf.distribute.MirroredStrategy``, with a copy of each variable on each device.
+
+Batch normalization has the statistics of the examples on its own device, and keeps the first
+one's, unless it is made with ``synchronized=True``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from copy import deepcopy
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
+from d2ldev.framework.parallel import no_twin
+from d2ldev.operations.parallel import counts, examples, split
+from d2ldev_tensorflow.models import KerasObject, compute_again_at, inner_optimizers, own_variables
+from d2ldev_tensorflow.strict import mixing
+from d2ldev_tensorflow.training import TensorFlowLearner, made
+
+
+class TensorFlowParallel(Parallel):
+    """Training on several devices of one process.
+
+    Args:
+        framework: whose models are trained.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        with tf.device(x.backing_device):
+            return x[start:stop]
+
+    def twin(self, model: Any) -> Any:
+        if isinstance(model, tf.Module) and not isinstance(model, KerasObject):
+            return deepcopy(model)
+        import keras
+
+        if not isinstance(model, keras.Layer):
+            raise no_twin(model)
+        places = [x.value.device for x in model.variables[:1]]
+        try:
+            with tf.device(places[0] if places else None):
+                twin = type(model).from_config(model.get_config())
+                if model.built and not twin.built:
+                    twin.build_from_config(model.get_build_config())
+                for mine, theirs in zip(twin.variables, model.variables, strict=True):
+                    mine.assign(theirs)
+        except Exception as error:  # whatever a class's own configuration raises
+            problem = "Keras makes a copy from its get_config(), which failed"
+            raise no_twin(model, problem) from error
+        return twin
+
+    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+        import keras
+
+        if not isinstance(model, keras.Layer):
+            raise UnsupportedValueError(
+                f"train {describe(model)} on {len(devices)} devices",
+                "whoever holds a variable of a tf.Module would have to hold another one",
+                "a keras.Model, whose variables may have a copy on each device",
+            )
+        return TensorFlowParallelLearner(self._framework, model, settings, devices)
+
+
+class TensorFlowParallelLearner(TensorFlowLearner):
+    """A Keras model whose variables have a copy on each of several devices while it is trained.
+
+    ``sync`` gives them back the ``tf.Variable``s that they had, with what was learned.
+
+    Args:
+        framework: whose model it is.
+        model: on the first device.
+        settings: how it is trained.
+        devices: two or more.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
+    ) -> None:
+        self._devices = devices
+        # Not the default, whose groups of devices have numbers that two strategies of one process
+        # share: after one of two devices, one of three fails.
+        is_virtual = framework.virtual_gpus is not None
+        reduction = (
+            tf.distribute.ReductionToOneDevice if is_virtual else tf.distribute.NcclAllReduce
+        )
+        self._strategy = tf.distribute.MirroredStrategy(
+            [framework.devices.native(device) for device in devices], reduction()
+        )
+        self._single: dict[int, tuple[Any, Any]] = {}
+        self._mirrored: dict[int, Any] = {}
+        # An optimizer of its own, and none that learners share.
+        super().__init__(framework, model, settings._replace(optimizer=made(settings)))
+        self.settings = settings
+
+    def sync(self) -> None:
+        self._gather()
+        super().sync()
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self._gather()
+        super().replace(parts)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        self._gather()
+        return super().parts
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._gather()
+        return super().evaluate(inputs, y)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self._gather()
+        return super().predict(inputs)
+
+    def _get_ready(self, device: Device | None) -> None:
+        self._gather()
+        super()._get_ready(device)
+        self._step = self._together(self._train)
+        self._accumulate = self._together(self._added)
+        self._apply = self._together(self._applied)
+        self._mirrored = {}
+
+    def _together(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that runs on all devices at once, each with operands of its own."""
+
+        def run(*operands: Any) -> Any:
+            return self._strategy.run(method, operands)
+
+        traced = tf.function(run, autograph=False)
+
+        def call(*operands: Any) -> Any:
+            self._spread()
+            return traced(*operands)
+
+        return call
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if not self._is_ready:
+            self.build(inputs)
+        number = examples(self._framework, (inputs, y))
+        parts = split(self._framework, (inputs, y), self._devices, is_filled=True)
+        shares = self._shares(y, parts, number)
+        flat = [[*tf.nest.flatten(part), share] for part, share in zip(parts, shares, strict=True)]
+        *operands, share = [self._one_for_each(column) for column in zip(*flat, strict=True)]
+        inputs, y = tf.nest.pack_sequence_as(parts[0], operands)
+        with mixing():
+            loss, prediction = super().step(inputs, (y, share))
+        with mixing(), tf.device(self._framework.devices.native(self._device)):
+            loss = tf.add_n(self._strategy.experimental_local_results(loss))
+            whole = tf.nest.map_structure(lambda x: self._joined(x, number), prediction)
+            return loss, whole
+
+    def _one_for_each(self, values: Sequence[Any]) -> Any:
+        """Return a value that is another one on each device."""
+        if not isinstance(values[0], tf.Tensor):
+            return values[0]
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: values[context.replica_id_in_sync_group]
+        )
+
+    def _joined(self, prediction: Any, number: int) -> Any:
+        if prediction is None:
+            return None
+        parts = self._strategy.experimental_local_results(prediction)
+        return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
+
+    def _shares(self, y: Any, parts: list[Any], number: int) -> list[Tensor]:
+        """Return what part of the loss of a batch each part of it has; 0 if it is empty."""
+        each = [count / number for count in counts(number, len(parts))]
+        if not isinstance(y, Weighted):
+            return [tf.constant(share) for share in each]
+        sums = [
+            tf.reduce_sum(tf.cast(part.weights, tf.float32)) * (share > 0)
+            for (_, part), share in zip(parts, each, strict=True)
+        ]
+        total = tf.add_n(sums)
+        return [tf.math.divide_no_nan(x, total) for x in sums]
+
+    def _there(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # each device has a scope of its own
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, (y, share) = batch
+        with tf.GradientTape() as tape:
+            loss, prediction = self._losses(inputs, y, training=True)
+            loss *= tf.cast(share, loss.dtype)
+            scaled = self._stepping.scale_loss(loss)
+        return loss, prediction, tape.gradient(scaled, self._variables)
+
+    def _update(self, gradients: list[Any]) -> None:
+        context = tf.distribute.get_replica_context()
+        used = [tf.convert_to_tensor(each) for each in gradients if each is not None]
+        whole = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, used))
+        gradients = [None if each is None else next(whole) for each in gradients]
+        # Keras would shorten the gradients of each device by itself, before it adds them up.
+        if self.settings.gradient_clip_val:
+            gradients = self._clipped(gradients)
+        number = context.num_replicas_in_sync
+        gradients = [None if each is None else each / number for each in gradients]
+        self._stepping.apply(gradients, self._variables)
+
+    # -- one variable and several -----------------------------------------------------------------
+
+    def _spread(self) -> None:
+        """Give each variable a copy on each device, with its value."""
+        if self._single:
+            return
+        with tf.init_scope(), self._strategy.scope():
+            for variable in self._all_variables():
+                single = variable._value
+                if single is None:
+                    continue
+                self._single[id(variable)] = variable, single
+                if id(variable) in self._mirrored:
+                    variable._value = self._mirrored[id(variable)]
+                    variable._value.assign(single)
+                else:
+                    variable._initialize(tf.convert_to_tensor(single))
+                    self._mirrored[id(variable)] = variable._value
+        self._settle(self._strategy, "")
+
+    def _gather(self) -> None:
+        """Give each variable back the one that it had, with the value of the first device."""
+        if not self._single:
+            return
+        with tf.init_scope():
+            for variable, single in self._single.values():
+                first, *_ = self._strategy.experimental_local_results(variable._value)
+                single.assign(first)
+                variable._value = single
+        self._single = {}
+        self._settle(tf.distribute.get_strategy(), self._framework.devices.native(self._device))
+
+    def _settle(self, strategy: Any, native: str) -> None:
+        for layer in self._model._flatten_layers():
+            compute_again_at(layer, native)
+        for optimizer in self._optimizers():
+            compute_again_at(optimizer, native)
+            optimizer._distribution_strategy = strategy
+            # By the names of variables, which are others now.
+            optimizer._trainable_variables_indices = {
+                optimizer._var_key(x): number
+                for number, x in enumerate(optimizer._trainable_variables)
+            }
+
+    def _all_variables(self) -> list[Any]:
+        found = [*self._model.variables]
+        for optimizer in self._optimizers():
+            found += own_variables(optimizer)
+        return list({id(x): x for x in found}.values())
+
+    def _optimizers(self) -> Iterator[Any]:
+        waiting = [] if self._optimizer is None else [self._optimizer]
+        while waiting:
+            optimizer = waiting.pop()
+            yield optimizer
+            waiting += [inner for _, inner in inner_optimizers(optimizer)]

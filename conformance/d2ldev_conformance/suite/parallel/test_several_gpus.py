@@ -1,0 +1,154 @@
+"""D2L 13.6: several GPUs train one model, and learn what one of them learns."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from d2ldev import Trainer
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import saved_values
+
+SECTION = "13.6"
+# Devices add up the gradients of the parts of a batch, in another order than those of the whole:
+# some rounding of float32 in each of a dozen steps.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+
+pytestmark = pytest.mark.needs_gpus(2)
+
+
+def _data(examples=14, batch_size=5):
+    """Return batches of three classes, which two GPUs cannot share evenly."""
+    inputs = np.linspace(-1, 1, 3 * examples, dtype="float32").reshape(examples, 3)[:, ::-1] ** 3
+    labels = (np.arange(examples) % 3).astype("int32")
+    return [
+        (inputs[i : i + batch_size], labels[i : i + batch_size])
+        for i in range(0, examples, batch_size)
+    ]
+
+
+def _fit(backend, num_gpus, data=None, epochs=3, gradient_clip_val=0, accumulate=1, **options):
+    backend.seed(0)
+    net = backend.mlp([3, 8, 3])
+    trainer = Trainer(epochs, num_gpus, gradient_clip_val, backend=backend, accumulate=accumulate)
+    options = {"loss": "cross_entropy", "lr": 0.1, "metrics": ["accuracy"], **options}
+    history = trainer.fit(net, _data() if data is None else data, **options)
+    return saved_values(backend, trainer.model), history, trainer
+
+
+def _assert_same_run(run, other):
+    (values, history, _), (other_values, other_history, _) = run, other
+    assert list(values) == list(other_values)
+    for name, value in values.items():
+        np.testing.assert_allclose(value, other_values[name], **TOLERANCE)
+    assert list(history) == list(other_history)
+    for name, curve in history.items():
+        np.testing.assert_allclose(curve, other_history[name], **TOLERANCE)
+
+
+@requirement("several.learn-what-one-learns", section=SECTION)
+@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
+def test_two_gpus_learn_what_one_learns(backend, optimizer):
+    options = {"optimizer": optimizer, "lr": 0.02, "val_data": _data(7, 3)}
+    _assert_same_run(_fit(backend, 2, **options), _fit(backend, 1, **options))
+
+
+@requirement("several.change-the-parameters", section=SECTION)
+def test_two_gpus_learn(backend):
+    history = _fit(backend, 2, optimizer="adam")[1]
+    assert history["loss"][-1] < history["loss"][0]
+
+
+@requirement("several.clip-the-whole-gradient", section=SECTION)
+def test_the_gradient_of_the_whole_batch_is_clipped(backend):
+    _assert_same_run(
+        _fit(backend, 2, gradient_clip_val=0.05), _fit(backend, 1, gradient_clip_val=0.05)
+    )
+
+
+@requirement("several.accumulate", section=SECTION)
+def test_gradients_of_several_batches_make_a_step(backend):
+    _assert_same_run(
+        _fit(backend, 2, accumulate=3, gradient_clip_val=0.05),
+        _fit(backend, 1, accumulate=3, gradient_clip_val=0.05),
+    )
+
+
+@requirement("several.take-small-batches", section=SECTION)
+def test_a_batch_may_have_fewer_examples_than_there_are_gpus(backend):
+    data = _data(6)  # the last one has one example
+    _assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+
+
+@requirement("several.weigh-the-whole-batch", section=SECTION)
+@pytest.mark.parametrize(
+    "weights",
+    [[1, 3, 0.5, 2, 1], [0, 0, 0, 1, 2], [0, 0, 0, 0, 0]],
+    ids=["all", "half", "none"],
+)
+def test_weights_are_those_of_the_whole_batch(backend, weights):
+    (x, y), *_ = _data()
+    data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
+    _assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+
+
+@requirement("several.leave-the-model-on-the-first", section=SECTION)
+def test_the_model_is_on_the_first_gpu_afterwards(backend):
+    trainer = _fit(backend, 2)[2]
+    assert trainer.gpus == [backend.gpu(0), backend.gpu(1)]
+    assert set(backend.placement(trainer.model).values()) == {backend.gpu(0)}
+
+
+@requirement("several.show-the-model-in-callbacks", section=SECTION)
+def test_a_callback_sees_the_model_as_it_is(backend):
+    seen = []
+
+    class Watching:
+        def on_epoch_end(self, epoch, history):
+            seen.append(saved_values(backend, trainer.model))
+
+        def on_step_end(self, step, loss):
+            losses.append(float(backend.to_numpy(loss)))
+
+    losses = []
+    backend.seed(0)
+    trainer = Trainer(2, 2, backend=backend, callback=Watching())
+    trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
+    (one, _, _), (two, _, _) = _fit(backend, 1, epochs=1), _fit(backend, 1, epochs=2)
+    for values, wanted in zip(seen, (one, two), strict=True):
+        for name, value in values.items():
+            np.testing.assert_allclose(value, wanted[name], **TOLERANCE)
+    assert len(losses) == 2 * len(_data())
+
+
+@requirement("several.resume-with-another-number", section=SECTION)
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)], ids=["2-1", "1-2"])
+def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, after):
+    options = {"optimizer": "adam", "checkpoint": tmp_path / "run"}
+    _fit(backend, before, epochs=1, **options)
+    resumed = _fit(backend, after, epochs=3, resume=True, **options)
+    _assert_same_run(resumed, _fit(backend, 1, optimizer="adam"))
+
+
+@requirement("several.train-again", section=SECTION)
+def test_what_was_trained_is_trained_on(backend):
+    def fit_twice(number):
+        backend.seed(0)
+        net = backend.mlp([3, 8, 3])
+        for _ in range(2):
+            trainer = Trainer(1, number, backend=backend)
+            trainer.fit(net, _data(), loss="cross_entropy", lr=0.1)
+            net = trainer.model
+        return saved_values(backend, net)
+
+    together, alone = fit_twice(2), fit_twice(1)
+    for name, value in together.items():
+        np.testing.assert_allclose(value, alone[name], **TOLERANCE)
+
+
+@requirement("several.predict-and-validate", section=SECTION)
+def test_a_trainer_of_several_gpus_validates_and_predicts(backend):
+    _, history, trainer = _fit(backend, 2, epochs=1, val_data=_data(7, 3))
+    found = trainer.validate(trainer.model, _data(7, 3), loss="cross_entropy", metrics=["accuracy"])
+    assert found["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
+    assert [x.shape[0] for x in trainer.predict(trainer.model, _data(7, 3))] == [3, 3, 1]

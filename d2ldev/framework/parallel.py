@@ -1,0 +1,87 @@
+"""The room ``parallel``: one model that several devices train together.
+
+The data yields the global batch, the framework splits it, and the loss is a mean over the global
+batch. So the parameters after a step are those of one device, to rounding.
+
+Source: D2L, sections 13.5 and 13.6.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework.tensors import Tensor
+from d2ldev.framework.training import Learner, Settings
+
+
+class Parallel:
+    """Methods a framework implements about several devices.
+
+    A framework that cannot train on several devices of one process leaves ``learner`` out, and says
+    so in ``Framework.cannot``.
+    """
+
+    def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        """Return the examples of a tensor from one number up to another, on its device.
+
+        Called for each part of a batch. It may be a view.
+
+        Args:
+            x: of shape ``(n, ...)``.
+            start, stop: from 0 to n; they may be the same.
+        """
+        return x[start:stop, ...]  # as the array API has it, for more axes than one
+
+    def twin(self, model: Any) -> Any:
+        """Return a copy of a model, on its device, that shares nothing with it.
+
+        Called by ``replicate``, for each device.
+
+        Raises:
+            UnsupportedValueError: for what cannot be copied by itself, such as an optimizer, which
+                belongs to a model.
+        """
+        raise no_twin(model)
+
+    def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
+        """Return a model that several devices of this process train.
+
+        Called by ``Trainer.fit``, once.
+
+        Args:
+            model: placed on the first of the devices, and left there by ``sync``.
+            settings: how it is trained; checked already.
+            devices: two or more different ones, which exist.
+
+        Returns:
+            A learner whose inputs, targets, losses and predictions are those of the global batch,
+            on the first device. A batch may have fewer examples than there are devices, and any
+            number of them.
+
+        Raises:
+            UnsupportedValueError: for a model or an optimizer that cannot be trained so.
+        """
+        raise UnsupportedValueError(
+            f"train {describe(model)} on {len(devices)} devices",
+            "the framework does not implement it",
+            "Trainer(max_epochs, num_gpus=1)",
+        )
+
+
+def no_twin(
+    obj: Any, problem: str = "it is no model, which can be copied by itself"
+) -> UnsupportedValueError:
+    """Return the error of an object that is not copied for each device.
+
+    Args:
+        obj: the object.
+        problem: why not.
+    """
+    return UnsupportedValueError(
+        f"replicate {describe(obj)}",
+        problem,
+        "backend.replicate(net, devices), and an optimizer for each of them",
+    )

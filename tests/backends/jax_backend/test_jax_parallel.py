@@ -1,0 +1,141 @@
+"""Several GPUs: a mesh of two virtual GPUs learns what one of them learns."""
+
+import jax
+import numpy as np
+import optax
+import pytest
+from flax import nnx
+from several_gpus import (
+    CLASSES,
+    FEATURES,
+    assert_same_as_one,
+    flat_batches,
+    images,
+    three_and_four,
+    trained,
+)
+
+from d2ldev import gpu
+
+
+class LeNet(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.convolution = nnx.Conv(1, 6, (5, 5), rngs=rngs)
+        self.dense = nnx.Linear(6 * 4 * 4, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        x = nnx.avg_pool(nnx.sigmoid(self.convolution(x)), (7, 7), (7, 7))
+        return self.dense(x.reshape(x.shape[0], -1))
+
+
+class Normalized(nnx.Module):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.norm = nnx.BatchNorm(FEATURES, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+        self.dense = nnx.Linear(FEATURES, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dense(self.drop(self.norm(x)))
+
+
+class Dense(nnx.Module):
+    def __init__(self):
+        self.dense = nnx.Linear(FEATURES, CLASSES, rngs=nnx.Rngs(0))
+
+    def __call__(self, x):
+        return self.dense(x)
+
+
+class Own(Dense):
+    def training_step(self, batch):
+        x, y = batch
+        return optax.softmax_cross_entropy_with_integer_labels(self(x), y).mean()
+
+
+def test_three_and_four_gpus_learn_what_one_learns():
+    assert three_and_four("jax") == [3, 4]
+
+
+def test_convolutions_learn_what_they_learn_on_one(backend):
+    assert_same_as_one(backend, LeNet, images(28, 28, 1), loss="cross_entropy", lr=0.1)
+
+
+def test_statistics_and_masks_are_those_of_the_whole_batch(backend):
+    assert_same_as_one(backend, Normalized, flat_batches(), loss="cross_entropy", lr=0.1)
+
+
+def test_a_training_step_of_the_model_sees_a_part_and_gives_the_loss_of_all(backend):
+    assert_same_as_one(backend, Own, flat_batches(), lr=0.1)
+
+
+def test_an_optimizer_of_optax_is_trained_on(backend):
+    assert_same_as_one(
+        backend,
+        Dense,
+        flat_batches(),
+        loss="cross_entropy",
+        fits=2,
+        optimizer=lambda _: optax.adam(optax.cosine_decay_schedule(0.1, 10)),
+    )
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("bf16", 2e-3), ("fp16", 2e-4)])
+def test_fewer_bits_are_as_few_as_on_one(backend, precision, digits):
+    assert_same_as_one(
+        backend,
+        Dense,
+        flat_batches(),
+        loss="cross_entropy",
+        lr=0.1,
+        precision=precision,
+        accumulate=2,
+        tolerance={"rtol": digits, "atol": digits},
+    )
+
+
+def test_the_parts_of_a_batch_are_computed_on_both_devices(backend):
+    places = []
+    learner = backend.learner(
+        backend.place(Dense(), "gpu:0"), devices=["gpu:0", "gpu:1"], loss=_watching(places)
+    )
+    x, y = backend.to(flat_batches(4, 4)[0], "gpu:0")
+    learner.step((x,), y)
+    jax.effects_barrier()
+    assert len(places) == 1
+    ((number, rows),) = places
+    assert (number, rows) == (2, 2)
+
+
+def _watching(places):
+    def loss(prediction, y):
+        jax.debug.inspect_array_sharding(
+            prediction,
+            callback=lambda sharding: places.append(
+                (len(sharding.device_set), sharding.shard_shape(prediction.shape)[0])
+            ),
+        )
+        return optax.softmax_cross_entropy_with_integer_labels(prediction, y).mean()
+
+    return loss
+
+
+def test_a_second_fit_compiles_nothing(backend):
+    trained(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
+    with jax.log_compiles(), pytest.MonkeyPatch.context() as patch:
+        compiled = []
+        patch.setattr(jax._src.interpreters.pxla.logger, "log", lambda *a: compiled.append(a))
+        trained(backend, Dense, flat_batches(), 2, loss="cross_entropy", lr=0.1)
+    assert not [each for each in compiled if "jit(step)" in str(each)]
+
+
+def test_the_model_is_on_the_first_gpu_again(backend):
+    model = backend.place(Dense(), "gpu:0")
+    learner = backend.learner(model, devices=[gpu(0), gpu(1)], loss="cross_entropy")
+    x, y = backend.to(flat_batches(4, 4)[0], "gpu:0")
+    loss, prediction = learner.step((x,), y)
+    learner.sync()
+    assert {str(backend.device_of(x)) for x in (loss, prediction)} == {"gpu:0"}
+    assert set(backend.placement(model).values()) == {gpu(0)}
+    np.testing.assert_allclose(backend.to_numpy(model(x)).shape, (4, CLASSES))

@@ -1,0 +1,143 @@
+"""Several GPUs: parameters on two virtual GPUs, and a kvstore between them."""
+
+import numpy as np
+import pytest
+from d2ldev_mxnet.framework import mx
+from several_gpus import (
+    CLASSES,
+    FEATURES,
+    assert_same_as_one,
+    flat_batches,
+    images,
+    three_and_four,
+    trained,
+)
+
+from d2ldev import UnsupportedValueError, gpu
+
+nn = mx.gluon.nn
+pytestmark = pytest.mark.usefixtures("set_np")
+
+
+def initialised(net):
+    mx.random.seed(0)
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def lenet():
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(6, 5, padding=2, activation="sigmoid"),
+        nn.AvgPool2D(7, 7),
+        nn.Flatten(),
+        nn.Dense(CLASSES),
+    )
+    net.hybridize()
+    net = initialised(net)
+    net(mx.np.zeros((1, 1, 28, 28)))
+    return net
+
+
+def unbuilt():
+    net = nn.HybridSequential()
+    net.add(nn.Dense(CLASSES, weight_initializer=mx.init.Constant(0.1)))
+    return initialised(net)
+
+
+def normalized():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=FEATURES, momentum=0), nn.Dense(CLASSES, in_units=FEATURES))
+    return initialised(net)
+
+
+class Dense(nn.Block):
+    def __init__(self):
+        super().__init__()
+        self.dense = nn.Dense(CLASSES, in_units=FEATURES)
+        initialised(self)
+
+    def forward(self, x):
+        return self.dense(x)
+
+
+class Own(Dense):
+    def training_step(self, batch):
+        x, y = batch
+        return mx.gluon.loss.SoftmaxCrossEntropyLoss()(self(x), y).mean()
+
+
+def test_three_and_four_gpus_learn_what_one_learns():
+    assert three_and_four("mxnet") == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [(lenet, images(1, 28, 28)), (unbuilt, flat_batches())],
+    ids=["lenet", "unbuilt"],
+)
+def test_blocks_learn_what_they_learn_on_one(backend, make, data):
+    assert_same_as_one(backend, make, data, loss="cross_entropy", lr=0.1)
+
+
+def test_a_training_step_of_the_model_sees_a_part(backend):
+    assert_same_as_one(backend, Own, flat_batches(), lr=0.1)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda _: mx.optimizer.Adam(learning_rate=0.1),
+        lambda net: mx.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}),
+        lambda net: mx.gluon.Trainer(net.collect_params(), "adam", kvstore=None),
+    ],
+    ids=["optimizer", "trainer", "without-store"],
+)
+def test_an_optimizer_of_mxnets_is_trained_on(backend, optimizer):
+    assert_same_as_one(
+        backend, Dense, flat_batches(), loss="cross_entropy", fits=2, optimizer=optimizer
+    )
+
+
+def test_running_statistics_are_the_means_of_the_devices(backend):
+    x, y = flat_batches(4, 4)[0]
+    values, _ = trained(backend, normalized, [(x, y)], 2, loss="cross_entropy")
+    (mean,) = (value for name, value in values.items() if "running_mean" in name)
+    np.testing.assert_allclose(mean, x.mean(0), rtol=1e-5)
+    (variance,) = (value for name, value in values.items() if "running_var" in name)
+    np.testing.assert_allclose(variance, (x[:2].var(0) + x[2:].var(0)) / 2, rtol=1e-4)
+
+
+def test_parameters_have_one_array_again(backend):
+    net = backend.place(Dense(), "gpu:0")
+    own = net.dense.weight.data()
+    trainer = mx.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9})
+    learner = backend.learner(
+        net, optimizer=trainer, loss="cross_entropy", devices=["gpu:0", "gpu:1"]
+    )
+    x, y = backend.to(flat_batches(4, 4)[0], "gpu:0")
+    learner.step((x,), y)
+    assert len(net.dense.weight.list_data()) == 2
+    learner.sync()
+    assert net.dense.weight.data() is own
+    assert (len(trainer._updaters), len(trainer._contexts)) == (1, 1)
+    assert trainer._kvstore_params["update_on_kvstore"] is None
+    assert set(backend.placement([net, trainer]).values()) == {gpu(0)}
+    with mx.autograd.record():
+        loss = net(x).sum()
+    loss.backward()
+    trainer.step(1)
+
+
+def test_an_optimizer_is_not_replicated(backend):
+    trainer = mx.gluon.Trainer(Dense().collect_params(), "sgd")
+    with pytest.raises(UnsupportedValueError, match="cannot replicate"):
+        backend.replicate(trainer, ["gpu:0"])
+
+
+def test_a_hybridized_block_is_replicated(backend):
+    net = lenet()
+    x = backend.zeros((1, 1, 28, 28))
+    first, second = backend.replicate(net, ["cpu", "gpu:1"])
+    predictions = [net(x), first(x), second(backend.to(x, "gpu:1"))]
+    assert len({backend.to_numpy(each).tobytes() for each in predictions}) == 1

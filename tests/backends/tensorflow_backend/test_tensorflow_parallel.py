@@ -1,0 +1,175 @@
+"""Several GPUs: a mirrored strategy over two virtual GPUs."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from several_gpus import (
+    CLASSES,
+    FEATURES,
+    assert_same_as_one,
+    flat_batches,
+    images,
+    three_and_four,
+    trained,
+)
+
+from d2ldev import UnsupportedValueError, gpu
+
+layers = keras.layers
+
+
+def lenet():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [
+            keras.Input((28, 28, 1)),
+            layers.Conv2D(6, 5, padding="same", activation="sigmoid"),
+            layers.AveragePooling2D(7),
+            layers.Flatten(),
+            layers.Dense(CLASSES),
+        ]
+    )
+
+
+def dense():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((FEATURES,)), layers.Dense(CLASSES)])
+
+
+def unbuilt():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([layers.Dense(CLASSES)])
+
+
+def normalized(**options):
+    keras.utils.set_random_seed(0)
+    norm = layers.BatchNormalization(momentum=0.0, **options)
+    return keras.Sequential([keras.Input((FEATURES,)), norm, layers.Dense(CLASSES)])
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        keras.utils.set_random_seed(0)
+        self.dense = layers.Dense(CLASSES)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def training_step(self, batch):
+        x, y = batch
+        losses = keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)
+        return tf.reduce_mean(losses)
+
+
+def test_three_and_four_gpus_learn_what_one_learns():
+    assert three_and_four("tensorflow") == [3, 4]
+
+
+@pytest.mark.parametrize(
+    ("make", "data"),
+    [(lenet, images(28, 28, 1)), (unbuilt, flat_batches())],
+    ids=["lenet", "unbuilt"],
+)
+def test_models_learn_what_they_learn_on_one(backend, make, data):
+    assert_same_as_one(backend, make, data, loss="cross_entropy", lr=0.1)
+
+
+def test_a_training_step_of_the_model_sees_a_part(backend):
+    assert_same_as_one(backend, Own, flat_batches(), lr=0.1)
+
+
+def test_an_optimizer_of_keras_is_trained_on(backend):
+    assert_same_as_one(
+        backend,
+        dense,
+        flat_batches(),
+        loss="cross_entropy",
+        fits=2,
+        optimizer=lambda _: keras.optimizers.Nadam(0.1),
+    )
+
+
+@pytest.mark.parametrize(("precision", "digits"), [("bf16", 2e-3), ("fp16", 2e-4)])
+def test_fewer_bits_are_as_few_as_on_one(backend, precision, digits):
+    assert_same_as_one(
+        backend,
+        dense,
+        flat_batches(),
+        loss="cross_entropy",
+        lr=0.1,
+        precision=precision,
+        accumulate=2,
+        gradient_clip_val=0.5,
+        tolerance={"rtol": digits, "atol": digits},
+    )
+
+
+def test_it_computes_under_strict(backend):
+    with backend.strict():
+        assert_same_as_one(
+            backend, dense, flat_batches(), loss="cross_entropy", lr=0.1, metrics=["accuracy"]
+        )
+
+
+def test_statistics_are_those_of_the_first_device(backend):
+    x, y = flat_batches(4, 4)[0]
+    values, _ = trained(backend, normalized, [(x, y)], 2, loss="cross_entropy")
+    (mean,) = (value for name, value in values.items() if "moving_mean" in name)
+    np.testing.assert_allclose(mean, x[:2].mean(0), rtol=1e-5)
+
+
+def test_synchronized_statistics_are_those_of_the_whole_batch(backend):
+    assert_same_as_one(
+        backend,
+        lambda: normalized(synchronized=True),
+        flat_batches(4, 4),
+        loss="cross_entropy",
+        lr=0.1,
+    )
+
+
+def test_variables_are_the_users_own_again(backend):
+    net = backend.place(dense(), "gpu:0")
+    own = [variable.value for variable in net.variables]
+    optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    learner = backend.learner(
+        net, optimizer=optimizer, loss="cross_entropy", devices=["gpu:0", "gpu:1"]
+    )
+    x, y = backend.to(flat_batches(4, 4)[0], "gpu:0")
+    learner.step((x,), y)
+    assert len(learner._strategy.experimental_local_results(net.variables[0].value)) == 2
+    learner.sync()
+    assert all(a.value is b for a, b in zip(net.variables, own, strict=True))
+    assert set(backend.placement([net, optimizer]).values()) == {gpu(0)}
+    with tf.device(backend.native("gpu:0")), tf.GradientTape() as tape:
+        loss = tf.reduce_sum(net(x))
+    gradients = tape.gradient(loss, net.trainable_variables)
+    optimizer.apply(gradients, net.trainable_variables)
+
+
+def test_a_module_of_tensorflow_is_refused(backend):
+    class Scale(tf.Module):
+        def __init__(self):
+            super().__init__()
+            self.weight = tf.Variable(1.0)
+
+        def __call__(self, x):
+            return x * self.weight
+
+    with pytest.raises(UnsupportedValueError, match="on 2 devices"):
+        backend.learner(Scale(), devices=["gpu:0", "gpu:1"])
+
+
+def test_a_model_without_a_configuration_is_not_replicated(backend):
+    class Closed(keras.Model):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def call(self, x):
+            return self.inner(x)
+
+    with pytest.raises(UnsupportedValueError, match="get_config"):
+        backend.replicate(Closed(lambda x: x), ["cpu"])

@@ -1,0 +1,102 @@
+"""Several GPUs against one of them, for the frameworks' own tests."""
+
+from pathlib import Path
+
+import numpy as np
+from processes import run_python
+
+from d2ldev.training.trainer import Trainer
+
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+"""For float32: devices add up the gradients of parts in another order."""
+
+FEATURES, CLASSES = 6, 3
+
+
+def flat_batches(examples=13, batch_size=5):
+    """Return batches ``(n, 6)`` with labels of 3 classes, of sizes that two do not share evenly."""
+    random = np.random.default_rng(0)
+    inputs = random.normal(size=(examples, FEATURES)).astype("float32")
+    labels = random.integers(0, CLASSES, examples).astype("int32")
+    starts = range(0, examples, batch_size)
+    return [(inputs[i : i + batch_size], labels[i : i + batch_size]) for i in starts]
+
+
+def images(*shape):
+    """Return batches of images, such as ``(28, 28, 1)``, with labels of 3 classes."""
+    random = np.random.default_rng(0)
+    return [
+        (
+            random.normal(size=(n, *shape)).astype("float32"),
+            random.integers(0, CLASSES, n).astype("int32"),
+        )
+        for n in (4, 3)
+    ]
+
+
+def trained(backend, make, data, num_gpus, fits=1, **options):
+    """Train a model that ``make()`` returns; what it has, by name, and the last history.
+
+    Args:
+        backend: the backend.
+        make: makes the same model each time.
+        data: batches, to train with and to evaluate on.
+        num_gpus: how many.
+        fits: how often.
+        options: of ``fit``; ``optimizer`` may be a function of the model; ``precision``,
+            ``accumulate`` and ``gradient_clip_val`` are the trainer's.
+    """
+    names = ("precision", "accumulate", "gradient_clip_val")
+    of_trainer = {name: options.pop(name) for name in names if name in options}
+    trainer = Trainer(2, num_gpus, backend=backend, **of_trainer)
+    trainer.model = make()
+    if callable(options.get("optimizer")):
+        options["optimizer"] = options["optimizer"](trainer.model)
+    for _ in range(fits):
+        history = trainer.fit(trainer.model, data, data, **options)
+    values = backend.named_tensors(trainer.model)
+    return {name: backend.to_numpy(x) for name, x in values.items()}, history
+
+
+def assert_same_as_one(backend, make, data, num_gpus=2, tolerance=TOLERANCE, **options):
+    """Check that several GPUs learn what one of them learns."""
+    values, history = trained(backend, make, data, num_gpus, **options)
+    expected, curves = trained(backend, make, data, 1, **options)
+    assert len(values) == len(expected)
+    for value, wanted in zip(values.values(), expected.values(), strict=True):
+        np.testing.assert_allclose(value, wanted, **tolerance)
+    assert list(history) == list(curves)
+    for name, curve in curves.items():
+        np.testing.assert_allclose(history[name], curve, **tolerance)
+
+
+def three_and_four(name):
+    """Try three and four GPUs in a process of its own: a framework makes its devices once.
+
+    Returns:
+        The numbers of GPUs that have learned the same as one.
+    """
+    environment = {
+        "D2LDEV_BACKEND": name,
+        "D2LDEV_VIRTUAL_GPUS": "4",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+    }
+    path = [str(Path(__file__).parent)]
+    return run_python(_PROGRAM, hide=(), path=path, environment=environment)
+
+
+_PROGRAM = """
+import warnings
+warnings.simplefilter("ignore")
+from d2ldev import backend
+from several_gpus import CLASSES, FEATURES, assert_same_as_one, flat_batches
+
+def make():
+    backend.seed(0)
+    return backend.mlp([FEATURES, 8, CLASSES])
+
+for number, optimizer in ((3, "momentum"), (4, "adam")):
+    settings = dict(loss="cross_entropy", optimizer=optimizer, gradient_clip_val=0.1)
+    assert_same_as_one(backend, make, flat_batches(), number, metrics=["accuracy"], **settings)
+    show(number)
+"""

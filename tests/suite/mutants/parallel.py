@@ -1,0 +1,148 @@
+"""Mutants that split wrongly, share what they should copy, and learn something else on two GPUs."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from d2ldev_reference.parallel import ReferenceParallelLearner
+
+from d2ldev import Backend, UnsupportedValueError
+from mutants import Mutant, ReferenceParallel
+
+# -- by hand --------------------------------------------------------------------------------------
+
+
+class LosesAnExampleOfEachPart(Mutant, caught_by="split.gives-each-its-part"):
+    class Parallel(ReferenceParallel):
+        def rows(self, x, start, stop):
+            return super().rows(x, start, max(start, stop - 1))
+
+
+class SplitsTensorsOnly(Mutant, caught_by="split.takes-nestings"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if isinstance(batch, dict):
+                raise UnsupportedValueError("split a batch", "it is no tensor", "split(x, devices)")
+            return super().split(batch, devices)
+
+
+class SplitsWhatDoesNotAgree(Mutant, caught_by="split.asks-for-one-length"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if isinstance(batch, dict) and batch:
+                return [super().split(x, devices) for x in batch.values()]
+            return super().split(batch, devices)
+
+
+class SplitsNothing(Mutant, caught_by="split.asks-for-examples"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            return super().split(batch, devices) if batch else [batch for _ in devices]
+
+
+class TakesTheNameOfOneDevice(Mutant, caught_by="split.refuses-devices"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            return super().split(batch, [devices] if isinstance(devices, str) else devices)
+
+
+class LeavesOutMissingDevices(Mutant, caught_by="split.needs-devices"):
+    class Backend(Backend):
+        def replicate(self, obj, devices):
+            if isinstance(devices, list):
+                devices = [each for each in devices if self.device(each) in self.devices()]
+            return super().replicate(obj, devices)
+
+
+class SharesTheFirstCopy(Mutant, caught_by="replicate.copies-parameters"):
+    class Backend(Backend):
+        def replicate(self, obj, devices):
+            return [self.to(obj, device) for device in devices]
+
+
+class CopiesModelsToTheFirst(Mutant, caught_by="replicate.copies-models"):
+    class Backend(Backend):
+        def replicate(self, obj, devices):
+            copies = super().replicate(obj, devices)
+            return copies if isinstance(obj, dict) else [self.to(x, devices[0]) for x in copies]
+
+
+# -- together -------------------------------------------------------------------------------------
+
+
+class TakesTheMeanOfMeans(Mutant, caught_by="several.learn-what-one-learns"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _shares(self, inputs, y):
+            return [None if share is None else 0.5 for share in super()._shares(inputs, y)]
+
+
+class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def step(self, inputs, y):
+            return self.evaluate(inputs, y)
+
+
+class DoesNotClipTogether(Mutant, caught_by="several.clip-the-whole-gradient"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _clipped(self, gradients):
+            return gradients
+
+
+class StepsWithEachBatch(Mutant, caught_by="several.accumulate"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def step(self, inputs, y):
+            found = super().step(inputs, y)
+            self.flush()
+            return found
+
+
+class ComputesWithEmptyParts(Mutant, caught_by="several.take-small-batches"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _shares(self, inputs, y):
+            return [share or 0.0 for share in super()._shares(inputs, y)]
+
+
+class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-batch"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _shares(self, inputs, y):
+            return super()._shares(inputs, getattr(y, "y", y))
+
+
+class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
+    class ParallelLearner(ReferenceParallelLearner):
+        @property
+        def parts(self):
+            parts = super().parts
+            return {**parts, "model": self._framework.backend.to(parts["model"], "gpu:1")}
+
+
+class ShowsTheModelOfTheBeginning(Mutant, caught_by="several.show-the-model-in-callbacks"):
+    class ParallelLearner(ReferenceParallelLearner):
+        seen = None
+
+        @property
+        def model(self):
+            self.seen = self.seen or super().model
+            return self.seen
+
+
+class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-another-number"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def replace(self, parts):
+            super().replace({**parts, "optimizer": self.parts["optimizer"]})
+
+
+class BeginsAnew(Mutant, caught_by="several.train-again"):
+    class ParallelLearner(ReferenceParallelLearner):
+        begun: ClassVar = []
+
+        def __init__(self, framework, model, settings, devices):
+            self.begun.append(model)
+            super().__init__(framework, self.begun[0], settings, devices)
+
+
+class EvaluatesBothParts(Mutant, caught_by="several.predict-and-validate"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def evaluate(self, inputs, y):
+            loss, prediction = super().evaluate(inputs, y)
+            return loss * 2, prediction
