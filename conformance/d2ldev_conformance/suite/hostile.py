@@ -256,6 +256,7 @@ def right(backend: Backend, folder: Path) -> dict[str, Callable[[], Any]]:
         "shape": lambda: (2, 2),
         "sizes": lambda: [2, 1],
         "obj": lambda: [backend.ones((2, 1))],
+        "devices": lambda: ["cpu"],
         "path": lambda: path,
         "model": model,
         "y": y,

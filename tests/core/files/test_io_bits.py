@@ -88,7 +88,11 @@ def test_every_bit_of_the_header_of_a_run_with_every_bit_of_its_last_tensor_is_f
     assert run.unnoticed(itertools.product(run.header, run.data[-32:])) == []
 
 
-@pytest.mark.parametrize("keys", [{STRUCTURE}, {CHECKSUM}, {HEADER}, {CHECKSUM, HEADER}], ids=str)
+@pytest.mark.parametrize(
+    "keys",
+    [{STRUCTURE}, {CHECKSUM}, {HEADER}, {CHECKSUM, HEADER}],
+    ids=lambda keys: "+".join(sorted(keys)),
+)
 def test_a_file_that_has_some_of_the_keys_is_damaged(reference, path, keys):
     header = told()
     metadata = header["__metadata__"] | {HEADER: "0" * 16}

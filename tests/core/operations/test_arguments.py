@@ -269,7 +269,7 @@ def test_like_takes_a_tensor_and_nothing_else(reference):
         (lambda backend: backend.asarray(np.ones(1), copy=False), "backend.from_dlpack(x)"),
         (lambda backend: backend.zeros("ab"), "backend.zeros("),
     ],
-    ids=str,
+    ids=["like", "dtype", "seed", "list", "array", "shape"],
 )
 def test_the_fix_is_in_terms_of_the_call(reference, make, call):
     with pytest.raises(UnsupportedValueError) as caught:

@@ -311,10 +311,3 @@ def test_more_gpus_than_there_are_is_an_error_that_says_how_many(backend):
     count = backend.num_gpus()
     with pytest.raises(DeviceUnavailableError, match=f"has {count} GPU"):
         Trainer(1, count + 1, backend=backend)
-
-
-@requirement("fit.refuses-two-gpus", section=SECTION)
-@pytest.mark.needs_gpus(2)
-def test_two_gpus_are_refused_and_not_cut_to_one(backend):
-    with pytest.raises(DeviceUnavailableError, match="one device"):
-        Trainer(1, 2, backend=backend)
