@@ -108,7 +108,8 @@ def _leaked() -> Any:
     """Return a tensor of a graph that is done."""
     kept: list[Any] = []
 
-    @tf.function  # type: ignore[untyped-decorator]
+    # AutoGraph would leave a file behind.
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def keep(x: Tensor) -> Tensor:
         kept.append(x)
         return x
