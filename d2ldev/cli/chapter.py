@@ -375,3 +375,68 @@ for epoch, loss in enumerate(history["loss"]):
     length = round(3 * (np.log10(loss) + 4))
     bar = "#" * length
     print(f"{epoch} {loss:9.5f} {bar}")
+
+# %% [markdown]
+# ## 13.5 Training on Multiple GPUs
+#
+# Each GPU has the parameters and a part of the batch, and computes the gradients of its part. Added up, they are those of the whole batch. So every GPU takes the same step, and the parameters stay the same everywhere. `d2l.replicate` is the book's `get_params`, `d2l.split` its `split_batch`; `allreduce` is written out here.
+
+# %% gpus=2 params[0]@d2l.gpu(0) params[1]@d2l.gpu(1)
+gpus = [d2l.gpu(0), d2l.gpu(1)]
+params = d2l.replicate(d2l.zeros((1, 2)), gpus)
+
+
+def gradient(w, part):
+    X, y = part
+    place = d2l.device_of(w)
+    column = d2l.ones((2, 1), device=place)
+    n = X.shape[0]
+    row = d2l.ones((1, n), device=place)
+    error = (X * w) @ column - y
+    return row @ (X * error)
+
+
+def allreduce(first, second):
+    total = first + d2l.to(second, gpus[0])
+    return [total, d2l.to(total, gpus[1])]
+
+
+def updated(w, total):
+    return w - 0.1 / 32 * total
+
+
+targets = inputs @ [[2.0], [-3.4]]
+X = inputs.astype("float32")
+y = targets.astype("float32")
+batches = ArrayLoader(X, y, batch_size=32)
+with d2l.strict():
+    for X, y in batches:
+        parts = d2l.split((X, y), gpus)
+        grads = map(gradient, params, parts)
+        sums = allreduce(*grads)
+        params = list(map(updated, params, sums))
+for w in params:
+    print(d2l.device_of(w), d2l.to_numpy(w))
+
+# %% [markdown]
+# ## 13.6 Concise Implementation for Multiple GPUs
+#
+# `Trainer(num_gpus=2)` does the same for any model: the data yields the whole batch, each GPU has a part of it, and what is learned is what one GPU learns, to rounding. PyTorch's engine for this has a process for each GPU, and d2ldev says that it starts none.
+
+# %% gpus=2
+from d2ldev import UnsupportedValueError
+
+
+def losses(num_gpus):
+    trainer = Trainer(4, num_gpus)
+    net = d2l.mlp([2, 1], seed=0)
+    history = trainer.fit(net, batches, lr=0.03)
+    return history["loss"]
+
+
+try:
+    curves = zip(losses(1), losses(2))
+    for one, two in curves:
+        print(f"one {one:.6f}  two {two:.6f}")
+except UnsupportedValueError as error:
+    print(error)

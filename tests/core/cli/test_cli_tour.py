@@ -205,6 +205,8 @@ def test_the_chapter_has_the_sections_of_the_book():
         "6.7.4 Summary",
         "6.7.5 Exercises",
         "A training run",
+        "13.5 Training on Multiple GPUs",
+        "13.6 Concise Implementation for Multiple GPUs",
     ]
 
 
