@@ -401,7 +401,7 @@ def allreduce(first, second):
     return [total, d2l.to(total, gpus[1])]
 
 
-def updated(w, total):
+def step(w, total):
     return w - 0.1 / 32 * total
 
 
@@ -413,8 +413,8 @@ with d2l.strict():
     for X, y in batches:
         parts = d2l.split((X, y), gpus)
         grads = map(gradient, params, parts)
-        sums = allreduce(*grads)
-        params = list(map(updated, params, sums))
+        total = allreduce(*grads)
+        params = list(map(step, params, total))
 for w in params:
     print(d2l.device_of(w), d2l.to_numpy(w))
 
