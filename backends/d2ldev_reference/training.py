@@ -106,7 +106,7 @@ class ReferenceLearner(Learner):
             activations.append(x)
         prediction = x @ last["weight"].T + last["bias"]
         loss, error = self._loss(prediction, y)
-        return loss, prediction, _gradients(model, activations, error)
+        return loss, prediction, self._gradients(model, activations, error)
 
     def flush(self) -> None:
         if self.pending:
@@ -163,6 +163,17 @@ class ReferenceLearner(Learner):
         # A label that is out of range is no class.
         losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
         return losses, xp.exp(logarithms) - truth
+
+    def _gradients(
+        self, model: MLP, activations: list[Tensor], error: Tensor
+    ) -> list[dict[str, Tensor]]:
+        """Return the gradients of a model's parameters, from its prediction's error back."""
+        gradients = []
+        error, activations = _rows(error), [_rows(x) for x in activations]
+        for layer, x in zip(reversed(model.layers), reversed(activations), strict=True):
+            gradients.append({"weight": error.T @ x, "bias": xp.sum(error, axis=0)})
+            error = (error @ layer["weight"]) * _DERIVATIVES[model.activation](x)
+        return gradients[::-1]
 
     def _clipped(self, gradients: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
         if not self.settings.gradient_clip_val:
@@ -221,16 +232,6 @@ class ReferenceLearner(Learner):
 def _times(x: Tensor, weights: Tensor) -> Tensor:
     """Return a product that is 0 where a weight is: 0 times infinity would be no number."""
     return xp.where(weights == 0, xp.zeros_like(x), x * weights)
-
-
-def _gradients(model: MLP, activations: list[Tensor], error: Tensor) -> list[dict[str, Tensor]]:
-    """Return the gradients of a model's parameters, from its prediction's error back."""
-    gradients = []
-    error, activations = _rows(error), [_rows(x) for x in activations]
-    for layer, x in zip(reversed(model.layers), reversed(activations), strict=True):
-        gradients.append({"weight": error.T @ x, "bias": xp.sum(error, axis=0)})
-        error = (error @ layer["weight"]) * _DERIVATIVES[model.activation](x)
-    return gradients[::-1]
 
 
 def each_of(

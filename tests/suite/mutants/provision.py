@@ -110,12 +110,12 @@ class NarrowLearner(ReferenceLearner):
         x = xp.where(size > 65504, xp.full_like(x, math.inf), _rounded(x, 11))
         return xp.where(size < 2.0**-25, xp.zeros_like(x), x)
 
-    def _gradients(self, activations, error):
+    def _gradients(self, model, activations, error):
         if self.settings.precision == "model":
-            return super()._gradients(activations, error)
+            return super()._gradients(model, activations, error)
         scale = self._optimizer.get("scale", 1.0)
         with np.errstate(invalid="ignore"):
-            gradients = super()._gradients(activations, self.narrow(error * scale))
+            gradients = super()._gradients(model, activations, self.narrow(error * scale))
         self._model = self.wide
         return [{name: x / scale for name, x in layer.items()} for layer in gradients]
 
