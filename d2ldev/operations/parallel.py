@@ -10,10 +10,10 @@ from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework
+from d2ldev.framework import Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import Flattened, flatten
-from d2ldev.operations import moving, placing
+from d2ldev.operations import creation, moving, placing
 
 
 def counts(examples: int, parts: int) -> list[int]:
@@ -45,12 +45,22 @@ def split(
     for device, count in zip(devices, counts(length, len(devices)), strict=True):
         first, last = (start, start + count) if count or not is_filled else (0, 1)
         rows = {
-            key: framework.parallel.rows(x, first, last) if tuple(x.shape) else x
+            key: _rows(framework, x, first, last, attempted)
             for key, x in flat.tensors.items()
+            if creation.shape_of(x, attempted)
         }
         parts.append(moving.to(framework, flat.unflatten(rows), device))
         start += count
     return parts
+
+
+def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str) -> Tensor:
+    try:
+        return framework.parallel.rows(x, start, stop)
+    except Exception as error:  # a sparse tensor, which has no views, or memory that ran out
+        native = framework.devices.native(framework.tensors.device_of(x))
+        fix = "a batch of dense tensors"
+        raise creation.refused(framework, error, attempted, native, fix) from error
 
 
 def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list[Any]:
@@ -88,7 +98,8 @@ def examples(framework: Framework, batch: Any) -> int:
 
 
 def _examples(flat: Flattened, attempted: str) -> int:
-    tensors = {int(x.shape[0]): x for x in flat.tensors.values() if tuple(x.shape)}
+    shapes = [(creation.shape_of(x, attempted), x) for x in flat.tensors.values()]
+    tensors = {int(shape[0]): x for shape, x in shapes if shape}
     if len(tensors) != 1:
         lengths = [f"{flat.name_of(x) or 'the batch'} has {n}" for n, x in tensors.items()]
         raise UnsupportedValueError(
