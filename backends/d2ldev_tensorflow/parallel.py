@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import tensorflow as tf
@@ -69,6 +70,18 @@ class TensorFlowParallel(Parallel):
         return TensorFlowParallelLearner(self._framework, model, settings, devices)
 
 
+class _Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """A mirrored strategy in which a loss of Keras' is the mean over the examples that it sees.
+
+    Keras divides it by this number, for the losses of all devices are to be added up. Those of a
+    function are not divided, and here parts of a batch have shares of their own.
+    """
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+
 class TensorFlowParallelLearner(TensorFlowLearner):
     """A Keras model whose variables have a copy on each of several devices while it is trained.
 
@@ -91,7 +104,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         reduction = (
             tf.distribute.ReductionToOneDevice if is_virtual else tf.distribute.NcclAllReduce
         )
-        self._strategy = tf.distribute.MirroredStrategy(
+        self._strategy = _Strategy(
             [framework.devices.native(device) for device in devices], reduction()
         )
         self._single: dict[int, tuple[Any, Any]] = {}
@@ -106,6 +119,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._gather()
+        for optimizer in _optimizers(parts["optimizer"]):
+            _check_conditions(optimizer, len(self._devices))
         super().replace(parts)
 
     @property
@@ -135,7 +150,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         def run(*operands: Any) -> Any:
             return self._strategy.run(method, operands)
 
-        traced = tf.function(run, autograph=False)
+        traced = tf.function(partial(run), autograph=False)  # a partial, as in ``_traced``
 
         def call(*operands: Any) -> Any:
             self._spread()
@@ -179,13 +194,15 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         """Return what part of the loss of a batch each part of it has; 0 if it is empty."""
         each = [count / number for count in counts(number, len(parts))]
         if not isinstance(y, Weighted):
-            return [tf.constant(share) for share in each]
+            return [tf.constant(share, tf.float64) for share in each]
         sums = [
-            tf.reduce_sum(tf.cast(part.weights, tf.float32)) * (share > 0)
+            tf.reduce_sum(tf.cast(part.weights, tf.float64)) * (share > 0)
             for (_, part), share in zip(parts, each, strict=True)
         ]
         total = tf.add_n(sums)
-        return [tf.math.divide_no_nan(x, total) for x in sums]
+        # Where all weights are 0, the loss is what layers add to it.
+        pairs = zip(sums, each, strict=True)
+        return [tf.where(total == 0, share, tf.math.divide_no_nan(x, total)) for x, share in pairs]
 
     def _there(self) -> AbstractContextManager[Any]:
         return nullcontext()  # each device has a scope of its own
@@ -203,11 +220,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         used = [tf.convert_to_tensor(each) for each in gradients if each is not None]
         whole = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, used))
         gradients = [None if each is None else next(whole) for each in gradients]
-        # Keras would shorten the gradients of each device by itself, before it adds them up.
         if self.settings.gradient_clip_val:
             gradients = self._clipped(gradients)
-        number = context.num_replicas_in_sync
-        gradients = [None if each is None else each / number for each in gradients]
         self._stepping.apply(gradients, self._variables)
 
     # -- one variable and several -----------------------------------------------------------------
@@ -245,9 +259,13 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _settle(self, strategy: Any, native: str) -> None:
         for layer in self._model._flatten_layers():
             compute_again_at(layer, native)
-        for optimizer in self._optimizers():
+        for optimizer in _optimizers(self._optimizer):
             compute_again_at(optimizer, native)
             optimizer._distribution_strategy = strategy
+            # What it is given is added up already. Past ``__setattr__``, which looks for state.
+            vars(optimizer).pop("_all_reduce_sum_gradients", None)
+            if strategy is self._strategy:
+                vars(optimizer)["_all_reduce_sum_gradients"] = list
             # By the names of variables, which are others now.
             optimizer._trainable_variables_indices = {
                 optimizer._var_key(x): number
@@ -256,13 +274,31 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def _all_variables(self) -> list[Any]:
         found = [*self._model.variables]
-        for optimizer in self._optimizers():
+        for optimizer in _optimizers(self._optimizer):
             found += own_variables(optimizer)
         return list({id(x): x for x in found}.values())
 
-    def _optimizers(self) -> Iterator[Any]:
-        waiting = [] if self._optimizer is None else [self._optimizer]
-        while waiting:
-            optimizer = waiting.pop()
-            yield optimizer
-            waiting += [inner for _, inner in inner_optimizers(optimizer)]
+
+def _optimizers(outermost: Any) -> Iterator[Any]:
+    """Yield an optimizer, if there is one, and those that it wraps."""
+    waiting = [] if outermost is None else [outermost]
+    while waiting:
+        optimizer = waiting.pop()
+        yield optimizer
+        waiting += [inner for _, inner in inner_optimizers(optimizer)]
+
+
+def _check_conditions(optimizer: Any, number: int) -> None:
+    """Refuse what Keras does in a ``tf.cond``, in which a mirrored strategy changes no variable."""
+    is_averaged = getattr(optimizer, "use_ema", False)
+    for name, is_used, fix in (
+        ("ema_overwrite_frequency", is_averaged, "ema_overwrite_frequency=None"),
+        ("gradient_accumulation_steps", True, "Trainer(max_epochs, accumulate=...) instead"),
+    ):
+        value = getattr(optimizer, name, None)
+        if is_used and value:
+            raise UnsupportedValueError(
+                f"train on {number} devices with {describe(optimizer)}",
+                f"tf.distribute.MirroredStrategy has not its {name}={value}",
+                fix,
+            )

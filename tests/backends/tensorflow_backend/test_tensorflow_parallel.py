@@ -59,8 +59,7 @@ class Own(keras.Model):
 
     def training_step(self, batch):
         x, y = batch
-        losses = keras.losses.sparse_categorical_crossentropy(y, self(x), from_logits=True)
-        return tf.reduce_mean(losses)
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, self(x))
 
 
 def test_three_and_four_gpus_learn_what_one_learns():
@@ -80,15 +79,65 @@ def test_a_training_step_of_the_model_sees_a_part(backend):
     assert_same_as_one(backend, Own, flat_batches(), lr=0.1)
 
 
-def test_an_optimizer_of_keras_is_trained_on(backend):
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda _: keras.optimizers.Nadam(0.1),
+        lambda _: keras.optimizers.SGD(0.1, use_ema=True),
+        lambda _: keras.optimizers.SGD(0.1, clipnorm=0.1),
+        lambda _: keras.optimizers.SGD(0.1, global_clipnorm=0.1),
+        lambda _: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, clipvalue=0.01)),
+    ],
+    ids=["nadam", "ema", "clipnorm", "global_clipnorm", "clipvalue"],
+)
+def test_an_optimizer_of_keras_is_trained_on(backend, optimizer):
     assert_same_as_one(
-        backend,
-        dense,
-        flat_batches(),
-        loss="cross_entropy",
-        fits=2,
-        optimizer=lambda _: keras.optimizers.Nadam(0.1),
+        backend, dense, flat_batches(), loss="cross_entropy", fits=2, optimizer=optimizer
     )
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"use_ema": True, "ema_overwrite_frequency": 2}, {"gradient_accumulation_steps": 2}],
+    ids=["ema", "accumulation"],
+)
+def test_an_optimizer_with_conditions_is_refused(backend, options):
+    optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1, **options))
+    with pytest.raises(UnsupportedValueError, match="on 2 devices"):
+        backend.learner(dense(), optimizer=optimizer, devices=["gpu:0", "gpu:1"])
+
+
+def test_a_loss_object_of_keras_is_a_mean(backend):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    assert_same_as_one(backend, dense, flat_batches(), loss=loss, lr=0.1)
+
+
+def test_a_compiled_model_is_trained_as_on_one(backend):
+    def compiled():
+        net = dense()
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        net.compile(keras.optimizers.SGD(0.1), loss)
+        return net
+
+    assert_same_as_one(backend, compiled, flat_batches())
+
+
+def test_regularization_counts_where_no_example_does(backend):
+    def regularized():
+        keras.utils.set_random_seed(0)
+        return keras.Sequential(
+            [keras.Input((FEATURES,)), layers.Dense(CLASSES, kernel_regularizer="l2")]
+        )
+
+    x, y = flat_batches(4, 4)[0]
+    data = [{"x": x, "y": y, "sample_weight": np.zeros(4, "float32")}]
+    assert_same_as_one(backend, regularized, data, loss="cross_entropy", lr=0.1)
+
+
+def test_a_batch_without_examples_is_refused(backend):
+    x, y = flat_batches(4, 4)[0]
+    with pytest.raises(UnsupportedValueError, match="no examples"):
+        trained(backend, dense, [(x[:0], y[:0])], 2, loss="cross_entropy")
 
 
 @pytest.mark.parametrize(("precision", "digits"), [("bf16", 2e-3), ("fp16", 2e-4)])
