@@ -143,6 +143,17 @@ class MXNetParallelLearner(MXNetLearner):
                         gradient[()] = 0
                         x._fresh_grad = True
 
+    def _update(self) -> None:
+        super()._update()
+        # The trainer has one updater, for the first device. Some optimizers would take another step
+        # on each, such as Nadam, whose schedule goes on with each update.
+        for parameter in self._trainer._params:
+            if parameter.grad_req != "null":
+                first, *others = parameter.list_data()
+                for x in others:
+                    first.copyto(x)
+                    x._fresh_grad = False
+
     # -- one array and several --------------------------------------------------------------------
 
     def _spread(self) -> None:
@@ -162,25 +173,15 @@ class MXNetParallelLearner(MXNetLearner):
             for parameter in self._parameters():
                 if not parameter._differentiable:  # a running statistic
                     first, *others = parameter.list_data()
-                    there = [x.as_in_ctx(first.ctx) for x in others]
-                    first[()] = (first + sum(there)) / len(self._contexts)
+                    # So that one which no step has changed is what it was.
+                    more = [x.as_in_ctx(first.ctx) - first for x in others]
+                    first[()] = first + sum(more) / len(self._contexts)
                 _gather_parameter(parameter)
             self._gather_trainer()
         self._is_spread = False
 
     def _spread_trainer(self) -> None:
         trainer = self._trainer
-        first = trainer._updaters[0]
-        for context in self._contexts[1:]:
-            updater = mx.optimizer.get_updater(first.optimizer)
-            # Now, and not as an updater does it in its first step, when the first one has changed
-            # what it would copy.
-            for key, state in first.states.items():
-                updater.states[key] = updater.sync_state_context(state, context)
-            updater.states_synced = dict.fromkeys(first.states, True)
-            trainer._updaters.append(updater)
-            steps = first.optimizer._all_index_update_counts
-            steps[context.device_id] = dict(steps.get(self._contexts[0].device_id, {}))
         trainer._contexts = self._contexts
         trainer._reset_kvstore()
         trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
@@ -191,11 +192,6 @@ class MXNetParallelLearner(MXNetLearner):
 
     def _gather_trainer(self) -> None:
         trainer = self._trainer
-        del trainer._updaters[1:]
-        optimizer = trainer._updaters[0].optimizer
-        optimizer._set_current_context(self._contexts[0].device_id)
-        for context in self._contexts[1:]:
-            optimizer._all_index_update_counts.pop(context.device_id, None)
         trainer._contexts = self._contexts[:1]
         trainer._reset_kvstore()
         trainer._kvstore_params, self._store = self._store, trainer._kvstore_params

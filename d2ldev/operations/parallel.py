@@ -91,10 +91,15 @@ def examples(framework: Framework, batch: Any) -> int:
     """Return how many examples a batch of tensors has.
 
     Raises:
-        UnsupportedValueError: if its tensors do not agree.
+        UnsupportedValueError: if its tensors do not agree, or if it has none.
     """
     attempted = "split a batch"
-    return _examples(flatten(batch, framework.kinds, attempted), attempted)
+    number = _examples(flatten(batch, framework.kinds, attempted), attempted)
+    if not number:
+        raise UnsupportedValueError(
+            attempted, "it has no examples", "leave empty batches out of the data"
+        )
+    return number
 
 
 def _examples(flat: Flattened, attempted: str) -> int:

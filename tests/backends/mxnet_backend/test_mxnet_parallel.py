@@ -88,10 +88,11 @@ def test_a_training_step_of_the_model_sees_a_part(backend):
     "optimizer",
     [
         lambda _: mx.optimizer.Adam(learning_rate=0.1),
+        lambda _: mx.optimizer.Nadam(learning_rate=0.1),
         lambda net: mx.gluon.Trainer(net.collect_params(), "sgd", {"momentum": 0.9}),
         lambda net: mx.gluon.Trainer(net.collect_params(), "adam", kvstore=None),
     ],
-    ids=["optimizer", "trainer", "without-store"],
+    ids=["optimizer", "schedule", "trainer", "without-store"],
 )
 def test_an_optimizer_of_mxnets_is_trained_on(backend, optimizer):
     assert_same_as_one(
@@ -106,6 +107,24 @@ def test_running_statistics_are_the_means_of_the_devices(backend):
     np.testing.assert_allclose(mean, x.mean(0), rtol=1e-5)
     (variance,) = (value for name, value in values.items() if "running_var" in name)
     np.testing.assert_allclose(variance, (x[:2].var(0) + x[2:].var(0)) / 2, rtol=1e-4)
+
+
+def test_running_statistics_that_no_step_changes_stay_as_they_are(backend):
+    def frozen():
+        net = normalized()
+        net[0]._kwargs["use_global_stats"] = True
+        net[0].running_mean.set_data(mx.np.full(FEATURES, 3e38))  # of which two make no sum
+        return net
+
+    values, _ = trained(backend, frozen, flat_batches(), 2, loss="cross_entropy")
+    (mean,) = (value for name, value in values.items() if "running_mean" in name)
+    assert np.isfinite(mean).all()
+
+
+def test_a_batch_without_examples_is_refused(backend):
+    x, y = flat_batches(4, 4)[0]
+    with pytest.raises(UnsupportedValueError, match="no examples"):
+        trained(backend, Dense, [(x[:0], y[:0])], 2, loss="cross_entropy")
 
 
 def test_parameters_have_one_array_again(backend):
