@@ -106,7 +106,7 @@ class JaxLearner(Learner):
     @property
     def parts(self) -> dict[str, Any]:
         parts = {"model": self._model, "optimizer": self._optimizer}
-        return parts if self._scaler is None else {**parts, "scaler": self._scaler}
+        return parts if self._scaler is None else {**parts, "scaler": self._returned(self._scaler)}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
@@ -309,9 +309,10 @@ class _Parts:
         on each device, which compute the same.
         """
         leaves, structure = jax.tree.flatten(batch)
-        lengths = {len(x) for x in leaves if x.ndim}
+        ranks = [jnp.ndim(x) for x in leaves]  # 0 of a number
+        lengths = {len(x) for x, rank in zip(leaves, ranks, strict=True) if rank}
         is_even = len(lengths) == 1 and not lengths.pop() % self._number
-        places = [self._split if is_even and x.ndim else self.whole for x in leaves]
+        places = [self._split if is_even and rank else self.whole for rank in ranks]
         return jax.tree.unflatten(structure, jax.device_put(leaves, places))
 
 

@@ -15,7 +15,7 @@ from several_gpus import (
     trained,
 )
 
-from d2ldev import gpu
+from d2ldev import Trainer, gpu
 
 
 class LeNet(nnx.Module):
@@ -46,6 +46,11 @@ class Dense(nnx.Module):
 
     def __call__(self, x):
         return self.dense(x)
+
+
+class Scaled(Dense):
+    def __call__(self, x, factor):
+        return self.dense(x) * factor
 
 
 class Own(Dense):
@@ -93,6 +98,17 @@ def test_fewer_bits_are_as_few_as_on_one(backend, precision, digits):
         accumulate=2,
         tolerance={"rtol": digits, "atol": digits},
     )
+
+
+def test_a_batch_may_have_python_numbers(backend):
+    data = [(x, 2.5, y) for x, y in flat_batches()]
+    assert_same_as_one(backend, Scaled, data, loss="cross_entropy", lr=0.1)
+
+
+def test_the_factor_of_fp16_is_saved_from_the_first_device(backend, tmp_path):
+    trainer = Trainer(1, 2, backend=backend, precision="fp16")
+    trainer.fit(Dense(), flat_batches(), loss="cross_entropy", checkpoint=tmp_path / "run")
+    assert (tmp_path / "run").exists()
 
 
 def test_the_parts_of_a_batch_are_computed_on_both_devices(backend):
