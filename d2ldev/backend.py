@@ -838,7 +838,8 @@ class Backend:
         if len(them) < 2:
             return self.framework.training.learner(model, settings)
         attempted = f"train on {len(them)} devices"
-        self.framework.require("train on several GPUs", attempted, f"devices=['{them[0]}']")
+        fix = f"one device: devices=['{them[0]}'], or gpus = ['{them[0]}'] of a Trainer"
+        self.framework.require("train on several GPUs", attempted, fix)
         return self.framework.parallel.learner(model, settings, them)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:

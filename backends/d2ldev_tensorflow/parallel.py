@@ -120,7 +120,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def replace(self, parts: dict[str, Any]) -> None:
         self._gather()
         for optimizer in _optimizers(parts["optimizer"]):
-            _check_conditions(optimizer, len(self._devices))
+            _check_optimizer(optimizer, len(self._devices))
         super().replace(parts)
 
     @property
@@ -288,17 +288,22 @@ def _optimizers(outermost: Any) -> Iterator[Any]:
         waiting += [inner for _, inner in inner_optimizers(optimizer)]
 
 
-def _check_conditions(optimizer: Any, number: int) -> None:
-    """Refuse what Keras does in a ``tf.cond``, in which a mirrored strategy changes no variable."""
+def _check_optimizer(optimizer: Any, number: int) -> None:
+    """Refuse an optimizer that does what a mirrored strategy has not.
+
+    It changes no variable in a ``tf.cond``, and its variables have other names than the user's.
+    """
     is_averaged = getattr(optimizer, "use_ema", False)
-    for name, is_used, fix in (
-        ("ema_overwrite_frequency", is_averaged, "ema_overwrite_frequency=None"),
-        ("gradient_accumulation_steps", True, "Trainer(max_epochs, accumulate=...) instead"),
-    ):
-        value = getattr(optimizer, name, None)
-        if is_used and value:
+    refused = {
+        "ema_overwrite_frequency": is_averaged and optimizer.ema_overwrite_frequency,
+        "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
+        "optimizers for some variables": hasattr(optimizer, "_inner_optimizers"),
+    }
+    for what, is_used in refused.items():
+        if is_used:
             raise UnsupportedValueError(
                 f"train on {number} devices with {describe(optimizer)}",
-                f"tf.distribute.MirroredStrategy has not its {name}={value}",
-                fix,
+                f"tf.distribute.MirroredStrategy cannot have its {what}",
+                "leave these out, with Trainer(accumulate=...) for gradient_accumulation_steps; "
+                "or num_gpus=1",
             )

@@ -232,6 +232,7 @@ class Trainer(Hooks):
                 "checkpoint": checkpoint is not None,
                 "resume": resume,
                 "progress": self.progress,
+                "num_gpus": len(self.gpus) > 1,
                 "accumulate": self.accumulate != 1,
                 "precision": self.precision != "model",
             }

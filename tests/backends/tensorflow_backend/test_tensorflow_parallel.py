@@ -107,6 +107,15 @@ def test_an_optimizer_with_conditions_is_refused(backend, options):
         backend.learner(dense(), optimizer=optimizer, devices=["gpu:0", "gpu:1"])
 
 
+def test_optimizers_for_some_variables_are_refused(backend):
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this Keras has no MultiOptimizer")
+    one = keras.optimizers.SGD(0.1)
+    optimizer = keras.optimizers.MultiOptimizer(lambda _: one)
+    with pytest.raises(UnsupportedValueError, match="for some variables"):
+        backend.learner(dense(), optimizer=optimizer, devices=["gpu:0", "gpu:1"])
+
+
 def test_a_loss_object_of_keras_is_a_mean(backend):
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     assert_same_as_one(backend, dense, flat_batches(), loss=loss, lr=0.1)

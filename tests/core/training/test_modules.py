@@ -115,6 +115,14 @@ def test_what_epochs_of_the_users_own_would_ignore_is_refused(reference, net, op
         mine(1, backend=reference).fit(net, [BATCH], **options)
 
 
+def test_epochs_of_the_users_own_on_several_gpus_are_refused(reference, net):
+    mine = type("Mine", (Trainer,), {"fit_epoch": lambda self: pytest.fail("it has run")})
+    trainer = mine(1, backend=reference)
+    trainer.gpus = ["gpu:0", "gpu:1"]
+    with pytest.raises(UnsupportedValueError, match="num_gpus="):
+        trainer.fit(net, [BATCH])
+
+
 def test_an_own_prepare_data_gives_the_data(reference, net):
     class Mine(Trainer):
         def prepare_data(self, data):
