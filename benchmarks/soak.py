@@ -45,6 +45,11 @@ TOLERANCES = {
     "files": (0, 0.5),
     "objects": (0.005, 500),
 }
+# What a framework itself leaves behind in each round, which is not taken for a rise. TensorFlow does
+# not give back native memory of a function that it has traced: 800 KiB for each new model in Keras'
+# own ``fit``, 500 KiB in each of the three fits of a round. Objects of Python's are not excused.
+# https://github.com/tensorflow/tensorflow/issues/62854
+KNOWN = {"tensorflow": {"memory": 2 * 2**20}}
 _SAMPLES = 120
 _FEWEST = 30
 _pool = ThreadPoolExecutor(4)
@@ -224,17 +229,20 @@ def rise(seconds: Sequence[float], values: Sequence[float]) -> float:
     return median(slopes) * (seconds[-1] - seconds[0])
 
 
-def findings(samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+def findings(name: str, samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Return for each thing that was measured its rise, what it may be, and whether it is flat."""
     begin = len(samples["seconds"]) // 3
+    rounds = samples["rounds"][-1] - samples["rounds"][begin]
     found = {}
     for key, (part, number) in TOLERANCES.items():
         values = samples[key][begin:]
         risen = rise(samples["seconds"][begin:], values)
-        tolerance = part * median(values) + number
+        known = KNOWN.get(name, {}).get(key, 0) * rounds
+        tolerance = part * median(values) + number + known
         found[key] = {
             "median": median(values),
             "rise": risen,
+            "known": known,
             "tolerance": tolerance,
             "flat": risen <= tolerance,
         }
@@ -282,7 +290,7 @@ def run(name: str, minutes: float, folder: Path) -> bool:
         verdict = "flat" if what["flat"] else "NOT FLAT"
         print(
             f"  {key}: {what['median']:.0f}, rises by {what['rise']:.1f}, "
-            f"tolerance {what['tolerance']:.1f}: {verdict}"
+            f"tolerance {what['tolerance']:.1f}, of it known {what['known']}: {verdict}"
         )
     return all(what["flat"] for what in found.values())
 
@@ -302,7 +310,7 @@ def main() -> int:
         document = {
             "backend": options.process,
             "d2ldev": importlib.metadata.version("d2ldev"),
-            "found": findings(samples),
+            "found": findings(options.process, samples),
             "samples": samples,
         }
         path = options.folder / f"soak-{options.process}.json"
