@@ -46,10 +46,10 @@ TOLERANCES = {
     "objects": (0.005, 500),
 }
 # What a framework itself leaves behind in each round, which is not taken for a rise. TensorFlow does
-# not give back native memory of a function that it has traced: 800 KiB for each new model in Keras'
-# own ``fit``, 500 KiB in each of the three fits of a round. Objects of Python's are not excused.
-# https://github.com/tensorflow/tensorflow/issues/62854
-KNOWN = {"tensorflow": {"memory": 2 * 2**20}}
+# not give back all native memory of a function that it has traced: 145 KiB of a new Keras model that
+# is only called, 800 KiB in Keras' own ``fit``, 240 KiB in each of the three fits of a round. Objects
+# of Python's are not excused: https://github.com/tensorflow/tensorflow/issues/62854
+KNOWN = {"tensorflow": {"memory": 2**20}}
 _SAMPLES = 120
 _FEWEST = 30
 _pool = ThreadPoolExecutor(4)
@@ -215,18 +215,18 @@ def fit(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None
 # -- what the samples say ---------------------------------------------------------------------
 
 
-def rise(seconds: Sequence[float], values: Sequence[float]) -> float:
+def rise(rounds: Sequence[float], values: Sequence[float]) -> float:
     """Return by how much the line through samples rises over them.
 
     >>> rise([0, 1, 2, 3], [5, 6, 7, 100])
     3.0
     """
     slopes = [
-        (values[j] - values[i]) / (seconds[j] - seconds[i])
+        (values[j] - values[i]) / (rounds[j] - rounds[i])
         for i, j in itertools.combinations(range(len(values)), 2)
-        if seconds[j] > seconds[i]
+        if rounds[j] > rounds[i]
     ]
-    return median(slopes) * (seconds[-1] - seconds[0])
+    return median(slopes) * (rounds[-1] - rounds[0])
 
 
 def findings(name: str, samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
@@ -236,7 +236,7 @@ def findings(name: str, samples: dict[str, list[float]]) -> dict[str, dict[str, 
     found = {}
     for key, (part, number) in TOLERANCES.items():
         values = samples[key][begin:]
-        risen = rise(samples["seconds"][begin:], values)
+        risen = rise(samples["rounds"][begin:], values)
         known = KNOWN.get(name, {}).get(key, 0) * rounds
         tolerance = part * median(values) + number + known
         found[key] = {
