@@ -45,10 +45,10 @@ TOLERANCES = {
     "files": (0, 0.5),
     "objects": (0.005, 500),
 }
-# What a framework itself leaves behind in each round, which is not taken for a rise. TensorFlow does
-# not give back all native memory of a function that it has traced: 145 KiB of a new Keras model that
-# is only called, 800 KiB in Keras' own ``fit``, 240 KiB in each of the three fits of a round. Objects
-# of Python's are not excused: https://github.com/tensorflow/tensorflow/issues/62854
+# What a framework itself leaves behind in each round, which is not taken for a rise. TensorFlow
+# does not give back all native memory of a function that it has traced: 145 KiB of a new Keras
+# model that is only called, 800 KiB in Keras' own ``fit``, 240 KiB in each of the three fits of a
+# round: https://github.com/tensorflow/tensorflow/issues/62854. Objects are not excused.
 KNOWN = {"tensorflow": {"memory": 2**20}}
 _SAMPLES = 120
 _FEWEST = 30
@@ -218,8 +218,8 @@ def fit(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None
 def rise(rounds: Sequence[float], values: Sequence[float]) -> float:
     """Return by how much the line through samples rises over them.
 
-    >>> rise([0, 1, 2, 3], [5, 6, 7, 100])
-    3.0
+    >>> rise([0, 1, 2, 3, 4], [5, 6, 7, 8, 100])
+    4.0
     """
     slopes = [
         (values[j] - values[i]) / (rounds[j] - rounds[i])
