@@ -45,6 +45,11 @@ TOLERANCES = {
     "files": (0, 0.5),
     "objects": (0.005, 500),
 }
+# What a framework itself leaves behind in each round, which is not taken for a rise. TensorFlow
+# does not give back all native memory of a function that it has traced: 145 KiB of a new Keras
+# model that is only called, 800 KiB in Keras' own ``fit``, 240 KiB in each of the three fits of a
+# round: https://github.com/tensorflow/tensorflow/issues/62854. Objects are not excused.
+KNOWN = {"tensorflow": {"memory": 2**20}}
 _SAMPLES = 120
 _FEWEST = 30
 _pool = ThreadPoolExecutor(4)
@@ -210,31 +215,34 @@ def fit(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None
 # -- what the samples say ---------------------------------------------------------------------
 
 
-def rise(seconds: Sequence[float], values: Sequence[float]) -> float:
+def rise(rounds: Sequence[float], values: Sequence[float]) -> float:
     """Return by how much the line through samples rises over them.
 
-    >>> rise([0, 1, 2, 3], [5, 6, 7, 100])
-    3.0
+    >>> rise([0, 1, 2, 3, 4], [5, 6, 7, 8, 100])
+    4.0
     """
     slopes = [
-        (values[j] - values[i]) / (seconds[j] - seconds[i])
+        (values[j] - values[i]) / (rounds[j] - rounds[i])
         for i, j in itertools.combinations(range(len(values)), 2)
-        if seconds[j] > seconds[i]
+        if rounds[j] > rounds[i]
     ]
-    return median(slopes) * (seconds[-1] - seconds[0])
+    return median(slopes) * (rounds[-1] - rounds[0])
 
 
-def findings(samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
+def findings(name: str, samples: dict[str, list[float]]) -> dict[str, dict[str, Any]]:
     """Return for each thing that was measured its rise, what it may be, and whether it is flat."""
     begin = len(samples["seconds"]) // 3
+    rounds = samples["rounds"][-1] - samples["rounds"][begin]
     found = {}
     for key, (part, number) in TOLERANCES.items():
         values = samples[key][begin:]
-        risen = rise(samples["seconds"][begin:], values)
-        tolerance = part * median(values) + number
+        risen = rise(samples["rounds"][begin:], values)
+        known = KNOWN.get(name, {}).get(key, 0) * rounds
+        tolerance = part * median(values) + number + known
         found[key] = {
             "median": median(values),
             "rise": risen,
+            "known": known,
             "tolerance": tolerance,
             "flat": risen <= tolerance,
         }
@@ -282,7 +290,7 @@ def run(name: str, minutes: float, folder: Path) -> bool:
         verdict = "flat" if what["flat"] else "NOT FLAT"
         print(
             f"  {key}: {what['median']:.0f}, rises by {what['rise']:.1f}, "
-            f"tolerance {what['tolerance']:.1f}: {verdict}"
+            f"tolerance {what['tolerance']:.1f}, of it known {what['known']}: {verdict}"
         )
     return all(what["flat"] for what in found.values())
 
@@ -302,7 +310,7 @@ def main() -> int:
         document = {
             "backend": options.process,
             "d2ldev": importlib.metadata.version("d2ldev"),
-            "found": findings(samples),
+            "found": findings(options.process, samples),
             "samples": samples,
         }
         path = options.folder / f"soak-{options.process}.json"

@@ -449,7 +449,14 @@ class TensorFlowLearner(Learner):
     def _update(self, gradients: list[Any]) -> None:
         if self.settings.gradient_clip_val:
             gradients = self._clipped(gradients)
-        self._stepping.apply(gradients, self._variables)
+        # In a replica, also the only one, Keras sums gradients by a function with a gradient of its
+        # own. TensorFlow keeps that for ever, and with it the whole traced step:
+        # https://github.com/tensorflow/tensorflow/issues/97697
+        context = tf.distribute.get_replica_context()
+        if tf.distribute.has_strategy() or _scales(self._stepping):
+            self._stepping.apply(gradients, self._variables)
+        else:
+            context.merge_call(lambda _: self._stepping.apply(gradients, self._variables))
 
     def _measure(self, *batch: Any) -> tuple[Tensor, Any]:
         *inputs, y = batch
@@ -654,10 +661,17 @@ def made(settings: Settings) -> Any:
             "it is no keras.optimizers.Optimizer",
             "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
         )
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    if settings.precision == "fp16" and not scales:
+    if settings.precision == "fp16" and not _scales(optimizer):
         return keras.optimizers.LossScaleOptimizer(optimizer)
     return optimizer
+
+
+def _scales(optimizer: Any) -> bool:
+    """Return whether an optimizer scales the loss, which Keras lets it do in a replica only."""
+    import keras
+
+    parts = [optimizer, *getattr(optimizer, "_inner_optimizers", ())]
+    return any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in parts)
 
 
 # -- losses ---------------------------------------------------------------------------------------

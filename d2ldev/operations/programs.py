@@ -5,6 +5,7 @@ A helper for the rooms ``training``.
 
 from __future__ import annotations
 
+import re
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,7 +32,9 @@ _SLOTS = (GetSetDescriptorType, MemberDescriptorType)
 _IS_OF_PYTHON = 1 << 9  # Py_TPFLAGS_HEAPTYPE
 # Bytes of an array of NumPy's that may be changed in place, as the weights of classes are.
 _SMALL = 1 << 16
-_INSTALLED = tuple({sysconfig.get_path(each) for each in ("stdlib", "purelib", "platlib")})
+_STANDARD_LIBRARY = sysconfig.get_path("stdlib")
+# Also the user's own, Debian's, those that a virtual environment shares, and those of a ``.pth``.
+_INSTALLED = re.compile(r"[/\\](site|dist)-packages[/\\]")
 _BASES = ("abc", "typing")  # of the user's own classes, without a state
 
 
@@ -217,7 +220,7 @@ def _is_installed(module: str) -> bool:
     if module.startswith("d2ldev") or module in sys.builtin_module_names:
         return True
     file = getattr(sys.modules.get(module), "__file__", None) or ""  # none in a notebook
-    return file.startswith(_INSTALLED)
+    return file.startswith(_STANDARD_LIBRARY) or _INSTALLED.search(file) is not None
 
 
 def _slots(obj: Any) -> dict[str, Any]:

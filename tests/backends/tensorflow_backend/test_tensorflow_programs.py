@@ -266,3 +266,28 @@ def test_models_that_were_trained_and_dropped_are_gone(backend, train):
     gc.collect()
     gc.collect()  # what a program holds goes after its model
     assert [each for each in gone if each() is not None] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "settings"),
+    [
+        ({"optimizer": "sgd", "lr": 0.1}, {}),
+        ({"optimizer": "adamw", "lr": 0.1}, {"gradient_clip_val": 1.0}),
+        ({"optimizer": lambda: keras.optimizers.Adam(0.1)}, {}),
+    ],
+    ids=["plain", "clipped", "users"],
+)
+def test_what_was_traced_goes_with_its_model(backend, options, settings):
+    graphs = []
+
+    def loss(prediction, y):
+        graphs.append(ref(prediction.graph))
+        return tf.reduce_mean((prediction - y) ** 2)
+
+    made = {key: each() if callable(each) else each for key, each in options.items()}
+    Trainer(1, backend=backend, **settings).fit(backend.mlp([2, 4, 1]), DATA, loss=loss, **made)
+    assert graphs
+    del made
+    gc.collect()
+    gc.collect()  # what a program holds goes after its model
+    assert [each for each in graphs if each() is not None] == []

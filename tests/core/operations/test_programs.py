@@ -167,6 +167,19 @@ def test_what_an_installed_function_reads_does_not_count(programs, monkeypatch):
     assert programs.get(dumps, object) is before
 
 
+@pytest.mark.parametrize("folder", ["/home/me/lib/site-packages", "/usr/lib/python3/dist-packages"])
+def test_what_is_installed_for_more_than_this_environment_is_not_the_user_s(
+    programs, monkeypatch, folder
+):
+    module = ModuleType("of_the_system")
+    module.__file__ = f"{folder}/of_the_system.py"
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    exec("factor = 1\ndef loss(x, y): return factor * (x - y)", vars(module))
+    before = programs.get(module.loss, object)
+    module.factor = 2
+    assert programs.get(module.loss, object) is before
+
+
 def test_what_contains_itself_has_no_program_that_is_kept(programs):
     parts = []
     parts.append(parts)
