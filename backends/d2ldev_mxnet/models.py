@@ -224,12 +224,20 @@ def _request_of(x: Any, gradient: Any) -> str:
         return "add" if gradient.asnumpy().any() else "write"
 
 
+def keep_on(parameter: Any, contexts: list[Any]) -> None:
+    """Let a parameter know on which contexts its arrays are, in their order."""
+    parameter._ctx_list = list(contexts)
+    # By the kind of device and its index, the number of the array: see ``_init_impl``.
+    parameter._ctx_map = [[], []]
+    for number, context in enumerate(contexts):
+        numbers = parameter._ctx_map[context.device_typeid & 1]
+        numbers.extend([None] * (context.device_id + 1 - len(numbers)))
+        numbers[context.device_id] = number
+
+
 def _settle_parameter(parameter: Any, context: Any) -> None:
     if parameter._data is not None:
-        parameter._ctx_list = [mx.Context(context)]
-        # By the kind of device and its index, the number of the array: see ``_init_impl``.
-        parameter._ctx_map = [[], []]
-        parameter._ctx_map[context.device_typeid & 1] = [None] * context.device_id + [0]
+        keep_on(parameter, [mx.Context(context)])
     elif parameter._deferred_init:
         parameter.reset_ctx(mx.Context(context))
     trainer = parameter._trainer

@@ -14,8 +14,9 @@ from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.parallel import counts, examples, split
+from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.models import keep_on
 from d2ldev_mxnet.training import MXNetLearner
 
 
@@ -104,13 +105,13 @@ class MXNetParallelLearner(MXNetLearner):
     # -- a step -----------------------------------------------------------------------------------
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        parts = split(self._framework, (inputs, y), self._devices)
-        shares = self._shares(inputs, y, parts)
+        parts = parts_to_train_on(self._framework, (inputs, y), self._devices)
+        shares = self._shares(y, parts)
         first, losses, predictions = self._contexts[0], [], []
         with mx.autograd.record():
             for part, share in zip(parts, shares, strict=True):
-                if share is not None:
-                    loss, prediction = self._losses(*part, is_step=True)
+                if part.number:
+                    loss, prediction = self._losses(*part.operands, is_step=True)
                     losses.append(loss * share)
                     predictions.append(prediction)
         mx.autograd.backward(losses)
@@ -118,16 +119,16 @@ class MXNetParallelLearner(MXNetLearner):
         loss = sum(each.as_in_ctx(first) for each in losses)
         return loss, _joined(self._framework, predictions, first)
 
-    def _shares(self, inputs: tuple[Any, ...], y: Any, parts: list[Any]) -> list[Any]:
-        """Return what part of the loss of a batch each part of it has; None if it is empty."""
-        number = counts(examples(self._framework, (inputs, y)), len(parts))
+    def _shares(self, y: Any, parts: list[Part]) -> list[Any]:
+        """Return what share of the loss of a batch each part of it has."""
         if not isinstance(y, Weighted):
-            return [count / sum(number) if count else None for count in number]
+            return [part.share for part in parts]
         total = y.weights.as_np_ndarray().sum()
         total = total + (total == 0)  # the loss is 0 then
+        targets = [part.operands[1] for part in parts]
         return [
-            part.weights.as_np_ndarray().sum() / total.as_in_ctx(context) if count else None
-            for (_, part), context, count in zip(parts, self._contexts, number, strict=True)
+            target.weights.as_np_ndarray().sum() / total.as_in_ctx(context)
+            for target, context in zip(targets, self._contexts, strict=True)
         ]
 
     def _make_even(self) -> None:
@@ -200,7 +201,7 @@ class MXNetParallelLearner(MXNetLearner):
 def _spread_parameter(parameter: Any, contexts: list[Any]) -> None:
     first = parameter._data[0]
     parameter._data[1:] = [first.copyto(context) for context in contexts[1:]]
-    _settle(parameter, contexts)
+    keep_on(parameter, contexts)
     if parameter._grad is not None:
         parameter._grad[1:] = [mx.np.zeros_like(x) for x in parameter._data[1:]]
         mx.autograd.mark_variables(parameter._data[1:], parameter._grad[1:], parameter.grad_req)
@@ -210,17 +211,7 @@ def _gather_parameter(parameter: Any) -> None:
     del parameter._data[1:]
     if parameter._grad is not None:
         del parameter._grad[1:]
-    _settle(parameter, parameter._ctx_list[:1])
-
-
-def _settle(parameter: Any, contexts: list[Any]) -> None:
-    parameter._ctx_list = list(contexts)
-    # By the kind of device and its index, the number of the array: see ``_init_impl``.
-    parameter._ctx_map = [[], []]
-    for number, context in enumerate(contexts):
-        numbers = parameter._ctx_map[context.device_typeid & 1]
-        numbers.extend([None] * (context.device_id + 1 - len(numbers)))
-        numbers[context.device_id] = number
+    keep_on(parameter, parameter._ctx_list[:1])
 
 
 def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:

@@ -235,17 +235,16 @@ class MXNetLearner(Learner):
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
-        lists = [
-            parameter.list_grad()
+        # Those of the first device, where the step is taken.
+        gradients = [
+            parameter.list_grad()[0].as_np_ndarray()
             for parameter in self._trainer._params
             if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad
         ]
-        for there in zip(*lists, strict=True):  # on one device after the other
-            gradients = [gradient.as_np_ndarray() for gradient in there]
-            norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
-            factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
-            for gradient in gradients:
-                gradient *= factor
+        norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+        factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
+        for gradient in gradients:
+            gradient *= factor
 
     # -- resuming ---------------------------------------------------------------------------------
 

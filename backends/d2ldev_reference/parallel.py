@@ -10,7 +10,7 @@ import array_api_strict as xp
 from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.operations import moving
-from d2ldev.operations.parallel import counts, examples, split
+from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_reference.models import MLP
 from d2ldev_reference.training import ReferenceLearner, each_of
 
@@ -44,12 +44,12 @@ class ReferenceParallelLearner(ReferenceLearner):
     ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
         first = self._devices[0]
         found = []
-        parts = split(self._framework, (inputs, y), self._devices)
-        for device, share, part in zip(self._devices, self._shares(inputs, y), parts, strict=True):
-            if share is not None:
+        parts = parts_to_train_on(self._framework, (inputs, y), self._devices)
+        for device, share, part in zip(self._devices, self._shares(y, parts), parts, strict=True):
+            if part.number:
                 there = moving.to(self._framework, model, device)
-                results = moving.to(self._framework, super()._differentiated(there, *part), first)
-                found.append((share, results))
+                results = super()._differentiated(there, *part.operands)
+                found.append((share, moving.to(self._framework, results, first)))
         share, (loss, prediction, gradients) = found[0]
         loss, gradients = loss * share, each_of(lambda x: x * share, gradients)
         for share, (more, next_prediction, next_gradients) in found[1:]:
@@ -58,15 +58,9 @@ class ReferenceParallelLearner(ReferenceLearner):
             gradients = each_of(lambda a, b, s=share: a + b * s, gradients, next_gradients)
         return loss, prediction, gradients
 
-    def _shares(self, inputs: tuple[Any, ...], y: Any) -> list[float | None]:
-        """Return what part of the loss of a batch each part of it has; None if it is empty."""
-        number = counts(examples(self._framework, (inputs, y)), len(self._devices))
+    def _shares(self, y: Any, parts: list[Part]) -> list[float]:
+        """Return what share of the loss of a batch each part of it has."""
         if not isinstance(y, Weighted):
-            return [count / sum(number) if count else None for count in number]
-        total, start = float(xp.sum(y.weights)) or 1.0, 0  # the loss is 0 where all weights are
-        shares: list[float | None] = []
-        for count in number:
-            part = y.weights[start : start + count, ...]
-            shares.append(float(xp.sum(part)) / total if count else None)
-            start += count
-        return shares
+            return [part.share for part in parts]
+        total = float(xp.sum(y.weights)) or 1.0  # the loss is 0 where all weights are
+        return [float(xp.sum(part.operands[1].weights)) / total for part in parts]

@@ -18,7 +18,7 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin
-from d2ldev.operations.parallel import counts, examples, split
+from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_tensorflow.models import KerasObject, compute_again_at, inner_optimizers, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training import TensorFlowLearner, made
@@ -163,12 +163,12 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
             self.build(inputs)
-        number = examples(self._framework, (inputs, y))
-        parts = split(self._framework, (inputs, y), self._devices, is_filled=True)
-        shares = self._shares(y, parts, number)
-        flat = [[*tf.nest.flatten(part), share] for part, share in zip(parts, shares, strict=True)]
+        parts = parts_to_train_on(self._framework, (inputs, y), self._devices, is_filled=True)
+        number = sum(part.number for part in parts)
+        pairs = zip(parts, self._shares(y, parts), strict=True)
+        flat = [[*tf.nest.flatten(part.operands), share] for part, share in pairs]
         *operands, share = [self._one_for_each(column) for column in zip(*flat, strict=True)]
-        inputs, y = tf.nest.pack_sequence_as(parts[0], operands)
+        inputs, y = tf.nest.pack_sequence_as(parts[0].operands, operands)
         with mixing():
             loss, prediction = super().step(inputs, (y, share))
         with mixing(), tf.device(self._framework.devices.native(self._device)):
@@ -190,14 +190,14 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         parts = self._strategy.experimental_local_results(prediction)
         return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
 
-    def _shares(self, y: Any, parts: list[Any], number: int) -> list[Tensor]:
-        """Return what part of the loss of a batch each part of it has; 0 if it is empty."""
-        each = [count / number for count in counts(number, len(parts))]
+    def _shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
+        """Return what share of the loss of a batch each part of it has; 0 if it is empty."""
+        each = [tf.constant(part.share, tf.float64) for part in parts]
         if not isinstance(y, Weighted):
-            return [tf.constant(share, tf.float64) for share in each]
+            return each
         sums = [
-            tf.reduce_sum(tf.cast(part.weights, tf.float64)) * (share > 0)
-            for (_, part), share in zip(parts, each, strict=True)
+            tf.reduce_sum(tf.cast(part.operands[1].weights, tf.float64)) * (part.number > 0)
+            for part in parts
         ]
         total = tf.add_n(sums)
         # Where all weights are 0, the loss is what layers add to it.

@@ -452,10 +452,10 @@ class TensorFlowLearner(Learner):
         # In a replica, also the only one, Keras sums gradients by a function with a gradient of its
         # own. TensorFlow keeps that for ever, and with it the whole traced step:
         # https://github.com/tensorflow/tensorflow/issues/97697
-        context = tf.distribute.get_replica_context()
         if tf.distribute.has_strategy() or _scales(self._stepping):
             self._stepping.apply(gradients, self._variables)
         else:
+            context = tf.distribute.get_replica_context()
             context.merge_call(lambda _: self._stepping.apply(gradients, self._variables))
 
     def _measure(self, *batch: Any) -> tuple[Tensor, Any]:

@@ -6,7 +6,7 @@ Source: D2L, sections 13.5 and 13.6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
@@ -16,40 +16,71 @@ from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import creation, moving, placing
 
 
-def counts(examples: int, parts: int) -> list[int]:
-    """Return how many examples each part of a batch has; they differ by one at most.
-
-    >>> counts(5, 2), counts(1, 3)
-    ([3, 2], [1, 0, 0])
-    """
-    least, more = divmod(examples, parts)
-    return [least + (number < more) for number in range(parts)]
-
-
-def split(
-    framework: Framework, batch: Any, devices: Sequence[Device], *, is_filled: bool = False
-) -> list[Any]:
+def split(framework: Framework, batch: Any, devices: Sequence[Device]) -> list[Any]:
     """Return a part of a batch for each device, on it; see ``Backend.split``.
 
     Args:
         framework: whose tensors are in the batch.
         batch: a nesting.
         devices: one or more that exist.
-        is_filled: whether a part that would be empty has the first example instead, so that a model
-            can compute with it.
     """
+    return [part.operands for part in _parts(framework, batch, devices, is_filled=False)]
+
+
+class Part(NamedTuple):
+    """What a device has of a batch.
+
+    Args:
+        operands: the nesting, on the device.
+        number: how many examples of the batch are in it.
+        share: which part of them, from 0 to 1.
+    """
+
+    operands: Any
+    number: int
+    share: float
+
+
+def parts_to_train_on(
+    framework: Framework, batch: Any, devices: Sequence[Device], *, is_filled: bool = False
+) -> list[Part]:
+    """Return a part of a batch for each device, with its share in the mean over the batch.
+
+    Args:
+        framework, batch, devices: see ``split``.
+        is_filled: whether a part of no examples has the first one of the batch as its operands, so
+            that a model can compute with it.
+
+    Raises:
+        UnsupportedValueError: if its tensors do not agree in a number of examples, or it has none.
+    """
+    parts = _parts(framework, batch, devices, is_filled)
+    if not parts[0].number:
+        raise UnsupportedValueError(
+            "split a batch", "it has no examples", "leave empty batches out of the data"
+        )
+    return parts
+
+
+def _parts(
+    framework: Framework, batch: Any, devices: Sequence[Device], is_filled: bool
+) -> list[Part]:
     attempted = f"split a batch over {len(devices)} devices"
     flat = flatten(moving.on_the_host(framework, batch), framework.kinds, attempted)
-    length = _examples(flat, attempted)
+    shapes = {key: creation.shape_of(x, attempted) for key, x in flat.tensors.items()}
+    length = _examples(flat, shapes, attempted)
+    least, more = divmod(length, len(devices))
     parts, start = [], 0
-    for device, count in zip(devices, counts(length, len(devices)), strict=True):
-        first, last = (start, start + count) if count or not is_filled else (0, 1)
+    for number, device in enumerate(devices):
+        count = least + (number < more)
+        first, last = (start, start + count) if count or not is_filled else (0, min(1, length))
         rows = {
             key: _rows(framework, x, first, last, attempted)
             for key, x in flat.tensors.items()
-            if creation.shape_of(x, attempted)
+            if shapes[key]
         }
-        parts.append(moving.to(framework, flat.unflatten(rows), device))
+        operands = moving.to(framework, flat.unflatten(rows), device)
+        parts.append(Part(operands, count, count / length if length else 0.0))
         start += count
     return parts
 
@@ -87,24 +118,9 @@ def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list
     return copies
 
 
-def examples(framework: Framework, batch: Any) -> int:
-    """Return how many examples a batch of tensors has.
-
-    Raises:
-        UnsupportedValueError: if its tensors do not agree, or if it has none.
-    """
-    attempted = "split a batch"
-    number = _examples(flatten(batch, framework.kinds, attempted), attempted)
-    if not number:
-        raise UnsupportedValueError(
-            attempted, "it has no examples", "leave empty batches out of the data"
-        )
-    return number
-
-
-def _examples(flat: Flattened, attempted: str) -> int:
-    shapes = [(creation.shape_of(x, attempted), x) for x in flat.tensors.values()]
-    tensors = {int(shape[0]): x for shape, x in shapes if shape}
+def _examples(flat: Flattened, shapes: dict[int, tuple[int, ...]], attempted: str) -> int:
+    """Return how many examples a batch has: the one length that its tensors have."""
+    tensors = {int(shape[0]): flat.tensors[key] for key, shape in shapes.items() if shape}
     if len(tensors) != 1:
         lengths = [f"{flat.name_of(x) or 'the batch'} has {n}" for n, x in tensors.items()]
         raise UnsupportedValueError(

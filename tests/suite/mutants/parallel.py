@@ -72,8 +72,8 @@ class CopiesModelsToTheFirst(Mutant, caught_by="replicate.copies-models"):
 
 class TakesTheMeanOfMeans(Mutant, caught_by="several.learn-what-one-learns"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, inputs, y):
-            return [None if share is None else 0.5 for share in super()._shares(inputs, y)]
+        def _shares(self, y, parts):
+            return [0.5 for _ in parts]
 
 
 class LearnsNothingTogether(Mutant, caught_by="several.change-the-parameters"):
@@ -98,14 +98,15 @@ class StepsWithEachBatch(Mutant, caught_by="several.accumulate"):
 
 class ComputesWithEmptyParts(Mutant, caught_by="several.take-small-batches"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, inputs, y):
-            return [share or 0.0 for share in super()._shares(inputs, y)]
+        def _shares(self, y, parts):
+            parts[:] = [part._replace(number=part.number or 1) for part in parts]
+            return super()._shares(y, parts)
 
 
 class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-batch"):
     class ParallelLearner(ReferenceParallelLearner):
-        def _shares(self, inputs, y):
-            return super()._shares(inputs, getattr(y, "y", y))
+        def _shares(self, y, parts):
+            return super()._shares(getattr(y, "y", y), parts)
 
 
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
