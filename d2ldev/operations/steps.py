@@ -35,14 +35,14 @@ def loss_among(
         named = losses[given]
         return lambda prediction, y: named(prediction, *(y if isinstance(y, Weighted) else (y,)))
     loss: Callable[..., Any] = comparison(given, weighs=True)
+    weighed = _weighing(given, loss)
     needs_weights = any(
         each.name == _WEIGHTS and each.default is each.empty for each in _called(given)
     )
 
     def compare(prediction: Any, y: Any) -> Any:
         if isinstance(y, Weighted):
-            before, options = _weights_in_place(given, y.weights)
-            return loss(prediction, y.y, *before, **options)
+            return weighed(prediction, *y)
         if needs_weights:
             raise UnsupportedValueError(
                 f"compute the loss {describe(given)}",
@@ -57,21 +57,31 @@ def loss_among(
 _WEIGHTS = "sample_weight"
 
 
-def _weights_in_place(function: Any, weights: Any) -> tuple[list[Any], dict[str, Any]]:
-    """Return what follows a prediction and y: by position and by name."""
-    known = [each.name for each in _called(function)]
+def _weighing(function: Any, loss: Callable[..., Any]) -> Callable[[Any, Any, Any], Any]:
+    """Return a loss of weighted examples: ``(prediction, y, weights) -> loss``.
+
+    Args:
+        function: as the user gave it. One that takes no weights is refused when it is given some.
+        loss: the same, as it is called everywhere.
+    """
+    operands = _called(function)
+    known = [each.name for each in operands]
     if _WEIGHTS not in known:
-        raise UnsupportedValueError(
-            f"weigh examples in the loss {describe(function)}",
-            f"it has no parameter {_WEIGHTS}",
-            f"loss=lambda prediction, y, {_WEIGHTS}: ..., or a loss by name",
-        )
+
+        def refuse(*_: Any) -> Any:
+            raise UnsupportedValueError(
+                f"weigh examples in the loss {describe(function)}",
+                f"it has no parameter {_WEIGHTS}",
+                f"loss=lambda prediction, y, {_WEIGHTS}: ..., or a loss by name",
+            )
+
+        return refuse
     own = _parameters(function)
     if any(each.name == _WEIGHTS or each.kind is each.VAR_KEYWORD for each in own):
-        return [], {_WEIGHTS: weights}
+        return lambda prediction, y, weights: loss(prediction, y, **{_WEIGHTS: weights})
     # A Gluon block takes nothing by name.
-    between = _called(function)[2 : known.index(_WEIGHTS)]
-    return [*(each.default for each in between), weights], {}
+    between = [each.default for each in operands[2 : known.index(_WEIGHTS)]]
+    return lambda prediction, y, weights: loss(prediction, y, *between, weights)
 
 
 def comparison(
