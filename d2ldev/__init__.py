@@ -81,6 +81,7 @@ __all__ = [
     "InvalidDeviceError",
     "Memory",
     "MemoryPolicyWarning",
+    "PeerLostError",
     "OutOfDeviceMemoryError",
     "Schedule",
     "ScopeError",

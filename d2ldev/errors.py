@@ -136,6 +136,10 @@ class CheckpointError(D2LDevError, ValueError):
     """A file of parameters cannot be read or does not fit."""
 
 
+class PeerLostError(D2LDevError, RuntimeError):
+    """Another process of a launch has ended, or gives no sign."""
+
+
 class BackendFallbackWarning(UserWarning):
     """No framework is installed, so that the reference backend was taken."""
 

@@ -6,14 +6,19 @@
 | ``D2LDEV_VIRTUAL_GPUS`` | 0 to 8; empty is unset |
 | ``D2LDEV_STRICT`` | 1 or 0, also yes and no, on and off |
 | ``D2LDEV_GPU_MEMORY`` | ``grow`` (default) or ``framework`` |
+| ``D2LDEV_PEER_TIMEOUT`` | seconds after which a silent process is lost; 60 if unset |
+
+The variables of a launch are torchrun's: https://docs.pytorch.org/docs/stable/elastic/run.html
 
 Held by ``test_virtual.py``, ``test_selection.py`` and ``test_strictness.py`` in ``tests/core/``.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 import os
+from typing import NamedTuple
 
 from d2ldev.errors import InvalidDeviceError, UnsupportedValueError, shown
 
@@ -21,8 +26,9 @@ BACKEND = "D2LDEV_BACKEND"
 VIRTUAL_GPUS = "D2LDEV_VIRTUAL_GPUS"
 STRICT = "D2LDEV_STRICT"
 GPU_MEMORY = "D2LDEV_GPU_MEMORY"
+PEER_TIMEOUT = "D2LDEV_PEER_TIMEOUT"
 
-VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY)
+VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY, PEER_TIMEOUT)
 
 MAX_VIRTUAL_GPUS = 8
 
@@ -110,6 +116,88 @@ def memory_grows() -> bool:
             f"{GPU_MEMORY}=framework leaves the framework's memory alone; grow is the default",
         )
     return policy != "framework"
+
+
+class Peers(NamedTuple):
+    """What the launcher of several processes says to one of them, in torchrun's variables.
+
+    Args:
+        rank: the number of this process, from 0 (``RANK``).
+        world_size: how many there are, on all machines; 2 or more (``WORLD_SIZE``).
+        local_rank: its number on this machine (``LOCAL_RANK``).
+        local_world_size: how many there are on this machine (``LOCAL_WORLD_SIZE``).
+        address: the machine of rank 0 (``MASTER_ADDR``).
+        port: where rank 0 is to listen on it (``MASTER_PORT``).
+    """
+
+    rank: int
+    world_size: int
+    local_rank: int
+    local_world_size: int
+    address: str
+    port: int
+
+
+def peers() -> Peers | None:
+    """Return what a launcher has set; None where there is no launch, or one of a single process.
+
+    Raises:
+        UnsupportedValueError: if a variable is missing, or contradicts another one.
+    """
+    if not os.environ.get("WORLD_SIZE") or not os.environ.get("RANK"):
+        return None
+    world_size = _of_launch("WORLD_SIZE", 1, 2**20)
+    if world_size == 1:
+        return None
+    rank = _of_launch("RANK", 0, world_size - 1)
+    local_world_size = _of_launch("LOCAL_WORLD_SIZE", 1, world_size, "1")
+    local_rank = _of_launch("LOCAL_RANK", 0, local_world_size - 1, "0")
+    if not os.environ.get("MASTER_ADDR"):
+        raise _refused_launch("MASTER_ADDR", "it is not set")
+    # torchrun listens at MASTER_PORT itself.
+    is_taken = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    port = _of_launch("MASTER_PORT", 1, 65534) + is_taken
+    address = os.environ["MASTER_ADDR"]
+    return Peers(rank, world_size, local_rank, local_world_size, address, port)
+
+
+def _of_launch(name: str, least: int, most: int, unset: str = "") -> int:
+    text = os.environ.get(name, "").strip() or unset
+    if not text:
+        raise _refused_launch(name, "it is not set")
+    # Python does not read numbers of any length.
+    is_number = text.isascii() and text.isdigit() and len(text) < 10
+    if not is_number or not least <= int(text) <= most:
+        raise _refused_launch(name, f"{shown(text)} is no integer from {least} to {most}")
+    return int(text)
+
+
+def _refused_launch(name: str, problem: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"belong to several processes (from {name})",
+        problem,
+        "d2ldev launch --processes 2 train.py; or unset WORLD_SIZE for a process of its own",
+    )
+
+
+def peer_timeout() -> float:
+    """Return after how many seconds without a sign a process of a launch is lost.
+
+    Raises:
+        UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT`` is no number of seconds.
+    """
+    text = os.environ.get(PEER_TIMEOUT, "").strip() or "60"
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 1 <= seconds <= 86400:
+        raise UnsupportedValueError(
+            f"wait for other processes (from {PEER_TIMEOUT}={shown(text)})",
+            "it is no number of seconds from 1 to 86400",
+            f"{PEER_TIMEOUT}=60",
+        )
+    return seconds
 
 
 def unknown() -> list[str]:

@@ -69,12 +69,20 @@ __all__ = [
     "Weighted",
 ]
 
-ABILITIES = ("mlp", "dlpack", "train", "train in bf16", "train in fp16", "train on several GPUs")
+ABILITIES = (
+    "mlp",
+    "dlpack",
+    "train",
+    "train in bf16",
+    "train in fp16",
+    "train on several GPUs",
+    "train in several processes",
+)
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
 ``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
-GPUs'`` is ``num_gpus=2``.
+GPUs'`` is ``num_gpus=2`` in one process; ``'train in several processes'`` is ``d2ldev launch``.
 """
 
 

@@ -1,4 +1,4 @@
-"""The room ``parallel``: one model that several devices train together.
+"""The room ``parallel``: one model that several devices, or several processes, train together.
 
 The data yields the global batch, the framework splits it, and the loss is a mean over the global
 batch. So the parameters after a step are those of one device, to rounding.
@@ -15,14 +15,22 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training import Learner, Settings
+from d2ldev.processes.group import Group
 
 
 class Parallel:
     """Methods a framework implements about several devices.
 
-    A framework that cannot train on several devices of one process leaves ``learner`` out, and says
-    so in ``Framework.cannot``.
+    A framework that cannot train on several devices of one process leaves ``learner`` out, one that
+    cannot train in several processes ``join`` and ``learner_of_group``; both say so in
+    ``Framework.cannot``.
+
+    Attributes:
+        joins_at_start: whether ``join`` is called when the framework is loaded, because its engine
+            has to know of the other processes before it looks for devices.
     """
+
+    joins_at_start = False
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return the examples of a tensor from one number up to another, on its device.
@@ -68,6 +76,47 @@ class Parallel:
             f"train {describe(model)} on {len(devices)} devices",
             "the framework does not implement it",
             "Trainer(max_epochs, num_gpus=1)",
+        )
+
+    # -- several processes ------------------------------------------------------------------------
+
+    def join(self, group: Group) -> None:
+        """Start the framework's own engine between the processes of a group.
+
+        Called once in each process: when the framework is loaded, with ``joins_at_start``, else
+        before the first ``learner_of_group``. ``group.addresses`` are free ones, for each process
+        one. What waits for other processes has to give up after ``2 * group.timeout`` seconds if it
+        can: the group itself notes after ``group.timeout`` that one is lost.
+
+        Raises:
+            UnsupportedValueError: if the engine cannot be started.
+        """
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        """Return a model that this process and the others of a group train together.
+
+        Called by ``Trainer.fit``, once, in all of them. The parameters that all begin with are
+        those of rank 0.
+
+        Args:
+            model: placed on this process's device, and left there by ``sync``.
+            settings: how it is trained; checked already.
+            group: the processes, whose engine ``join`` has started.
+
+        Returns:
+            A learner whose inputs, targets, losses and predictions are those of this process's part
+            of a batch. ``step`` is called with the learner's ``share`` set, and takes the step on
+            the gradients of the mean over the whole batch, clipped by their global norm; so the
+            parameters are the same in all processes after it. ``evaluate`` and ``predict`` compute
+            with this process alone, and ``parts`` are those of this process.
+
+        Raises:
+            UnsupportedValueError: for a model or an optimizer that cannot be trained so.
+        """
+        raise UnsupportedValueError(
+            f"train {describe(model)} in {group.size} processes",
+            "the framework does not implement it",
+            "start the program in one process",
         )
 
 

@@ -149,7 +149,11 @@ class Learner(ABC):
     Attributes:
         pending: how many batches were taken since the last step of the optimizer; always 0 without
             ``accumulate``.
+        share: what part the operands of the next ``step`` have in the mean over the batch, from 0
+            to 1; set before each step where several processes have a part of it each.
     """
+
+    share = 1.0
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -1,0 +1,333 @@
+"""``Group``: the processes of a launch, which go on together or end together.
+
+Every process is connected to rank 0, and a thread of each gives signs of life. So a process that is
+killed is known at once, and one that is stuck after ``timeout`` seconds, whatever the engine of the
+framework does then. What is computed goes by that engine, and not this way.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import selectors
+import socket
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
+from d2ldev.processes.sequence import DifferentError, Doings, Failure
+from d2ldev.processes.wire import Connection
+from d2ldev.settings import Peers
+
+# How long a process that is told of a failure has for an error of its own, before it is ended: the
+# call of an engine that waits for a lost process may never return.
+GRACE = 2.0
+
+
+class Member(NamedTuple):
+    """A process of a group.
+
+    Args:
+        host: the name of its machine.
+        address: ``"host:port"``, where its engine may listen.
+    """
+
+    host: str
+    address: str
+
+
+class Group:
+    """The processes of a launch.
+
+    Args:
+        peers: what the launcher said.
+        members: all of them, by rank.
+        connections: to all others by rank at rank 0, and to rank 0 elsewhere.
+        timeout: how many seconds a process may give no sign.
+
+    Attributes:
+        rank, size: the number of this process, from 0, and how many there are.
+        local_rank: its number on this machine.
+        hosts: the names of the machines, by rank.
+        addresses: ``"host:port"`` by rank, where the framework's engine may listen.
+        timeout: how many seconds a process may give no sign.
+    """
+
+    def __init__(
+        self,
+        peers: Peers,
+        members: Sequence[Member],
+        connections: dict[int, Connection],
+        timeout: float,
+    ) -> None:
+        self.rank, self.size, self.local_rank = peers.rank, peers.world_size, peers.local_rank
+        self.hosts = [member.host for member in members]
+        self.addresses = [member.address for member in members]
+        self.timeout = timeout
+        self._connections = connections
+        self._changed = threading.Condition(threading.RLock())
+        self._doings = Doings(self.size) if self.rank == 0 else None
+        self._done = 0
+        # How many things rank 0 had done when it ended.
+        self._end: int | None = None
+        self._gathered: list[list[Any]] = []
+        self._failure: Failure | None = None
+        self._label = "the beginning"
+        self._working = 0
+        self._has_left = False
+        self._heard = dict.fromkeys(connections, time.monotonic())
+        self._thread = threading.Thread(target=self._watch, name="d2ldev peers", daemon=True)
+        self._thread.start()
+        atexit.register(self.leave)
+        if hasattr(os, "register_at_fork"):
+            _close_in_children(self)
+
+    # -- together ---------------------------------------------------------------------------------
+
+    def mark(self, label: str, content: str = "") -> None:
+        """Say what this process does next, without waiting for the others.
+
+        Args:
+            label: what it is, such as ``"batch 3 of epoch 0"``.
+            content: what has to be the same in all processes.
+
+        Raises:
+            PeerLostError: if a process is lost.
+            UnsupportedValueError: if the processes do not do the same.
+        """
+        self._do(label, {"do": label, "content": content})
+
+    def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
+        """Return the values of all processes by rank, when all have come here.
+
+        Args:
+            label, content: see ``mark``.
+            value: what JSON can hold.
+
+        Raises:
+            PeerLostError: if a process is lost before it has come.
+            UnsupportedValueError: if the processes do not do the same.
+        """
+        self._do(label, {"do": label, "content": content, "gather": True, "value": value})
+        with self._changed:
+            while not self._gathered:
+                self.check()
+                self._changed.wait(self.timeout)
+            return self._gathered.pop(0)
+
+    def _do(self, label: str, message: dict[str, Any]) -> None:
+        with self._changed:
+            self._done += 1
+            self._label = label
+            self._compare_with_the_end()
+        self.check()
+        if self._doings is not None:
+            self._take(0, message)
+            return
+        try:
+            self._connections[0].send(message)
+        except OSError as error:
+            self._lose(0, error)
+            self.check()
+
+    def _compare_with_the_end(self) -> None:
+        if self._end is not None and self._done > self._end:
+            self._lose(0, "it has ended")
+
+    def check(self) -> None:
+        """Raise an error if the processes cannot go on together."""
+        if self._failure is not None:
+            raise self._error(self._failure)
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        """Work together in a block: who cannot go on ends the work of all.
+
+        An engine's own error is one of the group where a process was lost. Where the engine waits
+        for ever, the process is ended with the error on its standard error, and exit status 1.
+        """
+        self.check()
+        self._working += 1
+        try:
+            yield
+        except BaseException as error:
+            is_ours = isinstance(error, D2LDevError)
+            with self._changed:
+                if not is_ours:  # the engine may know of a lost process before the group does
+                    self._changed.wait_for(lambda: self._failure is not None, GRACE / 2)
+                failure = self._failure
+            if failure is not None and not is_ours and isinstance(error, Exception):
+                raise self._error(failure) from error
+            self._lose(self.rank, f"it ended with {type(error).__name__}: {said(error)}")
+            raise
+        finally:
+            self._working -= 1
+
+    def leave(self) -> None:
+        """Do nothing more in the group; called when the process ends."""
+        with self._changed:
+            if self._has_left:
+                return
+            if self._doings is not None:
+                self._note(self._doings, 0, {"bye": True})
+            self._has_left = True
+            if self._failure is None:
+                for connection in self._connections.values():
+                    self._send(connection, {"bye": self._done})
+        atexit.unregister(self.leave)
+
+    def disown(self) -> None:
+        """Close the connections in a forked process, which would hold them open after this one."""
+        for connection in self._connections.values():
+            connection.close()
+        self._has_left = True
+
+    # -- from one to another ----------------------------------------------------------------------
+
+    def _take(self, rank: int, message: dict[str, Any]) -> None:
+        """Take a message; at rank 0 from any process, elsewhere from rank 0."""
+        with self._changed:
+            if "failed" in message:
+                problem, lost = message["failed"]
+                self._fail(Failure(str(problem), lost), but=rank)
+            elif "gathered" in message:
+                self._gathered.append(message["gathered"])
+                self._changed.notify_all()
+            elif self._doings is not None:
+                self._note(self._doings, rank, message)
+            elif "bye" in message:
+                self._end = int(message["bye"])
+                self._compare_with_the_end()
+
+    def _note(self, doings: Doings, rank: int, message: dict[str, Any]) -> None:
+        try:
+            if "bye" in message:
+                doings.leave(rank)
+                return
+            if "do" not in message:
+                return
+            label, content = str(message["do"]), str(message.get("content"))
+            values = doings.add(rank, label, content, message.get("value"))
+        except DifferentError as error:
+            self._fail(Failure(str(error)))
+            return
+        if values is not None and message.get("gather"):
+            for connection in self._connections.values():
+                self._send(connection, {"gathered": values})
+            self._gathered.append(values)
+            self._changed.notify_all()
+
+    def _send(self, connection: Connection, message: dict[str, Any]) -> None:
+        try:
+            connection.send(message)
+        except OSError:
+            pass  # the thread that reads finds out
+
+    def _lose(self, rank: int, problem: object) -> None:
+        self._fail(Failure(said(problem), rank))
+
+    def _fail(self, failure: Failure, but: int | None = None) -> None:
+        """Note that the group cannot go on, and tell the others, but one."""
+        with self._changed:
+            if self._failure is not None or self._has_left:
+                return
+            self._failure = failure
+            self._changed.notify_all()
+        for rank, connection in self._connections.items():
+            if rank not in (but, failure.rank):
+                self._send(connection, {"failed": [failure.problem, failure.rank]})
+
+    def _error(self, failure: Failure) -> D2LDevError:
+        attempted = f"train in {self.size} processes"
+        if failure.rank is None:
+            return UnsupportedValueError(
+                attempted,
+                f"they do not do the same: {failure.problem}",
+                "start one program on all machines, with the same data, model and versions",
+            )
+        host = self.hosts[failure.rank]
+        return PeerLostError(
+            attempted,
+            f"rank {failure.rank} on {host} is lost: {failure.problem}. Rank {self.rank} on "
+            f"{self.hosts[self.rank]} was at {self._label}",
+            "start the program again: fit(..., checkpoint='run.safetensors', resume=True) goes on "
+            "from the last epoch, and d2ldev launch --restarts 3 starts it by itself",
+        )
+
+    # -- in the thread ----------------------------------------------------------------------------
+
+    def _watch(self) -> None:
+        period = min(self.timeout / 10, 1.0)
+        next_beat = time.monotonic()
+        deadline: float | None = None
+        with selectors.DefaultSelector() as selector:
+            for rank, connection in self._connections.items():
+                selector.register(connection, selectors.EVENT_READ, rank)
+            while not self._is_over():
+                for key, _ in selector.select(period):
+                    self._read(selector, key.fileobj, key.data)  # type: ignore[arg-type]
+                now = time.monotonic()
+                if now >= next_beat:
+                    self._beat(now, was_stopped=now - next_beat > self.timeout / 2)
+                    next_beat = now + period
+                if self._failure is not None:
+                    deadline = deadline or now + GRACE
+                    if self._working and now > deadline:
+                        self._end_process(self._failure)
+
+    def _is_over(self) -> bool:
+        return self._has_left and not self._working
+
+    def _read(self, selector: selectors.BaseSelector, source: Connection, rank: int) -> None:
+        try:
+            for message in source.receive():
+                self._heard[rank] = time.monotonic()
+                self._take(rank, message)
+        except TimeoutError:
+            pass
+        except (OSError, TypeError, ValueError, KeyError, IndexError) as error:
+            selector.unregister(source)
+            self._heard.pop(rank, None)
+            if not self._left(rank):
+                self._lose(rank, error)
+
+    def _left(self, rank: int) -> bool:
+        return self._end is not None if self._doings is None else self._doings.has_left(rank)
+
+    def _beat(self, now: float, *, was_stopped: bool) -> None:
+        for connection in self._connections.values():
+            self._send(connection, {"beat": True})
+        for rank, heard in list(self._heard.items()):
+            if was_stopped:  # this process itself was, and the others could not be heard
+                self._heard[rank] = now
+            elif now - heard > self.timeout and not self._left(rank):
+                del self._heard[rank]
+                self._lose(rank, f"it has given no sign for {self.timeout:g} s")
+
+    def _end_process(self, failure: Failure) -> None:
+        """End a process whose engine waits for one that is lost, and may never return."""
+        error = self._error(failure)
+        for stream in (sys.stdout, sys.stderr):
+            try:
+                if stream is sys.stderr:
+                    print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=stream)
+                stream.flush()
+            except (OSError, ValueError):
+                pass
+        os._exit(1)
+
+
+def _close_in_children(group: Group) -> None:
+    """Let a forked process, such as one of a loader, not hold the connections open."""
+    reference = weakref.ref(group)
+
+    def close() -> None:
+        if (held := reference()) is not None:
+            held.disown()
+
+    os.register_at_fork(after_in_child=close)

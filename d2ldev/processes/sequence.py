@@ -1,0 +1,107 @@
+"""What rank 0 knows of all processes: how far each one is, and whether they do the same."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Failure(NamedTuple):
+    """Why several processes cannot go on together.
+
+    Args:
+        problem: in words.
+        rank: of the process that is lost; None where all are there and do not do the same.
+    """
+
+    problem: str
+    rank: int | None = None
+
+
+class _Entry:
+    """One thing that all processes do.
+
+    Args:
+        label: what it is.
+        content: what has to be the same in all of them.
+        rank: of the process that was the first to do it.
+    """
+
+    def __init__(self, label: str, content: str, rank: int) -> None:
+        self.label, self.content, self.rank = label, content, rank
+        self.values: dict[int, Any] = {}
+
+
+class Doings:
+    """The things that all processes do, one after the other, in the same order.
+
+    Args:
+        size: how many processes there are.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._lengths = [0] * size
+        self._left: set[int] = set()
+        # By number, as long as not all processes have done it.
+        self._entries: dict[int, _Entry] = {}
+
+    def add(self, rank: int, label: str, content: str, value: Any = None) -> list[Any] | None:
+        """Note what a process does next.
+
+        Returns:
+            The values of all processes, as soon as all have done it; else None.
+
+        Raises:
+            DifferentError: if another process does something else at this place.
+        """
+        number = self._lengths[rank]
+        self._lengths[rank] += 1
+        entry = self._entries.setdefault(number, _Entry(label, content, rank))
+        if (entry.label, entry.content) != (label, content):
+            raise DifferentError(_difference(entry, rank, label, content))
+        entry.values[rank] = value
+        if self._left:
+            self._check_left()
+        if len(entry.values) < self._size:
+            return None
+        del self._entries[number]
+        return [entry.values[rank] for rank in range(self._size)]
+
+    def leave(self, rank: int) -> None:
+        """Note that a process has ended, and does nothing more.
+
+        Raises:
+            DifferentError: if another process has gone on to something that it has not done.
+        """
+        self._left.add(rank)
+        self._check_left()
+
+    def has_left(self, rank: int) -> bool:
+        """Tell whether a process has ended."""
+        return rank in self._left
+
+    def done(self, rank: int) -> int:
+        """Return how many things a process has done."""
+        return self._lengths[rank]
+
+    def _check_left(self) -> None:
+        for rank in sorted(self._left):
+            length = self._lengths[rank]
+            if length < max(self._lengths):
+                entry = self._entries[length]
+                raise DifferentError(
+                    f"rank {rank} has ended, and rank {entry.rank} is at {entry.label}"
+                )
+
+
+class DifferentError(Exception):
+    """Two processes do not do the same."""
+
+
+def _difference(entry: _Entry, rank: int, label: str, content: str) -> str:
+    if entry.label != label:
+        return f"rank {entry.rank} is at {entry.label}, and rank {rank} at {label}"
+    return (
+        f"at {label}, rank {entry.rank} has {entry.content[:500]}, and rank {rank} has "
+        f"{content[:500]}"
+    )
