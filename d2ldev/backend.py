@@ -32,6 +32,7 @@ from d2ldev.operations import creation, devices, mlp, moving, parallel, placing,
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import together
 from d2ldev.operations.steps import check_labels
+from d2ldev.processes.group import Group
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:
@@ -752,6 +753,7 @@ class Backend:
         methods: tuple[str, str] | None = None,
         is_trained: bool = True,
         devices: Sequence[DeviceLike] | None = None,
+        group: Group | None = None,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -779,6 +781,8 @@ class Backend:
             devices: those that train it together, each with a part of the batch; the model and the
                 batches are on the first one, and so is what ``step`` returns. None is the device
                 where the model is.
+            group: the processes that train it together, each with a part of the batch; None is this
+                one alone. ``Trainer`` finds them.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -835,6 +839,8 @@ class Backend:
                     f"leave out {ignored}, or is_trained=False",
                 )
         them = [] if devices is None else together(self.framework, devices, "train")
+        if group is not None:
+            return self.framework.parallel.learner_of_group(model, settings, group)
         if len(them) < 2:
             return self.framework.training.learner(model, settings)
         attempted = f"train on {len(them)} devices"

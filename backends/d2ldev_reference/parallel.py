@@ -1,4 +1,4 @@
-"""Several devices: the gradients of the parts of a batch are added up on the first device."""
+"""Several devices or processes: the gradients of the parts of a batch are added up."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import array_api_strict as xp
+import numpy as np
 
 from d2ldev.device import Device
-from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
+from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Tensors, Weighted
 from d2ldev.operations import moving
 from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.processes.group import Group
 from d2ldev_reference.models import MLP
 from d2ldev_reference.training import ReferenceLearner, each_of
 
@@ -27,6 +29,9 @@ class ReferenceParallel(Parallel):
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return ReferenceParallelLearner(self._framework, model, settings, devices)
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        return ReferenceGroupLearner(self._framework.tensors, model, settings, group)
 
 
 class ReferenceParallelLearner(ReferenceLearner):
@@ -64,3 +69,51 @@ class ReferenceParallelLearner(ReferenceLearner):
             return [part.share for part in parts]
         total = float(xp.sum(y.weights)) or 1.0  # the loss is 0 where all weights are
         return [float(xp.sum(part.operands[1].weights)) / total for part in parts]
+
+
+class ReferenceGroupLearner(ReferenceLearner):
+    """The reference backend's MLP, of which each process has a copy.
+
+    array-api-strict has no engine between processes: the numbers go as text, by way of rank 0.
+    """
+
+    def __init__(self, tensors: Tensors, model: Any, settings: Settings, group: Group) -> None:
+        super().__init__(tensors, model, settings)
+        self._group = group
+        first = group.gather("the parameters", _texts(self._tensors, self._model.layers))[0]
+        self._model = MLP(self._read(self._model.layers, [first]), self._model.activation)
+
+    def _differentiated(
+        self, model: MLP, inputs: tuple[Any, ...], y: Any
+    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+        assert self.portion is not None
+        share = self.portion.share
+        loss, prediction, gradients = super()._differentiated(model, inputs, y)
+        parts = each_of(lambda x: x * share, gradients)
+        found = self._group.gather("the gradients", _texts(self._tensors, parts))
+        return loss, prediction, self._read(gradients, found)
+
+    def _read(
+        self, layers: list[dict[str, Tensor]], processes: list[list[dict[str, str]]]
+    ) -> list[dict[str, Tensor]]:
+        """Return the sums of what the processes have sent, as tensors like those of the layers."""
+        return [
+            {
+                name: xp.asarray(
+                    sum(_numbers(process[i][name], x) for process in processes), device=x.device
+                )
+                for name, x in layer.items()
+            }
+            for i, layer in enumerate(layers)
+        ]
+
+
+def _texts(tensors: Tensors, layers: list[dict[str, Tensor]]) -> list[dict[str, str]]:
+    return [
+        {name: tensors.to_numpy(x).astype("<f4").tobytes().hex() for name, x in layer.items()}
+        for layer in layers
+    ]
+
+
+def _numbers(text: str, like: Tensor) -> Any:
+    return np.frombuffer(bytes.fromhex(text), "<f4").reshape(like.shape)

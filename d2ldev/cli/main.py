@@ -15,6 +15,9 @@ from d2ldev.cli import conformance as conformance_command
 from d2ldev.cli import doctor as doctor_command
 from d2ldev.cli import tour as tour_command
 from d2ldev.cli.screen import complain
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.launch.launcher import Launch
+from d2ldev.launch.launcher import launch as start
 from d2ldev.settings import MAX_VIRTUAL_GPUS
 
 app = typer.Typer(
@@ -125,6 +128,60 @@ def conformance(
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request, everywhere=everywhere))
+
+
+@app.command(context_settings={"allow_interspersed_args": False})
+def launch(
+    program: Annotated[
+        list[str],
+        typer.Argument(metavar="PROGRAM [ARGUMENTS]", help="A Python file, and its arguments."),
+    ],
+    processes: Annotated[
+        int, typer.Option("--processes", metavar="N", min=1, help="How many on this machine.")
+    ] = 1,
+    nodes: Annotated[
+        int, typer.Option("--nodes", metavar="N", min=1, help="How many machines there are.")
+    ] = 1,
+    node_rank: Annotated[
+        int, typer.Option("--node-rank", metavar="N", min=0, help="This one's number, from 0.")
+    ] = 0,
+    address: Annotated[
+        str,
+        typer.Option("--address", metavar="HOST:PORT", help="Of machine 0, where all others call."),
+    ] = "",
+    restarts: Annotated[
+        int,
+        typer.Option(
+            "--restarts", metavar="N", min=0, help="Start all again so often after one has failed."
+        ),
+    ] = 0,
+    timeout: Annotated[
+        float | None,
+        typer.Option(
+            "--timeout",
+            metavar="SECONDS",
+            min=1,
+            max=86400,
+            help="After so long without a sign a process is lost; 60 unless given.",
+        ),
+    ] = None,
+    is_module: Annotated[
+        bool, typer.Option("-m", "--module", help="PROGRAM is a module, as for python -m.")
+    ] = False,
+) -> None:
+    """Run a program on several processes and machines, which train one model together.
+
+    Each process has torchrun's variables (RANK, WORLD_SIZE, MASTER_ADDR ...), and Trainer finds
+    them. The exit status is that of the process that failed first.
+    """
+    command = [sys.executable, *(["-m"] if is_module else []), *program]
+    request = Launch(command, processes, nodes, node_rank, address, restarts, timeout)
+    try:
+        request.checked()
+    except UnsupportedValueError as error:
+        complain(str(error))
+        raise typer.Exit(2) from error
+    raise typer.Exit(start(request))
 
 
 def main() -> None:

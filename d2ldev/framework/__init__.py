@@ -21,10 +21,12 @@ The conformance suite (``d2ldev conformance NAME``) says when a backend is done.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
+from d2ldev import settings as launch
 from d2ldev.device import Device
 from d2ldev.errors import (
     DeviceInitializationWarning,
@@ -38,9 +40,19 @@ from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.parallel import Parallel
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
-from d2ldev.framework.training import Copier, Learner, Loss, Settings, Training, Weighted
+from d2ldev.framework.training import (
+    Copier,
+    Learner,
+    Loss,
+    Portion,
+    Settings,
+    Training,
+    Weighted,
+)
 from d2ldev.locks import made_once
 from d2ldev.nesting.kinds import Kinds
+from d2ldev.processes.group import Group
+from d2ldev.processes.join import join, joined
 from d2ldev.scopes import Contexts, Scopes
 
 __all__ = [
@@ -58,6 +70,7 @@ __all__ = [
     "Models",
     "Parallel",
     "Part",
+    "Portion",
     "Put",
     "Settings",
     "Shape",
@@ -176,6 +189,36 @@ class Framework:
         if ability in self.cannot:
             other = "use another backend for it: D2LDEV_BACKEND=torch"
             raise UnsupportedValueError(attempted, self.inability(ability), fix or other)
+
+    def group(self) -> Group | None:
+        """Return the processes that train together, whose engine is started; None without a launch.
+
+        Raises:
+            PeerLostError: if the others do not come.
+            UnsupportedValueError: if the framework trains in one process only, or the processes are
+                of different programs.
+        """
+        if (peers := launch.peers()) is None:
+            return None
+        self.require(
+            "train in several processes",
+            f"train in {peers.world_size} processes",
+            "unset WORLD_SIZE for a process of its own",
+        )
+        is_new = joined() is None
+        group = join(peers, self._program(), launch.peer_timeout())
+        if is_new:
+            with group.working():
+                self.parallel.join(group)
+        return group
+
+    def _program(self) -> dict[str, str]:
+        """Return what has to be the same in all processes of a launch."""
+        from importlib.metadata import distributions  # only a launch needs it
+
+        names = {"d2ldev", *self.distributions}
+        found = {each.name: each.version for each in distributions() if each.name in names}
+        return {**found, "backend": self.name, "python": sys.version.split()[0]}
 
     def checked(self, settings: Settings) -> Settings:
         """Return the settings of a training with Python's own numbers.

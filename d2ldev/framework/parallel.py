@@ -105,7 +105,7 @@ class Parallel:
 
         Returns:
             A learner whose inputs, targets, losses and predictions are those of this process's part
-            of a batch. ``step`` is called with the learner's ``share`` set, and takes the step on
+            of a batch. ``step`` is called with the learner's ``portion`` set, and takes the step on
             the gradients of the mean over the whole batch, clipped by their global norm; so the
             parameters are the same in all processes after it. ``evaluate`` and ``predict`` compute
             with this process alone, and ``parts`` are those of this process.

@@ -46,6 +46,22 @@ class Weighted(NamedTuple):
     weights: Any
 
 
+class Portion(NamedTuple):
+    """What of a batch one of several processes has.
+
+    Args:
+        number: how many examples. With 0, the operands are the first example of the batch, so that
+            the model can compute with something.
+        length: how many examples the batch has.
+        share: what part of the loss of the batch theirs is, from 0 to 1: ``number / length`` unless
+            they have weights.
+    """
+
+    number: int
+    length: int
+    share: float
+
+
 class Settings(NamedTuple):
     """How a model is to be trained.
 
@@ -149,11 +165,11 @@ class Learner(ABC):
     Attributes:
         pending: how many batches were taken since the last step of the optimizer; always 0 without
             ``accumulate``.
-        share: what part the operands of the next ``step`` have in the mean over the batch, from 0
-            to 1; set before each step where several processes have a part of it each.
+        portion: what of its batch the operands of the next ``step`` are; set before each step where
+            several processes train together, and None elsewhere.
     """
 
-    share = 1.0
+    portion: Portion | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -56,33 +56,86 @@ def parts_to_train_on(
     """
     parts = _parts(framework, batch, devices, is_filled)
     if not parts[0].number:
-        raise UnsupportedValueError(
-            "split a batch", "it has no examples", "leave empty batches out of the data"
-        )
+        raise no_examples()
     return parts
+
+
+def no_examples() -> UnsupportedValueError:
+    """Return the error of a batch that nobody can train on."""
+    return UnsupportedValueError(
+        "split a batch", "it has no examples", "leave empty batches out of the data"
+    )
 
 
 def _parts(
     framework: Framework, batch: Any, devices: Sequence[Device], is_filled: bool
 ) -> list[Part]:
-    attempted = f"split a batch over {len(devices)} devices"
-    flat = flatten(moving.on_the_host(framework, batch), framework.kinds, attempted)
-    shapes = {key: creation.shape_of(x, attempted) for key, x in flat.tensors.items()}
-    length = _examples(flat, shapes, attempted)
-    least, more = divmod(length, len(devices))
-    parts, start = [], 0
+    whole = Whole(framework, batch, f"split a batch over {len(devices)} devices")
+    parts = []
     for number, device in enumerate(devices):
-        count = least + (number < more)
-        first, last = (start, start + count) if count or not is_filled else (0, min(1, length))
-        rows = {
-            key: _rows(framework, x, first, last, attempted)
-            for key, x in flat.tensors.items()
-            if shapes[key]
-        }
-        operands = moving.to(framework, flat.unflatten(rows), device)
-        parts.append(Part(operands, count, count / length if length else 0.0))
-        start += count
+        operands, count = whole.part(number, len(devices), is_filled=is_filled)
+        share = count / whole.length if whole.length else 0.0
+        parts.append(Part(moving.to(framework, operands, device), count, share))
     return parts
+
+
+class Whole:
+    """A batch that is to be split; its data is on the host.
+
+    Args:
+        framework: whose tensors are in it.
+        batch: a nesting.
+        attempted: for a message.
+
+    Attributes:
+        length: how many examples it has.
+        shapes: of its tensors, in order.
+
+    Raises:
+        UnsupportedValueError: if its tensors do not agree in a number of examples.
+    """
+
+    def __init__(self, framework: Framework, batch: Any, attempted: str) -> None:
+        self._framework, self._attempted = framework, attempted
+        self._flat = flatten(moving.on_the_host(framework, batch), framework.kinds, attempted)
+        tensors = self._flat.tensors
+        self._shapes = {key: creation.shape_of(x, attempted) for key, x in tensors.items()}
+        self.length = _examples(self._flat, self._shapes, attempted)
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return list(self._shapes.values())
+
+    @property
+    def last(self) -> Tensor:
+        """The last of its tensors."""
+        return list(self._flat.tensors.values())[-1]
+
+    def part(self, number: int, size: int, *, is_filled: bool) -> tuple[Any, int]:
+        """Return one of so many parts, of which the first ones may have one example more.
+
+        Args:
+            number: which one, from 0.
+            size: how many there are.
+            is_filled: whether a part without examples has the first one of the batch.
+
+        Returns:
+            The nesting, and how many examples it has: 0 for one that is only filled.
+        """
+        least, more = divmod(self.length, size)
+        count = least + (number < more)
+        start = number * least + min(number, more)
+        if not count and is_filled:
+            return self._examples(0, min(1, self.length)), 0
+        return self._examples(start, start + count), count
+
+    def _examples(self, start: int, stop: int) -> Any:
+        rows = {
+            key: _rows(self._framework, x, start, stop, self._attempted)
+            for key, x in self._flat.tensors.items()
+            if self._shapes[key]
+        }
+        return self._flat.unflatten(rows)
 
 
 def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str) -> Tensor:

@@ -10,13 +10,12 @@ from __future__ import annotations
 import atexit
 import os
 import selectors
-import socket
 import sys
 import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
@@ -223,10 +222,8 @@ class Group:
             self._changed.notify_all()
 
     def _send(self, connection: Connection, message: dict[str, Any]) -> None:
-        try:
+        with suppress(OSError):  # the thread that reads finds out
             connection.send(message)
-        except OSError:
-            pass  # the thread that reads finds out
 
     def _lose(self, rank: int, problem: object) -> None:
         self._fail(Failure(said(problem), rank))
@@ -313,12 +310,10 @@ class Group:
         """End a process whose engine waits for one that is lost, and may never return."""
         error = self._error(failure)
         for stream in (sys.stdout, sys.stderr):
-            try:
+            with suppress(OSError, ValueError):
                 if stream is sys.stderr:
                     print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=stream)
                 stream.flush()
-            except (OSError, ValueError):
-                pass
         os._exit(1)
 
 

@@ -6,6 +6,7 @@ import os
 import socket
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, shown
@@ -155,10 +156,8 @@ def _difference(first: dict[str, str], other: dict[str, str], rank: int) -> str:
 
 
 def _refuse(connection: Connection, problem: str) -> None:
-    try:
+    with suppress(OSError):  # it may be gone
         connection.send({"refused": problem})
-    except OSError:
-        pass  # it is gone
     connection.close()
 
 

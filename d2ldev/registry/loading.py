@@ -42,6 +42,8 @@ def load(name: str, source: str) -> Framework:
     framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
         framework.strictness.everywhere()
+    if framework.parallel.joins_at_start:
+        framework.group()
     return framework
 
 

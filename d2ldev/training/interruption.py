@@ -54,15 +54,16 @@ class Interruption:
 
 
 @contextmanager
-def interruptible() -> Iterator[Interruption]:
+def interruptible(is_wanted: bool = True) -> Iterator[Interruption]:
     """Note the first Ctrl-C in a block instead of raising; the second one raises.
 
-    Only where Ctrl-C would raise, and not in another thread or under a handler of the user's.
+    Only where Ctrl-C would raise, and not in another thread or under a handler of the user's; nor
+    where it is not wanted, because other processes would wait for one that ends early.
     """
     interruption = Interruption()
     default = signal.default_int_handler
     is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or signal.getsignal(signal.SIGINT) is not default:
+    if not is_wanted or not is_main or signal.getsignal(signal.SIGINT) is not default:
         yield interruption
         return
 

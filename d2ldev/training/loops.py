@@ -24,6 +24,7 @@ from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
 from d2ldev.training.run import Run
+from d2ldev.training.team import Alone, Counted
 
 
 class Loop(NamedTuple):
@@ -40,6 +41,7 @@ class Loop(NamedTuple):
         progress: where the batches are shown.
         on_step_end: what is called after a step of the optimizer.
         interruption: of the run, which ends the loop after a step.
+        team: the processes that train.
     """
 
     trainer: Hooks
@@ -49,11 +51,13 @@ class Loop(NamedTuple):
     progress: Progress = Progress()
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
     interruption: Interruption = Interruption()
+    team: Alone = Alone()
 
     def train(self, data: Iterable[Any], run: Run) -> dict[str, float]:
         """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
         begin_epoch(data, run.epoch)
-        trainer, learner = self.trainer, self.learner
+        trainer, learner, team = self.trainer, self.learner, self.team
+        team.begin_epoch(run.epoch, trainer.device)
         # Where the losses are, also if a hook has moved the model.
         log = DeviceLog(trainer.backend, values=False)
         operands = self._operands()
@@ -61,13 +65,14 @@ class Loop(NamedTuple):
         with closing(self._from_where_it_was(data, run, log)) as batches:
             for number, batch in self.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
+                counted = team.counted(learner, number, y, count)
                 try:
                     loss, prediction = learner.step(inputs, y)
                 except TypeError as error:
                     check_number_of_inputs(inputs, learner.input_names, error)
                     raise
-                log.add(count, loss=loss, **self._measured(prediction, y))
-                self.progress.step(number + 1, count, log)
+                self._add(log, counted, loss, prediction, y)
+                self.progress.step(number + 1, counted.examples, log)
                 if not learner.pending:
                     self._end_step(run.step, loss)
                 run.step += 1
@@ -78,7 +83,7 @@ class Loop(NamedTuple):
             self._end_step(run.step - 1, loss)
         if self.interruption.is_pressed:
             return {}
-        means = _means(log)
+        means = self._means(log)
         self.progress.end_batches(means["loss"])
         return means
 
@@ -86,19 +91,20 @@ class Loop(NamedTuple):
         """Go through the data without training; return what ``train`` does."""
         log = DeviceLog(self.trainer.backend, values=False)
         operands = self._operands()
-        with closing(self.prepared(data)) as batches:
-            for batch in self.interruption.until_pressed(batches):
+        with closing(self.prepared(self.team.parts(data))) as batches:
+            for number, batch in enumerate(self.interruption.until_pressed(batches)):
                 inputs, y, count = operands(batch)
+                counted = self.team.counted(self.learner, number, y, count)
                 try:
                     loss, prediction = self.learner.evaluate(inputs, y)
                 except TypeError as error:
                     check_number_of_inputs(inputs, self.learner.input_names, error)
                     raise
                 if loss is None:  # a ``validation_step`` has logged it itself
-                    count, loss = 0, float("nan")
-                log.add(count, loss=loss, **self._measured(prediction, y))
+                    counted, loss = Counted(0, 0, 0), float("nan")
+                self._add(log, counted, loss, prediction, y)
                 self.trainer.val_batch_idx += 1
-        return {} if self.interruption.is_pressed else _means(log)
+        return {} if self.interruption.is_pressed else self._means(log)
 
     def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
@@ -115,12 +121,12 @@ class Loop(NamedTuple):
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
         if not run.is_within and run.until_saved() is None:
-            with closing(self.prepared(data)) as batches:
+            with closing(self.prepared(self.team.parts(data))) as batches:
                 yield from enumerate(batches)
             return
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
-        source = iter(spared(data))
+        source = iter(self.team.parts(spared(data)))
         try:
             number = run.go_on_within(source, log)
             is_over = False
@@ -163,18 +169,22 @@ class Loop(NamedTuple):
             return of_its_methods
         return of_the_loss if takes_target(learner.settings.loss) else of_the_model
 
-    def _measured(self, prediction: Any, y: Any) -> dict[str, Any]:
-        """Return the metrics of a batch."""
+    def _add(self, log: DeviceLog, counted: Counted, loss: Any, prediction: Any, y: Any) -> None:
+        """Log the loss and the metrics of a batch."""
         y = unweighted(y)
-        return {name: metric(prediction, y) for name, metric in self.metrics.items()}
+        measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
+        if counted.in_loss == counted.in_metrics:
+            log.add(counted.in_loss, loss=loss, **measured)
+        else:
+            log.add(counted.in_loss, loss=loss)
+            log.add(counted.in_metrics, **measured)
+
+    def _means(self, log: DeviceLog) -> dict[str, float]:
+        means = self.team.means(log)
+        if not means:
+            raise no_batch()
+        return means
 
     def _end_step(self, step: int, loss: Any) -> None:
         for listener in self.on_step_end:
             listener(step, loss)
-
-
-def _means(log: DeviceLog) -> dict[str, float]:
-    means = log.means()
-    if not means:
-        raise no_batch()
-    return means

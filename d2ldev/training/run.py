@@ -34,6 +34,7 @@ from d2ldev.operations.arguments import as_path, length_of, whole_number
 from d2ldev.training.callbacks import checked_states, states
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, checked_random_state, random_state
+from d2ldev.training.team import Alone
 
 _FORMAT = "d2ldev training state 6"
 
@@ -80,6 +81,7 @@ class Saving(NamedTuple):
 
 
 _NOT_SAVED = Saving()
+_ALONE = Alone()
 # The settings that are arguments of ``Trainer``, and not of ``fit``.
 _OF_THE_TRAINER = ("gradient_clip_val", "accumulate", "precision")
 
@@ -94,6 +96,7 @@ class Run:
         names: of the numbers that the history has for each epoch.
         callbacks: of which those with ``state_dict`` are in the state.
         saving: where and when the state is kept.
+        team: the processes that train, of which the first one keeps it.
 
     Attributes:
         epoch: how many epochs are done.
@@ -109,6 +112,7 @@ class Run:
         names: Collection[str],
         callbacks: Sequence[Any] = (),
         saving: Saving = _NOT_SAVED,
+        team: Alone = _ALONE,
     ) -> None:
         self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
@@ -117,6 +121,7 @@ class Run:
         self._data = data
         self._callbacks = callbacks
         self._saving = saving
+        self._team = team
         path = saving.checkpoint
         self._path = None if path is None else Path(as_path(path, "save"))
         # How the random numbers and the data were at the beginning of the epoch.
@@ -229,6 +234,8 @@ class Run:
 
     def _write(self, path: Path, within: dict[str, Any] | None) -> None:
         self._learner.sync()
+        if not self._team.is_first:
+            return
         state = {
             "format": _FORMAT,
             "run": {
@@ -263,7 +270,9 @@ class Run:
             raise CheckpointError(
                 "resume a run", "no checkpoint is named", "fit(..., checkpoint='run.safetensors')"
             )
-        if not os.path.exists(self._path):  # ``Path.exists`` raises where a folder is locked
+        # ``Path.exists`` raises where a folder is locked.
+        is_there = os.path.exists(self._path)
+        if not self._team.of_the_first("whether there is a checkpoint", is_there):
             self.save(device)
             return
         with opened(self._framework, str(self._path), f"resume from {self._path}") as checkpoint:

@@ -21,6 +21,8 @@ from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
+from d2ldev.settings import Peers
+from d2ldev.settings import peers as launched
 from d2ldev.training.callbacks import (
     HOOKS,
     History,
@@ -37,6 +39,7 @@ from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, loader_of, own_settings
 from d2ldev.training.progress import shown
 from d2ldev.training.run import Run, Saving
+from d2ldev.training.team import Alone, Together
 
 
 class Trainer(Hooks):
@@ -117,7 +120,9 @@ class Trainer(Hooks):
         self.callback = callback
         self.progress = flag("train", "progress", progress)
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
-        self.gpus = _gpus(self.backend, number)
+        peers = launched()
+        of_launch = None if peers is None else _gpu_of(self.backend, number, peers)
+        self.gpus = _gpus(self.backend, number) if of_launch is None else of_launch
 
     def save_hyperparameters(self, ignore: Sequence[str] = ()) -> None:
         """Make the arguments of the method that calls this attributes, as in D2L's section 3.2.1.
@@ -247,7 +252,9 @@ class Trainer(Hooks):
             )
         # From here on Ctrl-C is noted: an exception could fall into a callback of the framework's,
         # such as JAX's after each garbage collection, where Python discards it.
-        with interruptible() as interruption:
+        group = self.backend.framework.group()
+        team = Alone() if group is None else Together(self.backend.framework, group)
+        with team.working(), interruptible(group is None) as interruption:
             train_data, val_data = self._data(train_data, val_data)
             model = self._prepared_model(model)
             # The optimizer is built after the model is placed: in a framework that moves by making
@@ -260,6 +267,7 @@ class Trainer(Hooks):
                 accumulate=self.accumulate,
                 precision=self.precision,
                 devices=self.gpus or None,
+                group=group,
             )
             check_schedules(callbacks, learner.settings.optimizer)
             self._learner = learner
@@ -268,16 +276,20 @@ class Trainer(Hooks):
             if val_data is not None:
                 names += [f"val_{name}" for name in names]
             check_names(names)
-            run = Run(self.backend.framework, learner, train_data, names, callbacks, saving)
+            run = Run(self.backend.framework, learner, train_data, names, callbacks, saving, team)
+            team.begin(learner, names, self.max_epochs)
             on_step_end = self._listeners(callbacks, "on_step_end")
-            loop = Loop(self, self._prepared, learner, functions, on_step_end=on_step_end)
+            loop = Loop(
+                self, self._prepared, learner, functions, on_step_end=on_step_end, team=team
+            )
             on_epoch_end = self._listeners(callbacks, "on_epoch_end")
             try:
                 if resume:
                     run.resume(self.device, lambda: loop.first_inputs(train_data))
                 elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)
-                with shown(self.progress, self.max_epochs, run.epoch) as progress:
+                is_shown = self.progress and team.is_first
+                with shown(is_shown, self.max_epochs, run.epoch) as progress:
                     running = loop._replace(progress=progress, interruption=interruption)
                     for epoch in range(run.epoch, self.max_epochs):
                         if interruption.is_pressed:
@@ -296,6 +308,7 @@ class Trainer(Hooks):
                         for listener in on_epoch_end:
                             listener(epoch, run.history)
                         run.save(self.device)
+                team.end()
             finally:
                 # The user's own object has what was learned, also where an error ends the run.
                 learner.sync()
@@ -473,6 +486,30 @@ def _gpus(backend: Backend, wanted: int) -> list[Device]:
         fix = "Trainer(max_epochs, num_gpus=1), or D2LDEV_BACKEND=jax"
         backend.framework.require("train on several GPUs", f"train on {gpus_in_words(number)}", fix)
     return [gpu(i) for i in range(number)]
+
+
+def _gpu_of(backend: Backend, wanted: int, peers: Peers) -> list[Device]:
+    """Return the device of one of the processes of a launch; empty is the CPU."""
+    there = backend.num_gpus()
+    if wanted == 0 or (wanted == -1 and not there):
+        return []
+    attempted = f"train on {gpus_in_words(wanted if wanted > 0 else there)} in each process"
+    if wanted > 1:
+        raise UnsupportedValueError(
+            attempted,
+            f"this process is one of {peers.world_size}, and each has one GPU",
+            f"Trainer(max_epochs, num_gpus=1), and d2ldev launch --processes {wanted}",
+        )
+    # A launcher may show each process its own GPU only; a virtual one is the process's own, too.
+    index = 0 if there == 1 else peers.local_rank
+    if index >= there:
+        raise DeviceUnavailableError(
+            f"train on {gpu(index)} in the process with LOCAL_RANK={peers.local_rank}",
+            f"{backend.name} has {gpus_in_words(there)} here",
+            f"d2ldev launch --processes {max(there, 1)}, or Trainer(max_epochs, num_gpus=0)",
+            backend.devices(),
+        )
+    return [gpu(index)]
 
 
 def _check_own_epoch(given: Mapping[str, bool], on_step_end: Sequence[Any]) -> None:

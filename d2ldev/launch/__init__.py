@@ -1,0 +1,1 @@
+"""``d2ldev launch``: one program on several processes and machines."""

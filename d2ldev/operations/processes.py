@@ -1,0 +1,92 @@
+"""Several processes: which part of a batch each of them trains on.
+
+Source: D2L, section 13.6.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from d2ldev.device import CPU
+from d2ldev.framework import Framework, Portion, Weighted
+from d2ldev.operations import parallel
+from d2ldev.operations.moving import to_numpy
+from d2ldev.processes.group import Group
+
+
+class Portions:
+    """The parts of batches that this process has, as they are taken from their iterable.
+
+    Args:
+        framework: whose tensors are in the batches.
+        group: the processes.
+    """
+
+    def __init__(self, framework: Framework, group: Group) -> None:
+        self._framework, self._group = framework, group
+        self._waiting: deque[_Taken] = deque()
+
+    def of(self, batches: Iterable[Any]) -> Iterator[Any]:
+        """Yield this process's part of each batch, on the host.
+
+        Raises:
+            UnsupportedValueError: if a batch has no examples, or cannot be split.
+        """
+        attempted = f"split a batch over {self._group.size} processes"
+        for batch in batches:
+            whole = parallel.Whole(self._framework, batch, attempted)
+            if not whole.length:
+                raise parallel.no_examples()
+            operands, number = whole.part(self._group.rank, self._group.size, is_filled=True)
+            weighted = _share_of_weights(batch, operands if number else None)
+            content = f"shapes {whole.shapes} and targets {self._checksum(whole.last)}"
+            portion = Portion(number, whole.length, number / whole.length)
+            self._waiting.append(_Taken(portion, weighted, content))
+            yield operands
+
+    def next(self, label: str, y: Any) -> Portion:
+        """Return what of its batch the next part is, and compare the batch with the others'.
+
+        Args:
+            label: of the batch, for a message.
+            y: the target of the part.
+
+        Raises:
+            PeerLostError: if a process is lost.
+            UnsupportedValueError: if the batches of the processes differ.
+        """
+        portion, weighted, content = self._waiting.popleft()
+        self._group.mark(label, content)
+        if weighted is None or not isinstance(y, Weighted):
+            return portion
+        return portion._replace(share=weighted)
+
+    def _checksum(self, x: Any) -> str:
+        """Return a sum that differs where processes read different batches.
+
+        Only the last tensor is looked at, which is the target, and only on the host: inputs may be
+        changed at random in each process, and a device is not waited for.
+        """
+        if self._framework.tensors.device_of(x) is not CPU:
+            return "elsewhere"
+        return f"{zlib.crc32(to_numpy(self._framework, x).tobytes()):08x}"
+
+
+class _Taken(NamedTuple):
+    portion: Portion
+    weighted: float | None
+    content: str
+
+
+def _share_of_weights(batch: Any, part: Any) -> float | None:
+    """Return what share the weights of a part have; None if the batch has no weights."""
+    if not isinstance(batch, Mapping) or "sample_weight" not in batch:
+        return None
+    total = float(np.sum(np.asarray(batch["sample_weight"], "float64")))
+    own = 0.0 if part is None else float(np.sum(np.asarray(part["sample_weight"], "float64")))
+    return own / total if total else 0.0

@@ -1,0 +1,170 @@
+"""Who trains a model: this process alone, or together with the others of a launch."""
+
+from __future__ import annotations
+
+import base64
+import os
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, NamedTuple
+
+from d2ldev.device import CPU, Device
+from d2ldev.files.load import load
+from d2ldev.files.save import save
+from d2ldev.framework import Framework, Learner
+from d2ldev.operations.placing import named_tensors
+from d2ldev.operations.processes import Portions
+from d2ldev.processes.group import Group
+from d2ldev.training.interruption import spared
+from d2ldev.training.log import DeviceLog
+from d2ldev.training.order import checked_random_state, random_state
+
+
+class Counted(NamedTuple):
+    """What a batch counts.
+
+    Args:
+        examples: how many it has.
+        in_loss: the weight of this process's loss in the mean over the examples.
+        in_metrics: the weight of its metrics.
+    """
+
+    examples: int
+    in_loss: float
+    in_metrics: float
+
+
+class Alone:
+    """A process that trains a model by itself."""
+
+    is_first = True
+    """Whether it writes files, and shows the progress."""
+
+    group: Group | None = None
+
+    def working(self) -> AbstractContextManager[Any]:
+        """Return the block of a run."""
+        return nullcontext()
+
+    def parts(self, data: Iterable[Any]) -> Iterable[Any]:
+        """Return what of each batch this process has."""
+        return data
+
+    def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
+        """Return what the next batch counts, and tell the learner what it has of it.
+
+        Args:
+            learner: which is given the batch.
+            number: of the batch in the epoch, from 0.
+            y: its target.
+            examples: how many of them are there.
+        """
+        return Counted(examples, examples, examples)
+
+    def means(self, log: DeviceLog) -> dict[str, float]:
+        """Return the means over the examples of an epoch."""
+        return log.means()
+
+    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int) -> None:
+        """Begin a run."""
+
+    def begin_epoch(self, epoch: int, device: Device) -> None:
+        """Begin an epoch."""
+
+    def of_the_first(self, label: str, value: Any) -> Any:
+        """Return the value of the first process."""
+        return value
+
+    def end(self) -> None:
+        """End a run that went well."""
+
+
+class Together(Alone):
+    """A process that trains a model together with the others of its group.
+
+    Args:
+        framework: whose model it is.
+        group: the processes.
+    """
+
+    def __init__(self, framework: Framework, group: Group) -> None:
+        self._framework = framework
+        self.group: Group = group
+        self.is_first = group.rank == 0
+        self._epoch = "the first epoch"
+        self._portions = Portions(framework, group)
+
+    def working(self) -> AbstractContextManager[Any]:
+        return self.group.working()
+
+    def parts(self, data: Iterable[Any]) -> Iterator[Any]:
+        self._portions = Portions(self._framework, self.group)
+        return self._portions.of(spared(data))
+
+    def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
+        portion = self._portions.next(f"batch {number} of {self._epoch}", y)
+        learner.portion = portion
+        return Counted(portion.length, portion.share * portion.length, portion.number)
+
+    def means(self, log: DeviceLog) -> dict[str, float]:
+        totals: dict[str, list[float]] = {}
+        own = log.state_dict()["totals"]
+        for process in self.group.gather(f"the end of {self._epoch}", own):
+            for name, (total, weight) in process.items():
+                sums = totals.setdefault(name, [0.0, 0.0])
+                sums[0] += total
+                sums[1] += weight
+        return {
+            name: total / weight if weight else float("nan")
+            for name, (total, weight) in totals.items()
+        }
+
+    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int) -> None:
+        """Compare what the processes train, and how."""
+        settings = learner.settings
+        named = {
+            name: value if isinstance(value, (str, int, float)) else "an object"
+            for name, value in settings._asdict().items()
+        }
+        tensors = self._framework.tensors
+        parameters = named_tensors(self._framework, learner.model) if learner.is_built else []
+        model = {name: f"{tensors.dtype_of(x)}{list(x.shape)}" for name, x in parameters}
+        content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, the model {model}"
+        self.group.gather("the beginning of the run", content=content)
+
+    def begin_epoch(self, epoch: int, device: Device) -> None:
+        """Go on with the random numbers of rank 0, so that all read the batches in one order."""
+        self._epoch = f"epoch {epoch}"
+        training = self._framework.training
+        state = None
+        if self.is_first:
+            found = {"framework": training.random_state(device), "host": random_state()}
+            state = _as_text(self._framework, found)
+        text, *_ = self.group.gather(f"the beginning of {self._epoch}", state)
+        if not self.is_first:
+            found = _from_text(self._framework, text)
+            training.checked_random_state(found["framework"], device)()
+            checked_random_state(found["host"])()
+
+    def of_the_first(self, label: str, value: Any) -> Any:
+        return self.group.gather(label, value)[0]
+
+    def end(self) -> None:
+        self.group.gather("the end of the run")
+
+
+def _as_text(framework: Framework, obj: Any) -> str:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state.safetensors")
+        save(framework, obj, path)
+        with open(path, "rb") as file:
+            return base64.b64encode(file.read()).decode()
+
+
+def _from_text(framework: Framework, text: str) -> Any:
+    with tempfile.TemporaryDirectory() as folder:
+        path = os.path.join(folder, "state.safetensors")
+        with open(path, "wb") as file:
+            file.write(base64.b64decode(text))
+        return load(framework, path, CPU, ())
