@@ -28,6 +28,7 @@ from d2ldev.errors import (
     InvalidDeviceError,
     MemoryPolicyWarning,
     OutOfDeviceMemoryError,
+    PeerLostError,
     ScopeError,
     UnknownBackendError,
     UnsupportedValueError,

@@ -84,9 +84,9 @@ class _Taken(NamedTuple):
 
 
 def _share_of_weights(batch: Any, part: Any) -> float | None:
-    """Return what share the weights of a part have; None if the batch has no weights."""
+    """Return what share the weights of a part have; None if the batch has none, or they are 0."""
     if not isinstance(batch, Mapping) or "sample_weight" not in batch:
         return None
     total = float(np.sum(np.asarray(batch["sample_weight"], "float64")))
     own = 0.0 if part is None else float(np.sum(np.asarray(part["sample_weight"], "float64")))
-    return own / total if total else 0.0
+    return own / total if total else None  # the losses of all parts are 0 then

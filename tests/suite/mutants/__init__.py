@@ -21,7 +21,7 @@ from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.files import ReferenceFiles
 from d2ldev_reference.models import ReferenceModels
-from d2ldev_reference.parallel import ReferenceParallelLearner
+from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
 from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
@@ -43,10 +43,13 @@ class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
 
 
 class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
-    """The reference backend's several devices, with the learner of the mutant."""
+    """The reference backend's several devices and processes, with the learners of the mutant."""
 
     def learner(self, model, settings, devices):
         return self.framework.ParallelLearner(self.framework, model, settings, devices)
+
+    def learner_of_group(self, model, settings, group):
+        return self.framework.GroupLearner(self.framework.tensors, model, settings, group)
 
 
 class Mutant(ReferenceFramework):
@@ -72,6 +75,7 @@ class Mutant(ReferenceFramework):
     Strict = ReferenceStrict
     Parallel = ReferenceParallel
     ParallelLearner = ReferenceParallelLearner
+    GroupLearner = ReferenceGroupLearner
     Strictness = Strictness
 
     def __init_subclass__(cls, caught_by: str = "") -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from typing import ClassVar
 
-from d2ldev_reference.parallel import ReferenceParallelLearner
+from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
+from d2ldev_reference.training import ReferenceLearner
 
-from d2ldev import Backend, UnsupportedValueError
+from d2ldev import Backend, PeerLostError, UnsupportedValueError
 from mutants import Mutant, ReferenceParallel
 
 # -- by hand --------------------------------------------------------------------------------------
@@ -147,3 +149,89 @@ class EvaluatesBothParts(Mutant, caught_by="several.predict-and-validate"):
         def evaluate(self, inputs, y):
             loss, prediction = super().evaluate(inputs, y)
             return loss * 2, prediction
+
+
+# -- in several processes -------------------------------------------------------------------------
+
+
+class TakesTheMeanOfTheProcesses(Mutant, caught_by="processes.learn-what-one-learns"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            self.portion = self.portion._replace(share=0.5)
+            return super().step(inputs, y)
+
+
+class LearnsNothingInProcesses(Mutant, caught_by="processes.change-the-parameters"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            return self.evaluate(inputs, y)
+
+
+class LearnsFromItsPartAlone(Mutant, caught_by="processes.end-with-the-same"):
+    class GroupLearner(ReferenceGroupLearner):
+        def _differentiated(self, model, inputs, y):
+            return ReferenceLearner._differentiated(self, model, inputs, y)
+
+
+class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
+    class GroupLearner(ReferenceGroupLearner):
+        def __init__(self, tensors, model, settings, group):
+            super().__init__(tensors, model, settings, group)
+            self._model = model
+
+
+class ClipsEachPart(Mutant, caught_by="processes.clip-the-whole-gradient"):
+    class GroupLearner(ReferenceGroupLearner):
+        def _gradients(self, model, activations, error):
+            return super()._clipped(super()._gradients(model, activations, error))
+
+        def _clipped(self, gradients):
+            return gradients
+
+
+class StepsWithEachBatchOfAll(Mutant, caught_by="processes.accumulate"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            found = super().step(inputs, y)
+            self.flush()
+            return found
+
+
+class LearnsFromWhatOnlyFills(Mutant, caught_by="processes.take-small-batches"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            if not self.portion.number:
+                self.portion = self.portion._replace(share=1.0)
+            return super().step(inputs, y)
+
+
+class CountsExamplesAndNotWeights(Mutant, caught_by="processes.weigh-the-whole-batch"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            number, length, _ = self.portion
+            self.portion = self.portion._replace(share=number / length)
+            return super().step(inputs, y)
+
+
+class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-another-number"):
+    class GroupLearner(ReferenceGroupLearner):
+        def replace(self, parts):
+            super().replace({**parts, "optimizer": self.parts["optimizer"]})
+
+
+class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            try:
+                return super().step(inputs, y)
+            except PeerLostError:
+                os._exit(1)
+
+
+class TakesWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            try:
+                return super().step(inputs, y)
+            except UnsupportedValueError:
+                os._exit(1)

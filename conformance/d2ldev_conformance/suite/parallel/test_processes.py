@@ -1,0 +1,289 @@
+"""D2L 13.6: several processes train one model, learn what one learns, and end together.
+
+Two processes are started as ``d2ldev launch`` starts them, on this machine, and train one model
+after the other; what they have learned is compared with what this process learns alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+from d2ldev import ArrayLoader, Backend, Trainer
+from d2ldev.settings import VIRTUAL_GPUS
+from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same, saved_values
+
+SECTION = "13.6"
+# Processes add up the gradients of the parts of a batch, in another order than those of the whole:
+# some rounding of float32 in each of a dozen steps.
+TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
+EPOCHS = 3
+
+PROGRAM = """
+import json, os, sys
+import d2ldev
+import numpy as np
+from d2ldev_conformance.suite.parallel import test_processes
+
+name, folder, cases = sys.argv[1:]
+rank = int(os.environ["RANK"])
+backend = d2ldev.get_backend(name)
+for case, options in json.loads(cases).items():
+    values, history = test_processes.train(backend, folder, rank=rank, **options)
+    np.savez(f"{folder}/{case}-{rank}.npz", **values)
+    with open(f"{folder}/{case}-{rank}.json", "w") as file:
+        json.dump(history, file)
+"""
+
+CASES: dict[str, dict[str, Any]] = {
+    "sgd": {"optimizer": "sgd", "validates": True},
+    "momentum": {"optimizer": "momentum", "validates": True},
+    "adam": {"optimizer": "adam", "validates": True},
+    "clipped": {"gradient_clip_val": 0.05},
+    "accumulated": {"accumulate": 3, "gradient_clip_val": 0.05},
+    "small": {"examples": 6},  # the last batch has one example
+    "weighted": {"weights": [1, 3, 0.5, 2, 1]},
+    "half weighted": {"weights": [0, 0, 0, 1, 2]},
+    "unweighted": {"weights": [0, 0, 0, 0, 0]},
+    "seeded": {"is_seeded_by_rank": True},
+    "shuffled": {"is_shuffled": True},
+    "begun": {"epochs": 1, "optimizer": "adam", "checkpoint": "begun"},
+    "resumed": {"optimizer": "adam", "checkpoint": "alone", "resume": True},
+}
+
+
+class Batches(ArrayLoader):
+    """Batches of three classes, which two processes cannot share evenly.
+
+    Args:
+        examples: how many there are.
+        weights: of the first batch, which is the only one then.
+        ended: ``(epoch, batch, signal)`` at which the process gets a signal.
+    """
+
+    def __init__(self, examples, weights, ended, is_shuffled):
+        inputs = np.linspace(-1, 1, 3 * examples, dtype="float32").reshape(examples, 3)[:, ::-1]
+        labels = (np.arange(examples) % 3).astype("int32")
+        super().__init__(inputs**3, labels, batch_size=5, shuffle=is_shuffled)
+        self._weights, self._ended = weights, ended
+
+    def __iter__(self):
+        epoch = self.state_dict()["epoch"]
+        for number, (x, y) in enumerate(super().__iter__()):
+            if self._ended is not None and self._ended[:2] == [epoch, number]:
+                os.kill(os.getpid(), self._ended[2])
+            if self._weights is None:
+                yield x, y
+            elif number == 0:
+                yield {"x": x, "y": y, "sample_weight": np.array(self._weights, "float32")}
+
+
+def train(
+    backend: Backend,
+    folder: Any,
+    *,
+    num_gpus: int,
+    rank: int = 0,
+    epochs: int = EPOCHS,
+    examples: int = 14,
+    weights: Any = None,
+    ended: Any = None,
+    other_examples: int | None = None,
+    is_shuffled: bool = False,
+    is_seeded_by_rank: bool = False,
+    validates: bool = False,
+    checkpoint: str | None = None,
+    gradient_clip_val: float = 0,
+    accumulate: int = 1,
+    **options: Any,
+) -> tuple[dict[str, Any], dict[str, list[float]]]:
+    """Train a small model; return its parameters and the history.
+
+    Args:
+        backend: the backend.
+        folder: of the checkpoint.
+        rank: of this process.
+        ended: see ``Batches``; of rank 1.
+        other_examples: how many examples rank 1 has.
+        is_seeded_by_rank: whether the processes begin with different models.
+        others: of ``Trainer`` and ``fit``.
+    """
+    backend.seed(rank if is_seeded_by_rank else 0)
+    net = backend.mlp([3, 8, 3], seed=rank if is_seeded_by_rank else 0)
+    trainer = Trainer(epochs, num_gpus, gradient_clip_val, backend=backend, accumulate=accumulate)
+    length = other_examples if rank and other_examples else examples
+    data = Batches(length, weights, ended if rank else None, is_shuffled)
+    history = trainer.fit(
+        net,
+        data,
+        Batches(7, None, None, is_shuffled=False) if validates else None,
+        loss="cross_entropy",
+        metrics=["accuracy"],
+        checkpoint=None if checkpoint is None else f"{folder}/{checkpoint}.safetensors",
+        **{"lr": 0.02, **options},
+    )
+    return saved_values(backend, trainer.model), history
+
+
+def _launched(backend, folder, cases):
+    """Train in two processes; how that ended."""
+    environment = dict(os.environ)
+    if backend.virtual_gpus is not None:
+        # Each process has its own.
+        environment[VIRTUAL_GPUS] = str(min(backend.virtual_gpus, 1))
+    path = folder / "program.py"
+    path.write_text(PROGRAM)
+    command = [sys.executable, "-m", "d2ldev", "launch", "--processes", "2", "--timeout", "5"]
+    return subprocess.run(  # noqa: S603
+        [*command, str(path), backend.name, str(folder), json.dumps(cases)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture
+def num_gpus(backend):
+    """How many GPUs each process has."""
+    backend.framework.require("train in several processes", "train in 2 processes")
+    platforms = {backend.platform(device) for device in backend.devices()[1:]}
+    if platforms - {"virtual"} and backend.num_gpus() < 2:
+        pytest.skip("needs a GPU for each of two processes")
+    return min(backend.num_gpus(), 1)
+
+
+class _Runs:
+    """What two processes have learned, and what one learns."""
+
+    def __init__(self, backend, folder, num_gpus):
+        self._backend, self.folder, self._num_gpus = backend, folder, num_gpus
+
+    def together(self, case, rank=0):
+        with np.load(self.folder / f"{case}-{rank}.npz") as values:
+            history = json.loads((self.folder / f"{case}-{rank}.json").read_text())
+            return dict(values), history
+
+    def alone(self, **options):
+        return train(self._backend, self.folder, num_gpus=self._num_gpus, **options)
+
+
+# One launch for all: the processes take longer to import a framework than to train.
+_RUNS: dict[tuple[str, int], _Runs] = {}
+
+
+@pytest.fixture
+def runs(backend, num_gpus, tmp_path_factory):
+    """Both, for ``CASES``."""
+    key = backend.name, num_gpus
+    if key not in _RUNS:
+        folder = tmp_path_factory.mktemp("processes")
+        found = _Runs(backend, folder, num_gpus)
+        found.alone(epochs=1, optimizer="adam", checkpoint="alone")
+        cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
+        done = _launched(backend, folder, cases)
+        assert done.returncode == 0, done.stderr
+        _RUNS[key] = found
+    return _RUNS[key]
+
+
+def _assert_close(run, other):
+    (values, history), (other_values, other_history) = run, other
+    assert list(values) == list(other_values)
+    for name, value in values.items():
+        np.testing.assert_allclose(value, other_values[name], **TOLERANCE)
+    assert list(history) == list(other_history)
+    for name, curve in history.items():
+        np.testing.assert_allclose(curve, other_history[name], **TOLERANCE)
+
+
+@requirement("processes.learn-what-one-learns", section=SECTION)
+@pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
+def test_two_processes_learn_and_measure_what_one_does(runs, case):
+    _assert_close(runs.together(case), runs.alone(**CASES[case]))
+
+
+@requirement("processes.change-the-parameters", section=SECTION)
+def test_two_processes_learn(runs):
+    history = runs.together("adam")[1]
+    assert history["loss"][-1] < history["loss"][0]
+
+
+@requirement("processes.end-with-the-same", section=SECTION)
+@pytest.mark.parametrize("case", CASES)
+def test_all_processes_have_the_same_parameters_and_history(runs, case):
+    (values, history), (other_values, other_history) = (runs.together(case, i) for i in (0, 1))
+    assert history == other_history
+    for name, value in values.items():
+        assert_same(value, other_values[name])
+
+
+@requirement("processes.begin-with-the-first", section=SECTION)
+def test_all_processes_begin_with_the_model_of_the_first(runs):
+    _assert_close(runs.together("seeded"), runs.alone())
+
+
+@requirement("processes.clip-the-whole-gradient", section=SECTION)
+def test_the_gradient_of_the_whole_batch_is_clipped(runs):
+    _assert_close(runs.together("clipped"), runs.alone(**CASES["clipped"]))
+
+
+@requirement("processes.accumulate", section=SECTION)
+def test_gradients_of_several_batches_make_a_step(runs):
+    _assert_close(runs.together("accumulated"), runs.alone(**CASES["accumulated"]))
+
+
+@requirement("processes.take-small-batches", section=SECTION)
+def test_a_batch_may_have_fewer_examples_than_there_are_processes(runs):
+    _assert_close(runs.together("small"), runs.alone(**CASES["small"]))
+
+
+@requirement("processes.weigh-the-whole-batch", section=SECTION)
+@pytest.mark.parametrize("case", ["weighted", "half weighted", "unweighted"])
+def test_weights_are_those_of_the_whole_batch(runs, case):
+    _assert_close(runs.together(case), runs.alone(**CASES[case]))
+
+
+@requirement("processes.resume-with-another-number", section=SECTION)
+def test_two_processes_go_on_with_the_run_of_one(runs):
+    _assert_close(runs.together("resumed"), runs.alone(optimizer="adam"))
+
+
+@requirement("processes.resume-with-another-number", section=SECTION)
+def test_one_process_goes_on_with_the_run_of_two(runs):
+    resumed = runs.alone(optimizer="adam", checkpoint="begun", resume=True)
+    _assert_close(resumed, runs.alone(optimizer="adam"))
+
+
+@requirement("processes.end-with-a-lost-one", section=SECTION)
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, 137), (signal.SIGSTOP, 1)], ids=["killed", "stopped"]
+)
+def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, tmp_path, number, status):
+    options = {"optimizer": "adam", "checkpoint": "run", "num_gpus": num_gpus}
+    done = _launched(backend, tmp_path, {"lost": {**options, "ended": [1, 1, int(number)]}})
+    assert done.returncode == status, done.stderr
+    (told,) = (line for line in done.stderr.splitlines() if "PeerLostError: " in line)
+    assert told.startswith("[rank 0] ")
+    assert "rank 1 on " in told
+    resumed = train(backend, tmp_path, resume=True, **options)
+    del options["checkpoint"]
+    _assert_close(resumed, train(backend, tmp_path, **options))
+
+
+@requirement("processes.refuse-other-batches", section=SECTION)
+def test_processes_that_read_different_batches_are_refused(backend, num_gpus, tmp_path):
+    case = {"num_gpus": num_gpus, "other_examples": 12}
+    done = _launched(backend, tmp_path, {"different": case})
+    assert done.returncode == 1, done.stderr
+    told = [line for line in done.stderr.splitlines() if "UnsupportedValueError: " in line]
+    assert sorted(line[:9] for line in told) == ["[rank 0] ", "[rank 1] "]
+    assert all("batch 2 of epoch 0" in line for line in told)
