@@ -43,15 +43,22 @@ from d2ldev.training.team import Alone, Together
 
 
 class Trainer(Hooks):
-    """Train models of any framework on one device, or on several GPUs.
+    """Train models of any framework on one device, on several GPUs, or in several processes.
 
     Several GPUs train one model together: the data yields the global batch, each GPU has a part of
     it, and the loss is the mean over all of it. So what is learned is what one GPU learns, to
     rounding. The model and the batches come to the first GPU, which gives the others their parts.
 
+    The processes of a launch (``d2ldev launch``, torchrun) train one model together in the same
+    way, on any number of machines. Each runs the same program and reads the global batch, of which
+    it computes its part; each has one device, the CPU or ``gpu(LOCAL_RANK)``. All begin with the
+    model and the random numbers of rank 0, which alone writes checkpoints and shows the progress;
+    hooks and callbacks are called in all of them, ``on_step_end`` with the loss of the part.
+
     Args:
         max_epochs: how often the data is gone through.
-        num_gpus: 0 is the CPU, 1 is ``gpu(0)``, -1 is all that there are.
+        num_gpus: 0 is the CPU, 1 is ``gpu(0)``, -1 is all that there are; in a process of a launch
+            0 or 1.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         backend: the framework's, or its name; None is the active one.
         callback: called after each epoch with its number, from 0, and the history so far; or an
@@ -78,7 +85,7 @@ class Trainer(Hooks):
     Raises:
         DeviceUnavailableError: if there are fewer GPUs.
         UnsupportedValueError: for other values, for a precision that the framework has not, or for
-            several GPUs where it trains on one.
+            several GPUs where it trains on one, or in a process of a launch.
 
     >>> trainer = Trainer(max_epochs=3, num_gpus=1)                        # doctest: +SKIP
     >>> history = trainer.fit(net, batches, lr=0.1)                        # doctest: +SKIP
@@ -156,7 +163,7 @@ class Trainer(Hooks):
         Ctrl-C ends the run after the step, or at once where a batch is waited for: the model is as
         it is then, the history has the epochs that are done, and the checkpoint is the last one
         that was saved. Before the first step it ends the run as soon as the model is prepared.
-        Pressed twice, it raises.
+        Pressed twice, it raises. In a process of a launch it raises at once, and all others end, too.
 
         Args:
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
@@ -219,6 +226,8 @@ class Trainer(Hooks):
         Raises:
             UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used.
             CheckpointError: if the file is not of such a run, or is broken.
+            PeerLostError: if another process of the launch is lost: it has ended, or has given no
+                sign for ``D2LDEV_PEER_TIMEOUT`` seconds, which are 60 unless it is set.
         """
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = checked_callbacks(self.callback)

@@ -19,6 +19,7 @@ BUILT_IN_BASES = {
     "ScopeError": RuntimeError,
     "OutOfDeviceMemoryError": MemoryError,
     "CheckpointError": ValueError,
+    "PeerLostError": RuntimeError,
 }
 FAMILY = [D2LDevError, *(getattr(errors, name) for name in BUILT_IN_BASES)]
 WARNINGS = [d2ldev.BackendFallbackWarning, d2ldev.DeviceInitializationWarning]
