@@ -46,6 +46,7 @@ from d2ldev.framework.training import (
     Loss,
     Portion,
     Settings,
+    Sharded,
     Training,
     Weighted,
 )
@@ -74,6 +75,7 @@ __all__ = [
     "Put",
     "Settings",
     "Shape",
+    "Sharded",
     "Strict",
     "Strictness",
     "Tensor",

@@ -62,6 +62,39 @@ class Portion(NamedTuple):
     share: float
 
 
+class Sharded:
+    """What one of several processes has read of a batch, which is split no more.
+
+    ``Trainer.shard`` returns data that yields it.
+
+    Args:
+        operands: its part, or the first example of the batch if it has none.
+        number: how many examples of the batch are its own.
+        length: how many examples the batch has.
+    """
+
+    def __init__(self, operands: Any, number: int, length: int) -> None:
+        self.operands, self.number, self.length = operands, number, length
+
+
+def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+    """Return where the part of one of several processes or devices begins and ends.
+
+    The first ones have an example more where they cannot have as many each.
+
+    Args:
+        length: how many examples a batch has.
+        rank: the number of the process or device, from 0.
+        size: how many there are.
+
+    >>> [bounds(5, rank, 3) for rank in range(3)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    least, more = divmod(length, size)
+    start = rank * least + min(rank, more)
+    return start, start + least + (rank < more)
+
+
 class Settings(NamedTuple):
     """How a model is to be trained.
 
@@ -309,6 +342,15 @@ def refused_state(part: str, problem: str) -> CheckpointError:
     )
 
 
+def refused_shard(loader: object) -> UnsupportedValueError:
+    """Return the error of data of which a process cannot read its part alone."""
+    return UnsupportedValueError(
+        f"shard {describe(loader)}",
+        "nobody knows its examples before they are read",
+        "trainer.fit(net, data): each process reads the batches and takes its part of them",
+    )
+
+
 class Copier(ABC):
     """Copies that a device makes beside what it computes."""
 
@@ -378,6 +420,23 @@ class Training:
         )
 
     # -- feeding ----------------------------------------------------------------------------------
+
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
+
+        Called by ``Trainer.shard``.
+
+        Args:
+            loader: of ``loader_types``.
+            rank, size: the number of the process, from 0, and how many there are.
+
+        Returns:
+            A loader of these types, with the batches in the same order.
+
+        Raises:
+            UnsupportedValueError: for a loader whose examples cannot be chosen by number.
+        """
+        raise refused_shard(loader)
 
     def copier(self, device: Device) -> Copier | None:
         """Return a copier that works beside a device; None if the device's queue copies as well.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Tensor
+from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import creation, moving, placing
@@ -122,12 +123,10 @@ class Whole:
         Returns:
             The nesting, and how many examples it has: 0 for one that is only filled.
         """
-        least, more = divmod(self.length, size)
-        count = least + (number < more)
-        start = number * least + min(number, more)
-        if not count and is_filled:
+        start, stop = bounds(self.length, number, size)
+        if start == stop and is_filled:
             return self._examples(0, min(1, self.length)), 0
-        return self._examples(start, start + count), count
+        return self._examples(start, stop), stop - start
 
     def _examples(self, start: int, stop: int) -> Any:
         rows = {

@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.framework import Framework, Portion, Weighted
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import Framework, Portion, Sharded, Weighted
 from d2ldev.operations import parallel
 from d2ldev.operations.moving import to_numpy
 from d2ldev.processes.group import Group
@@ -39,6 +40,12 @@ class Portions:
         """
         attempted = f"split a batch over {self._group.size} processes"
         for batch in batches:
+            if isinstance(batch, Sharded):
+                number, length = batch.number, batch.length
+                portion = Portion(number, length, number / length)
+                self._waiting.append(_Taken(portion, None, f"{length} examples", is_sharded=True))
+                yield batch.operands
+                continue
             whole = parallel.Whole(self._framework, batch, attempted)
             if not whole.length:
                 raise parallel.no_examples()
@@ -60,8 +67,14 @@ class Portions:
             PeerLostError: if a process is lost.
             UnsupportedValueError: if the batches of the processes differ.
         """
-        portion, weighted, content = self._waiting.popleft()
+        portion, weighted, content, is_sharded = self._waiting.popleft()
         self._group.mark(label, content)
+        if is_sharded and isinstance(y, Weighted):
+            raise UnsupportedValueError(
+                "train on a sharded batch with sample_weight",
+                "no process knows the weights of the whole batch",
+                "trainer.fit(net, data) without trainer.shard",
+            )
         if weighted is None or not isinstance(y, Weighted):
             return portion
         return portion._replace(share=weighted)
@@ -81,6 +94,7 @@ class _Taken(NamedTuple):
     portion: Portion
     weighted: float | None
     content: str
+    is_sharded: bool = False
 
 
 def _share_of_weights(batch: Any, part: Any) -> float | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,7 +12,8 @@ from d2ldev.active import backend_of
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
-from d2ldev.framework import Weighted
+from d2ldev.framework import Sharded, Weighted
+from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import TENSOR, Kinds
 from d2ldev.nesting.walk import every, flatten, leaves, too_deep
 from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
@@ -77,6 +79,7 @@ class ArrayLoader:
         self._drop_last = flag("make batches", "drop_last", drop_last)
         drawn = int(np.random.PCG64().random_raw()) >> 1  # the largest that every format takes
         self._seed = drawn if seed is None else _seed(seed)
+        self._rank, self._size = 0, 1
         # How many epochs were begun. The current one counts, so that a run that goes on after it,
         # or after a part of it, goes on with the next.
         self._epoch = 0
@@ -87,15 +90,30 @@ class ArrayLoader:
         full, left = divmod(examples, self._batch_size)
         return full + (left > 0 and not self._drop_last)
 
-    def __iter__(self) -> Iterator[tuple[Any, ...]]:
+    def __iter__(self) -> Iterator[Any]:
         """Go through an epoch, which begins with its first batch and not with this call."""
         epoch = self._epoch
         self._epoch += 1
         order = self._order(epoch) if self._shuffle else None
         for number in range(len(self)):
-            part = slice(number * self._batch_size, (number + 1) * self._batch_size)
+            begin = number * self._batch_size
+            length = min(self._batch_size, len(self._columns[0].values) - begin)
+            start, stop = bounds(length, self._rank, self._size)
+            # A process without examples computes with the first one.
+            part = slice(begin + start, begin + stop) if stop > start else slice(begin, begin + 1)
             chosen = part if order is None else order[part]
-            yield tuple(column.batch(chosen) for column in self._columns)
+            batch = tuple(column.batch(chosen) for column in self._columns)
+            yield batch if self._size == 1 else Sharded(batch, stop - start, length)
+
+    def sharded(self, rank: int, size: int) -> ArrayLoader:
+        """Return a loader that reads one process's part of each batch; see ``Trainer.shard``.
+
+        Args:
+            rank, size: the number of the process, from 0, and how many there are.
+        """
+        other = copy.copy(self)
+        vars(other).update(_rank=rank, _size=size)
+        return other
 
     def state_dict(self) -> dict[str, int]:
         """Return the next epoch and the seed, for ``load_state_dict``."""

@@ -18,9 +18,11 @@ from d2ldev.backend import Backend
 from d2ldev.device import Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings
+from d2ldev.framework.training import refused_shard
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
+from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
 from d2ldev.training.callbacks import (
@@ -31,7 +33,12 @@ from d2ldev.training.callbacks import (
     check_schedules,
     checked_callbacks,
 )
-from d2ldev.training.data import check_data, check_number_of_inputs, inputs_to_predict
+from d2ldev.training.data import (
+    ArrayLoader,
+    check_data,
+    check_number_of_inputs,
+    inputs_to_predict,
+)
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
@@ -163,7 +170,7 @@ class Trainer(Hooks):
         Ctrl-C ends the run after the step, or at once where a batch is waited for: the model is as
         it is then, the history has the epochs that are done, and the checkpoint is the last one
         that was saved. Before the first step it ends the run as soon as the model is prepared.
-        Pressed twice, it raises. In a process of a launch it raises at once, and all others end, too.
+        Pressed twice, it raises. In a process of a launch it raises at once, and all others end.
 
         Args:
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
@@ -350,6 +357,35 @@ class Trainer(Hooks):
         self.num_val_batches = length_of(self.val_dataloader, 0)
         self.epoch = self.train_batch_idx = self.val_batch_idx = 0
         return self.train_dataloader, self.val_dataloader
+
+    def shard(self, data: Any) -> Any:
+        """Return data of which each process of a launch reads its own part only.
+
+        ``fit`` takes any data, of which each process reads all and computes a part. Reading less is
+        worth it where examples are read from files or changed on the way. No example is left out,
+        and none is seen twice.
+
+        Args:
+            data: an ``ArrayLoader``, or a ``DataLoader`` of PyTorch's that chooses its examples by
+                number.
+
+        Returns:
+            For ``fit`` alone: a loader with as many batches, in the same order. Without a launch,
+            the data itself.
+
+        Raises:
+            UnsupportedValueError: for other data.
+
+        >>> trainer.fit(net, trainer.shard(batches))                       # doctest: +SKIP
+        """
+        if (peers := launched()) is None:
+            return data
+        if isinstance(data, ArrayLoader):
+            return data.sharded(peers.rank, peers.world_size)
+        framework = framework_of_loader(data)
+        if framework is None:
+            raise refused_shard(data)
+        return framework.training.sharded(data, peers.rank, peers.world_size)
 
     # -- using a model --------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tenso
 from d2ldev.framework.training import refused_state
 from d2ldev_torch.devices import Accelerator
 from d2ldev_torch.training.learner import TorchLearner
+from d2ldev_torch.training.sharding import ShardedLoader
 
 
 class TorchTraining(Training):
@@ -71,6 +72,9 @@ class TorchTraining(Training):
 
         return put
 
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        return ShardedLoader(loader, rank, size)
+
     def loader_state(self, loader: Any) -> list[bytes]:
         # As bytes, which the file of a run takes whatever framework is trained.
         return [generator.get_state().numpy().tobytes() for generator in _generators(loader)]
@@ -104,7 +108,9 @@ def _generators(loader: Any) -> list[torch.Generator]:
 
     Torch's own belongs to ``random_state`` too, but another framework's model may be trained.
     """
-    own = (getattr(holder, "generator", None) for holder in (loader, loader.sampler))
+    # A ``batch_sampler`` of the user's has the sampler itself.
+    holders = (loader, loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+    own = (getattr(holder, "generator", None) for holder in holders)
     return list(dict.fromkeys([torch.default_generator, *(each for each in own if each)]))
 
 

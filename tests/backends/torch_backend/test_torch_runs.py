@@ -245,6 +245,10 @@ LOADERS = {
     "a sampler's": lambda: DataLoader(
         DATASET, sampler=data.WeightedRandomSampler(torch.ones(SIZE), SIZE, generator=seeded())
     ),
+    "that of a sampler of batches": lambda: DataLoader(
+        DATASET,
+        batch_sampler=data.BatchSampler(data.RandomSampler(DATASET, generator=seeded()), 4, False),
+    ),
     "loaded in bulk": lambda: DataLoader(
         DATASET, batch_size=None, sampler=data.BatchSampler(data.RandomSampler(DATASET), 3, False)
     ),
@@ -281,6 +285,34 @@ def test_the_order_of_a_data_loader_goes_on_in_another_process(torch_backend, pa
     rest = batches_of(torch_backend, make(), path, 3, resume=True)
     assert before + rest == unbroken
     assert rest not in (before[: len(rest)], before[len(rest) :])
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(torch_backend, workers):
+    loader = DataLoader(TensorDataset(torch.arange(13)), 4, shuffle=True, num_workers=workers)
+
+    def read(loader):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(5)
+            return list(loader)
+
+    shards = [read(torch_backend.framework.training.sharded(loader, i, 3)) for i in range(3)]
+    batches = [
+        torch.cat([shard.operands[0][: shard.number] for shard in parts])
+        for parts in zip(*shards, strict=True)
+    ]
+    assert [x.tolist() for x in batches] == [x.tolist() for (x,) in read(loader)]
+    assert [shard.length for shard in shards[0]] == [4, 4, 4, 1]
+
+
+@pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 4}], ids=["bulk", "read"])
+def test_a_loader_that_does_not_choose_by_number_is_not_sharded(torch_backend, options):
+    class Stream(data.IterableDataset):
+        def __iter__(self):
+            return iter(range(3))
+
+    with pytest.raises(UnsupportedValueError, match="nobody knows its examples"):
+        torch_backend.framework.training.sharded(DataLoader(Stream(), **options), 0, 2)
 
 
 def test_a_loader_with_fewer_generators_is_refused(torch_backend, path):

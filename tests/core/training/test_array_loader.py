@@ -237,3 +237,18 @@ def test_a_tensor_of_a_gpu_is_refused_with_its_device(reference):
     with pytest.raises(UnsupportedValueError, match="gpu:1") as caught:
         ArrayLoader(reference.ones(2, device="gpu:1"), batch_size=1)
     assert caught.value.devices == ("gpu:1",)
+
+
+@pytest.mark.parametrize("size", [2, 3, 7])
+def test_processes_that_read_their_part_only_see_each_example_once(size):
+    loader = ArrayLoader(np.arange(12), batch_size=5, shuffle=True)
+    shards = zip(*(loader.sharded(rank, size) for rank in range(size)), strict=True)
+    batches = [
+        np.concatenate([shard.operands[0][: shard.number] for shard in parts]) for parts in shards
+    ]
+    assert [batch.tolist() for batch in batches] == [x.tolist() for (x,) in loader]
+
+
+def test_a_part_without_examples_has_the_first_one_of_its_batch():
+    (shard,) = ArrayLoader(np.arange(2), batch_size=5).sharded(2, 3)
+    assert (shard.operands[0].tolist(), shard.number, shard.length) == ([0], 0, 2)

@@ -55,13 +55,24 @@ CASES: dict[str, dict[str, Any]] = {
     "unweighted": {"weights": [0, 0, 0, 0, 0]},
     "seeded": {"is_seeded_by_rank": True},
     "shuffled": {"is_shuffled": True},
+    "sharded": {"is_shuffled": True, "is_sharded": True},
     "begun": {"epochs": 1, "optimizer": "adam", "checkpoint": "begun"},
     "resumed": {"optimizer": "adam", "checkpoint": "alone", "resume": True},
 }
 
 
+def _arrays(examples):
+    """Return examples of three classes."""
+    inputs = np.linspace(-1, 1, 3 * examples, dtype="float32").reshape(examples, 3)[:, ::-1]
+    return inputs**3, (np.arange(examples) % 3).astype("int32")
+
+
+def _loader(examples, is_shuffled):
+    return ArrayLoader(*_arrays(examples), batch_size=5, shuffle=is_shuffled)
+
+
 class Batches(ArrayLoader):
-    """Batches of three classes, which two processes cannot share evenly.
+    """Batches, which two processes cannot share evenly.
 
     Args:
         examples: how many there are.
@@ -70,9 +81,7 @@ class Batches(ArrayLoader):
     """
 
     def __init__(self, examples, weights, ended, is_shuffled):
-        inputs = np.linspace(-1, 1, 3 * examples, dtype="float32").reshape(examples, 3)[:, ::-1]
-        labels = (np.arange(examples) % 3).astype("int32")
-        super().__init__(inputs**3, labels, batch_size=5, shuffle=is_shuffled)
+        super().__init__(*_arrays(examples), batch_size=5, shuffle=is_shuffled)
         self._weights, self._ended = weights, ended
 
     def __iter__(self):
@@ -99,6 +108,7 @@ def train(
     other_examples: int | None = None,
     is_shuffled: bool = False,
     is_seeded_by_rank: bool = False,
+    is_sharded: bool = False,
     validates: bool = False,
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
@@ -114,6 +124,7 @@ def train(
         ended: see ``Batches``; of rank 1.
         other_examples: how many examples rank 1 has.
         is_seeded_by_rank: whether the processes begin with different models.
+        is_sharded: whether each process reads its part only.
         others: of ``Trainer`` and ``fit``.
     """
     backend.seed(rank if is_seeded_by_rank else 0)
@@ -123,7 +134,7 @@ def train(
     data = Batches(length, weights, ended if rank else None, is_shuffled)
     history = trainer.fit(
         net,
-        data,
+        trainer.shard(_loader(examples, is_shuffled)) if is_sharded else data,
         Batches(7, None, None, is_shuffled=False) if validates else None,
         loss="cross_entropy",
         metrics=["accuracy"],
@@ -209,6 +220,11 @@ def _assert_close(run, other):
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
 def test_two_processes_learn_and_measure_what_one_does(runs, case):
     _assert_close(runs.together(case), runs.alone(**CASES[case]))
+
+
+@requirement("processes.read-their-part-only", section=SECTION)
+def test_processes_that_read_their_part_only_learn_the_same(runs):
+    _assert_close(runs.together("sharded"), runs.alone(is_shuffled=True))
 
 
 @requirement("processes.change-the-parameters", section=SECTION)
