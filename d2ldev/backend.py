@@ -32,13 +32,13 @@ from d2ldev.operations import creation, devices, mlp, moving, parallel, placing,
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import together
 from d2ldev.operations.steps import check_labels
-from d2ldev.processes.group import Group
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:
     import numpy as np
 
     from d2ldev.operations.live_tensors import LiveTensor
+    from d2ldev.processes.group import Group
 
 
 class Backend:

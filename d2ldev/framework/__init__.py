@@ -24,7 +24,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from d2ldev import settings as launch
 from d2ldev.device import Device
@@ -52,9 +52,10 @@ from d2ldev.framework.training import (
 )
 from d2ldev.locks import made_once
 from d2ldev.nesting.kinds import Kinds
-from d2ldev.processes.group import Group
-from d2ldev.processes.join import join, joined
 from d2ldev.scopes import Contexts, Scopes
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 __all__ = [
     "Copier",
@@ -207,6 +208,8 @@ class Framework:
             f"train in {peers.world_size} processes",
             "unset WORLD_SIZE for a process of its own",
         )
+        from d2ldev.processes.join import join, joined  # only a launch needs it
+
         is_new = joined() is None
         group = join(peers, self._program(), launch.peer_timeout())
         if is_new:

@@ -9,13 +9,15 @@ Source: D2L, sections 13.5 and 13.6.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training import Learner, Settings
-from d2ldev.processes.group import Group
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class Parallel:
