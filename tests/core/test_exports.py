@@ -25,6 +25,16 @@ def test_what_trains_is_imported_when_it_is_asked_for(name):
     assert run_python(code) == [[], name, True]
 
 
+def test_what_only_a_launch_needs_is_not_imported():
+    code = """
+        import sys, d2ldev
+        d2ldev.get_backend("reference").ones(2)
+        rare = {"d2ldev.processes", "d2ldev.launch", "selectors"}
+        show(sorted(rare & set(sys.modules)))
+    """
+    assert run_python(code) == [[]]
+
+
 def test_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="Traineer"):
         d2ldev.Traineer  # noqa: B018
