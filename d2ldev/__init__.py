@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from d2ldev.training.callbacks import Schedule
     from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
+    from d2ldev.training.timer import Timer
     from d2ldev.training.trainer import Trainer
 
     jax: Backend
@@ -64,6 +65,7 @@ _LAZY = {
     "ArrayLoader": "d2ldev.training.data",
     "DeviceLog": "d2ldev.training.log",
     "Schedule": "d2ldev.training.callbacks",
+    "Timer": "d2ldev.training.timer",
     "Trainer": "d2ldev.training.trainer",
 }
 
@@ -86,6 +88,7 @@ __all__ = [
     "PeerLostError",
     "Schedule",
     "ScopeError",
+    "Timer",
     "Trainer",
     "UnknownBackendError",
     "UnsupportedValueError",

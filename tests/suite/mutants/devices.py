@@ -27,6 +27,22 @@ class TruncatesIndices(Mutant, caught_by="devices.index-is-an-integer"):
             return gpu(int(i) if isinstance(i, float) else i)
 
 
+class TimesTheFirstCallAlone(Mutant, caught_by="time.every-call"):
+    class Backend(Backend):
+        def timeit(self, function, *args, seconds=1.0, **kwargs):
+            found = super().timeit(lambda: None, seconds=seconds)
+            function(*args, **kwargs)
+            return found
+
+
+class TimesAnything(Mutant, caught_by="time.what-can-be-called"):
+    class Backend(Backend):
+        def timeit(self, function, *args, seconds=1.0, **kwargs):
+            if callable(function):
+                return super().timeit(function, *args, seconds=0, **kwargs)
+            return super().timeit(lambda: function, seconds=0)
+
+
 class TakesTrueForOne(Mutant, caught_by="devices.index-is-no-bool"):
     class Backend(Backend):
         def gpu(self, i=0):

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import d2ldev
-from d2ldev import DeviceUnavailableError, InvalidDeviceError, Memory
+from d2ldev import DeviceUnavailableError, InvalidDeviceError, Memory, UnsupportedValueError
 from d2ldev.registry import selection
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same
@@ -33,6 +33,27 @@ def test_synchronize_takes_a_device(backend, place):
     assert backend.synchronize(place) is None
     assert backend.is_idle(place)
     np.testing.assert_array_equal(backend.to_numpy(y), np.full((8, 8), 8.0, "float32"))
+
+
+@requirement("time.every-call", section="6.7.5")
+def test_a_call_is_timed_by_its_runs_between_which_all_devices_are_waited_for(backend):
+    calls = []
+    x = backend.ones((8, 8))
+    found = backend.timeit(lambda a, b: calls.append(a @ b), x, b=x, seconds=0)
+    assert len(calls) > found.runs * found.calls
+    assert found.runs >= 5
+    assert 0 < found.low <= found.median <= found.high
+    assert found.devices == tuple(backend.devices())
+    assert backend.is_idle()
+
+
+@requirement("time.what-can-be-called", section="6.7.5")
+@pytest.mark.parametrize(
+    ("function", "seconds"), [(None, 1), (3, 1), (int, -1), (int, "1"), (int, float("nan"))]
+)
+def test_what_cannot_be_timed_is_refused(backend, function, seconds):
+    with pytest.raises(UnsupportedValueError, match="time"):
+        backend.timeit(function, seconds=seconds)
 
 
 @requirement("sync.missing-device", section=SECTION)

@@ -1,0 +1,167 @@
+"""How long a call takes, with everything that it has queued on its devices.
+
+Source: D2L, section 6.7.5, whose fourth exercise measures calls that only queue work.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from numbers import Real
+from statistics import median
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+from d2ldev.device import Device
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
+from d2ldev.framework import Framework
+from d2ldev.operations import creation
+from d2ldev.operations.devices import all_devices, on
+from d2ldev.operations.moving import to_numpy
+
+# Seconds; so long that asking the clock and the devices is no hundredth of a run.
+_SHORTEST_RUN = 5e-3
+_FEWEST_RUNS = 5
+_MOST_RUNS = 1000
+# Seconds of products that show whether ``synchronize`` waits for them.
+_LONG_ENOUGH = 0.02
+_TRIES = 3
+_ROWS = 256
+
+_CHECKED: WeakKeyDictionary[Framework, set[Device]] = WeakKeyDictionary()
+
+
+class Timing(NamedTuple):
+    """How long one call takes.
+
+    Args:
+        median: seconds, of all runs.
+        low, high: the quartiles: half of the runs lie between them.
+        runs: how often was measured.
+        calls: how many calls each run had.
+        devices: those that were waited for before and after each run.
+    """
+
+    median: float
+    low: float
+    high: float
+    runs: int
+    calls: int
+    devices: tuple[Device, ...]
+
+    @property
+    def iqr(self) -> float:
+        """The interquartile range, in seconds."""
+        return self.high - self.low
+
+    def __repr__(self) -> str:
+        unit, factor = next(
+            ((unit, factor) for unit, factor in _UNITS if self.median >= factor), _UNITS[-1]
+        )
+        numbers = [f"{each / factor:.4g}" for each in (self.median, self.low, self.high)]
+        where = ", ".join(map(str, self.devices))
+        times = f"{self.runs} runs of {self.calls}" if self.calls > 1 else f"{self.runs} runs"
+        return f"<{numbers[0]} {unit} ({numbers[1]} to {numbers[2]}), {times}, {where}>"
+
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
+def timeit(
+    framework: Framework,
+    function: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    seconds: float,
+) -> Timing:
+    """Measure a function; see ``Backend.timeit``.
+
+    Args:
+        framework: whose devices are waited for.
+        function: what is called.
+        args, kwargs: with what.
+        seconds: for how long, about.
+    """
+    if not callable(function):
+        raise UnsupportedValueError(
+            f"time {describe(function)}",
+            "it cannot be called",
+            "backend.timeit(torch.mm, X, Y), or backend.timeit(lambda: X @ Y)",
+        )
+    if isinstance(seconds, bool) or not isinstance(seconds, Real) or not 0 <= seconds <= 3600:
+        raise UnsupportedValueError(
+            f"time {describe(function)} for seconds={describe(seconds)}",
+            "it is a number from 0 to 3600",
+            "seconds=1",
+        )
+    places = all_devices(framework)
+    for device in places:
+        _check_waiting(framework, device)
+
+    def run(calls: int) -> float:
+        _wait(framework, places)
+        begin = time.perf_counter_ns()
+        for _ in range(calls):
+            function(*args, **kwargs)
+        _wait(framework, places)
+        return (time.perf_counter_ns() - begin) / 1e9
+
+    run(1)  # compiles
+    calls, taken = 1, run(1)
+    while taken < _SHORTEST_RUN:
+        calls = max(2 * calls, int(calls * _SHORTEST_RUN / max(taken, 1e-9)))
+        taken = run(calls)
+    end = time.perf_counter() + float(seconds)
+    found: list[float] = []
+    while len(found) < _FEWEST_RUNS or (time.perf_counter() < end and len(found) < _MOST_RUNS):
+        found.append(run(calls) / calls)
+    found.sort()
+    low, high = found[len(found) // 4], found[-1 - len(found) // 4]
+    return Timing(median(found), low, high, len(found), calls, tuple(places))
+
+
+def _wait(framework: Framework, places: Sequence[Device]) -> None:
+    for device in places:
+        framework.devices.synchronize(device)
+
+
+def _check_waiting(framework: Framework, device: Device) -> None:
+    """Check, once for each device, that ``synchronize`` waits for what is queued there.
+
+    Raises:
+        DeviceUnavailableError: if values are read much later than it has returned.
+    """
+    checked = _CHECKED.setdefault(framework, set())
+    if device in checked:
+        return
+    # With the device as the framework's default: some compute a new number there.
+    with on(framework, device):
+        x = creation.full(framework, (_ROWS, _ROWS), 1 / _ROWS, None, device, None)
+        products = 16
+        for _ in range(_TRIES):
+            waited, read = _waited(framework, device, x, products)
+            while waited + read < _LONG_ENOUGH:
+                products *= 2
+                waited, read = _waited(framework, device, x, products)
+            if read <= waited:
+                checked.add(device)
+                return
+    raise DeviceUnavailableError(
+        f"time what {device} computes",
+        f"its synchronize returned after {waited:.3f} s, and values were there {read:.3f} s later",
+        "a framework whose synchronize waits: d2ldev conformance NAME",
+        [device],
+    )
+
+
+def _waited(framework: Framework, device: Device, x: Any, products: int) -> tuple[float, float]:
+    """Return how long products took until ``synchronize`` had returned, and then until read."""
+    framework.devices.synchronize(device)
+    begin = time.perf_counter()
+    y = x
+    for _ in range(products):
+        y = x @ y  # of means, which stay what they are
+    framework.devices.synchronize(device)
+    waited = time.perf_counter()
+    to_numpy(framework, y)
+    return waited - begin, time.perf_counter() - waited

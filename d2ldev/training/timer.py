@@ -1,0 +1,57 @@
+"""``Timer``: the book's, which waits for the devices.
+
+Source: D2L, section 12.4 ("Timer"), and 13.5.
+"""
+
+from __future__ import annotations
+
+import time
+
+from d2ldev.active import active_backend, get_backend
+from d2ldev.backend import Backend
+
+
+class Timer:
+    """Record several times, each of them when every device has done its work.
+
+    It starts when it is made, as the book's does, which measures only how long work takes to be
+    queued.
+
+    Args:
+        backend: whose devices are waited for, or its name; None is the active one.
+
+    Attributes:
+        times: seconds, of each ``start`` with its ``stop``.
+
+    >>> timer = Timer('reference')
+    >>> timer.stop() == timer.times[0] == timer.sum() == timer.avg() == timer.cumsum()[-1]
+    True
+    """
+
+    def __init__(self, backend: Backend | str | None = None) -> None:
+        self._backend = active_backend() if backend is None else get_backend(backend)
+        self.times: list[float] = []
+        self.start()
+
+    def start(self) -> None:
+        """Begin to measure, when the devices are idle."""
+        self._backend.synchronize()
+        self._begin = time.perf_counter()
+
+    def stop(self) -> float:
+        """Wait for the devices; record and return the seconds since ``start``."""
+        self._backend.synchronize()
+        self.times.append(time.perf_counter() - self._begin)
+        return self.times[-1]
+
+    def avg(self) -> float:
+        """Return the mean of the times; NaN if there is none."""
+        return self.sum() / len(self.times) if self.times else float("nan")
+
+    def sum(self) -> float:
+        """Return the sum of the times."""
+        return sum(self.times)
+
+    def cumsum(self) -> list[float]:
+        """Return the sums of the first time, the first two, and so on."""
+        return [sum(self.times[: i + 1]) for i in range(len(self.times))]

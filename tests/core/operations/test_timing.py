@@ -1,0 +1,98 @@
+"""``timeit`` and ``Timer``: times that include what was queued."""
+
+import threading
+import time
+
+import pytest
+from d2ldev_reference import ReferenceFramework
+from d2ldev_reference.devices import ReferenceDevices
+
+import d2ldev
+from d2ldev import DeviceUnavailableError, Timer
+from d2ldev.operations.timing import Timing
+
+
+class Reading(ReferenceDevices):
+    """Devices whose work is only done when it is waited for."""
+
+    def __init__(self, virtual_gpus):
+        super().__init__(virtual_gpus)
+        self.waited = 0
+
+    def synchronize(self, device):
+        self.waited += 1
+
+
+@pytest.fixture
+def backend():
+    framework = ReferenceFramework(virtual_gpus=1)
+    framework.devices = Reading(1)
+    return d2ldev.Backend(framework)
+
+
+def test_every_device_is_waited_for_before_and_after_each_run(backend):
+    backend.timeit(lambda: None, seconds=0)
+    before = backend.framework.devices.waited
+    found = backend.timeit(lambda: time.sleep(0.006), seconds=0)
+    runs_that_are_not_counted = 2
+    runs = found.runs + runs_that_are_not_counted
+    assert backend.framework.devices.waited - before == 2 * runs * len(found.devices)
+
+
+def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
+    to_numpy = backend.framework.tensors.to_numpy
+
+    def read_late(x):
+        time.sleep(0.5)
+        return to_numpy(x)
+
+    monkeypatch.setattr(backend.framework.tensors, "to_numpy", read_late)
+    with pytest.raises(DeviceUnavailableError, match="time what cpu computes: its synchronize"):
+        backend.timeit(lambda: None, seconds=0)
+
+
+def test_what_the_function_raises_comes_out(backend):
+    with pytest.raises(ZeroDivisionError):
+        backend.timeit(lambda: 1 / 0)
+
+
+@pytest.mark.parametrize(
+    ("median", "text"),
+    [(2.5, "2.5 s"), (2.5e-3, "2.5 ms"), (2.5e-6, "2.5 us"), (2.5e-9, "2.5 ns"), (0.0, "0 ns")],
+)
+def test_a_time_is_shown_in_its_unit(median, text):
+    timing = Timing(median, median, median, 5, 1, (d2ldev.cpu(),))
+    assert repr(timing).startswith(f"<{text} (")
+    assert repr(timing).endswith("5 runs, cpu>")
+
+
+def test_the_range_is_between_the_quartiles():
+    assert Timing(2.0, 1.5, 3.0, 5, 1, ()).iqr == 1.5
+
+
+def test_a_timer_records_what_lies_between_start_and_stop(backend, monkeypatch):
+    clock = iter([1.0, 2.0, 5.0, 9.0])
+    monkeypatch.setattr("d2ldev.training.timer.time.perf_counter", lambda: next(clock))
+    timer = Timer(backend)
+    assert timer.stop() == 1.0
+    timer.start()
+    assert timer.stop() == 4.0
+    assert (timer.times, timer.sum(), timer.avg(), timer.cumsum()) == ([1, 4], 5, 2.5, [1, 5])
+    assert backend.framework.devices.waited == 4 * len(backend.devices())
+
+
+def test_a_timer_without_times_has_no_mean(backend):
+    assert str(Timer(backend).avg()) == "nan"
+
+
+def test_threads_time_at_once(backend):
+    found = []
+    threads = [
+        threading.Thread(target=lambda: found.append(backend.timeit(int, seconds=0)))
+        for _ in range(4)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [timing.runs for timing in found] == [5] * 4
