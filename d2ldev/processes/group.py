@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple
 
@@ -83,8 +83,7 @@ class Group:
         self._thread = threading.Thread(target=self._watch, name="d2ldev peers", daemon=True)
         self._thread.start()
         atexit.register(self.leave)
-        if hasattr(os, "register_at_fork"):
-            _close_in_children(self)
+        _groups.add(self)
 
     # -- together ---------------------------------------------------------------------------------
 
@@ -127,12 +126,9 @@ class Group:
         self.check()
         if self._doings is not None:
             self._take(0, message)
-            return
-        try:
-            self._connections[0].send(message)
-        except OSError as error:
-            self._lose(0, error)
-            self.check()
+        else:
+            self._send(0, message)
+        self.check()
 
     def _compare_with_the_end(self) -> None:
         if self._end is not None and self._done > self._end:
@@ -151,7 +147,8 @@ class Group:
         for ever, the process is ended with the error on its standard error, and exit status 1.
         """
         self.check()
-        self._working += 1
+        with self._changed:
+            self._working += 1
         try:
             yield
         except BaseException as error:
@@ -165,10 +162,14 @@ class Group:
             self._lose(self.rank, f"it ended with {type(error).__name__}: {said(error)}")
             raise
         finally:
-            self._working -= 1
+            with self._changed:
+                self._working -= 1
 
     def leave(self) -> None:
-        """Do nothing more in the group; called when the process ends."""
+        """Do nothing more in the group; called when the process ends.
+
+        Its thread ends soon after, and closes the connections.
+        """
         with self._changed:
             if self._has_left:
                 return
@@ -176,15 +177,19 @@ class Group:
                 self._note(self._doings, 0, {"bye": True})
             self._has_left = True
             if self._failure is None:
-                for connection in self._connections.values():
-                    self._send(connection, {"bye": self._done})
+                for rank in self._connections:
+                    self._send(rank, {"bye": self._done})
+                self._failure = Failure("it has left the others", self.rank)
         atexit.unregister(self.leave)
 
     def disown(self) -> None:
         """Close the connections in a forked process, which would hold them open after this one."""
+        # Another thread may have held it, which is not there any more.
+        self._changed = threading.Condition(threading.RLock())
         for connection in self._connections.values():
             connection.close()
         self._has_left = True
+        self._failure = Failure("it is a copy of one of them, made by a fork", self.rank)
 
     # -- from one to another ----------------------------------------------------------------------
 
@@ -216,14 +221,18 @@ class Group:
             self._fail(Failure(str(error)))
             return
         if values is not None and message.get("gather"):
-            for connection in self._connections.values():
-                self._send(connection, {"gathered": values})
+            for other in self._connections:
+                self._send(other, {"gathered": values})
             self._gathered.append(values)
             self._changed.notify_all()
 
-    def _send(self, connection: Connection, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the thread that reads finds out
-            connection.send(message)
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        try:
+            self._connections[rank].send(message)
+        except TimeoutError:
+            self._lose(rank, f"it has read nothing for {self.timeout:g} s")
+        except OSError:
+            pass  # the thread that reads finds out, and what the other has said before
 
     def _lose(self, rank: int, problem: object) -> None:
         self._fail(Failure(said(problem), rank))
@@ -235,9 +244,10 @@ class Group:
                 return
             self._failure = failure
             self._changed.notify_all()
-        for rank, connection in self._connections.items():
-            if rank not in (but, failure.rank):
-                self._send(connection, {"failed": [failure.problem, failure.rank]})
+        # The lost one last, if it is there: it may have been stopped, and go on.
+        for rank in sorted(self._connections, key=lambda each: each == failure.rank):
+            if rank != but:
+                self._send(rank, {"failed": [failure.problem, failure.rank]})
 
     def _error(self, failure: Failure) -> D2LDevError:
         attempted = f"train in {self.size} processes"
@@ -276,6 +286,8 @@ class Group:
                     deadline = deadline or now + GRACE
                     if self._working and now > deadline:
                         self._end_process(self._failure)
+        for connection in self._connections.values():
+            connection.close()
 
     def _is_over(self) -> bool:
         return self._has_left and not self._working
@@ -297,8 +309,8 @@ class Group:
         return self._end is not None if self._doings is None else self._doings.has_left(rank)
 
     def _beat(self, now: float, *, was_stopped: bool) -> None:
-        for connection in self._connections.values():
-            self._send(connection, {"beat": True})
+        for rank in self._connections:
+            self._send(rank, {"beat": True})
         for rank, heard in list(self._heard.items()):
             if was_stopped:  # this process itself was, and the others could not be heard
                 self._heard[rank] = now
@@ -309,20 +321,31 @@ class Group:
     def _end_process(self, failure: Failure) -> None:
         """End a process whose engine waits for one that is lost, and may never return."""
         error = self._error(failure)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                if stream is sys.stderr:
-                    print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=stream)
-                stream.flush()
+        text = f"{type(error).__module__}.{type(error).__name__}: {error}"
+        # What nobody reads may be waited for without an end.
+        for write in (
+            lambda: print(end="", flush=True),
+            lambda: print(text, file=sys.stderr, flush=True),
+        ):
+            writer = threading.Thread(target=_without_error, args=(write,), daemon=True)
+            writer.start()
+            writer.join(GRACE / 4)
         os._exit(1)
 
 
-def _close_in_children(group: Group) -> None:
-    """Let a forked process, such as one of a loader, not hold the connections open."""
-    reference = weakref.ref(group)
+def _without_error(write: Callable[[], object]) -> None:
+    with suppress(OSError, ValueError):
+        write()
 
-    def close() -> None:
-        if (held := reference()) is not None:
-            held.disown()
 
-    os.register_at_fork(after_in_child=close)
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    for group in list(_groups):
+        group.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process, such as one of a loader, is not to hold the connections open.
+    os.register_at_fork(after_in_child=_disown)
