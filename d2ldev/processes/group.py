@@ -14,9 +14,9 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
 from d2ldev.processes.sequence import DifferentError, Doings, Failure
@@ -26,6 +26,10 @@ from d2ldev.settings import Peers
 # How long a process that is told of a failure has for an error of its own, before it is ended: the
 # call of an engine that waits for a lost process may never return.
 GRACE = 2.0
+
+
+# How many seconds at most rank 0 does not know what another process has done.
+_TOLD_EVERY = 0.1
 
 
 class Member(NamedTuple):
@@ -72,6 +76,8 @@ class Group:
         self._changed = threading.Condition(threading.RLock())
         self._doings = Doings(self.size) if self.rank == 0 else None
         self._done = 0
+        # What rank 0 does not know yet.
+        self._unsent: list[dict[str, Any]] = []
         # How many things rank 0 had done when it ended.
         self._end: int | None = None
         self._gathered: list[list[Any]] = []
@@ -98,7 +104,7 @@ class Group:
             PeerLostError: if a process is lost.
             UnsupportedValueError: if the processes do not do the same.
         """
-        self._do(label, {"do": label, "content": content})
+        self._do({"do": label, "content": content})
 
     def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
         """Return the values of all processes by rank, when all have come here.
@@ -111,24 +117,33 @@ class Group:
             PeerLostError: if a process is lost before it has come.
             UnsupportedValueError: if the processes do not do the same.
         """
-        self._do(label, {"do": label, "content": content, "gather": True, "value": value})
+        self._do({"do": label, "content": content, "gather": True, "value": value})
         with self._changed:
             while not self._gathered:
                 self.check()
                 self._changed.wait(self.timeout)
             return self._gathered.pop(0)
 
-    def _do(self, label: str, message: dict[str, Any]) -> None:
+    def _do(self, doing: dict[str, Any]) -> None:
         with self._changed:
             self._done += 1
-            self._label = label
+            self._label = doing["do"]
             self._compare_with_the_end()
+            self.check()
+            if self._doings is not None:
+                self._note(self._doings, 0, doing)
+            else:
+                self._unsent.append(doing)
+                if "gather" in doing:
+                    self._tell()
         self.check()
-        if self._doings is not None:
-            self._take(0, message)
-        else:
-            self._send(0, message)
-        self.check()
+
+    def _tell(self) -> None:
+        """Tell rank 0 what this process has done; from time to time, because that takes time."""
+        with self._changed:
+            if self._unsent:
+                unsent, self._unsent = self._unsent, []
+                self._send(0, {"did": unsent})
 
     def _compare_with_the_end(self) -> None:
         if self._end is not None and self._done > self._end:
@@ -174,7 +189,8 @@ class Group:
             if self._has_left:
                 return
             if self._doings is not None:
-                self._note(self._doings, 0, {"bye": True})
+                self._note_end(self._doings, 0)
+            self._tell()
             self._has_left = True
             if self._failure is None:
                 for rank in self._connections:
@@ -203,24 +219,27 @@ class Group:
                 self._gathered.append(message["gathered"])
                 self._changed.notify_all()
             elif self._doings is not None:
-                self._note(self._doings, rank, message)
+                for doing in message.get("did", ()):
+                    self._note(self._doings, rank, doing)
+                if "bye" in message:
+                    self._note_end(self._doings, rank)
             elif "bye" in message:
                 self._end = int(message["bye"])
                 self._compare_with_the_end()
 
-    def _note(self, doings: Doings, rank: int, message: dict[str, Any]) -> None:
+    def _note_end(self, doings: Doings, rank: int) -> None:
         try:
-            if "bye" in message:
-                doings.leave(rank)
-                return
-            if "do" not in message:
-                return
-            label, content = str(message["do"]), str(message.get("content"))
-            values = doings.add(rank, label, content, message.get("value"))
+            doings.leave(rank)
+        except DifferentError as error:
+            self._fail(Failure(str(error)))
+
+    def _note(self, doings: Doings, rank: int, doing: dict[str, Any]) -> None:
+        try:
+            values = doings.add(rank, doing["do"], doing["content"], doing.get("value"))
         except DifferentError as error:
             self._fail(Failure(str(error)))
             return
-        if values is not None and message.get("gather"):
+        if values is not None and "gather" in doing:
             for other in self._connections:
                 self._send(other, {"gathered": values})
             self._gathered.append(values)
@@ -276,8 +295,9 @@ class Group:
             for rank, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, rank)
             while not self._is_over():
-                for key, _ in selector.select(period):
+                for key, _ in selector.select(_TOLD_EVERY):
                     self._read(selector, key.fileobj, key.data)  # type: ignore[arg-type]
+                self._tell()
                 now = time.monotonic()
                 if now >= next_beat:
                     self._beat(now, was_stopped=now - next_beat > self.timeout / 2)
@@ -321,21 +341,20 @@ class Group:
     def _end_process(self, failure: Failure) -> None:
         """End a process whose engine waits for one that is lost, and may never return."""
         error = self._error(failure)
-        text = f"{type(error).__module__}.{type(error).__name__}: {error}"
-        # What nobody reads may be waited for without an end.
-        for write in (
-            lambda: print(end="", flush=True),
-            lambda: print(text, file=sys.stderr, flush=True),
-        ):
-            writer = threading.Thread(target=_without_error, args=(write,), daemon=True)
+        text = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
+        for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
+            # What nobody reads may be waited for without an end.
+            writer = threading.Thread(target=_write, args=(stream, last), daemon=True)
             writer.start()
             writer.join(GRACE / 4)
         os._exit(1)
 
 
-def _without_error(write: Callable[[], object]) -> None:
-    with suppress(OSError, ValueError):
-        write()
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is not None:  # as it is where there is no terminal
+        with suppress(OSError, ValueError):
+            stream.write(text)
+            stream.flush()
 
 
 _groups: weakref.WeakSet[Group] = weakref.WeakSet()
