@@ -266,12 +266,12 @@ def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float
                 raise PeerLostError(_attempted(peers), problem, _TOGETHER)
             raise UnsupportedValueError(_attempted(peers), problem, _ONE_PROGRAM)
         members = [Member(*map(str, member)) for member in answer["welcome"]]
-    except (OSError, KeyError, TypeError) as error:
-        connection.close()
-        raise _silent(peers, error) from error
     except D2LDevError:
         connection.close()
         raise
+    except (OSError, KeyError, TypeError) as error:
+        connection.close()
+        raise _silent(peers, error) from error
     return Group(peers, members, {0: connection}, timeout)
 
 

@@ -176,10 +176,10 @@ def test_a_run_goes_on_with_another_number_of_processes(tmp_path, every):
     options = {} if every is None else {"checkpoint_every": every}
     np.random.seed(0)
     expected = run(tmp_path / "alone", 1, **options)
-    # Steps 4 and 7 are in the second and the third epoch, of 3 batches each.
+    # Steps 4 and 8 are in the second and the third epoch, of 3 batches each, the last one smaller.
     path = tmp_path / "changing"
     run(path, 2, stop=4, **options)
-    run(path, 1, stop=7, **options)
+    run(path, 1, stop=8, **options)
     found = run(path, 3, **options)
     for name, values in expected[0].items():
         np.testing.assert_allclose(found[0][name], values, **TOLERANCE)
