@@ -100,7 +100,7 @@ def _run(body, rank, environment, path):
         signal.signal(signal.SIGINT, signal.default_int_handler)
         for stream in (1, 2):
             os.dup2(os.open(f"{path}.{stream}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
-        sys.stdout, sys.stderr = open(1, "w", closefd=False), open(2, "w", closefd=False)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
         os.environ.update({name: value for name, value in environment.items() if value is not None})
         for name in environment:
             if environment[name] is None:

@@ -266,6 +266,7 @@ def _free_port() -> int:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):
-        sys.stderr.write(f"d2ldev launch: {text}\n")
-        sys.stderr.flush()
+    if sys.stderr is not None:  # as ``2>&-`` leaves it
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"d2ldev launch: {text}\n")
+            sys.stderr.flush()

@@ -1,6 +1,7 @@
 """Processes that do not do the same: an error of d2ldev's on every rank, in bounded time."""
 
 import os
+import pickle
 import sys
 import threading
 import time
@@ -28,13 +29,12 @@ def batches(size=5, examples=20, shift=0):
 
 def fit(rank=0, *, hidden=8, data=None, epochs=2, num_gpus=0, callback=None, clip=0, **options):
     backend = d2ldev.get_backend("reference")
-    trainer = Trainer(
-        epochs, num_gpus, backend=backend, callback=callback, gradient_clip_val=clip
-    )
+    trainer = Trainer(epochs, num_gpus, backend=backend, callback=callback, gradient_clip_val=clip)
     options = {"loss": "cross_entropy", **options}
     net = backend.mlp([4, hidden, 3], seed=0)
     trainer.fit(net, batches() if data is None else data, **options)
-    return float(sum((backend.to_numpy(x) ** 2).sum() for _, x in backend.named_tensors(net).items()))
+    named = backend.named_tensors(trainer.model)
+    return float(sum((backend.to_numpy(x) ** 2).sum() for x in named.values()))
 
 
 def check_all(ended, kind, *texts):
@@ -293,3 +293,9 @@ def test_an_exit_in_a_callback_of_one_rank_ends_all():
     first, second = together(lambda rank: fit(callback=callback), timeout=TIMEOUT)
     assert first.error == "SystemExit"
     check_all([second], "PeerLostError", "it ended with SystemExit: 5")
+
+
+def test_the_error_survives_pickling():
+    error = d2ldev.PeerLostError("train", "rank 1 is lost", "start again", ["cpu"])
+    again = pickle.loads(pickle.dumps(error))
+    assert (type(again), str(again)) == (d2ldev.PeerLostError, str(error))

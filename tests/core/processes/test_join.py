@@ -28,9 +28,7 @@ def _little_patience(monkeypatch):
     monkeypatch.setattr(join, "PATIENCE", 1.0)
 
 
-def meet(
-    ranks, size=None, port=None, programs=None, sizes=None, address="127.0.0.1", timeout=1.0
-):
+def meet(ranks, size=None, port=None, programs=None, sizes=None, address="127.0.0.1", timeout=1.0):
     """Let ranks meet, each in a thread; what each got, a group or an error, by rank."""
     size = size or len(ranks)
     port = port or free_port()

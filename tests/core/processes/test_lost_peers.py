@@ -55,7 +55,7 @@ def train(path=None, data=None, val_data=None, epochs=EPOCHS, **options):
         resume=path is not None,
         **options,
     )
-    named = backend.named_tensors(net)
+    named = backend.named_tensors(trainer.model)
     return {name: backend.to_numpy(x) for name, x in named.items()}, history
 
 
@@ -145,7 +145,7 @@ def test_one_that_was_stopped_is_told_though_rank_0_goes_on():
             train(data=Telling("train", seconds=0.1))
         except d2ldev.PeerLostError:
             time.sleep(4)
-            return "alone"
+        return "alone"
 
     def stop_for_a_while(processes):
         time.sleep(1)
@@ -199,7 +199,7 @@ def test_a_process_whose_engine_never_returns_is_ended():
     def body(rank):
         if rank:
             return ending("a callback", signal.SIGKILL)(None)
-        train(callback=lambda epoch, history: time.sleep(60 if epoch == 0 else 0))
+        return train(callback=lambda epoch, history: time.sleep(60))
 
     first, _ = together(body, timeout=TIMEOUT)
     assert first.status == 1
@@ -211,9 +211,8 @@ def test_a_process_is_ended_though_nobody_reads_what_it_writes():
     def body(rank):
         if rank:
             return ending("a callback", signal.SIGKILL)(None)
-        reading, writing = os.pipe()
-        os.dup2(writing, 1)
-        train(callback=lambda epoch, history: sys.stdout.write("x" * 10_000_000))
+        os.dup2(os.pipe()[1], 1)
+        return train(callback=lambda epoch, history: sys.stdout.write("x" * 10_000_000))
 
     first, _ = together(body, timeout=TIMEOUT)
     assert first.status == 1
@@ -238,7 +237,7 @@ def test_a_copy_of_a_process_holds_no_connection_and_cannot_train():
                 os.write(2, str(error).encode())
             signal.pause()
         time.sleep(0.5)
-        os.kill(os.getpid(), signal.SIGKILL)
+        return os.kill(os.getpid(), signal.SIGKILL)
 
     first, second = together(body, timeout=30)
     assert first.error == "PeerLostError"

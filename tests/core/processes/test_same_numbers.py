@@ -118,7 +118,7 @@ def test_all_processes_have_the_same_bits(several):
                 np.testing.assert_array_equal(process[case][0][name], values)
 
 
-class Stop(Exception):
+class StopError(Exception):
     """Ends a run."""
 
 
@@ -130,7 +130,7 @@ class Stopping:
 
     def on_step_end(self, step, loss):
         if step == self.step:
-            raise Stop
+            raise StopError
 
 
 def run(path, size, *, stop=None, **options):
@@ -153,7 +153,7 @@ def run(path, size, *, stop=None, **options):
                 resume=True,
                 **options,
             )
-        except Stop:
+        except StopError:
             return None
         named = backend.named_tensors(trainer.model)
         return {name: backend.to_numpy(x) for name, x in named.items()}, saved_history(path)
