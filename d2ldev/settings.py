@@ -144,14 +144,17 @@ def peers() -> Peers | None:
     Raises:
         UnsupportedValueError: if a variable is missing, or contradicts another one.
     """
-    if not os.environ.get("WORLD_SIZE") or not os.environ.get("RANK"):
+    if not os.environ.get("WORLD_SIZE") and not os.environ.get("RANK"):
         return None
     world_size = _of_launch("WORLD_SIZE", 1, 2**20)
     if world_size == 1:
         return None
     rank = _of_launch("RANK", 0, world_size - 1)
-    local_world_size = _of_launch("LOCAL_WORLD_SIZE", 1, world_size, "1")
-    local_rank = _of_launch("LOCAL_RANK", 0, local_world_size - 1, "0")
+    # Some launchers set no more of these two than the rank, and others none for one process each.
+    local_rank = _of_launch("LOCAL_RANK", 0, rank, "0")
+    local_world_size = _of_launch(
+        "LOCAL_WORLD_SIZE", local_rank + 1, world_size, str(local_rank + 1)
+    )
     if not os.environ.get("MASTER_ADDR"):
         raise _refused_launch("MASTER_ADDR", "it is not set")
     # torchrun listens at MASTER_PORT itself.

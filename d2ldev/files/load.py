@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import stat
+import tempfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -246,6 +247,15 @@ def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[
     by_name = _by_name(classes, attempted)
     with opened(framework, path, attempted) as checkpoint:
         return checkpoint.whole(target, by_name)
+
+
+def from_bytes(framework: Framework, data: bytes) -> Any:
+    """Return what ``to_bytes`` was given in another process, on the CPU."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        file.write(data)
+        file.seek(0)
+        checkpoint = Checkpoint(framework, file, "read what another process has sent")
+        return checkpoint.whole(CPU, {})
 
 
 def _by_name(classes: Any, attempted: str) -> dict[str, type]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -28,16 +29,11 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
     path = as_path(path, "save")
     attempted = f"save to {path}"
     description = Description(framework, obj, attempted)
-    # Large elements first, so that each tensor is aligned.
-    order = sorted(
-        range(len(description.saved)),
-        key=lambda i: -numpy_dtype(description.saved[i].numbers).itemsize,
-    )
     try:
         # Of "file/../other" as the operating system has it, for which that is no path.
         os.stat(os.path.dirname(path) or os.curdir)
         with replacing(path) as descriptor:
-            _write(framework, description, order, descriptor)
+            _write(framework, description, descriptor)
     except OSError as error:
         raise CheckpointError(
             attempted,
@@ -53,10 +49,20 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         ) from error
 
 
-def _write(
-    framework: Framework, description: Description, order: list[int], descriptor: int
-) -> None:
+def to_bytes(framework: Framework, obj: Any) -> bytes:
+    """Return what ``save`` writes of a small nesting, for another process."""
+    description = Description(framework, obj, "send an object to another process")
+    # Without a name, so that nothing is left where the process is killed.
+    with tempfile.TemporaryFile(buffering=0) as file:
+        _write(framework, description, file.fileno())
+        file.seek(0)
+        return file.read()
+
+
+def _write(framework: Framework, description: Description, descriptor: int) -> None:
     saved = description.saved
+    # Large elements first, so that each tensor is aligned.
+    order = sorted(range(len(saved)), key=lambda i: -numpy_dtype(saved[i].numbers).itemsize)
     entries: dict[str, Entry] = {}
     position = 0
     for i in order:

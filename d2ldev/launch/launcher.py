@@ -6,7 +6,6 @@ instead: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-varia
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import socket
@@ -19,11 +18,16 @@ from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, shown
+from d2ldev.locks import Lock
 
 # How many seconds the others have to end by themselves, and after SIGTERM.
 PATIENCE = 5.0
 
-_PERIOD = 0.05
+_PERIOD = 0.02
+# In bytes; more is shown as several.
+_LONGEST_LINE = 1 << 20
+# No process; said at the end.
+_NONE = 0
 
 
 class Launch(NamedTuple):
@@ -100,9 +104,9 @@ def launch(request: Launch) -> int:
         0, or the exit status of the process that failed first: 128 and the signal's number, if one
         has ended it.
     """
-    with _signals_noted() as received:
+    with _signals_noted() as received, _Guard() as guard:
         for left in range(request.restarts, -1, -1):
-            status = _run(request, received)
+            status = _run(request, received, guard)
             if not status or received:
                 break
             if left:
@@ -110,24 +114,29 @@ def launch(request: Launch) -> int:
     return 128 + received[0] if received else status
 
 
-def _run(request: Launch, received: list[int]) -> int:
+def _run(request: Launch, received: list[int], guard: _Guard) -> int:
     processes: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
+    lock = Lock()
     try:
         for variables in request.variables():
             rank = int(variables["RANK"])
-            process = _started(request.command, variables)
-            processes[rank] = process
+            processes[rank] = process = _started(request.command, variables)
+            guard.look_after(process.pid)
             _say(f"rank {rank} is process {process.pid} on {socket.gethostname()}")
+        # Only now, because a process that has threads is not to fork.
+        for rank, process in processes.items():
             for stream, target in ((process.stdout, sys.stdout), (process.stderr, sys.stderr)):
-                reader = threading.Thread(target=_show, args=(stream, target, rank), daemon=True)
+                arguments = (stream, target, f"[rank {rank}] ".encode(), lock)
+                reader = threading.Thread(target=_show, args=arguments, daemon=True)
                 reader.start()
                 readers.append(reader)
         return _watch(processes, received)
     finally:
         _end(processes.values())
+        deadline = time.monotonic() + PATIENCE
         for reader in readers:
-            reader.join(PATIENCE)
+            reader.join(max(deadline - time.monotonic(), 0))
 
 
 def _started(command: Sequence[str], variables: dict[str, str]) -> subprocess.Popen[bytes]:
@@ -140,28 +149,65 @@ def _started(command: Sequence[str], variables: dict[str, str]) -> subprocess.Po
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         start_new_session=True,  # so that what it starts can be ended with it
-        preexec_fn=_end_with_parent if _LIBC is not None else None,
     )
 
 
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
+class _Guard:
+    """A process that ends the others, and what they have started, when the launcher is killed."""
+
+    def __enter__(self) -> _Guard:
+        receiving, self._sending = os.pipe()
+        self._process = os.fork()
+        if not self._process:
+            try:
+                os.setsid()
+                os.close(self._sending)
+                self._wait(receiving)
+            finally:
+                os._exit(0)
+        os.close(receiving)
+        return self
+
+    def look_after(self, process: int) -> None:
+        """End a process, and its group, with the launcher."""
+        with suppress(OSError):  # the guard itself may have been killed
+            os.write(self._sending, b"%d\n" % process)
+
+    def __exit__(self, *exception: object) -> None:
+        self.look_after(_NONE)
+        os.close(self._sending)
+        os.waitpid(self._process, 0)
+
+    def _wait(self, receiving: int) -> None:
+        with open(receiving, "rb") as file:
+            processes = [int(number) for number in file.read().split()]
+        if _NONE not in processes:
+            for process in processes:
+                with suppress(OSError):
+                    os.killpg(process, signal.SIGKILL)
 
 
-def _end_with_parent() -> None:
-    """Let the kernel end this process when the launcher is killed."""
-    assert _LIBC is not None
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-
-
-def _show(stream: IO[bytes], target: IO[str], rank: int) -> None:
+def _show(stream: IO[bytes], target: IO[str] | None, prefix: bytes, lock: Lock) -> None:
     """Show the lines of a process, with its rank before each."""
-    for line in stream:
-        text = line.decode(errors="replace").rstrip("\r\n")
-        with suppress(OSError, ValueError):  # nobody reads, and the process is not to wait
-            target.write(f"[rank {rank}] {text}\n")
-            target.flush()
+    rest = b""
+    while data := stream.read1(1 << 16):  # type: ignore[attr-defined]
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > _LONGEST_LINE:
+            lines, rest = [*lines, rest], b""
+        _write(target, prefix, lines, lock)
+    _write(target, prefix, [rest] if rest else [], lock)
     stream.close()
+
+
+def _write(target: IO[str] | None, prefix: bytes, lines: list[bytes], lock: Lock) -> None:
+    # Of a bar that was drawn again and again, only the last state.
+    shown = [prefix + line.rstrip(b"\r").rpartition(b"\r")[2] + b"\n" for line in lines]
+    view = memoryview(b"".join(shown))
+    # Nobody may read, and the process is not to wait.
+    with lock, suppress(OSError):
+        while view and target is not None:
+            # Not by its buffer, which a thread that waits would hold when the launcher ends.
+            view = view[os.write(target.fileno(), view) :]
 
 
 def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int]) -> int:
@@ -170,12 +216,12 @@ def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int]) -
     while time.monotonic() < deadline and not received:
         states = {rank: process.poll() for rank, process in processes.items()}
         if not status:
-            for rank, code in states.items():
-                if code:
-                    status = code if code > 0 else 128 - code
-                    _say(f"rank {rank} failed with status {status}")
-                    deadline = time.monotonic() + PATIENCE
-                    break
+            # Of those that have failed at once, first one that a signal has ended.
+            failed = [(code, rank) for rank, code in states.items() if code]
+            for code, rank in sorted(failed)[:1]:
+                status = code if code > 0 else 128 - code
+                _say(f"rank {rank} failed with status {status}")
+                deadline = time.monotonic() + PATIENCE
         if None not in states.values():
             break
         time.sleep(_PERIOD)
@@ -184,11 +230,13 @@ def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int]) -
 
 def _end(processes: Any) -> None:
     """End what is left of the processes, with all that they have started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    # One that was stopped goes on, to end.
+    for numbers in ((signal.SIGTERM, signal.SIGCONT), (signal.SIGKILL,)):
         left = [process for process in processes if process.poll() is None]
-        for process in processes if number == signal.SIGKILL else left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, number)
+        for process in left if signal.SIGTERM in numbers else processes:
+            for number in numbers:
+                with suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, number)
         deadline = time.monotonic() + PATIENCE
         for process in left:
             with suppress(subprocess.TimeoutExpired):
@@ -202,6 +250,7 @@ def _signals_noted() -> Iterator[list[int]]:
     before = {
         number: signal.signal(number, lambda number, _: received.append(number))
         for number in (signal.SIGINT, signal.SIGTERM)
+        if signal.getsignal(number) is not signal.SIG_IGN  # as nohup has it
     }
     try:
         yield received
@@ -217,6 +266,7 @@ def _free_port() -> int:
 
 
 def _say(text: str) -> None:
-    with suppress(OSError, ValueError):
-        sys.stderr.write(f"d2ldev launch: {text}\n")
-        sys.stderr.flush()
+    if sys.stderr is not None:  # as ``2>&-`` leaves it
+        with suppress(OSError, ValueError):
+            sys.stderr.write(f"d2ldev launch: {text}\n")
+            sys.stderr.flush()

@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
 from d2ldev.processes.sequence import DifferentError, Doings, Failure
@@ -26,6 +26,10 @@ from d2ldev.settings import Peers
 # How long a process that is told of a failure has for an error of its own, before it is ended: the
 # call of an engine that waits for a lost process may never return.
 GRACE = 2.0
+
+
+# How many seconds at most rank 0 does not know what another process has done.
+_TOLD_EVERY = 0.1
 
 
 class Member(NamedTuple):
@@ -72,6 +76,8 @@ class Group:
         self._changed = threading.Condition(threading.RLock())
         self._doings = Doings(self.size) if self.rank == 0 else None
         self._done = 0
+        # What rank 0 does not know yet.
+        self._unsent: list[dict[str, Any]] = []
         # How many things rank 0 had done when it ended.
         self._end: int | None = None
         self._gathered: list[list[Any]] = []
@@ -83,8 +89,7 @@ class Group:
         self._thread = threading.Thread(target=self._watch, name="d2ldev peers", daemon=True)
         self._thread.start()
         atexit.register(self.leave)
-        if hasattr(os, "register_at_fork"):
-            _close_in_children(self)
+        _groups.add(self)
 
     # -- together ---------------------------------------------------------------------------------
 
@@ -99,7 +104,7 @@ class Group:
             PeerLostError: if a process is lost.
             UnsupportedValueError: if the processes do not do the same.
         """
-        self._do(label, {"do": label, "content": content})
+        self._do({"do": label, "content": content})
 
     def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
         """Return the values of all processes by rank, when all have come here.
@@ -112,27 +117,33 @@ class Group:
             PeerLostError: if a process is lost before it has come.
             UnsupportedValueError: if the processes do not do the same.
         """
-        self._do(label, {"do": label, "content": content, "gather": True, "value": value})
+        self._do({"do": label, "content": content, "gather": True, "value": value})
         with self._changed:
             while not self._gathered:
                 self.check()
                 self._changed.wait(self.timeout)
             return self._gathered.pop(0)
 
-    def _do(self, label: str, message: dict[str, Any]) -> None:
+    def _do(self, doing: dict[str, Any]) -> None:
         with self._changed:
             self._done += 1
-            self._label = label
+            self._label = doing["do"]
             self._compare_with_the_end()
-        self.check()
-        if self._doings is not None:
-            self._take(0, message)
-            return
-        try:
-            self._connections[0].send(message)
-        except OSError as error:
-            self._lose(0, error)
             self.check()
+            if self._doings is not None:
+                self._note(self._doings, 0, doing)
+            else:
+                self._unsent.append(doing)
+                if "gather" in doing:
+                    self._tell()
+        self.check()
+
+    def _tell(self) -> None:
+        """Tell rank 0 what this process has done; from time to time, because that takes time."""
+        with self._changed:
+            if self._unsent:
+                unsent, self._unsent = self._unsent, []
+                self._send(0, {"did": unsent})
 
     def _compare_with_the_end(self) -> None:
         if self._end is not None and self._done > self._end:
@@ -151,7 +162,8 @@ class Group:
         for ever, the process is ended with the error on its standard error, and exit status 1.
         """
         self.check()
-        self._working += 1
+        with self._changed:
+            self._working += 1
         try:
             yield
         except BaseException as error:
@@ -165,26 +177,35 @@ class Group:
             self._lose(self.rank, f"it ended with {type(error).__name__}: {said(error)}")
             raise
         finally:
-            self._working -= 1
+            with self._changed:
+                self._working -= 1
 
     def leave(self) -> None:
-        """Do nothing more in the group; called when the process ends."""
+        """Do nothing more in the group; called when the process ends.
+
+        Its thread ends soon after, and closes the connections.
+        """
         with self._changed:
             if self._has_left:
                 return
             if self._doings is not None:
-                self._note(self._doings, 0, {"bye": True})
+                self._note_end(self._doings, 0)
+            self._tell()
             self._has_left = True
             if self._failure is None:
-                for connection in self._connections.values():
-                    self._send(connection, {"bye": self._done})
+                for rank in self._connections:
+                    self._send(rank, {"bye": self._done})
+                self._failure = Failure("it has left the others", self.rank)
         atexit.unregister(self.leave)
 
     def disown(self) -> None:
         """Close the connections in a forked process, which would hold them open after this one."""
+        # Another thread may have held it, which is not there any more.
+        self._changed = threading.Condition(threading.RLock())
         for connection in self._connections.values():
             connection.close()
         self._has_left = True
+        self._failure = Failure("it is a copy of one of them, made by a fork", self.rank)
 
     # -- from one to another ----------------------------------------------------------------------
 
@@ -198,32 +219,39 @@ class Group:
                 self._gathered.append(message["gathered"])
                 self._changed.notify_all()
             elif self._doings is not None:
-                self._note(self._doings, rank, message)
+                for doing in message.get("did", ()):
+                    self._note(self._doings, rank, doing)
+                if "bye" in message:
+                    self._note_end(self._doings, rank)
             elif "bye" in message:
                 self._end = int(message["bye"])
                 self._compare_with_the_end()
 
-    def _note(self, doings: Doings, rank: int, message: dict[str, Any]) -> None:
+    def _note_end(self, doings: Doings, rank: int) -> None:
         try:
-            if "bye" in message:
-                doings.leave(rank)
-                return
-            if "do" not in message:
-                return
-            label, content = str(message["do"]), str(message.get("content"))
-            values = doings.add(rank, label, content, message.get("value"))
+            doings.leave(rank)
+        except DifferentError as error:
+            self._fail(Failure(str(error)))
+
+    def _note(self, doings: Doings, rank: int, doing: dict[str, Any]) -> None:
+        try:
+            values = doings.add(rank, doing["do"], doing["content"], doing.get("value"))
         except DifferentError as error:
             self._fail(Failure(str(error)))
             return
-        if values is not None and message.get("gather"):
-            for connection in self._connections.values():
-                self._send(connection, {"gathered": values})
+        if values is not None and "gather" in doing:
+            for other in self._connections:
+                self._send(other, {"gathered": values})
             self._gathered.append(values)
             self._changed.notify_all()
 
-    def _send(self, connection: Connection, message: dict[str, Any]) -> None:
-        with suppress(OSError):  # the thread that reads finds out
-            connection.send(message)
+    def _send(self, rank: int, message: dict[str, Any]) -> None:
+        try:
+            self._connections[rank].send(message)
+        except TimeoutError:
+            self._lose(rank, f"it has read nothing for {self.timeout:g} s")
+        except OSError:
+            pass  # the thread that reads finds out, and what the other has said before
 
     def _lose(self, rank: int, problem: object) -> None:
         self._fail(Failure(said(problem), rank))
@@ -235,9 +263,10 @@ class Group:
                 return
             self._failure = failure
             self._changed.notify_all()
-        for rank, connection in self._connections.items():
-            if rank not in (but, failure.rank):
-                self._send(connection, {"failed": [failure.problem, failure.rank]})
+        # The lost one last, if it is there: it may have been stopped, and go on.
+        for rank in sorted(self._connections, key=lambda each: each == failure.rank):
+            if rank != but:
+                self._send(rank, {"failed": [failure.problem, failure.rank]})
 
     def _error(self, failure: Failure) -> D2LDevError:
         attempted = f"train in {self.size} processes"
@@ -266,8 +295,9 @@ class Group:
             for rank, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, rank)
             while not self._is_over():
-                for key, _ in selector.select(period):
+                for key, _ in selector.select(_TOLD_EVERY):
                     self._read(selector, key.fileobj, key.data)  # type: ignore[arg-type]
+                self._tell()
                 now = time.monotonic()
                 if now >= next_beat:
                     self._beat(now, was_stopped=now - next_beat > self.timeout / 2)
@@ -276,6 +306,8 @@ class Group:
                     deadline = deadline or now + GRACE
                     if self._working and now > deadline:
                         self._end_process(self._failure)
+        for connection in self._connections.values():
+            connection.close()
 
     def _is_over(self) -> bool:
         return self._has_left and not self._working
@@ -297,8 +329,8 @@ class Group:
         return self._end is not None if self._doings is None else self._doings.has_left(rank)
 
     def _beat(self, now: float, *, was_stopped: bool) -> None:
-        for connection in self._connections.values():
-            self._send(connection, {"beat": True})
+        for rank in self._connections:
+            self._send(rank, {"beat": True})
         for rank, heard in list(self._heard.items()):
             if was_stopped:  # this process itself was, and the others could not be heard
                 self._heard[rank] = now
@@ -309,20 +341,30 @@ class Group:
     def _end_process(self, failure: Failure) -> None:
         """End a process whose engine waits for one that is lost, and may never return."""
         error = self._error(failure)
-        for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):
-                if stream is sys.stderr:
-                    print(f"{type(error).__module__}.{type(error).__name__}: {error}", file=stream)
-                stream.flush()
+        text = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
+        for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
+            # What nobody reads may be waited for without an end.
+            writer = threading.Thread(target=_write, args=(stream, last), daemon=True)
+            writer.start()
+            writer.join(GRACE / 4)
         os._exit(1)
 
 
-def _close_in_children(group: Group) -> None:
-    """Let a forked process, such as one of a loader, not hold the connections open."""
-    reference = weakref.ref(group)
+def _write(stream: TextIO | None, text: str) -> None:
+    if stream is not None:  # as it is where there is no terminal
+        with suppress(OSError, ValueError):
+            stream.write(text)
+            stream.flush()
 
-    def close() -> None:
-        if (held := reference()) is not None:
-            held.disown()
 
-    os.register_at_fork(after_in_child=close)
+_groups: weakref.WeakSet[Group] = weakref.WeakSet()
+
+
+def _disown() -> None:
+    for group in list(_groups):
+        group.disown()
+
+
+if hasattr(os, "register_at_fork"):
+    # A forked process, such as one of a loader, is not to hold the connections open.
+    os.register_at_fork(after_in_child=_disown)

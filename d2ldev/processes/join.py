@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import selectors
 import socket
 import sys
 import time
@@ -11,24 +12,51 @@ from typing import Any
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, shown
 from d2ldev.locks import Lock
-from d2ldev.processes.group import Group, Member
+from d2ldev.processes.group import GRACE, Group, Member
 from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
 PATIENCE = 60.0
 """How many seconds the processes wait for each other in the beginning, if ``timeout`` is less."""
 
+# How many bytes a process has to say who it is.
+_LONGEST = 1 << 16
+
 _lock = Lock()
-_joined: Group | None = None
+_joined: tuple[Group, dict[str, str]] | None = None
 
 
 def joined() -> Group | None:
     """Return the group that this process has joined; None before that."""
-    return _joined
+    return None if _joined is None else _joined[0]
 
 
 def join(peers: Peers, program: dict[str, str], timeout: float) -> Group:
     """Return the group of this process, which it joins once.
+
+    Args:
+        peers, program, timeout: see ``meet``.
+
+    Raises:
+        PeerLostError: see ``meet``.
+        UnsupportedValueError: see ``meet``; or if it has joined with another program.
+    """
+    global _joined
+    with _lock:
+        if _joined is None:
+            _joined = meet(peers, program, timeout), program
+        group, before = _joined
+        if before != program:
+            raise UnsupportedValueError(
+                f"train in {peers.world_size} processes with {_in_words(program, before)}",
+                f"this process has joined the others with {_in_words(before, program)}",
+                "one backend in each launch",
+            )
+        return group
+
+
+def meet(peers: Peers, program: dict[str, str], timeout: float) -> Group:
+    """Return a new group, as soon as all processes are there.
 
     Args:
         peers: what the launcher said.
@@ -39,17 +67,12 @@ def join(peers: Peers, program: dict[str, str], timeout: float) -> Group:
         PeerLostError: if the others do not come in time, or rank 0 does not answer.
         UnsupportedValueError: if the port is in use, or another program meets this one.
     """
-    global _joined
-    with _lock:
-        if _joined is None:
-            program = {**program, "program": os.path.basename(sys.argv[0])}
-            program["launch"] = os.environ.get("TORCHELASTIC_RUN_ID", "")
-            hello = {"d2ldev": program, "rank": peers.rank, "size": peers.world_size}
-            hello |= {"host": socket.gethostname(), "port": _free_port()}
-            deadline = time.monotonic() + max(timeout, PATIENCE)
-            meet = _received if peers.rank == 0 else _called
-            _joined = meet(peers, hello, timeout, deadline)
-        return _joined
+    program = {**program, "program": os.path.basename(sys.argv[0])}
+    program["launch"] = os.environ.get("TORCHELASTIC_RUN_ID", "")
+    hello = {"d2ldev": program, "rank": peers.rank, "size": peers.world_size}
+    hello |= {"host": socket.gethostname(), "port": _free_port()}
+    call = _received if peers.rank == 0 else _called
+    return call(peers, hello, timeout, max(timeout, PATIENCE))
 
 
 def _attempted(peers: Peers) -> str:
@@ -65,8 +88,26 @@ def _free_port() -> int:
 # -- rank 0 ---------------------------------------------------------------------------------------
 
 
-def _received(peers: Peers, hello: dict[str, Any], timeout: float, deadline: float) -> Group:
+def _received(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) -> Group:
     """Return the group of rank 0, when all others have called."""
+    calls = _Calls(peers, hello, timeout)
+    try:
+        with _listening(peers) as server:
+            calls.take(server, time.monotonic() + patience)
+    except D2LDevError as error:
+        for connection in calls.all():
+            _refuse(connection, error)
+        raise
+    finally:
+        calls.close_unknown()
+    members = calls.members()
+    for connection in calls.connections.values():
+        with suppress(OSError):  # one that is gone already is noted by the group
+            connection.send({"welcome": members})
+    return Group(peers, members, calls.connections, timeout)
+
+
+def _listening(peers: Peers) -> socket.socket:
     try:
         # Other machines need not reach what stays on this one.
         is_local = peers.address == "localhost" or peers.address.startswith("127.")
@@ -74,137 +115,187 @@ def _received(peers: Peers, hello: dict[str, Any], timeout: float, deadline: flo
     except OSError as error:
         raise UnsupportedValueError(
             _attempted(peers),
-            f"port {peers.port} is in use here: {error.strerror}",
+            f"rank 0 cannot listen at port {peers.port} here: {error.strerror}",
             "another port: d2ldev launch --address host:29501, or MASTER_PORT=29501",
         ) from error
-    connections: dict[int, Connection] = {}
-    hellos = {0: hello}
-    try:
-        with server:
-            while len(hellos) < peers.world_size:
-                left = deadline - time.monotonic()
-                server.settimeout(max(left, 0.01))
-                try:
-                    connection = Connection(server.accept()[0], timeout)
-                except TimeoutError as error:
-                    raise _missing(peers, hellos) from error
-                _admit(peers, connection, connections, hellos)
-        members = [
-            Member(hellos[rank]["host"], f"{_address(peers, connections, rank)}:{at['port']}")
-            for rank, at in sorted(hellos.items())
-        ]
-        for connection in connections.values():
-            connection.send({"welcome": members})
-    except D2LDevError as error:
-        for connection in connections.values():
-            _refuse(connection, error.problem)
-        raise
-    except OSError as error:
-        raise _missing(peers, hellos) from error
-    return Group(peers, members, connections, timeout)
+    server.setblocking(False)
+    return server
 
 
-def _address(peers: Peers, connections: dict[int, Connection], rank: int) -> str:
-    return connections[rank].there if rank else peers.address
+class _Calls:
+    """Those who have called rank 0.
 
+    Args:
+        peers, hello: of rank 0.
+        timeout: see ``Connection``.
 
-def _admit(
-    peers: Peers,
-    connection: Connection,
-    connections: dict[int, Connection],
-    hellos: dict[int, dict[str, Any]],
-) -> None:
-    """Take a process that calls; a stranger is left out.
-
-    Raises:
-        UnsupportedValueError: if it belongs to another program, or has other versions.
+    Attributes:
+        connections: by rank.
     """
-    try:
-        hello = connection.receive_one()
-        rank, program, host = hello["rank"], hello["d2ldev"], str(hello["host"])
-        is_whole = type(rank) is int and isinstance(program, dict) and type(hello["port"]) is int
-    except (OSError, KeyError):
-        is_whole = False
-    if not is_whole:
-        connection.close()
-        return
-    problem = ""
-    if hello["size"] != peers.world_size:
-        problem = f"rank 0 has WORLD_SIZE={peers.world_size}, and rank {rank} {hello['size']}"
-    elif program != hellos[0]["d2ldev"]:
-        problem = _difference(hellos[0]["d2ldev"], program, rank)
-    elif rank in hellos or not 0 < rank < peers.world_size:
-        problem = f"rank {rank} came twice: the second one from {host}"
-    if problem:
-        _refuse(connection, problem)
-        raise UnsupportedValueError(_attempted(peers), problem, _ONE_PROGRAM)
-    connections[rank], hellos[rank] = connection, hello
+
+    def __init__(self, peers: Peers, hello: dict[str, Any], timeout: float) -> None:
+        self.connections: dict[int, Connection] = {}
+        self._peers, self._timeout = peers, timeout
+        self._hellos = {0: hello}
+        # Strangers may be among them, which say anything or nothing.
+        self._unknown: set[Connection] = set()
+
+    def take(self, server: socket.socket, deadline: float) -> None:
+        """Take calls until all have called.
+
+        Raises:
+            PeerLostError: if they have not, until the deadline.
+            UnsupportedValueError: if one belongs to another program, or has other versions.
+        """
+        with selectors.DefaultSelector() as selector:
+            selector.register(server, selectors.EVENT_READ)
+            while len(self._hellos) < self._peers.world_size:
+                found = selector.select(max(deadline - time.monotonic(), 0))
+                if time.monotonic() > deadline:
+                    raise self._missing()
+                for key, _ in found:
+                    if key.fileobj is server:
+                        with suppress(OSError):  # who called is gone
+                            connection = Connection(server.accept()[0], self._timeout)
+                            self._unknown.add(connection)
+                            selector.register(connection, selectors.EVENT_READ)
+                    elif not self._hear(key.fileobj):  # type: ignore[arg-type]
+                        selector.unregister(key.fileobj)
+                        key.fileobj.close()  # type: ignore[union-attr]
+
+    def _hear(self, connection: Connection) -> bool:
+        """Read what is there; return whether it is one of the processes, or may still be."""
+        try:
+            for message in connection.receive(_LONGEST):
+                return connection in self._unknown and self._admit(connection, message)
+        except OSError as error:
+            for rank, known in self.connections.items():
+                if known is connection:
+                    raise PeerLostError(
+                        _attempted(self._peers),
+                        f"rank {rank} on {self._hellos[rank]['host']} is lost: {error}",
+                        _TOGETHER,
+                    ) from error
+            self._unknown.discard(connection)
+            return False
+        return True
+
+    def _admit(self, connection: Connection, hello: dict[str, Any]) -> bool:
+        self._unknown.discard(connection)
+        kinds = {"d2ldev": dict, "rank": int, "size": int, "host": str, "port": int}
+        if any(type(hello.get(name)) is not kind for name, kind in kinds.items()):
+            return False
+        rank, size = hello["rank"], hello["size"]
+        program, own = hello["d2ldev"], self._hellos[0]["d2ldev"]
+        problem = ""
+        if size != self._peers.world_size:
+            problem = f"rank 0 has WORLD_SIZE={self._peers.world_size}, and rank {rank} {size}"
+        elif program != own:
+            problem = f"rank 0 has {_in_words(own, program)}, and rank {rank} "
+            problem += _in_words(program, own)
+        elif rank in self._hellos or not 0 < rank < size:
+            problem = f"rank {rank} came twice: the second one from {hello['host'][:100]}"
+        if problem:
+            error = UnsupportedValueError(_attempted(self._peers), problem, _ONE_PROGRAM)
+            _refuse(connection, error)
+            raise error
+        self.connections[rank], self._hellos[rank] = connection, hello
+        return True
+
+    def members(self) -> list[Member]:
+        """Return who is there, by rank."""
+        return [
+            Member(
+                hello["host"],
+                f"{self.connections[rank].there if rank else self._peers.address}:{hello['port']}",
+            )
+            for rank, hello in sorted(self._hellos.items())
+        ]
+
+    def all(self) -> list[Connection]:
+        """Return all connections."""
+        return [*self.connections.values(), *self._unknown]
+
+    def close_unknown(self) -> None:
+        """End the connections of those who have not said who they are."""
+        for connection in self._unknown:
+            connection.close()
+
+    def _missing(self) -> PeerLostError:
+        size = self._peers.world_size
+        missing = [str(rank) for rank in range(size) if rank not in self._hellos]
+        return PeerLostError(
+            _attempted(self._peers),
+            f"of ranks 0 to {size - 1} there came no {', '.join(missing[:20])}",
+            _TOGETHER,
+        )
 
 
+_TOGETHER = "start d2ldev launch on all machines, with --nodes and a --node-rank of each"
 _ONE_PROGRAM = (
     "the same program and versions on all machines, each with a --node-rank of its own, and for "
     "each launch a port of its own: d2ldev launch --address host:29501"
 )
 
 
-def _difference(first: dict[str, str], other: dict[str, str], rank: int) -> str:
-    names = [name for name in first if first[name] != other.get(name)] or list(other)
-    return ", ".join(
-        f"rank 0 has {name} {shown(first.get(name))}, and rank {rank} {shown(other.get(name))}"
-        for name in names
-    )
+def _in_words(program: dict[str, Any], other: dict[str, Any]) -> str:
+    """Return what another program has not."""
+    names = [name for name in sorted({*program, *other}) if program.get(name) != other.get(name)]
+    return ", ".join(f"{name[:100]} {shown(program.get(name))}" for name in names[:20])
 
 
-def _refuse(connection: Connection, problem: str) -> None:
+def _refuse(connection: Connection, error: D2LDevError) -> None:
     with suppress(OSError):  # it may be gone
-        connection.send({"refused": problem})
+        connection.send({"refused": error.problem, "lost": isinstance(error, PeerLostError)})
     connection.close()
-
-
-def _missing(peers: Peers, hellos: dict[int, dict[str, Any]]) -> PeerLostError:
-    missing = [str(rank) for rank in range(peers.world_size) if rank not in hellos]
-    return PeerLostError(
-        _attempted(peers),
-        f"of ranks 0 to {peers.world_size - 1} there came no {', '.join(missing[:20])}",
-        "start d2ldev launch on all machines, with --nodes and a --node-rank of each",
-    )
 
 
 # -- all others -----------------------------------------------------------------------------------
 
 
-def _called(peers: Peers, hello: dict[str, Any], timeout: float, deadline: float) -> Group:
+def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float) -> Group:
     """Return the group of another process, when rank 0 has answered."""
-    while True:
-        left = deadline - time.monotonic()
-        try:
-            place = (peers.address, peers.port)
-            connected = socket.create_connection(place, max(left, 0.01))
-            if connected.getsockname() != connected.getpeername():
-                break
-            # Nobody listened, and the port that the system chose for the call was the one called.
-            connected.close()
-        except OSError as error:
-            if time.monotonic() > deadline - 0.1:
-                raise _silent(peers, error) from error
-            time.sleep(0.1)  # rank 0 may not have begun yet
-    connection = Connection(connected, timeout)
+    connection = Connection(_connected(peers, time.monotonic() + patience), timeout)
     try:
         connection.send(hello)
-        connection.wait(deadline - time.monotonic())
-        answer = connection.receive_one()
-    except OSError as error:
+        # Rank 0 is there, and tells by its own clock who has not come.
+        answer = connection.receive_one(time.monotonic() + patience + GRACE)
+        if "refused" in answer:
+            problem = str(answer["refused"])
+            if answer.get("lost"):
+                raise PeerLostError(_attempted(peers), problem, _TOGETHER)
+            raise UnsupportedValueError(_attempted(peers), problem, _ONE_PROGRAM)
+        members = [Member(*map(str, member)) for member in answer["welcome"]]
+    except D2LDevError:
+        connection.close()
+        raise
+    except (OSError, KeyError, TypeError) as error:
+        connection.close()
         raise _silent(peers, error) from error
-    connection.wait(timeout)
-    if "refused" in answer:
-        raise UnsupportedValueError(_attempted(peers), str(answer["refused"]), _ONE_PROGRAM)
-    members = [Member(*member) for member in answer["welcome"]]
     return Group(peers, members, {0: connection}, timeout)
 
 
-def _silent(peers: Peers, error: OSError) -> PeerLostError:
+def _connected(peers: Peers, deadline: float) -> socket.socket:
+    while True:
+        left = max(deadline - time.monotonic(), 0.01)
+        try:
+            connected = socket.create_connection((peers.address, peers.port), left)
+            if connected.getsockname() != connected.getpeername():
+                return connected
+            # Nobody listened, and the port that the system chose for the call was the one called.
+            connected.close()
+        except (OSError, UnicodeError) as error:  # the name of a host may be no name at all
+            if time.monotonic() > deadline - 0.1:
+                raise _silent(peers, error) from error
+        time.sleep(0.1)  # rank 0 may not have begun yet
+
+
+def _silent(peers: Peers, error: Exception) -> PeerLostError:
+    problem = getattr(error, "strerror", None) or str(error)
+    if isinstance(error, (KeyError, TypeError)):
+        problem = "another program listens there"
     return PeerLostError(
         _attempted(peers),
-        f"rank 0 does not answer: {error.strerror or error}",
+        f"rank 0 does not answer: {problem}",
         "the machine of --node-rank 0 as --address, and a port that it lets in",
     )

@@ -80,10 +80,6 @@ class Doings:
         """Tell whether a process has ended."""
         return rank in self._left
 
-    def done(self, rank: int) -> int:
-        """Return how many things a process has done."""
-        return self._lengths[rank]
-
     def _check_left(self) -> None:
         for rank in sorted(self._left):
             length = self._lengths[rank]

@@ -126,14 +126,15 @@ class Loop(NamedTuple):
             return
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
-        source = iter(self.team.parts(spared(data)))
+        source = iter(spared(data))
         try:
             number = run.go_on_within(source, log)
+            parts = iter(self.team.parts(source))
             is_over = False
             while not is_over:
                 wanted = run.until_saved()
                 before = number
-                with closing(self.prepared(islice(source, wanted))) as part:
+                with closing(self.prepared(islice(parts, wanted))) as part:
                     for batch in part:
                         yield number, batch
                         number += 1

@@ -171,7 +171,7 @@ class Run:
             self._is_due = False
             within = {
                 "batches": batches,
-                "log": log.state_dict(),
+                "log": self._team.log_state(log),
                 "random": self._framework.training.random_state(device),
                 "host": random_state(),
             }
@@ -208,7 +208,8 @@ class Run:
         for _ in range(within.batches):
             if next(batches, within) is within:
                 raise self._too_short(within.batches)
-        log.load_state_dict(within.log)
+        if self._team.is_first:  # of all processes, of which each adds what is its own
+            log.load_state_dict(within.log)
         within.set_random_state()
         return within.batches
 

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import base64
-import os
-import tempfile
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
-from d2ldev.device import CPU, Device
-from d2ldev.files.load import load
-from d2ldev.files.save import save
+from d2ldev.device import Device
+from d2ldev.files.load import from_bytes
+from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
 from d2ldev.operations.placing import named_tensors
 from d2ldev.operations.processes import Portions
@@ -66,7 +64,14 @@ class Alone:
         """Return the means over the examples of an epoch."""
         return log.means()
 
-    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int) -> None:
+    def log_state(self, log: DeviceLog) -> dict[str, Any]:
+        """Return the state of a log, with the sums over all processes."""
+        return log.state_dict()
+
+    def meet(self, model: Any) -> None:
+        """Come together before the learner of a model is made."""
+
+    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
         """Begin a run."""
 
     def begin_epoch(self, epoch: int, device: Device) -> None:
@@ -108,29 +113,48 @@ class Together(Alone):
         return Counted(portion.length, portion.share * portion.length, portion.number)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        totals: dict[str, list[float]] = {}
-        own = log.state_dict()["totals"]
-        for process in self.group.gather(f"the end of {self._epoch}", own):
-            for name, (total, weight) in process.items():
-                sums = totals.setdefault(name, [0.0, 0.0])
-                sums[0] += total
-                sums[1] += weight
+        totals = self._totals(log, f"the end of {self._epoch}")
         return {
             name: total / weight if weight else float("nan")
             for name, (total, weight) in totals.items()
         }
 
-    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int) -> None:
-        """Compare what the processes train, and how."""
-        settings = learner.settings
+    def log_state(self, log: DeviceLog) -> dict[str, Any]:
+        return {**log.state_dict(), "totals": self._totals(log, "a checkpoint within an epoch")}
+
+    def _totals(self, log: DeviceLog, label: str) -> dict[str, list[float]]:
+        totals: dict[str, list[float]] = {}
+        for process in self.group.gather(label, log.state_dict()["totals"]):
+            for name, (total, weight) in process.items():
+                sums = totals.setdefault(name, [0.0, 0.0])
+                sums[0] += total
+                sums[1] += weight
+        return totals
+
+    def meet(self, model: Any) -> None:
+        """Compare the models, which an engine may not do."""
+        tensors = named_tensors(self._framework, model)
+        content = ", ".join(f"{name} {self._kind(x)}" for name, x in tensors)
+        self.group.gather("the model", content=content)
+
+    def _kind(self, x: Any) -> str:
+        try:
+            return f"{self._framework.tensors.dtype_of(x)}{list(x.shape)}"
+        except Exception:  # it has no shape before the first batch
+            return "of no shape yet"
+
+    def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
+        """Compare how the processes train the model, and when they save it."""
         named = {
             name: value if isinstance(value, (str, int, float)) else "an object"
-            for name, value in settings._asdict().items()
+            for name, value in learner.settings._asdict().items()
         }
-        tensors = self._framework.tensors
-        parameters = named_tensors(self._framework, learner.model) if learner.is_built else []
-        model = {name: f"{tensors.dtype_of(x)}{list(x.shape)}" for name, x in parameters}
-        content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, the model {model}"
+        saved = {
+            "checkpoint": saving.checkpoint is not None,
+            "checkpoint_every": saving.every,
+            "keep": saving.keep,
+        }
+        content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, {saved}"
         self.group.gather("the beginning of the run", content=content)
 
     def begin_epoch(self, epoch: int, device: Device) -> None:
@@ -140,10 +164,10 @@ class Together(Alone):
         state = None
         if self.is_first:
             found = {"framework": training.random_state(device), "host": random_state()}
-            state = _as_text(self._framework, found)
+            state = base64.b64encode(to_bytes(self._framework, found)).decode()
         text, *_ = self.group.gather(f"the beginning of {self._epoch}", state)
         if not self.is_first:
-            found = _from_text(self._framework, text)
+            found = from_bytes(self._framework, base64.b64decode(text))
             training.checked_random_state(found["framework"], device)()
             checked_random_state(found["host"])()
 
@@ -152,19 +176,3 @@ class Together(Alone):
 
     def end(self) -> None:
         self.group.gather("the end of the run")
-
-
-def _as_text(framework: Framework, obj: Any) -> str:
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "state.safetensors")
-        save(framework, obj, path)
-        with open(path, "rb") as file:
-            return base64.b64encode(file.read()).decode()
-
-
-def _from_text(framework: Framework, text: str) -> Any:
-    with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "state.safetensors")
-        with open(path, "wb") as file:
-            file.write(base64.b64decode(text))
-        return load(framework, path, CPU, ())

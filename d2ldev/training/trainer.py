@@ -273,6 +273,7 @@ class Trainer(Hooks):
         with team.working(), interruptible(group is None) as interruption:
             train_data, val_data = self._data(train_data, val_data)
             model = self._prepared_model(model)
+            team.meet(model)
             # The optimizer is built after the model is placed: in a framework that moves by making
             # new tensors, one that is built before would hold the old tensors.
             learner = self.backend.learner(
@@ -293,7 +294,7 @@ class Trainer(Hooks):
                 names += [f"val_{name}" for name in names]
             check_names(names)
             run = Run(self.backend.framework, learner, train_data, names, callbacks, saving, team)
-            team.begin(learner, names, self.max_epochs)
+            team.begin(learner, names, self.max_epochs, saving)
             on_step_end = self._listeners(callbacks, "on_step_end")
             loop = Loop(
                 self, self._prepared, learner, functions, on_step_end=on_step_end, team=team

@@ -1,0 +1,125 @@
+"""Two machines, as two network namespaces with addresses of their own and a cable between them."""
+
+import os
+import subprocess
+import time
+
+import pytest
+from launched import LIMIT, command, environment, shown, written
+
+TRAIN = """
+import d2ldev, numpy as np
+from d2ldev import ArrayLoader, Trainer, backend
+X = np.random.default_rng(0).normal(size=(23, 4)).astype("float32")
+y = (np.arange(23) % 3).astype("int32")
+def train(epochs=3, callback=None):
+    trainer = Trainer(epochs, callback=callback)
+    history = trainer.fit(
+        backend.mlp([4, 8, 3], seed=rank), ArrayLoader(X, y, batch_size=5), loss="cross_entropy")
+    named = backend.named_tensors(trainer.model)
+    return {name: float(abs(backend.to_numpy(x)).sum()) for name, x in named.items()}, history
+"""
+TIMEOUT = 2
+SOON = 30
+"""Seconds, on a machine that is busy."""
+
+
+def ip(*arguments):
+    done = subprocess.run(
+        ["ip", *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    return done.returncode, done.stderr.strip()
+
+
+@pytest.fixture
+def machines():
+    """The names of two namespaces, which are 10.77.0.1 and 10.77.0.2."""
+    names = [f"d2ldev-{os.getpid()}-{i}" for i in (0, 1)]
+    cables = [f"d2l{os.getpid()}{end}"[:15] for end in "ab"]
+    try:
+        made = []
+        for name in names:
+            made += [("netns", "add", name), ("-n", name, "link", "set", "lo", "up")]
+        made.append(("link", "add", cables[0], "type", "veth", "peer", "name", cables[1]))
+        for i, (name, cable) in enumerate(zip(names, cables, strict=True)):
+            made += [
+                ("link", "set", cable, "netns", name),
+                ("-n", name, "link", "set", cable, "name", "cable"),
+                ("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", "cable"),
+                ("-n", name, "link", "set", "cable", "up"),
+            ]
+        for arguments in made:
+            try:
+                status, problem = ip(*arguments)
+            except FileNotFoundError:
+                status, problem = 1, "there is no command ip"
+            if status:
+                pytest.skip(f"no namespace can be made here: {problem}")
+        yield names
+    finally:
+        for name in names:
+            if os.path.exists(f"/run/netns/{name}"):
+                ip("netns", "delete", name)
+
+
+def launched_on(machine, rank, program, *options):
+    address = ["--nodes", 2, "--node-rank", rank, "--address", "10.77.0.1:29500"]
+    return subprocess.Popen(
+        ["ip", "netns", "exec", machine, *command(*address, *options, program)],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def test_they_learn_what_one_machine_learns(machines, tmp_path):
+    program = written(tmp_path, TRAIN + "show(train())")
+    processes = [
+        launched_on(name, rank, program, "--processes", 2) for rank, name in enumerate(machines)
+    ]
+    found = {}
+    for process in processes:
+        output, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode == 0, errors
+        found |= shown(output)
+    done = subprocess.run(
+        command(program), env=environment(), capture_output=True, text=True, check=True
+    )
+    (expected,) = shown(done.stdout)[0]
+    assert sorted(found) == [0, 1, 2, 3]
+    for rank in range(4):
+        ((sums, history),) = found[rank]
+        assert sums == pytest.approx(expected[0], rel=1e-4)
+        assert history["loss"] == pytest.approx(expected[1]["loss"], rel=1e-4)
+
+
+def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
+    code = TRAIN + 'train(10_000, callback=lambda epoch, history: epoch == 1 and show("begun"))'
+    program = written(tmp_path, code)
+    processes = [
+        launched_on(name, rank, program, "--timeout", TIMEOUT) for rank, name in enumerate(machines)
+    ]
+    assert all("begun" in process.stdout.readline() for process in processes)
+    assert ip("-n", machines[1], "link", "set", "cable", "down") == (0, "")
+    begin = time.monotonic()
+    for rank, process in enumerate(processes):
+        _, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode == 1
+        assert f"PeerLostError: cannot train in 2 processes: rank {1 - rank} on" in errors
+        assert f"Rank {rank} on" in errors
+    assert time.monotonic() - begin < SOON
+
+
+def test_a_machine_that_does_not_answer_ends_the_other(machines, tmp_path):
+    code = TRAIN + "from d2ldev.processes import join; join.PATIENCE = 1; train()"
+    program = written(tmp_path, code)
+    ip("-n", machines[0], "link", "set", "cable", "down")
+    processes = [
+        launched_on(name, rank, program, "--timeout", 1) for rank, name in enumerate(machines)
+    ]
+    errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
+    assert [process.returncode for process in processes] == [1, 1]
+    assert "PeerLostError: cannot meet 2 processes at 10.77.0.1:29500" in errors[0]
+    assert "there came no 1" in errors[0]
+    assert "rank 0 does not answer" in errors[1]

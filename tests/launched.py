@@ -1,0 +1,219 @@
+"""Processes that train together, as a launcher starts them, on this machine.
+
+``together`` forks them from the process of the test, so that a group costs tenths of a second, and
+what they do is a function of the test. ``launched`` runs the command.
+"""
+
+import atexit
+import contextlib
+import json
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from typing import Any, NamedTuple
+
+from processes import searched
+
+LIMIT = 60
+"""Seconds after which a process that has not ended fails the test."""
+
+
+class Ended(NamedTuple):
+    """How a process ended.
+
+    Args:
+        status: its exit status; less than 0 is a signal's number.
+        value: what the function returned.
+        error: the name of the class of its exception, or empty.
+        text: of the exception, or what the process has written to its standard error.
+        seconds: from the start of all until its end.
+    """
+
+    status: int
+    value: Any
+    error: str
+    text: str
+    seconds: float
+
+
+def free_port():
+    """Return a port of this machine that is free."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def variables(rank, size, port, **others):
+    """Return what a launcher of processes on this machine sets."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        **others,
+    }
+
+
+def together(body, size=2, *, timeout=20, during=None, others=None):
+    """Call ``body(rank)`` in so many new processes of one launch; how each ended, by rank.
+
+    Args:
+        body: returns what can be pickled.
+        size: how many.
+        timeout: ``D2LDEV_PEER_TIMEOUT``.
+        during: called with the numbers of the processes while they run.
+        others: rank -> more variables; None removes one.
+    """
+    port = free_port()
+    begin = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        processes = []
+        for rank in range(size):
+            process = os.fork()
+            if not process:
+                given = variables(rank, size, port, D2LDEV_PEER_TIMEOUT=str(timeout))
+                _run(body, rank, {**given, **(others or {}).get(rank, {})}, f"{folder}/{rank}")
+            processes.append(process)
+        try:
+            if during is not None:
+                during(processes)
+        finally:
+            ended = _ended(processes, begin)
+        return [
+            _told(f"{folder}/{rank}", *ended[process]) for rank, process in enumerate(processes)
+        ]
+
+
+def _run(body, rank, environment, path):
+    status = 1
+    try:
+        # What the tests have registered is not this process's.
+        atexit._clear()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        for stream in (1, 2):
+            os.dup2(os.open(f"{path}.{stream}", os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
+        sys.stdout, sys.stderr = os.fdopen(1, "w", closefd=False), os.fdopen(2, "w", closefd=False)
+        os.environ.update({name: value for name, value in environment.items() if value is not None})
+        for name in environment:
+            if environment[name] is None:
+                os.environ.pop(name, None)
+        try:
+            told = (body(rank), "", "")
+            status = 0
+        except BaseException as error:
+            told = (None, type(error).__name__, str(error))
+        with open(path, "wb") as file:
+            pickle.dump(told, file)
+        atexit._run_exitfuncs()
+    finally:
+        os._exit(status)
+
+
+def _ended(processes, begin):
+    """Wait for processes; their statuses and seconds, by number."""
+    ended = {}
+    while len(ended) < len(processes) and time.monotonic() - begin < LIMIT:
+        for process in processes:
+            if process not in ended:
+                found, status = os.waitpid(process, os.WNOHANG)
+                if found:
+                    seconds = time.monotonic() - begin
+                    ended[process] = (os.waitstatus_to_exitcode(status), seconds)
+        time.sleep(0.005)
+    for process in {*processes} - {*ended}:
+        os.kill(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+    assert len(ended) == len(processes), f"{len(processes) - len(ended)} did not end"
+    return ended
+
+
+def _told(path, status, seconds):
+    value, error, text = None, "", ""
+    if os.path.exists(path) and os.path.getsize(path):
+        with open(path, "rb") as file:
+            value, error, text = pickle.load(file)
+    elif os.path.exists(f"{path}.2"):  # it was ended in the middle
+        with open(f"{path}.2") as file:
+            text = file.read()
+    return Ended(status, value, error, text, seconds)
+
+
+class Launched(NamedTuple):
+    """How a launch ended.
+
+    Args:
+        status: of the command.
+        output, errors: what it has written.
+        values: what ``show(value)`` was given, by rank.
+    """
+
+    status: int
+    output: str
+    errors: str
+    values: dict[int, list[Any]]
+
+
+PROLOGUE = """
+import json, os, signal, sys, time
+rank = int(os.environ["RANK"])
+def show(value): print("shown:" + json.dumps(value), flush=True)
+"""
+
+
+def command(*options):
+    """Return the command that launches."""
+    return [sys.executable, "-m", "d2ldev", "launch", *map(str, options)]
+
+
+def written(folder, code, name="program.py"):
+    """Write a program that has ``rank`` and ``show(value)``; its path."""
+    path = os.path.join(folder, name)
+    with open(path, "w") as file:
+        file.write(PROLOGUE + textwrap.dedent(code))
+    return path
+
+
+def environment(**others):
+    """Return the variables of a launcher; those that begin with ``D2LDEV_`` are not inherited."""
+    found = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    return {**found, "PYTHONPATH": searched([]), "D2LDEV_BACKEND": "reference", **others}
+
+
+def launched(code, folder, *options, arguments=(), **keywords):
+    """Run a program with ``d2ldev launch``; how it ended.
+
+    Args:
+        code: see ``written``.
+        folder: where the program is written, and runs.
+        options: of the launch.
+        arguments: of the program.
+        keywords: of ``subprocess.run``.
+    """
+    with contextlib.chdir(folder):
+        done = subprocess.run(
+            command(*options, written(folder, code), *arguments),
+            **{"env": environment(), "timeout": LIMIT, "capture_output": True, **keywords},
+            check=False,
+        )
+    output = (done.stdout or b"").decode(errors="replace")
+    return Launched(
+        done.returncode, output, (done.stderr or b"").decode(errors="replace"), shown(output)
+    )
+
+
+def shown(output):
+    """Return what ``show(value)`` was given, by rank."""
+    values = {}
+    for line in output.splitlines():
+        prefix, is_shown, text = line.partition("shown:")
+        if is_shown:
+            values.setdefault(int(prefix[6:-2]), []).append(json.loads(text))
+    return values
