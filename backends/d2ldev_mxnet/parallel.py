@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin
 from d2ldev.nesting.walk import flatten
@@ -254,14 +255,13 @@ class MXNetGroupLearner(MXNetLearner):
     ) -> None:
         super().__init__(framework, model, settings)
         self._group, self._servers = group, servers
-        # The keys of the gradients by parameter; empty as long as the processes may have different
-        # parameters.
-        self._keys: dict[Any, int] = {}
-        self._unused: list[str] | None = None
+        # Of the gradients and of ``_users``; empty until all have the parameters of rank 0.
+        self._keys: list[int] = []
+        self._used: list[bool] = []
 
     def replace(self, parts: dict[str, Any]) -> None:
         super().replace(parts)
-        self._keys = {}
+        self._keys = []
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._keys:
@@ -271,45 +271,57 @@ class MXNetGroupLearner(MXNetLearner):
         return super().step(inputs, y)
 
     def end_epoch(self) -> None:
-        self._servers.spread(
-            [x.data() for x in self._parameters() if not x._differentiable and x._data]
-        )
+        statistics = [x for x in self._parameters() if not x._differentiable]
+        self._servers.spread([x.data() for x in statistics if x._data is not None])
 
     def sync(self) -> None:
-        # In a run the group ends a process that waits for a lost one. After it nobody would, such
-        # as one that saves the model then.
+        # In a run, the group ends a process that waits for a lost one. After it, it would not, and
+        # the program might save the model.
         self._servers.wait()
 
     def _begin(self) -> None:
         """Give all processes what rank 0 begins with."""
+        parameters = self._trainer._params
+        if any(x._data is None for x in parameters):
+            raise UnsupportedValueError(
+                f"train the {type(self._model).__name__} in {self._group.size} processes",
+                "the optimizer has parameters that the model does not, and they have no shape yet",
+                "name their shapes, such as Dense(8, in_units=3)",
+            )
         found = named_tensors(self._framework, self.parts)
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([(x.shape, str(x.dtype)) for x in arrays])
         self._group.gather("the beginning of the first step", content=content)
         self._servers.spread(arrays)
-        parameters = [x for x in self._trainer._params if x._data is not None]
         with NumPySemantics():
-            keys = self._servers.keys([x.data() for x in parameters])
-        self._keys = dict(zip(parameters, keys, strict=True))
+            self._users = mx.np.zeros(len(parameters), ctx=parameters[0].list_ctx()[0])
+            self._keys = self._servers.keys([*(x.data() for x in parameters), self._users])
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
         with mx.autograd.record():
             loss, prediction = self._losses(inputs, y, is_step=True)
-            share = loss * self.portion.share
-        share.backward()
+            part = loss * self.portion.share
+        part.backward()
         return loss, prediction
 
     def _update(self) -> None:
-        used, unused = [], []
-        for parameter in self._trainer._params:
-            if parameter.grad_req != "null" and parameter._data is not None:
-                is_used = parameter.list_data()[0]._fresh_grad
-                (used if is_used else unused).append(parameter)
-        if (names := [x.name for x in unused]) != self._unused:
-            self._unused = names
-            # Where they differ, one process would wait for gradients that another one has not.
-            self._group.mark(f"a step without gradients of {names}" if names else "a step")
-        gradients = [x.list_grad()[0] for x in used]
-        self._servers.add_up([self._keys[x] for x in used], gradients)
+        keys, gradients, used = [], [], []
+        for key, parameter in zip(self._keys, self._trainer._params, strict=False):
+            is_trained = parameter.grad_req != "null"
+            used.append(is_trained and parameter.list_data()[0]._fresh_grad)
+            if is_trained:
+                keys.append(key)
+                gradients.append(parameter.list_grad()[0])
+                if not used[-1]:
+                    gradients[-1][()] = 0
+        if used != self._used:
+            self._used, self._own_uses = used, mx.np.array(used, ctx=self._users.ctx)
+        self._users[()] = self._own_uses
+        self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._users])
+        if not all(used):
+            # Another process may use them, for its part of the batch.
+            for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):
+                if users:
+                    parameter.list_data()[0]._fresh_grad = True
         super()._update()
