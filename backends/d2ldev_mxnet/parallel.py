@@ -1,31 +1,39 @@
 """Several devices: parameters with an array on each, and a ``kvstore`` that adds up gradients.
 
-Batch normalization has the statistics of the examples on its own device; a run leaves the means of
-the devices' running statistics.
+Batch normalization has the statistics of the examples on its own device, or in its own process; a
+run leaves the means of the devices' running statistics, and those of rank 0 of several processes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.operations.placing import named_tensors
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
+from d2ldev_mxnet.servers import Servers
 from d2ldev_mxnet.training import MXNetLearner
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class MXNetParallel(Parallel):
-    """Training on several devices of one process.
+    """Training on several devices of one process, and in several processes.
 
     Args:
         framework: whose blocks are trained.
     """
+
+    _servers: Servers
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -49,6 +57,12 @@ class MXNetParallel(Parallel):
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
+
+    def join(self, group: Group) -> None:
+        self._servers = Servers(group)
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        return MXNetGroupLearner(self._framework, model, settings, group, self._servers)
 
 
 class MXNetParallelLearner(MXNetLearner):
@@ -223,3 +237,91 @@ def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:
         for column in columns
     ]
     return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
+
+
+class MXNetGroupLearner(MXNetLearner):
+    """A Gluon block that this process and others train together, each with a copy of it.
+
+    Args:
+        framework: whose model it is.
+        model: the block.
+        settings: how it is trained.
+        group: the processes.
+        servers: which add up their gradients.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, group: Group, servers: Servers
+    ) -> None:
+        super().__init__(framework, model, settings)
+        self._group, self._servers = group, servers
+        # Of the gradients and of ``_users``; empty until all have the parameters of rank 0.
+        self._keys: list[int] = []
+        self._used: list[bool] = []
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        super().replace(parts)
+        self._keys = []
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if not self._keys:
+            if not self.is_built:
+                self.build(inputs)
+            self._begin()
+        return super().step(inputs, y)
+
+    def end_epoch(self) -> None:
+        statistics = [x for x in self._parameters() if not x._differentiable]
+        self._servers.spread([x.data() for x in statistics if x._data is not None])
+
+    def sync(self) -> None:
+        # In a run, the group ends a process that waits for a lost one. After it, it would not, and
+        # the program might save the model.
+        self._servers.wait()
+
+    def _begin(self) -> None:
+        """Give all processes what rank 0 begins with."""
+        parameters = self._trainer._params
+        if any(x._data is None for x in parameters):
+            raise UnsupportedValueError(
+                f"train the {type(self._model).__name__} in {self._group.size} processes",
+                "the optimizer has parameters that the model does not, and they have no shape yet",
+                "name their shapes, such as Dense(8, in_units=3)",
+            )
+        found = named_tensors(self._framework, self.parts)
+        arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
+        content = str([(x.shape, str(x.dtype)) for x in arrays])
+        self._group.gather("the beginning of the first step", content=content)
+        self._servers.spread(arrays)
+        with NumPySemantics():
+            self._users = mx.np.zeros(len(parameters), ctx=parameters[0].list_ctx()[0])
+            self._keys = self._servers.keys([*(x.data() for x in parameters), self._users])
+
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        assert self.portion is not None
+        with mx.autograd.record():
+            loss, prediction = self._losses(inputs, y, is_step=True)
+            part = loss * self.portion.share
+        part.backward()
+        return loss, prediction
+
+    def _update(self) -> None:
+        keys, gradients, used = [], [], []
+        for key, parameter in zip(self._keys, self._trainer._params, strict=False):
+            is_trained = parameter.grad_req != "null"
+            used.append(is_trained and parameter.list_data()[0]._fresh_grad)
+            if is_trained:
+                keys.append(key)
+                gradients.append(parameter.list_grad()[0])
+                if not used[-1]:
+                    gradients[-1][()] = 0
+        if used != self._used:
+            self._used, self._own_uses = used, mx.np.array(used, ctx=self._users.ctx)
+        self._users[()] = self._own_uses
+        self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._users])
+        if not all(used):
+            # Another process may use them, for its part of the batch.
+            for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):
+                if users:
+                    parameter.list_data()[0]._fresh_grad = True
+        super()._update()

@@ -274,6 +274,12 @@ class Learner(ABC):
         are averaged over as many as they are.
         """
 
+    def end_epoch(self) -> None:
+        """Do with the other processes what is done once in an epoch, after its last step.
+
+        For a model with running statistics, which each process has computed from its own examples.
+        """
+
     @abstractmethod
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         """Return the loss and the prediction on one batch, without dropout and gradients.

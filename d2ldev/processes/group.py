@@ -180,6 +180,14 @@ class Group:
             with self._changed:
                 self._working -= 1
 
+    def give_up(self, problem: str) -> None:
+        """End the work of all, because this process cannot go on; called from any thread.
+
+        Args:
+            problem: why not.
+        """
+        self._lose(self.rank, problem)
+
     def leave(self) -> None:
         """Do nothing more in the group; called when the process ends.
 

@@ -123,7 +123,7 @@ class DeviceLog:
             self._device = device
             self._pending += entries
             self._waiting += sum(entry.is_tensor for entry in entries)
-            if (limit := framework.tensors.in_flight) is not None:
+            if entries and (limit := framework.tensors.in_flight) is not None:
                 self._bound(limit, len(entries))
             if self._waiting >= self._max_pending or len(self._pending) >= 2 * self._max_pending:
                 self._bring_over()

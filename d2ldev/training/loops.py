@@ -81,6 +81,7 @@ class Loop(NamedTuple):
         if learner.pending:
             learner.flush()
             self._end_step(run.step - 1, loss)
+        learner.end_epoch()
         if self.interruption.is_pressed:
             return {}
         means = self._means(log)

@@ -1,0 +1,187 @@
+"""Runs of training whose results do not depend on how many processes make them.
+
+As a program it makes some of them, and keeps what this process has found in the folder that its
+first argument names.
+"""
+
+import os
+import pickle
+import sys
+
+import numpy as np
+from d2ldev_mxnet.framework import mx
+from d2ldev_mxnet.models import initialise
+from several_gpus import CLASSES, FEATURES, flat_batches, images, trained
+
+import d2ldev
+
+nn = mx.gluon.nn
+BATCHES = [*flat_batches(14, 5), *flat_batches(1, 1)]
+"""Of 5, 5, 4 and 1 examples."""
+
+
+def initialised(net, seed=0):
+    mx.random.seed(seed)
+    net.initialize(mx.init.Xavier())
+    return net
+
+
+def mlp(seed=0):
+    net = nn.HybridSequential()
+    net.add(nn.Dense(8, "tanh", in_units=FEATURES), nn.Dense(CLASSES, in_units=8))
+    return initialised(net, seed)
+
+
+def lenet():
+    net = nn.HybridSequential()
+    net.add(
+        nn.Conv2D(6, 5, padding=2, activation="sigmoid"),
+        nn.AvgPool2D(7, 7),
+        nn.Flatten(),
+        nn.Dense(CLASSES),
+    )
+    net.hybridize()
+    net = initialised(net)
+    net(mx.np.zeros((1, 1, 28, 28)))
+    return net
+
+
+def unbuilt():
+    """Return a model without shapes, whose values each process would make differently."""
+    value = 0.1 + int(os.environ.get("RANK", "0"))
+    net = nn.HybridSequential()
+    net.add(nn.Dense(CLASSES, weight_initializer=mx.init.Constant(value)))
+    return initialised(net)
+
+
+def seeded_by_rank():
+    """Return a model that each process makes with other values."""
+    return mlp(seed=int(os.environ.get("RANK", "0")))
+
+
+def frozen():
+    net = mlp()
+    net[0].collect_params().setattr("grad_req", "null")
+    return net
+
+
+def adding():
+    net = mlp()
+    net.collect_params().setattr("grad_req", "add")
+    return net
+
+
+def double():
+    net = mlp()
+    net.cast("float64")
+    return net
+
+
+class Branches(nn.Block):
+    """A model that uses a part only for some examples, and another part never."""
+
+    def __init__(self):
+        super().__init__()
+        self.common, self.rare, self.never = (nn.Dense(3, in_units=FEATURES) for _ in range(3))
+        for each in (self.common, self.rare, self.never):
+            self.register_child(each)
+        initialised(self)
+
+    def forward(self, x):
+        is_rare = x[:, :1] > 1
+        if not is_rare.any():
+            return self.common(x)
+        return mx.np.where(is_rare, self.rare(x), self.common(x))
+
+
+class Own(nn.Block):
+    """A model that gives its loss itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.net = mlp()
+
+    def training_step(self, batch):
+        return mx.gluon.loss.SoftmaxCrossEntropyLoss()(self.net(batch[0]), batch[1]).mean()
+
+    validation_step = training_step
+
+
+def weighted(sizes=(5, 4)):
+    return [
+        {"x": x, "y": y, "sample_weight": np.arange(len(y), dtype="float32")}
+        for x, y in BATCHES
+        if len(y) in sizes
+    ]
+
+
+def of_trainer(optimizer, options=None, **more):
+    return lambda net: mx.gluon.Trainer(net.collect_params(), optimizer, options, **more)
+
+
+class Scaled(nn.Block):
+    """A model that has a parameter of shape ()."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.scale = mlp(), self.params.get("scale", shape=())
+        initialise(self.scale, mx.np.ones(()))
+
+    def forward(self, x):
+        return self.net(x) * self.scale.data(x.ctx)
+
+
+def normalized():
+    net = nn.HybridSequential()
+    net.add(nn.BatchNorm(in_channels=FEATURES, momentum=0), nn.Dense(CLASSES, in_units=FEATURES))
+    return initialised(net)
+
+
+CROSS = {"loss": "cross_entropy", "lr": 0.1}
+CASES = {
+    "sgd": (mlp, BATCHES, {"metrics": ["accuracy"]}),
+    "momentum": (mlp, BATCHES, {"optimizer": "momentum"}),
+    "adam": (mlp, BATCHES, {"optimizer": "adam", "gradient_clip_val": 0.1}),
+    "adamw": (mlp, BATCHES, {"optimizer": "adamw"}),
+    "adagrad": (mlp, BATCHES, {"optimizer": "adagrad"}),
+    "clipped": (mlp, BATCHES, {"gradient_clip_val": 0.05}),
+    "accumulated": (mlp, BATCHES, {"accumulate": 3, "gradient_clip_val": 0.05}),
+    "weighted": (mlp, weighted(), {}),
+    "lenet": (lenet, images(1, 28, 28), {"optimizer": "momentum"}),
+    "unbuilt": (unbuilt, BATCHES, {"optimizer": "adam"}),
+    "seeded by rank": (seeded_by_rank, BATCHES, {}),
+    "scaled": (Scaled, BATCHES, {}),
+    "frozen": (frozen, BATCHES, {"optimizer": "momentum"}),
+    "adding": (adding, BATCHES, {}),
+    "double": (double, [(x.astype("float64"), y) for x, y in BATCHES], {}),
+    "branches": (Branches, BATCHES, {"optimizer": "momentum", "gradient_clip_val": 0.3}),
+    "branches, accumulated": (Branches, BATCHES, {"optimizer": "adam", "accumulate": 2}),
+    "own step": (Own, BATCHES, {"loss": None}),
+    "optimizer": (mlp, BATCHES, {"optimizer": lambda _: mx.optimizer.Nadam(learning_rate=0.01)}),
+    "trainer": (mlp, BATCHES, {"optimizer": of_trainer("sgd", {"momentum": 0.9}), "fits": 2}),
+    "without a store": (mlp, BATCHES, {"optimizer": of_trainer("adam", kvstore=None)}),
+}
+
+
+# Each process normalizes with the statistics of its own examples.
+OTHERS = {"normalized": (normalized, BATCHES[:2], {"metrics": ["accuracy"]})}
+
+
+def run(case, num_gpus):
+    """Return what a case ends with: the values of the parameters, in their order, and a history."""
+    make, data, options = {**CASES, **OTHERS}[case]
+    options = {**CROSS, **options}
+    if callable(options.get("optimizer")):
+        del options["lr"]
+    if options["loss"] is None:
+        del options["loss"]
+    values, history = trained(d2ldev.get_backend("mxnet"), make, data, num_gpus, **options)
+    return list(values.values()), history
+
+
+if __name__ == "__main__":
+    mx.npx.set_np()
+    folder, num_gpus, *cases = sys.argv[1:]
+    found = {case: run(case, int(num_gpus)) for case in cases}
+    with open(f"{folder}/{os.environ['RANK']}", "wb") as file:
+        pickle.dump(found, file)

@@ -1,0 +1,199 @@
+"""Several processes: MXNet's parameter servers between them."""
+
+import os
+import pickle
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import process_runs
+import pytest
+from d2ldev_mxnet import servers
+from processes import searched
+from several_gpus import TOLERANCE
+
+from d2ldev import UnsupportedValueError
+
+pytestmark = pytest.mark.usefixtures("set_np")
+
+LIMIT = 120
+TIMEOUT = 3
+Ended = namedtuple("Ended", "status errors seconds")
+
+# Both processes come to the middle of the run before a signal comes to one of them.
+LONG = """
+import os, signal
+import numpy as np
+from d2ldev import Trainer, get_backend
+
+class Batches:
+    def __iter__(self):
+        for number in range(100000):
+            if number == 20:
+                with open(f"{folder}/{rank}", "w") as file:
+                    file.write(str(os.getpid()))
+            yield np.ones((4, 3), "float32"), np.ones((4, 1), "float32")
+
+folder, rank = os.environ["FOLDER"], os.environ["RANK"]
+backend = get_backend("mxnet")
+Trainer(1, num_gpus=0, backend=backend).fit(backend.mlp([3, 1]), Batches())
+"""
+
+
+def variables(rank, size, port):
+    """Return the environment of a process, as a launcher on this machine makes it."""
+    inherited = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    return {
+        **inherited,
+        "PYTHONPATH": searched([Path(__file__).parents[2]]),
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(rank),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "D2LDEV_PEER_TIMEOUT": str(TIMEOUT),
+    }
+
+
+def started(command, size, **more):
+    """Start processes of one launch; them, and the port by which their servers are known."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, *command],
+            env={**variables(rank, size, port), **more},
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    return processes, port
+
+
+def ended(processes):
+    """Wait for processes; how each ended."""
+    begin = time.monotonic()
+    found = []
+    try:
+        for process in processes:
+            errors = process.communicate(timeout=LIMIT)[1]
+            found.append(Ended(process.returncode, errors, time.monotonic() - begin))
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stderr.close()
+    return found
+
+
+def left(port):
+    """Return the processes of a launch that are still there, some seconds later."""
+    deadline = time.monotonic() + 5
+    while (found := list(_alive(port))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def _alive(port):
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (path / "environ").read_bytes()  # empty for one that has ended
+        except OSError:
+            continue
+        if f"MASTER_PORT={port}".encode() in environment.split(b"\0"):
+            yield int(path.name)
+
+
+def made(cases, folder, size, num_gpus):
+    """Make runs in several processes; what each process has found, by rank."""
+    program = [process_runs.__file__, str(folder), str(num_gpus), *cases]
+    processes, port = started(program, size, D2LDEV_VIRTUAL_GPUS=str(num_gpus))
+    for each in ended(processes):
+        assert (each.status, each.errors) == (0, "")
+    assert not left(port)
+    return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(size)]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    """What each of two processes with a virtual GPU finds."""
+    cases = {**process_runs.CASES, **process_runs.OTHERS}
+    return made(cases, tmp_path_factory.mktemp("two"), 2, num_gpus=1)
+
+
+def assert_same_as_one(run, case, num_gpus):
+    (values, history), (expected, curves) = run, process_runs.run(case, num_gpus)
+    for value, wanted in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, wanted, **TOLERANCE)
+    assert list(history) == list(curves)
+    for name, curve in curves.items():
+        np.testing.assert_allclose(history[name], curve, **TOLERANCE)
+
+
+def assert_same(first, other):
+    assert first[1] == other[1]
+    for value, other_value in zip(first[0], other[0], strict=True):
+        np.testing.assert_array_equal(value, other_value)
+
+
+@pytest.mark.parametrize("case", process_runs.CASES)
+def test_two_processes_learn_what_one_learns(two, case):
+    assert_same_as_one(two[0][case], case, 0)
+
+
+@pytest.mark.parametrize("case", process_runs.CASES)
+def test_two_processes_end_with_the_same(two, case):
+    assert_same(two[0][case], two[1][case])
+
+
+def test_all_end_with_the_running_statistics_of_the_first(two):
+    x, _ = process_runs.BATCHES[1]
+    for found in two:
+        values, _ = found["normalized"]
+        np.testing.assert_allclose(values[2], x[:3].mean(0), rtol=1e-5)
+        np.testing.assert_allclose(values[3], x[:3].var(0), rtol=1e-4)
+
+
+def test_three_processes_learn_what_one_learns(tmp_path):
+    cases = ["adam", "branches", "accumulated"]
+    found = made(cases, tmp_path, 3, num_gpus=0)
+    for case in cases:
+        assert_same_as_one(found[0][case], case, 0)
+        assert_same(found[0][case], found[1][case])
+        assert_same(found[0][case], found[2][case])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
+    processes, port = started(["-c", LONG], 2, FOLDER=str(tmp_path))
+    lost = int(number == signal.SIGSTOP)  # once with the servers, and once beside them
+    deadline = time.monotonic() + LIMIT
+    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    processes[lost].send_signal(number)
+    (other,) = ended([processes[1 - lost]])
+    processes[lost].kill()
+    ended([processes[lost]])
+    assert other.status == 1
+    assert f"PeerLostError: cannot train in 2 processes: rank {lost} on " in other.errors
+    assert other.seconds < 2 * TIMEOUT + 4
+    assert not left(port)
+
+
+def test_variables_of_another_launch_of_mxnet_are_refused(monkeypatch):
+    monkeypatch.setenv("DMLC_ROLE", "worker")
+    monkeypatch.setenv("DMLC_PS_ROOT_URI", "10.0.0.1")
+    group = namedtuple("Group", "size")(2)
+    with pytest.raises(UnsupportedValueError, match="unset DMLC_ROLE DMLC_PS_ROOT_URI: "):
+        servers.Servers(group)
