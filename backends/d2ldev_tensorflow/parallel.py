@@ -19,6 +19,8 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin
 from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.processes.group import Group
+from d2ldev_tensorflow.devices import has_started, let_memory_grow, place_of
 from d2ldev_tensorflow.models import KerasObject, compute_again_at, inner_optimizers, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training import TensorFlowLearner, made
@@ -31,11 +33,14 @@ class TensorFlowParallel(Parallel):
         framework: whose models are trained.
     """
 
+    joins_at_start = True
+
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
+        self._strategy: Any = None  # of several processes
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        with tf.device(x.backing_device):
+        with tf.device(place_of(x)):
             return x[start:stop]
 
     def twin(self, model: Any) -> Any:
@@ -68,6 +73,34 @@ class TensorFlowParallel(Parallel):
                 "a keras.Model, whose variables may have a copy on each device",
             )
         return TensorFlowParallelLearner(self._framework, model, settings, devices)
+
+    # -- several processes ------------------------------------------------------------------------
+
+    def join(self, group: Group) -> None:
+        if has_started():
+            raise UnsupportedValueError(
+                f"train in {group.size} processes",
+                "TensorFlow has begun already, and looks for other processes only then",
+                "from d2ldev import backend, before the first operation of TensorFlow",
+            )
+        if self._framework.virtual_gpus is None:
+            let_memory_grow()
+        options = tf.distribute.experimental
+        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
+            tf.distribute.cluster_resolver.SimpleClusterResolver(
+                tf.train.ClusterSpec({"worker": group.addresses}),
+                task_type="worker",
+                task_id=group.rank,
+                rpc_layer="grpc",
+            ),
+            options.CommunicationOptions(
+                timeout_seconds=2 * group.timeout,
+                implementation=options.CommunicationImplementation.RING,
+            ),
+        )
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        return TensorFlowGroupLearner(self._framework, model, settings, group, self._strategy)
 
 
 class _Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
@@ -277,6 +310,67 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         for optimizer in _optimizers(self._optimizer):
             found += own_variables(optimizer)
         return list({id(x): x for x in found}.values())
+
+
+class TensorFlowGroupLearner(TensorFlowLearner):
+    """A model of which each of several processes has one, with gradients that are added up.
+
+    Args:
+        framework: whose model it is.
+        model: on the device of this process.
+        settings: how it is trained.
+        group: the processes.
+        strategy: between them.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, group: Group, strategy: Any
+    ) -> None:
+        self._is_first = group.rank == 0
+        self._strategy = strategy
+        super().__init__(framework, model, settings)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        assert self.portion is not None
+        return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
+
+    def _get_ready(self, device: Device | None) -> None:
+        super()._get_ready(device)
+        values = [*self._model.variables]
+        if self._optimizer is not None and self._optimizer.built:
+            values += self._optimizer.variables
+        self._be_as_first(values)
+
+    def _dependencies(self, is_named: bool) -> Any:
+        return type(self), super()._dependencies(is_named)
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, (y, share) = batch
+        with tf.GradientTape() as tape:
+            loss, prediction = self._losses(inputs, y, training=True)
+            scaled = self._stepping.scale_loss(loss * tf.cast(share, loss.dtype))
+        return loss, prediction, tape.gradient(scaled, self._variables)
+
+    def _update(self, gradients: list[Any]) -> None:
+        whole = iter(self._summed([each for each in gradients if each is not None]))
+        super()._update([None if each is None else next(whole) for each in gradients])
+
+    def _be_as_first(self, variables) -> None:
+        for variable in variables:
+            value = tf.convert_to_tensor(variable)
+            value = value if self._is_first else tf.zeros_like(value)
+            variable.assign(self._summed([value])[0])
+
+    def _summed(self, values: list[Any]) -> list[Any]:
+        """Return the sums of tensors of all processes."""
+        (there,) = self._strategy.extended.worker_devices
+        with mixing(), self._strategy.scope():
+            with tf.device(there):
+                values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
+            found = self._strategy.extended.batch_reduce_to("SUM", [(x, x) for x in values])
+        values = [self._strategy.experimental_local_results(x)[0] for x in found]
+        with mixing(), self._there():
+            return tf.nest.map_structure(tf.identity, values, expand_composites=True)
 
 
 def _optimizers(outermost: Any) -> Iterator[Any]:
