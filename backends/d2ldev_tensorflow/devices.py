@@ -231,6 +231,20 @@ def own_devices(kind: str | None = None) -> list[Any]:
     return [each for each in devices if each.name.startswith(own_task())]
 
 
+def wait_for_peers(size: int, timeout: float) -> None:
+    """Let TensorFlow take a process that is silent for lost after so many seconds, and not 10.
+
+    Before a ``MultiWorkerMirroredStrategy`` is made of so many processes, which has no argument for
+    it.
+    """
+    first = "/job:worker/replica:0/task:0"
+    milliseconds = int(1000 * timeout)
+    context().configure_coordination_service(
+        "standalone", first, heartbeat_timeout_in_ms=milliseconds
+    )
+    context().coordination_service.coordinated_job_list.add(name="worker", num_tasks=size)
+
+
 def place_of(x: Any) -> str:
     """Return what ``tf.device`` takes for where the bytes of a tensor are; empty if it has none.
 

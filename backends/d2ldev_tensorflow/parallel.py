@@ -20,7 +20,13 @@ from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Wei
 from d2ldev.framework.parallel import no_twin
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.processes.group import Group
-from d2ldev_tensorflow.devices import has_started, let_memory_grow, place_of
+from d2ldev_tensorflow.devices import (
+    OF_THE_HOST,
+    has_started,
+    let_memory_grow,
+    place_of,
+    wait_for_peers,
+)
 from d2ldev_tensorflow.models import KerasObject, compute_again_at, inner_optimizers, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training import TensorFlowLearner, made
@@ -80,22 +86,26 @@ class TensorFlowParallel(Parallel):
         if has_started():
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
-                "TensorFlow has begun already, and looks for other processes only then",
-                "from d2ldev import backend, before the first operation of TensorFlow",
+                "TensorFlow has begun already, and looks for the others only then",
+                "use d2ldev's backend before the first operation of TensorFlow",
             )
         if self._framework.virtual_gpus is None:
             let_memory_grow()
-        options = tf.distribute.experimental
-        self._strategy = tf.distribute.MultiWorkerMirroredStrategy(
-            tf.distribute.cluster_resolver.SimpleClusterResolver(
-                tf.train.ClusterSpec({"worker": group.addresses}),
-                task_type="worker",
-                task_id=group.rank,
-                rpc_layer="grpc",
-            ),
-            options.CommunicationOptions(
+        wait_for_peers(group.size, 2 * group.timeout)
+        distribute = tf.distribute.experimental
+        # On the CPU, whatever the device of the model is: it takes no virtual GPU, and it is made
+        # before the program says whether it uses a real one.
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": group.addresses}),
+            task_type="worker",
+            task_id=group.rank,
+            rpc_layer="grpc",
+        )
+        self._strategy = _GroupStrategy(
+            resolver,
+            distribute.CommunicationOptions(
                 timeout_seconds=2 * group.timeout,
-                implementation=options.CommunicationImplementation.RING,
+                implementation=distribute.CommunicationImplementation.RING,
             ),
         )
 
@@ -103,8 +113,8 @@ class TensorFlowParallel(Parallel):
         return TensorFlowGroupLearner(self._framework, model, settings, group, self._strategy)
 
 
-class _Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
-    """A mirrored strategy in which a loss of Keras' is the mean over the examples that it sees.
+class _OfParts:
+    """A strategy in which a loss of Keras' is the mean over the examples that it sees.
 
     Keras divides it by this number, for the losses of all devices are to be added up. Those of a
     function are not divided, and here parts of a batch have shares of their own.
@@ -113,6 +123,14 @@ class _Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     @property
     def num_replicas_in_sync(self) -> int:
         return 1
+
+
+class _Strategy(_OfParts, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Of several devices."""
+
+
+class _GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """Of several processes."""
 
 
 class TensorFlowParallelLearner(TensorFlowLearner):
@@ -315,6 +333,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 class TensorFlowGroupLearner(TensorFlowLearner):
     """A model of which each of several processes has one, with gradients that are added up.
 
+    What layers keep besides, such as the statistics of a normalization, is rank 0's after a step.
+
     Args:
         framework: whose model it is.
         model: on the device of this process.
@@ -332,45 +352,89 @@ class TensorFlowGroupLearner(TensorFlowLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
+        # A tensor: what is traced holds for any number.
         return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
 
     def _get_ready(self, device: Device | None) -> None:
         super()._get_ready(device)
-        values = [*self._model.variables]
-        if self._optimizer is not None and self._optimizer.built:
-            values += self._optimizer.variables
-        self._be_as_first(values)
+        kept = [x for x in self._model.variables if not x.trainable]
+        self._is_synchronized = False
+        if self._is_layer:
+            # Those of a layer that is frozen do not change, and may be many.
+            layers = list(self._model._flatten_layers())
+            kept = [x for layer in layers for x in layer._non_trainable_variables]
+            self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
+        self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
+        variables = [*self._model.variables]
+        for optimizer in _optimizers(self._optimizer):
+            variables += own_variables(optimizer)
+        self._begin_as_first([*map(_variable, variables)])
+
+    def _begin_as_first(self, variables: list[Any]) -> None:
+        """Give variables the values that they have in the process of rank 0."""
+        variables = [x for x in variables if x.dtype not in OF_THE_HOST]
+        values = [tf.cast(x, _sent_as(x.dtype)) for x in variables]
+        for variable, value in zip(variables, self._added_up(self._of_first(values)), strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
 
     def _dependencies(self, is_named: bool) -> Any:
         return type(self), super()._dependencies(is_named)
 
     def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        if self._is_synchronized:  # such a layer asks the strategy that it is called in
+            return self._strategy.run(self._of_part, (batch,))
+        return self._of_part(batch)
+
+    def _of_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, (y, share) = batch
-        with tf.GradientTape() as tape:
+        with self._there(), tf.GradientTape() as tape:
             loss, prediction = self._losses(inputs, y, training=True)
             scaled = self._stepping.scale_loss(loss * tf.cast(share, loss.dtype))
         return loss, prediction, tape.gradient(scaled, self._variables)
 
     def _update(self, gradients: list[Any]) -> None:
-        whole = iter(self._summed([each for each in gradients if each is not None]))
+        used = [each for each in gradients if each is not None]
+        sums = self._added_up([*used, *self._of_first(self._kept)])
+        whole = iter(sums)
         super()._update([None if each is None else next(whole) for each in gradients])
+        for variable, value in zip(self._kept, whole, strict=True):
+            variable.assign(value)
 
-    def _be_as_first(self, variables) -> None:
-        for variable in variables:
-            value = tf.convert_to_tensor(variable)
-            value = value if self._is_first else tf.zeros_like(value)
-            variable.assign(self._summed([value])[0])
+    def _of_first(self, values: list[Any]) -> list[Any]:
+        """Return values whose sums over the processes are those of rank 0."""
+        return [x if self._is_first else tf.zeros_like(x) for x in values]
 
-    def _summed(self, values: list[Any]) -> list[Any]:
-        """Return the sums of tensors of all processes."""
-        (there,) = self._strategy.extended.worker_devices
-        with mixing(), self._strategy.scope():
-            with tf.device(there):
-                values = tf.nest.map_structure(tf.identity, values, expand_composites=True)
-            found = self._strategy.extended.batch_reduce_to("SUM", [(x, x) for x in values])
-        values = [self._strategy.experimental_local_results(x)[0] for x in found]
-        with mixing(), self._there():
-            return tf.nest.map_structure(tf.identity, values, expand_composites=True)
+    def _added_up(self, values: list[Any]) -> list[Any]:
+        """Return the sums over the processes of tensors, on the device of the model."""
+        extended = self._strategy.extended
+        found: dict[int, Any] = {}
+        with mixing():
+            with self._strategy.scope(), tf.device(extended.worker_devices[0]):
+                for dtype in dict.fromkeys(x.dtype for x in values):  # what is sent at once has one
+                    numbers = [i for i, x in enumerate(values) if x.dtype == dtype]
+                    sent = [_copied(values[i]) for i in numbers]
+                    sums = extended.batch_reduce_to("SUM", [(x, x) for x in sent])
+                    found.update(zip(numbers, sums, strict=True))
+            with self._there():
+                results = self._strategy.experimental_local_results
+                return [_copied(results(found[i])[0]) for i in range(len(values))]
+
+
+def _variable(x: Any) -> Any:
+    """Return TensorFlow's variable of Keras' one."""
+    return x if isinstance(x, tf.Variable) else x.value
+
+
+def _sent_as(dtype: Any) -> Any:
+    """Return a dtype that has the same numbers, and that TensorFlow adds up over processes."""
+    if dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
+        return dtype
+    return tf.float64 if dtype.is_floating else tf.int64
+
+
+def _copied(x: Any) -> Any:
+    """Return a tensor, or an ``IndexedSlices``, on the device of the scope."""
+    return tf.nest.map_structure(tf.identity, x, expand_composites=True)
 
 
 def _optimizers(outermost: Any) -> Iterator[Any]:
