@@ -45,7 +45,7 @@ class DeviceName(str):
     __slots__ = ()
 
     def __enter__(self) -> None:
-        there = [each.name for each in tf.config.list_logical_devices()]
+        there = [each.name for each in own_devices()]
         if not any(name.endswith(self.removeprefix("/")) for name in there):
             raise DeviceUnavailableError(
                 f"compute on {self}",
@@ -105,7 +105,7 @@ class TensorFlowDevices(Devices):
 
     def _counted(self) -> int:
         if has_started():
-            return len(tf.config.list_logical_devices("GPU"))
+            return len(own_devices("GPU"))
         if tf.test.is_built_with_cuda() and context()._physical_devices is None:
             cards = nvml.visible_cards()
             if cards is not None:
@@ -144,7 +144,8 @@ class TensorFlowDevices(Devices):
     def from_native(self, native: Any) -> Device | None:
         if isinstance(native, tf.config.LogicalDevice):
             native = native.name
-        match = _NAME.fullmatch(native) if isinstance(native, str) else None
+        is_name = isinstance(native, str)
+        match = _NAME.fullmatch(native.removeprefix(own_task())) if is_name else None
         if match is None:
             return None
         kind, index = match[1].lower(), int(match[2])
@@ -218,6 +219,41 @@ def has_started() -> bool:
     return bool(context()._initialized)
 
 
+def own_task() -> str:
+    """Return how the names of this process's devices begin, among those of several processes."""
+    server = context()._collective_ops_server_def
+    return f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
+
+
+def own_devices(kind: str | None = None) -> list[Any]:
+    """Return TensorFlow's devices of this process; it lists those of the others, too."""
+    devices = tf.config.list_logical_devices(kind)
+    return [each for each in devices if each.name.startswith(own_task())]
+
+
+def wait_for_peers(size: int, timeout: float) -> None:
+    """Let TensorFlow take a process that is silent for lost after so many seconds, and not 10.
+
+    Before a ``MultiWorkerMirroredStrategy`` is made of so many processes, which has no argument for
+    it.
+    """
+    first = "/job:worker/replica:0/task:0"
+    milliseconds = int(1000 * timeout)
+    context().configure_coordination_service(
+        "standalone", first, heartbeat_timeout_in_ms=milliseconds
+    )
+    context().coordination_service.coordinated_job_list.add(name="worker", num_tasks=size)
+
+
+def place_of(x: Any) -> str:
+    """Return what ``tf.device`` takes for where the bytes of a tensor are; empty if it has none.
+
+    In one of several processes the CPU has two names, of which ``tf.device`` knows one.
+    """
+    name: str = getattr(x, "backing_device", "")
+    return name and f"/{name.rpartition('/')[2]}"
+
+
 def _configure(virtual: int) -> None:
     """Make a process of one CPU, virtual GPUs, and nothing else."""
     cpus = tf.config.list_physical_devices("CPU")
@@ -227,7 +263,7 @@ def _configure(virtual: int) -> None:
         if virtual:
             made = [tf.config.LogicalDeviceConfiguration() for _ in range(virtual + 1)]
             tf.config.set_logical_device_configuration(cpus[0], made)
-        late = has_started() and 0 < virtual != len(tf.config.list_logical_devices("CPU")) - 1
+        late = has_started() and 0 < virtual != len(own_devices("CPU")) - 1
     except RuntimeError:  # so says TensorFlow once it has started
         late = True
     if late:
@@ -236,7 +272,7 @@ def _configure(virtual: int) -> None:
             "TensorFlow has initialised its devices already, which it does once in a process",
             f"set D2LDEV_VIRTUAL_GPUS={virtual} and use d2ldev's backend before the first "
             "operation of TensorFlow",
-            [device.name for device in tf.config.list_logical_devices()],
+            [device.name for device in own_devices()],
         )
 
 

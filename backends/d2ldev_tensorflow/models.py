@@ -26,7 +26,7 @@ from tensorflow.python.eager.context import anonymous_name
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
-from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices
+from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 from d2ldev_tensorflow.tensors import TensorFlowTensors
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
@@ -122,7 +122,7 @@ class TensorFlowModels(Models):
         # TensorFlow has no call for that. A variable is a handle of memory, with a name and a
         # shape: it gets another handle, made where ``new`` is, as ``tf.Variable`` makes its own.
         old = x._handle
-        with tf.device(new.backing_device):
+        with tf.device(place_of(new)):
             handle = tf.raw_ops.VarHandleOp(
                 dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
             )

@@ -19,6 +19,14 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin
 from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.processes.group import Group
+from d2ldev_tensorflow.devices import (
+    OF_THE_HOST,
+    has_started,
+    let_memory_grow,
+    place_of,
+    wait_for_peers,
+)
 from d2ldev_tensorflow.models import KerasObject, compute_again_at, inner_optimizers, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training import TensorFlowLearner, made
@@ -31,11 +39,14 @@ class TensorFlowParallel(Parallel):
         framework: whose models are trained.
     """
 
+    joins_at_start = True
+
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
+        self._strategy: Any = None  # of several processes
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        with tf.device(x.backing_device):
+        with tf.device(place_of(x)):
             return x[start:stop]
 
     def twin(self, model: Any) -> Any:
@@ -69,9 +80,41 @@ class TensorFlowParallel(Parallel):
             )
         return TensorFlowParallelLearner(self._framework, model, settings, devices)
 
+    # -- several processes ------------------------------------------------------------------------
 
-class _Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
-    """A mirrored strategy in which a loss of Keras' is the mean over the examples that it sees.
+    def join(self, group: Group) -> None:
+        if has_started():
+            raise UnsupportedValueError(
+                f"train in {group.size} processes",
+                "TensorFlow has begun already, and looks for the others only then",
+                "use d2ldev's backend before the first operation of TensorFlow",
+            )
+        if self._framework.virtual_gpus is None:
+            let_memory_grow()
+        wait_for_peers(group.size, 2 * group.timeout)
+        distribute = tf.distribute.experimental
+        # On the CPU, whatever the device of the model is: it takes no virtual GPU, and it is made
+        # before the program says whether it uses a real one.
+        resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+            tf.train.ClusterSpec({"worker": group.addresses}),
+            task_type="worker",
+            task_id=group.rank,
+            rpc_layer="grpc",
+        )
+        self._strategy = _GroupStrategy(
+            resolver,
+            distribute.CommunicationOptions(
+                timeout_seconds=2 * group.timeout,
+                implementation=distribute.CommunicationImplementation.RING,
+            ),
+        )
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        return TensorFlowGroupLearner(self._framework, model, settings, group, self._strategy)
+
+
+class _OfParts:
+    """A strategy in which a loss of Keras' is the mean over the examples that it sees.
 
     Keras divides it by this number, for the losses of all devices are to be added up. Those of a
     function are not divided, and here parts of a batch have shares of their own.
@@ -80,6 +123,14 @@ class _Strategy(tf.distribute.MirroredStrategy):  # type: ignore[misc]
     @property
     def num_replicas_in_sync(self) -> int:
         return 1
+
+
+class _Strategy(_OfParts, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Of several devices."""
+
+
+class _GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """Of several processes."""
 
 
 class TensorFlowParallelLearner(TensorFlowLearner):
@@ -277,6 +328,113 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         for optimizer in _optimizers(self._optimizer):
             found += own_variables(optimizer)
         return list({id(x): x for x in found}.values())
+
+
+class TensorFlowGroupLearner(TensorFlowLearner):
+    """A model of which each of several processes has one, with gradients that are added up.
+
+    What layers keep besides, such as the statistics of a normalization, is rank 0's after a step.
+
+    Args:
+        framework: whose model it is.
+        model: on the device of this process.
+        settings: how it is trained.
+        group: the processes.
+        strategy: between them.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, group: Group, strategy: Any
+    ) -> None:
+        self._is_first = group.rank == 0
+        self._strategy = strategy
+        super().__init__(framework, model, settings)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        assert self.portion is not None
+        # A tensor: what is traced holds for any number.
+        return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
+
+    def _get_ready(self, device: Device | None) -> None:
+        super()._get_ready(device)
+        kept = [x for x in self._model.variables if not x.trainable]
+        self._is_synchronized = False
+        if self._is_layer:
+            # Those of a layer that is frozen do not change, and may be many.
+            layers = list(self._model._flatten_layers())
+            kept = [x for layer in layers for x in layer._non_trainable_variables]
+            self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
+        self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
+        variables = [*self._model.variables]
+        for optimizer in _optimizers(self._optimizer):
+            variables += own_variables(optimizer)
+        self._begin_as_first([*map(_variable, variables)])
+
+    def _begin_as_first(self, variables: list[Any]) -> None:
+        """Give variables the values that they have in the process of rank 0."""
+        variables = [x for x in variables if x.dtype not in OF_THE_HOST]
+        values = [tf.cast(x, _sent_as(x.dtype)) for x in variables]
+        for variable, value in zip(variables, self._added_up(self._of_first(values)), strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def _dependencies(self, is_named: bool) -> Any:
+        return type(self), super()._dependencies(is_named)
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        if self._is_synchronized:  # such a layer asks the strategy that it is called in
+            return self._strategy.run(self._of_part, (batch,))
+        return self._of_part(batch)
+
+    def _of_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, (y, share) = batch
+        with self._there(), tf.GradientTape() as tape:
+            loss, prediction = self._losses(inputs, y, training=True)
+            scaled = self._stepping.scale_loss(loss * tf.cast(share, loss.dtype))
+        return loss, prediction, tape.gradient(scaled, self._variables)
+
+    def _update(self, gradients: list[Any]) -> None:
+        used = [each for each in gradients if each is not None]
+        sums = self._added_up([*used, *self._of_first(self._kept)])
+        whole = iter(sums)
+        super()._update([None if each is None else next(whole) for each in gradients])
+        for variable, value in zip(self._kept, whole, strict=True):
+            variable.assign(value)
+
+    def _of_first(self, values: list[Any]) -> list[Any]:
+        """Return values whose sums over the processes are those of rank 0."""
+        return [x if self._is_first else tf.zeros_like(x) for x in values]
+
+    def _added_up(self, values: list[Any]) -> list[Any]:
+        """Return the sums over the processes of tensors, on the device of the model."""
+        extended = self._strategy.extended
+        found: dict[int, Any] = {}
+        with mixing():
+            with self._strategy.scope(), tf.device(extended.worker_devices[0]):
+                for dtype in dict.fromkeys(x.dtype for x in values):  # what is sent at once has one
+                    numbers = [i for i, x in enumerate(values) if x.dtype == dtype]
+                    sent = [_copied(values[i]) for i in numbers]
+                    sums = extended.batch_reduce_to("SUM", [(x, x) for x in sent])
+                    found.update(zip(numbers, sums, strict=True))
+            with self._there():
+                results = self._strategy.experimental_local_results
+                return [_copied(results(found[i])[0]) for i in range(len(values))]
+
+
+def _variable(x: Any) -> Any:
+    """Return TensorFlow's variable of Keras' one."""
+    return x if isinstance(x, tf.Variable) else x.value
+
+
+def _sent_as(dtype: Any) -> Any:
+    """Return a dtype that has the same numbers, and that TensorFlow adds up over processes."""
+    if dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
+        return dtype
+    return tf.float64 if dtype.is_floating else tf.int64
+
+
+def _copied(x: Any) -> Any:
+    """Return a tensor, or an ``IndexedSlices``, on the device of the scope."""
+    return tf.nest.map_structure(tf.identity, x, expand_composites=True)
 
 
 def _optimizers(outermost: Any) -> Iterator[Any]:

@@ -51,13 +51,14 @@ from d2ldev_tensorflow.devices import (
     TensorFlowDevices,
     default_specification,
     is_default_only,
+    own_task,
 )
 
 _Function = Callable[..., Any]
 _may_mix: Scopes[bool] = Scopes("tensorflow_may_mix")
 _EagerTensor: type = tf.__internal__.EagerTensor
-# TensorFlow's name of the CPU.
-_HOST = "/job:localhost/replica:0/task:0/device:CPU:0"
+# How TensorFlow's name of the CPU ends; before it is the process, where there are several.
+_HOST = "/device:CPU:0"
 _OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)
 # Every GPU kernel wants inputs of these names in the host's memory, as TensorFlow's registry of
 # kernels says; and what it computes from a seed, which is made where it is asked for.
@@ -167,7 +168,9 @@ class TensorFlowStrict(Strict):
                     home = None
                     break
                 home = there
-            if home is None or (home in (_HOST, default) and _may_be_unplaced(known, inputs)):
+            if home is None or (
+                (home == default or home.endswith(_HOST)) and _may_be_unplaced(known, inputs)
+            ):
                 home = self._home_of(operation, known, inputs)
             local = ctx._thread_local_data
             outer, before = local.device_name, local.device_spec
@@ -258,7 +261,7 @@ def _place_of(value: Any) -> str | None:
         return None
     else:
         rank = value._rank()
-    return None if there == _HOST and not rank else there
+    return None if not rank and there.endswith(_HOST) else there
 
 
 def _may_be_unplaced(inputs: Inputs, values: Sequence[Any]) -> bool:
@@ -365,5 +368,5 @@ def _runs_there(operation: str, home: str, default: str, outer: str, specificati
 @lru_cache(1)
 def _default_of(ctx: Any) -> str:
     """Return where TensorFlow, which has started, runs an operation that is in no scope."""
-    devices: list[str] = ctx._context_devices
+    devices = [name for name in ctx._context_devices if name.startswith(own_task())]
     return next((name for name in devices if "GPU" in name), devices[0])

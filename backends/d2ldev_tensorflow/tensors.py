@@ -24,7 +24,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import DICT, Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
-from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices
+from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 
 # TensorFlow's operations end the process when memory of the CPU does not begin at a multiple of
 # this, and its ``from_dlpack`` does not look: https://github.com/dmlc/dgl/issues/995. Most of
@@ -309,12 +309,12 @@ def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
     # ``tf.custom_gradient`` asks itself.
     if not record.could_possibly_record():
         return copy(x)
-    here = getattr(x, "backing_device", None)  # a tensor that is only traced has none
+    here = place_of(x)  # a tensor that is only traced has none
 
     def back(gradient: Any) -> Any:
         """Return the gradient where the tensor is, as an operation gives it."""
         parts = tf.nest.flatten(gradient, expand_composites=True)  # that of ``tf.gather`` has three
-        if here is None or all(getattr(part, "backing_device", here) == here for part in parts):
+        if not here or all(place_of(part) in (here, "") for part in parts):
             return gradient
         with tf.device(here):
             # Itself recorded, for second gradients.

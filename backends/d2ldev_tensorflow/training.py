@@ -34,7 +34,7 @@ from d2ldev.operations.steps import (
     own_loss,
 )
 from d2ldev_tensorflow import compiled
-from d2ldev_tensorflow.devices import OF_THE_HOST
+from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
 
 _ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -77,7 +77,7 @@ class TensorFlowTraining(Training):
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         # A traced tensor has no device yet: the caller of its function decides.
-        with tf.device(getattr(prediction, "backing_device", "")):
+        with tf.device(place_of(prediction)):
             found = tf.argmax(prediction, -1)
             # Lengths that are not known while a function is traced would be broadcast.
             labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))

@@ -1,0 +1,277 @@
+"""Several processes: a multi-worker strategy between processes of one virtual GPU each.
+
+All models are trained in one launch, because TensorFlow takes seconds to begin.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from several_gpus import CLASSES, FEATURES, TOLERANCE, flat_batches, images, trained
+
+from d2ldev import UnsupportedValueError
+
+layers = keras.layers
+
+
+def sequential(*parts):
+    return keras.Sequential([*parts])
+
+
+def dense(**options):
+    return sequential(keras.Input((FEATURES,)), layers.Dense(CLASSES, **options))
+
+
+def compiled():
+    net = dense()
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    net.compile(keras.optimizers.SGD(0.1), loss)
+    return net
+
+
+def frozen():
+    net = sequential(keras.Input((FEATURES,)), layers.Dense(8), layers.Dense(CLASSES))
+    net.layers[0].trainable = False
+    return net
+
+
+def normalized(**options):
+    norm = layers.BatchNormalization(momentum=0.5, **options)
+    return sequential(keras.Input((FEATURES,)), norm, layers.Dense(CLASSES))
+
+
+def dropped():
+    return sequential(keras.Input((FEATURES,)), layers.Dropout(0.5), layers.Dense(CLASSES))
+
+
+def embedded():
+    return sequential(
+        keras.Input((3,), dtype="int32"),
+        layers.Embedding(11, 4),
+        layers.Flatten(),
+        layers.Dense(CLASSES),
+    )
+
+
+def of_two_dtypes():
+    return sequential(
+        keras.Input((FEATURES,)), layers.Dense(4, dtype="float64"), layers.Dense(CLASSES)
+    )
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(CLASSES)
+
+    def call(self, x):
+        return self.dense(x)
+
+    def training_step(self, batch):
+        x, y = batch
+        return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, self(x))
+
+
+class Scale(tf.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = tf.Variable(tf.ones((FEATURES, CLASSES)))
+        self.count = tf.Variable(0, trainable=False)
+        self.unused = tf.Variable(1.0)
+
+    def __call__(self, x):
+        return x @ self.weight
+
+
+def lenet():
+    return sequential(
+        keras.Input((28, 28, 1)),
+        layers.Conv2D(6, 5, padding="same", activation="sigmoid"),
+        layers.AveragePooling2D(7),
+        layers.Flatten(),
+        layers.Dense(CLASSES),
+    )
+
+
+def words():
+    random = np.random.default_rng(0)
+    return [
+        (random.integers(0, 11, (n, 3)).astype("int32"), np.arange(n, dtype="int32") % CLASSES)
+        for n in (5, 4, 1)
+    ]
+
+
+def even():
+    return flat_batches(8, 4)
+
+
+def unweighted():
+    x, y = flat_batches(4, 4)[0]
+    return [{"x": x, "y": y, "sample_weight": np.zeros(4, "float32")}]
+
+
+def huge():
+    x, y = flat_batches(4, 4)[0]
+    x = x.copy()
+    x[3] = 1e6  # a gradient that no float16 holds, in the part of the last process
+    return [(x, y), *flat_batches(4, 4)]
+
+
+# On the CPU and on virtual GPUs in turn. What every framework does is asked by the suite.
+CASES = {
+    "lenet": (lenet, lambda: images(28, 28, 1), {"lr": 0.1}),
+    "own step": (Own, flat_batches, {"loss": None, "lr": 0.1}),
+    "compiled": (compiled, flat_batches, {"loss": None}),
+    "module": (Scale, flat_batches, {"lr": 0.1}),
+    "unbuilt": (lambda: sequential(layers.Dense(CLASSES)), flat_batches, {"lr": 0.1}),
+    "frozen": (frozen, flat_batches, {"optimizer": "adam"}),
+    "embedded": (embedded, words, {"optimizer": "adam"}),
+    "embedded and clipped": (embedded, words, {"gradient_clip_val": 0.1}),
+    "two dtypes": (of_two_dtypes, flat_batches, {"lr": 0.1}),
+    "regularized": (lambda: dense(kernel_regularizer="l2"), unweighted, {"lr": 0.1}),
+    "clips": (dense, flat_batches, {"optimizer": lambda: sgd(global_clipnorm=0.1)}),
+    "clips and scales": (dense, flat_batches, {"optimizer": lambda: scaling(clipvalue=0.01)}),
+    "accumulates": (dense, flat_batches, {"optimizer": lambda: sgd(gradient_accumulation_steps=2)}),
+    "bf16": (
+        dense,
+        flat_batches,
+        {"precision": "bf16", "accumulate": 2, "gradient_clip_val": 0.5},
+    ),
+    "left out": (dense, huge, {"precision": "fp16"}),
+    "synchronized": (lambda: normalized(synchronized=True), even, {"lr": 0.1}),
+    "normalized": (normalized, even, {"lr": 0.1}),
+    "dropped": (dropped, flat_batches, {"lr": 0.1}),
+}
+_COARSE = {"bf16": {"rtol": 2e-3, "atol": 2e-3}}
+"""Its numbers have 8 bits."""
+
+# What processes do not learn as one does.
+OF_THEIR_OWN = ("normalized", "dropped")
+
+
+def sgd(**options):
+    return keras.optimizers.SGD(0.5, **options)
+
+
+def scaling(**options):
+    return keras.optimizers.LossScaleOptimizer(sgd(**options))
+
+
+def learn(backend, case, rank=0):
+    """Train a model; what it has, by name, and the history."""
+    make, data, options = CASES[case]
+    options = {"loss": "cross_entropy", "metrics": ["accuracy"], **options}
+    if options["loss"] is None:
+        del options["loss"], options["metrics"]
+    if callable(options.get("optimizer")):
+        options["optimizer"] = options["optimizer"]()
+    keras.utils.set_random_seed(rank)
+    num_gpus = list(CASES).index(case) % 2
+    with backend.strict() if num_gpus else nullcontext():
+        return trained(backend, make, data(), num_gpus, **options)
+
+
+def learn_all(folder):
+    """Train all models in a process of a launch, and keep what they have learned."""
+    import d2ldev
+
+    backend, rank = d2ldev.get_backend("tensorflow"), int(os.environ["RANK"])
+    known = {"devices": [str(device) for device in backend.devices()]}
+    known["placed"] = str(backend.device_of(backend.zeros(3, device="gpu:0")))
+    known["strategy"] = tf.distribute.has_strategy()
+    (folder / f"known-{rank}.json").write_text(json.dumps(known))
+    for case in CASES:
+        values, history = learn(backend, case, rank)
+        np.savez(folder / f"{case}-{rank}.npz", **values)
+        (folder / f"{case}-{rank}.json").write_text(json.dumps(history))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """What two processes have learned."""
+    folder = tmp_path_factory.mktemp("processes")
+    here = Path(__file__).parent
+    program = folder / "program.py"
+    program.write_text(
+        f"import pathlib, sys, warnings\n"
+        f"warnings.simplefilter('ignore')\n"
+        f"sys.path += [{str(here)!r}, {str(here.parents[1])!r}]\n"
+        f"from test_tensorflow_processes import learn_all\n"
+        f"learn_all(pathlib.Path({str(folder)!r}))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "d2ldev", "launch", "--processes", "2", str(program)],
+        env={**os.environ, "D2LDEV_VIRTUAL_GPUS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+def learned(folder, case, rank=0):
+    with np.load(folder / f"{case}-{rank}.npz") as values:
+        history = json.loads((folder / f"{case}-{rank}.json").read_text())
+        return dict(values), history
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # as Keras says of it
+@pytest.mark.parametrize("case", [case for case in CASES if case not in OF_THEIR_OWN])
+def test_two_processes_learn_what_one_does(backend, folder, case):
+    (values, history), (expected, curves) = learned(folder, case), learn(backend, case)
+    tolerance = _COARSE.get(case, TOLERANCE)
+    assert len(values) == len(expected)
+    for value, wanted in zip(values.values(), expected.values(), strict=True):
+        np.testing.assert_allclose(value, wanted, **tolerance)
+    assert list(history) == list(curves)
+    for name, curve in curves.items():
+        np.testing.assert_allclose(history[name], curve, **tolerance)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_both_processes_end_with_the_same(folder, case):
+    values, others = learned(folder, case)[0], learned(folder, case, 1)[0]
+    assert len(values) == len(others)
+    for value, other in zip(values.values(), others.values(), strict=True):
+        np.testing.assert_array_equal(value, other)
+
+
+def test_statistics_are_those_of_the_first_process(folder):
+    values, _ = learned(folder, "normalized")
+    (mean,) = (value for name, value in values.items() if "moving_mean" in name)
+    expected = np.zeros(FEATURES)
+    for x, _ in 2 * even():
+        expected = (expected + x[:2].mean(0)) / 2
+    np.testing.assert_allclose(mean, expected, rtol=1e-5)
+
+
+def test_a_step_that_is_left_out_is_left_out_everywhere(backend, folder):
+    values, _ = learned(folder, "left out")
+    keras.utils.set_random_seed(0)
+    begun = dense().get_weights()
+    assert all(np.isfinite(value).all() for value in values.values())
+    assert any((value != w).any() for value, w in zip(values.values(), begun, strict=True))
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_process_has_its_own_devices_alone(folder, rank):
+    known = json.loads((folder / f"known-{rank}.json").read_text())
+    assert known["devices"] == ["cpu", "gpu:0"]
+    assert known["placed"] == "gpu:0"
+    assert not known["strategy"]
+
+
+def test_a_process_joins_before_tensorflow_begins(backend):
+    group = SimpleNamespace(size=2)
+    with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
+        backend.framework.parallel.join(group)
