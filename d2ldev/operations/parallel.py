@@ -80,22 +80,6 @@ def _parts(
     return parts
 
 
-def bounds(length: int, number: int, size: int) -> tuple[int, int]:
-    """Return the first example of a part of a batch, and the one after its last.
-
-    Args:
-        length: how many examples the batch has.
-        number: which of the parts, from 0; the first ones may have one example more.
-        size: how many parts there are.
-
-    >>> [bounds(7, number, 3) for number in range(3)]
-    [(0, 3), (3, 5), (5, 7)]
-    """
-    least, more = divmod(length, size)
-    start = number * least + min(number, more)
-    return start, start + least + (number < more)
-
-
 class Whole:
     """A batch that is to be split; its data is on the host.
 

@@ -104,7 +104,9 @@ class JaxLearner(Learner):
     @property
     def parts(self) -> dict[str, Any]:
         parts = {"model": self._model, "optimizer": self._optimizer}
-        return parts if self._scaler is None else {**parts, "scaler": self._places.local(self._scaler)}
+        return (
+            parts if self._scaler is None else {**parts, "scaler": self._places.local(self._scaler)}
+        )
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]

@@ -16,7 +16,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from d2ldev.framework import Portion, Tensor
-from d2ldev.operations.parallel import bounds
+from d2ldev.framework.training import bounds
 from d2ldev.processes.group import Group
 
 
@@ -137,7 +137,9 @@ class SeveralProcesses(OneDevice):
         parts = {i: x for i, x in enumerate(leaves) if jnp.ndim(x)}
         if portion.length % self._size:
             number = -(-portion.length // self._size)
-            rows = [self._part_of(self._size * number, x) for x in _filled(number, list(parts.values()))]
+            rows = [
+                self._part_of(self._size * number, x) for x in _filled(number, list(parts.values()))
+            ]
             found = self._joined(portion.length, rows)
         else:
             found = [self._part_of(portion.length, x) for x in parts.values()]
