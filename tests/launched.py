@@ -16,6 +16,8 @@ import sys
 import tempfile
 import textwrap
 import time
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from processes import searched
@@ -144,6 +146,54 @@ def _told(path, status, seconds):
         with open(f"{path}.2") as file:
             text = file.read()
     return Ended(status, value, error, text, seconds)
+
+
+def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None):
+    """Run a program in several new processes of a launch; how they have ended, by rank.
+
+    Args:
+        program: Python source.
+        arguments: its own.
+        number: how many processes.
+        timeout: ``D2LDEV_PEER_TIMEOUT``.
+        lost: the rank of one that may be stopped, which is killed when all others have ended.
+        path: folders to be searched for modules.
+        environment: more variables; those that begin with ``D2LDEV_`` are not inherited.
+
+    Returns:
+        For each process ``returncode``, ``stdout`` and ``stderr``.
+    """
+    common = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    common |= {"PYTHONPATH": searched(path), "PYTHONWARNINGS": "ignore", **(environment or {})}
+    port = free_port()
+    running, found = [], []
+    try:
+        for rank in range(number):
+            own = variables(rank, number, port, D2LDEV_PEER_TIMEOUT=str(timeout))
+            running.append(
+                subprocess.Popen(
+                    [sys.executable, "-c", program, *map(str, arguments)],
+                    env=common | own,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE,
+                    text=True,
+                )
+            )
+        with ThreadPoolExecutor(number) as readers:
+            told = [readers.submit(process.communicate) for process in running]
+            for rank, process in enumerate(running):
+                if rank != lost:
+                    process.wait(300)
+            if lost is not None:
+                running[lost].kill()
+            for process, texts in zip(running, told, strict=True):
+                found.append(SimpleNamespace(**dict(zip(("stdout", "stderr"), texts.result(), strict=True))))
+                found[-1].returncode = process.wait()
+    finally:
+        for process in running:
+            process.kill()
+            process.wait()
+    return found
 
 
 class Launched(NamedTuple):

@@ -28,10 +28,11 @@ class JaxFramework(Framework):
         from d2ldev_jax.tensors import JaxTensors
         from d2ldev_jax.training import JaxTraining
 
-        self.devices = VirtualDevices(virtual_gpus) if virtual_gpus else HardwareDevices()
-        self.tensors = JaxTensors(self.devices)
+        devices = VirtualDevices(virtual_gpus) if virtual_gpus else HardwareDevices()
+        self.devices = devices
+        self.tensors = JaxTensors(devices)
         self.models = JaxModels()
         self.files = JaxFiles(self.tensors)
         self.training = JaxTraining(self)
-        self.strict = JaxStrict(self.devices)
-        self.parallel = JaxParallel(self)
+        self.strict = JaxStrict(devices)
+        self.parallel = JaxParallel(self, devices)

@@ -76,6 +76,14 @@ class JaxDevices(Devices):
     def gpus(self) -> list[jax.Device]:
         """Return the GPUs of this process; initialises JAX."""
 
+    def seen_by(self, local_rank: int) -> list[int] | None:
+        """Return the numbers of the GPUs that one of several processes may use; None is all.
+
+        Args:
+            local_rank: the number of the process on this machine.
+        """
+        return None
+
     def cpus(self) -> list[jax.Device]:
         """Return JAX's CPU devices, of which the first is the CPU; initialises JAX.
 
@@ -244,6 +252,10 @@ class HardwareDevices(JaxDevices):
             yield
         finally:
             _LOGGER.disabled = before
+
+    def seen_by(self, local_rank: int) -> list[int] | None:
+        # A launcher may show each process its own GPU only.
+        return [local_rank] if 1 < self._counted() > local_rank else None
 
     def _counted(self) -> int:
         """Return how many CUDA GPUs JAX will find, as far as the driver can say."""

@@ -1,4 +1,7 @@
-"""Several devices: ``jax.sharding``, with a mesh of one axis, over the examples of a batch."""
+"""Several devices: ``jax.sharding``, with a mesh of one axis, over the examples of a batch.
+
+Between processes it is ``jax.distributed``, with NCCL on CUDA and gloo on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +9,34 @@ from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
 
+import jax
+import numpy as np
+from jax._src import distributed, xla_bridge
+from jax._src.lib import _jax
+
 from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import no_twin
+from d2ldev.processes.group import Group
+from d2ldev_jax.devices import JaxDevices, is_initialized
 
 
 class JaxParallel(Parallel):
-    """Training on several devices of one process.
+    """Training on several devices of one process, and on one device of each of several processes.
 
     Batch normalization has the statistics of the global batch, and dropout the masks of one device:
     the program is written for the whole batch, and XLA splits it.
 
     Args:
         framework: whose arrays are trained.
+        devices: its room of devices.
     """
 
-    def __init__(self, framework: Framework) -> None:
-        self._framework = framework
+    joins_at_start = True
+
+    def __init__(self, framework: Framework, devices: JaxDevices) -> None:
+        self._framework, self._devices = framework, devices
 
     def twin(self, model: Any) -> Any:
         from flax import nnx
@@ -33,5 +47,78 @@ class JaxParallel(Parallel):
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         from d2ldev_jax.training.learner import JaxLearner
+        from d2ldev_jax.training.places import SeveralDevices
 
-        return JaxLearner(self._framework, model, settings, devices)
+        natives = [self._devices.native(device) for device in devices]
+        return JaxLearner(self._framework, model, settings, lambda _: SeveralDevices(natives))
+
+    def join(self, group: Group) -> None:
+        if not jax.distributed.is_initialized():
+            self._start(group)
+        found = jax.process_count(), jax.process_index()
+        if found != (group.size, group.rank):
+            raise UnsupportedValueError(
+                f"train in {group.size} processes",
+                f"jax.distributed has {found[0]}, of which this is number {found[1]}, and rank "
+                f"{group.rank} of the launch",
+                "leave out jax.distributed.initialize(...), or give it RANK and WORLD_SIZE",
+            )
+
+    def _start(self, group: Group) -> None:
+        if is_initialized():
+            raise UnsupportedValueError(
+                f"train in {group.size} processes",
+                "JAX was in use before it was told of the others",
+                "d2ldev.set_backend('jax') before anything asks JAX for a device or an array",
+            )
+        jax.distributed.initialize(
+            group.addresses[0],
+            group.size,
+            group.rank,
+            self._devices.seen_by(group.local_rank),
+            cluster_detection_method="deactivate",
+            initialization_timeout=max(1, round(2 * group.timeout)),
+        )
+        if jax.config.jax_cpu_collectives_implementation == "gloo":
+            _listen_at(group.addresses[group.rank].rpartition(":")[0])
+        # The first who looks for devices waits for all processes.
+        natives = [*self._devices.cpus(), *self._devices.gpus()]
+        is_cpu = all(native.platform == "cpu" for native in natives)
+        if all(group.gather("the devices", is_cpu)):
+            self._leave_service(group)
+
+    def _leave_service(self, group: Group) -> None:
+        """Connect the processes, and leave JAX's coordination service, which is not needed then.
+
+        When a process is lost, the service ends the others with an abort, and they wait for it at
+        exit: https://docs.jax.dev/en/latest/fault_tolerance.html. The group raises an error instead.
+        """
+        from d2ldev_jax.training.places import SeveralProcesses
+
+        gpus = self._devices.gpus()
+        # The devices on which a ``Trainer`` trains.
+        index = 0 if len(gpus) == 1 else group.local_rank
+        for native in [self._devices.cpus()[0], *gpus[index : index + 1]]:
+            SeveralProcesses(group, native).of_the_first([jax.device_put(np.zeros(1), native)])
+        jax.distributed.shutdown()
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        from d2ldev_jax.training.learner import JaxLearner
+        from d2ldev_jax.training.places import SeveralProcesses
+
+        return JaxLearner(
+            self._framework, model, settings, lambda native: SeveralProcesses(group, native)
+        )
+
+
+def _listen_at(host: str) -> None:
+    """Let gloo use the address by which the other processes know this one's machine.
+
+    By itself it takes that of the machine's name, which may be known to this machine alone.
+    """
+
+    def make_client() -> Any:
+        client = distributed.global_state.client
+        return xla_bridge.make_cpu_client(_jax.make_gloo_tcp_collectives(client, hostname=host))
+
+    xla_bridge.register_backend_factory("cpu", make_client, priority=0, fail_quietly=False)

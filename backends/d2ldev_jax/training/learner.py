@@ -10,7 +10,7 @@ The functions are compiled once for all models of one structure that are trained
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
@@ -19,12 +19,10 @@ from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from d2ldev.device import CPU, Device
+from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
@@ -46,6 +44,7 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
+from d2ldev_jax.training.places import OneDevice
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -74,8 +73,7 @@ class JaxLearner(Learner):
         framework: whose arrays are trained.
         model: what is trained.
         settings: how.
-        devices: several that train it together: its arrays are on all of them, and each has a part
-            of the batch; the model is placed on the first. None is the device where it is.
+        places: makes the places of its arrays and batches, from the device where the model is.
     """
 
     def __init__(
@@ -83,11 +81,11 @@ class JaxLearner(Learner):
         framework: Framework,
         model: Any,
         settings: Settings,
-        devices: Sequence[Device] | None = None,
+        places: Callable[[jax.Device], OneDevice] = OneDevice,
     ) -> None:
         super().__init__(settings)
         self._framework = framework
-        self._parts = None if devices is None else _Parts(map(framework.devices.native, devices))
+        self._places_from = places
         if not isinstance(model, nnx.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
@@ -99,14 +97,16 @@ class JaxLearner(Learner):
         self._splits: tuple[_Split, ...] = ()
         self._sums: Any = None
         # An operand of the programs, so that another one compiles nothing.
-        self._rate: Any = settings.lr if isinstance(settings.optimizer, str) else None
+        self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
         self._scaler = _Scaler.begun() if settings.precision == "fp16" else None
         self.replace({"model": model, "optimizer": _optimizer(model, settings)})
 
     @property
     def parts(self) -> dict[str, Any]:
         parts = {"model": self._model, "optimizer": self._optimizer}
-        return parts if self._scaler is None else {**parts, "scaler": self._returned(self._scaler)}
+        return (
+            parts if self._scaler is None else {**parts, "scaler": self._places.local(self._scaler)}
+        )
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
@@ -123,18 +123,19 @@ class JaxLearner(Learner):
         self._device = self._framework.tensors.device_of(places[0]) if places else CPU
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, self._device)
-        self._native = self._framework.devices.native(self._device)
-        self._place = self._native if self._parts is None else self._parts.whole
-        self._sums, self._scaler, self._rate = jax.device_put(
-            (self._sums, self._scaler, self._rate), self._place
+        self._places = self._places_from(self._framework.devices.native(self._device))
+        self._sums, self._scaler, self._rate = self._places.whole(
+            (self._sums, self._scaler, self._rate)
         )
         self._take()
+        arrays = self._model_arrays, self._optimizer_arrays, self._scaler
+        self._model_arrays, self._optimizer_arrays, self._scaler = self._places.of_the_first(arrays)
 
     def sync(self) -> None:
         if not self._is_synced:
             model_split, optimizer_split = self._splits
-            model_split.put(self._model, self._returned(self._model_arrays))
-            optimizer_split.put(self._optimizer, self._returned(self._optimizer_arrays))
+            model_split.put(self._model, self._places.local(self._model_arrays))
+            optimizer_split.put(self._optimizer, self._places.local(self._optimizer_arrays))
             self._is_synced = True
 
     @property
@@ -148,7 +149,7 @@ class JaxLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        inputs, y = self._given((inputs, y))
+        inputs, y = self._places.given((inputs, y), self.portion)
         if self.settings.accumulate > 1:
             self._model_arrays, self._sums, loss, prediction = self._accumulate(
                 self._model_arrays, self._sums, self._scaler, inputs, y
@@ -160,8 +161,7 @@ class JaxLearner(Learner):
             self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
                 self._model_arrays, self._optimizer_arrays, self._scaler, self._rate, inputs, y
             )
-        loss, prediction = self._returned((loss, prediction))
-        return loss, prediction
+        return self._places.local(loss), self._places.part(prediction, self.portion)
 
     def flush(self) -> None:
         if not self.pending:
@@ -177,22 +177,14 @@ class JaxLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        inputs, y = self._given((inputs, y))
-        loss, prediction = self._returned(self._evaluate(self._model_arrays, inputs, y))
+        arrays, (inputs, y) = self._places.alone(self._model_arrays, (inputs, y))
+        loss, prediction = self._places.local(self._evaluate(arrays, inputs, y))
         return loss, prediction
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()
-        return self._returned(self._predict(self._model_arrays, self._given(inputs)))
-
-    def _given(self, batch: Any) -> Any:
-        """Return a batch of the first device, split over all of them."""
-        return batch if self._parts is None else self._parts.split(batch)
-
-    def _returned(self, results: Any) -> Any:
-        """Return results of all devices, on the first."""
-        return results if self._parts is None else jax.device_put(results, self._native)
+        return self._places.local(self._predict(*self._places.alone(self._model_arrays, inputs)))
 
     def modes(self) -> list[str]:
         return _set_flags(self._model)
@@ -250,7 +242,7 @@ class JaxLearner(Learner):
             else jnp.asarray(x, jnp.result_type(x))
             for x in leaves
         ]
-        return split, jax.device_put(strong, self._place)
+        return split, self._places.whole(strong)
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
@@ -280,40 +272,9 @@ def _with_any_rate(name: str) -> optax.GradientTransformation:
         updates: Any, state: Any, params: Any = None, *, rate: Tensor, **_more: Any
     ) -> tuple[Any, Any]:
         updates, state = of_rate_1.update(updates, state, params)
-        return jax.tree.map(lambda x: x * rate, updates), state
+        return jax.tree.map(lambda x: x * rate.astype(x.dtype), updates), state
 
     return optax.GradientTransformationExtraArgs(of_rate_1.init, update)
-
-
-class _Parts:
-    """Where arrays are when several devices train: on all of them, or a part on each.
-
-    XLA adds up the gradients of the parts: what is computed is that of the whole batch.
-
-    Args:
-        natives: JAX's devices.
-    """
-
-    def __init__(self, natives: Iterable[Any]) -> None:
-        devices = np.array(list(natives))
-        # The default of the axes' type is not the same in all versions of JAX.
-        mesh = Mesh(devices, ("batch",), axis_types=(AxisType.Auto,))
-        self._number = len(devices)
-        self._split = NamedSharding(mesh, PartitionSpec("batch"))
-        self.whole = NamedSharding(mesh, PartitionSpec())
-
-    def split(self, batch: Any) -> Any:
-        """Return a batch with a part of its examples on each device.
-
-        JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
-        on each device, which compute the same.
-        """
-        leaves, structure = jax.tree.flatten(batch)
-        ranks = [jnp.ndim(x) for x in leaves]  # 0 of a number
-        lengths = {len(x) for x, rank in zip(leaves, ranks, strict=True) if rank}
-        is_even = len(lengths) == 1 and not lengths.pop() % self._number
-        places = [self._split if is_even and rank else self.whole for rank in ranks]
-        return jax.tree.unflatten(structure, jax.device_put(leaves, places))
 
 
 # -- objects without their arrays -----------------------------------------------------------------

@@ -1,0 +1,202 @@
+"""Where the arrays of a learner are: on a device, on several of a process, or of several processes.
+
+A step is one program for the whole batch wherever it runs: of arrays that are on several devices
+XLA makes the program of each, and adds up the gradients of their parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from d2ldev.framework import Portion, Tensor
+from d2ldev.framework.training import bounds
+from d2ldev.processes.group import Group
+
+
+class OneDevice:
+    """The device where the model is.
+
+    Args:
+        native: JAX's device.
+    """
+
+    def __init__(self, native: jax.Device) -> None:
+        self._native = native
+
+    def whole(self, arrays: Any) -> Any:
+        """Return a nesting of the model's arrays as a step takes them, the same on all devices."""
+        return jax.device_put(arrays, self._native)
+
+    def of_the_first(self, arrays: Any) -> Any:
+        """Return the arrays of the first process, of those that ``whole`` has returned."""
+        return arrays
+
+    def given(self, batch: Any, _portion: Portion | None) -> Any:
+        """Return a batch as a step takes it.
+
+        Args:
+            batch: on this process's first device.
+            _portion: what of the whole batch that is, where several processes train.
+        """
+        return batch
+
+    def alone(self, arrays: list[Any], batch: Any) -> tuple[list[Any], Any]:
+        """Return the model's arrays and a batch for a program of this process alone."""
+        return arrays, batch
+
+    def local(self, results: Any) -> Any:
+        """Return what is the same on all devices, on this process's first."""
+        return results
+
+    def part(self, results: Any, _portion: Portion | None) -> Any:
+        """Return a prediction of a step, on this process's first device, for the batch given."""
+        return results
+
+
+class SeveralDevices(OneDevice):
+    """Several devices of this process, of which the model is on the first.
+
+    Args:
+        natives: JAX's devices.
+    """
+
+    def __init__(self, natives: Sequence[jax.Device]) -> None:
+        super().__init__(natives[0])
+        self._size = len(natives)
+        self._split, self._whole = _shardings(natives)
+
+    def whole(self, arrays: Any) -> Any:
+        return jax.device_put(arrays, self._whole)
+
+    def given(self, batch: Any, _portion: Portion | None) -> Any:
+        """Return a batch with a part of its examples on each device.
+
+        JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
+        on each device, which compute the same.
+        """
+        leaves, structure = jax.tree.flatten(batch)
+        ranks = [jnp.ndim(x) for x in leaves]  # 0 of a number
+        lengths = {len(x) for x, rank in zip(leaves, ranks, strict=True) if rank}
+        is_even = len(lengths) == 1 and not lengths.pop() % self._size
+        places = [self._split if is_even and rank else self._whole for rank in ranks]
+        return jax.tree.unflatten(structure, jax.device_put(leaves, places))
+
+    def alone(self, arrays: list[Any], batch: Any) -> tuple[list[Any], Any]:
+        return arrays, self.given(batch, None)
+
+    def local(self, results: Any) -> Any:
+        return jax.device_put(results, self._native)
+
+    def part(self, results: Any, _portion: Portion | None) -> Any:
+        return self.local(results)
+
+
+class SeveralProcesses(OneDevice):
+    """A device of each of several processes, which all run the same programs.
+
+    JAX's arrays are then spread over all of these devices, and this process reads its own part.
+
+    Args:
+        group: the processes.
+        native: JAX's device in this one.
+    """
+
+    def __init__(self, group: Group, native: jax.Device) -> None:
+        super().__init__(native)
+        self._rank, self._size = group.rank, group.size
+        known = {device.id: device for device in native.client.devices()}
+        natives = [known[number] for number in group.gather("the devices", native.id)]
+        self._split, self._whole = _shardings(natives)
+        self._spread = jax.jit(lambda xs: xs, out_shardings=self._whole)
+        self._firsts = jax.jit(lambda xs: [x[0] for x in xs], out_shardings=self._whole)
+        self._joined = jax.jit(partial(_joined, self._size), static_argnums=0)
+
+    def whole(self, arrays: Any) -> Any:
+        return jax.tree.map(self._everywhere, jax.device_put(self.local(arrays), self._native))
+
+    def of_the_first(self, arrays: Any) -> Any:
+        leaves, structure = jax.tree.flatten(self.local(arrays))
+        own = [self._part_of(self._size, x[None]) for x in leaves]
+        return jax.tree.unflatten(structure, self._firsts(own))
+
+    def given(self, batch: Any, portion: Portion | None) -> Any:
+        """Return the whole batch, of which this process has a part on its device.
+
+        JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
+        on each device, which compute the same.
+        """
+        assert portion is not None
+        leaves, structure = jax.tree.flatten(batch)
+        parts = {i: x for i, x in enumerate(leaves) if jnp.ndim(x)}
+        if portion.length % self._size:
+            number = -(-portion.length // self._size)
+            rows = [
+                self._part_of(self._size * number, x) for x in _filled(number, list(parts.values()))
+            ]
+            found = self._joined(portion.length, rows)
+        else:
+            found = [self._part_of(portion.length, x) for x in parts.values()]
+        wholes = dict(zip(parts, found, strict=True))
+        others = (wholes.get(i, x) for i, x in enumerate(leaves))
+        return jax.tree.unflatten(structure, others)
+
+    def alone(self, arrays: list[Any], batch: Any) -> tuple[list[Any], Any]:
+        return self.local(arrays), batch
+
+    def local(self, results: Any) -> Any:
+        return jax.tree.map(self._local, results)
+
+    def part(self, results: Any, portion: Portion | None) -> Any:
+        assert portion is not None
+        return jax.tree.map(partial(self._own_rows, portion), results)
+
+    def _everywhere(self, x: Tensor) -> Tensor:
+        return jax.make_array_from_single_device_arrays(x.shape, self._whole, [x])
+
+    def _part_of(self, length: int, x: Tensor) -> Tensor:
+        shape = (length, *x.shape[1:])
+        return jax.make_array_from_single_device_arrays(shape, self._split, [x])
+
+    def _local(self, x: Any) -> Any:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable:
+            return x
+        if not x.is_fully_replicated:  # XLA chooses how results are spread
+            x = self._spread(x)
+        return x.addressable_data(0)
+
+    def _own_rows(self, portion: Portion, x: Any) -> Any:
+        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(self._split, x.ndim):
+            return x.addressable_data(0)
+        x = self._local(x)
+        if not jnp.ndim(x) or len(x) != portion.length:
+            return x
+        start, stop = bounds(portion.length, self._rank, self._size)
+        return x[start:stop] if portion.number else x[:1]
+
+
+def _shardings(natives: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:
+    """Return how arrays are spread over devices: split by their first axis, and whole on each."""
+    # The default of the axes' type is not the same in all versions of JAX.
+    mesh = Mesh(np.array(natives), ("batch",), axis_types=(AxisType.Auto,))
+    return NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
+
+
+@partial(jax.jit, static_argnums=0)
+def _filled(number: int, parts: list[Tensor]) -> list[Tensor]:
+    """Return parts of a batch with so many rows, of which they have one less at most."""
+    return [jnp.concatenate([x, x[: number - len(x)]]) for x in parts]
+
+
+def _joined(size: int, length: int, parts: list[Tensor]) -> list[Tensor]:
+    """Return tensors of so many rows, of which each process has its part and has filled it up."""
+    number = -(-length // size)
+    starts = [bounds(length, rank, size) for rank in range(size)]
+    rows = [rank * number + i for rank, (a, b) in enumerate(starts) for i in range(b - a)]
+    return [x[np.array(rows)] for x in parts]

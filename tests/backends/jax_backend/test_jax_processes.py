@@ -1,0 +1,171 @@
+"""Several processes: what they learn is what one learns, and all end when one is lost."""
+
+import json
+import os
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import optax
+import pytest
+from launched import run_processes
+from several_gpus import flat_batches, images, trained
+from test_jax_parallel import Dense, LeNet, Normalized, Own, Scaled
+
+import d2ldev
+
+HERE = Path(__file__).parent
+PATH = [HERE, HERE.parents[1]]
+# XLA adds up the gradients of parts in another order.
+DIGITS = 1e-4
+
+PROGRAM = "import test_jax_processes; test_jax_processes.main()"
+
+
+class Both(Dense):
+    """A model whose second prediction XLA splits by another axis than the first."""
+
+    def __call__(self, x):
+        prediction = super().__call__(x)
+        return prediction, prediction.T
+
+
+def _of_both(both, y):
+    prediction, transposed = both
+    losses = optax.softmax_cross_entropy_with_integer_labels(prediction, y)
+    return losses.mean() + transposed.max()
+
+
+def _accuracy(both, y):
+    return (both[0].argmax(-1) == y).mean()
+
+
+def _scheduled(_model):
+    return optax.adam(optax.cosine_decay_schedule(0.1, 10))
+
+
+CASES = {
+    "convolutions": (LeNet, images(28, 28, 1), {"lr": 0.1}),
+    "statistics and masks": (Normalized, flat_batches(), {"optimizer": "adam"}),
+    "method": (Own, flat_batches(), {"lr": 0.1, "loss": None, "metrics": ()}),
+    "fp16": (Dense, flat_batches(12, 4), {"lr": 0.1, "precision": "fp16", "accumulate": 2}),
+}
+MORE = {
+    "two predictions": (Both, flat_batches(12, 4), {"loss": _of_both, "metrics": [_accuracy]}),
+    "optax": (Dense, flat_batches(), {"optimizer": _scheduled, "fits": 2}),
+    "numbers": (Scaled, [(x, 2.5, y) for x, y in flat_batches(7)], {"lr": 0.1}),
+    "bf16": (Dense, flat_batches(), {"lr": 0.1, "precision": "bf16", "accumulate": 2}),
+}
+FEWER_DIGITS = {"bf16": 2e-3, "fp16": 1e-3}
+
+
+def main():
+    """Train in one of several processes, and then alone; print by how much that differs."""
+    how, num_gpus, *names = sys.argv[1:]
+    if how == "initialized":
+        jax.distributed.initialize(
+            os.environ["OWN_ADDRESS"], int(os.environ["WORLD_SIZE"]), int(os.environ["RANK"])
+        )
+    if how == "in use":
+        jax.devices()
+    backend = d2ldev.get_backend("jax")
+    found = {"devices": [str(each) for each in backend.devices()]}
+    for name in names:
+        make, data, options = {**CASES, **MORE}[name]
+        options = {"loss": "cross_entropy", "metrics": ["accuracy"], **options}
+        result = trained(backend, make, _ended(data, how), int(num_gpus), **options)
+        if os.environ["RANK"] == "0":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.delenv("WORLD_SIZE")
+                expected = trained(backend, make, data, int(num_gpus), **options)
+            found[name] = _difference(result, expected)
+    print(json.dumps(found))
+
+
+def _ended(data, how):
+    """Return batches, in which rank 0 gets a signal."""
+    if not how.startswith("SIG") or os.environ["RANK"] != "0":
+        return data
+    return _Ended(data, getattr(signal, how))
+
+
+class _Ended:
+    def __init__(self, data, number):
+        self._data, self._number = data, number
+
+    def __iter__(self):
+        yield self._data[0]
+        os.kill(os.getpid(), self._number)
+        yield from self._data[1:]
+
+
+def _difference(result, expected):
+    """Return the largest difference of parameters and history, as a part of what they are."""
+    (values, history), (others, curves) = result, expected
+    assert (list(values), list(history)) == (list(others), list(curves))
+    pairs = [*zip(values.values(), others.values(), strict=True)]
+    pairs += zip(history.values(), curves.values(), strict=True)
+    return max(float(np.max(np.abs(np.subtract(a, b)) / (np.abs(b) + 0.1))) for a, b in pairs)
+
+
+def _trained(number, num_gpus, *names, how="", **options):
+    environment = {"D2LDEV_VIRTUAL_GPUS": str(num_gpus), **options.pop("environment", {})}
+    return run_processes(
+        PROGRAM, how, num_gpus, *names, number=number, path=PATH, environment=environment, **options
+    )
+
+
+def _found(done):
+    """Return what each process has printed."""
+    assert [each.returncode for each in done] == [0] * len(done), done[-1].stderr
+    return [json.loads(each.stdout.splitlines()[-1]) for each in done]
+
+
+@pytest.fixture(scope="module")
+def two():
+    return _found(_trained(2, 0, *CASES, timeout=30))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_learn_what_one_learns(two, name):
+    assert two[0][name] < FEWER_DIGITS.get(name, DIGITS)
+
+
+def test_a_process_has_its_own_devices_only():
+    found = _found(_trained(3, 1, "method", timeout=30))
+    assert [each["devices"] for each in found] == [["cpu", "gpu:0"]] * 3
+    assert found[0]["method"] < DIGITS
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize(("number", "num_gpus"), [(2, 0), (2, 1), (3, 1), (4, 0)])
+def test_any_number_of_processes_learns_what_one_learns(number, num_gpus):
+    found = _found(_trained(number, num_gpus, *CASES, *MORE, timeout=60))
+    off = {name: found[0][name] / FEWER_DIGITS.get(name, DIGITS) for name in {**CASES, **MORE}}
+    assert max(off.values()) < 1, off
+
+
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+def test_the_loss_of_the_process_with_the_service_of_jax_is_an_error_of_the_others(how):
+    first, other = _trained(2, 0, "method", how=how, lost=0)
+    assert first.returncode == -signal.SIGKILL
+    assert other.returncode == 1, other.stderr
+    assert "PeerLostError: cannot train in 2 processes: rank 0 on " in other.stderr
+
+
+def test_a_program_may_initialize_jax_itself():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {"OWN_ADDRESS": address}
+    found = _found(_trained(2, 0, "method", how="initialized", environment=environment, timeout=30))
+    assert found[0]["method"] < DIGITS
+
+
+def test_devices_that_jax_has_looked_for_before_are_refused():
+    done = _trained(2, 0, how="in use")
+    assert [each.returncode for each in done] == [1, 1]
+    assert "d2ldev.set_backend('jax')" in done[0].stderr + done[1].stderr
