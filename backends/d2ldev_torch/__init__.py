@@ -41,6 +41,6 @@ class TorchFramework(Framework):
         self.files = TorchFiles(self.tensors)
         self.training = TorchTraining(self, accelerator)
         self.strict = TorchStrict()
-        self.parallel = TorchParallel()
+        self.parallel = TorchParallel(self, accelerator)
         # Made now: torch's compiler cannot trace the lock under which it would be made.
         self.kinds  # noqa: B018
