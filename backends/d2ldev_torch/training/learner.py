@@ -117,6 +117,7 @@ def _needs_closure(cls: Any) -> bool:
 
 
 def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
