@@ -14,8 +14,8 @@ class TorchFramework(Framework):
     distributions = ("torch", "numpy")
     max_virtual_gpus = 8
     cannot = {
-        "train on several GPUs": "torch.nn.parallel.DistributedDataParallel, its engine for this, "
-        "has a process for each GPU, and d2ldev starts none"
+        "train on several GPUs in one process": "torch.nn.parallel.DistributedDataParallel, its "
+        "engine for this, has a process for each GPU, which Trainer.fit starts"
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:

@@ -29,6 +29,8 @@ class TorchParallel(Parallel):
         accelerator: of its devices.
     """
 
+    process_per_device = True
+
     def __init__(self, framework: Framework, accelerator: Accelerator) -> None:
         self._framework, self._accelerator = framework, accelerator
 

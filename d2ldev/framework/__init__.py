@@ -92,13 +92,15 @@ ABILITIES = (
     "train in bf16",
     "train in fp16",
     "train on several GPUs",
+    "train on several GPUs in one process",
     "train in several processes",
 )
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
 ``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
-GPUs'`` is ``num_gpus=2`` in one process; ``'train in several processes'`` is ``d2ldev launch``.
+GPUs'`` is ``num_gpus=2``, and ``'train on several GPUs in one process'`` ``learner`` with several
+``devices``; ``'train in several processes'`` is ``d2ldev launch``.
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
 from typing import Any
 
 import torch
@@ -12,6 +13,13 @@ from torch.nn.parallel import DistributedDataParallel
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev.processes.group import Group
 from d2ldev_torch.training.learner import TorchLearner, trained
+
+# Whether DDP gives all processes the buffers of rank 0 before each forward pass: its name.
+_IN_FORWARD = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
 
 
 class TorchGroupLearner(TorchLearner):
@@ -121,7 +129,8 @@ class _Shared:
         part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
         self._used = part.used
         self.part = part
-        self.reducing = DistributedDataParallel(part, broadcast_buffers=False)
+        options: Any = {_IN_FORWARD: False}
+        self.reducing = DistributedDataParallel(part, **options)
 
     def is_outdated(self) -> bool:
         """Tell whether parameters were frozen or thawed, as by a callback."""
