@@ -41,13 +41,16 @@ class TorchParallel(Parallel):
 
     # -- several processes ------------------------------------------------------------------------
 
+    def is_joined(self) -> bool:
+        return distributed.is_available() and distributed.is_initialized()
+
     def join(self, group: Group) -> None:
         attempted = f"train in {group.size} processes"
         if not distributed.is_available():
             raise UnsupportedValueError(
                 attempted, "this build of torch has no torch.distributed", "pip install torch"
             )
-        if distributed.is_initialized():
+        if self.is_joined():
             found = distributed.get_rank(), distributed.get_world_size()
             if found != (group.rank, group.size):
                 raise UnsupportedValueError(

@@ -213,6 +213,9 @@ class Framework:
         from d2ldev.processes.join import join, joined  # only a launch needs it
 
         is_new = joined() is None
+        if is_new and self.parallel.is_joined():
+            # The program has started the engine itself, which may listen at this port.
+            peers = peers._replace(port=peers.port + 1)
         group = join(peers, self._program(), launch.peer_timeout())
         if is_new:
             with group.working():

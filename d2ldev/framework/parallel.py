@@ -85,6 +85,10 @@ class Parallel:
 
     # -- several processes ------------------------------------------------------------------------
 
+    def is_joined(self) -> bool:
+        """Tell whether the framework's own engine is started, as a program may do it by itself."""
+        return False
+
     def join(self, group: Group) -> None:
         """Start the framework's own engine between the processes of a group.
 
