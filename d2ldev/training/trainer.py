@@ -64,12 +64,12 @@ class Trainer(Hooks):
     model and the random numbers of rank 0, which alone writes checkpoints and shows the progress;
     hooks and callbacks are called in all of them, ``on_step_end`` with the loss of the part.
 
-    In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length, as a launch
-    would. The trainer with its callbacks, the model and the data are sent to them by ``pickle``: so
-    the program trains under ``if __name__ == "__main__":``, and its classes and functions are those
-    of modules. What callbacks change is changed in those processes; what comes back from rank 0 is
-    the model, an optimizer of the user's, the history, random numbers, and the state of callbacks
-    with ``state_dict``. Ctrl-C ends the processes and raises; the model is then as it was before.
+    In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length. The trainer
+    with its callbacks, the model and the data are sent to them by ``pickle``: so the program trains
+    under ``if __name__ == "__main__":``, and its classes and functions are those of modules. What
+    callbacks change is changed in those processes. What comes back from rank 0 is the model, an
+    optimizer of the user's, the history, random numbers, and the state of callbacks with
+    ``state_dict``. Ctrl-C ends the processes and raises; nothing comes back then.
 
     Args:
         max_epochs: how often the data is gone through.
@@ -284,7 +284,8 @@ class Trainer(Hooks):
         group = self.backend.framework.group()
         team = Alone() if group is None else Together(self.backend.framework, group)
         trained: AbstractContextManager[Path | None] = nullcontext()
-        if len(self.gpus) > 1 and self.backend.framework.parallel.process_per_device:
+        needs_processes = self.backend.framework.parallel.process_per_device
+        if group is None and len(self.gpus) > 1 and needs_processes:
             # What is sent to other processes is on the host.
             model, optimizer = self.backend.place((model, optimizer), CPU)
             arguments = {
