@@ -64,9 +64,9 @@ class Trainer(Hooks):
     model and the random numbers of rank 0, which alone writes checkpoints and shows the progress;
     hooks and callbacks are called in all of them, ``on_step_end`` with the loss of the part.
 
-    In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length. The trainer
-    with its callbacks, the model and the data are sent to them by ``pickle``: so the program trains
-    under ``if __name__ == "__main__":``, and its classes and functions are those of modules. What
+    In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length. ``pickle``
+    sends them the trainer with its callbacks, the model and the data: so the program trains under
+    ``if __name__ == "__main__":``, and its classes and functions are those of modules. What
     callbacks change is changed in those processes. What comes back from rank 0 is the model, an
     optimizer of the user's, the history, random numbers, and the state of callbacks with
     ``state_dict``. Ctrl-C ends the processes and raises; nothing comes back then.
