@@ -882,7 +882,8 @@ class Backend:
             return self.framework.training.learner(model, settings)
         attempted = f"train on {len(them)} devices"
         fix = f"one device: devices=['{them[0]}'], or gpus = ['{them[0]}'] of a Trainer"
-        self.framework.require("train on several GPUs", attempted, fix)
+        for ability in ("train on several GPUs", "train on several GPUs in one process"):
+            self.framework.require(ability, attempted, fix)
         return self.framework.parallel.learner(model, settings, them)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:

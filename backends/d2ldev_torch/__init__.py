@@ -14,8 +14,8 @@ class TorchFramework(Framework):
     distributions = ("torch", "numpy")
     max_virtual_gpus = 8
     cannot = {
-        "train on several GPUs": "torch.nn.parallel.DistributedDataParallel, its engine for this, "
-        "has a process for each GPU, and d2ldev starts none"
+        "train on several GPUs in one process": "torch.nn.parallel.DistributedDataParallel, its "
+        "engine for this, has a process for each GPU, which Trainer.fit starts"
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
@@ -41,6 +41,6 @@ class TorchFramework(Framework):
         self.files = TorchFiles(self.tensors)
         self.training = TorchTraining(self, accelerator)
         self.strict = TorchStrict()
-        self.parallel = TorchParallel()
+        self.parallel = TorchParallel(self, accelerator)
         # Made now: torch's compiler cannot trace the lock under which it would be made.
         self.kinds  # noqa: B018

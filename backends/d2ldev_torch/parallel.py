@@ -1,20 +1,91 @@
-"""Several devices: copies of modules."""
+"""Several devices, several processes: copies of modules, and torch's engine between processes."""
 
 from __future__ import annotations
 
+import atexit
+from contextlib import suppress
 from copy import deepcopy
+from datetime import timedelta
 from typing import Any
 
 import torch
+from torch import distributed
 
-from d2ldev.framework import Parallel
+from d2ldev.errors import D2LDevError, UnsupportedValueError
+from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import no_twin
+from d2ldev.processes.group import Group
+from d2ldev_torch.devices import Accelerator
+
+# What sends from one device of a type to another.
+_ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 
 
 class TorchParallel(Parallel):
-    """Copies of modules."""
+    """Copies of modules, and ``torch.distributed``.
+
+    Args:
+        framework: whose models are trained.
+        accelerator: of its devices.
+    """
+
+    process_per_device = True
+
+    def __init__(self, framework: Framework, accelerator: Accelerator) -> None:
+        self._framework, self._accelerator = framework, accelerator
 
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):
             raise no_twin(model)
         return deepcopy(model)
+
+    # -- several processes ------------------------------------------------------------------------
+
+    def is_joined(self) -> bool:
+        return distributed.is_available() and distributed.is_initialized()
+
+    def join(self, group: Group) -> None:
+        attempted = f"train in {group.size} processes"
+        if not distributed.is_available():
+            raise UnsupportedValueError(
+                attempted, "this build of torch has no torch.distributed", "pip install torch"
+            )
+        if self.is_joined():
+            found = distributed.get_rank(), distributed.get_world_size()
+            if found != (group.rank, group.size):
+                raise UnsupportedValueError(
+                    attempted,
+                    f"torch.distributed has rank {found[0]} of {found[1]} here, and d2ldev rank "
+                    f"{group.rank} of {group.size}",
+                    "torch.distributed.init_process_group() with the launcher's variables, or "
+                    "leave the call out",
+                )
+            return
+        distributed.init_process_group(
+            self._engines(),
+            init_method=f"tcp://{group.addresses[0]}",
+            rank=group.rank,
+            world_size=group.size,
+            timeout=timedelta(seconds=2 * group.timeout),
+        )
+        atexit.register(_leave, group)
+
+    def _engines(self) -> str:
+        kind = self._accelerator.type
+        engine = _ENGINES.get(kind)
+        is_there = engine and distributed.is_backend_available(engine)
+        return f"cpu:gloo,{kind}:{engine}" if is_there else "gloo"
+
+    def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        # Some builds of torch have no torch.distributed.
+        from d2ldev_torch.training.together import TorchGroupLearner
+
+        return TorchGroupLearner(self._framework, model, settings, group)
+
+
+def _leave(group: Group) -> None:
+    """End the engine with the process; where a process is lost, it would wait for it."""
+    with suppress(D2LDevError, RuntimeError):
+        group.check()
+        if distributed.is_initialized():
+            distributed.destroy_process_group()

@@ -92,13 +92,15 @@ ABILITIES = (
     "train in bf16",
     "train in fp16",
     "train on several GPUs",
+    "train on several GPUs in one process",
     "train in several processes",
 )
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
 ``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
-GPUs'`` is ``num_gpus=2`` in one process; ``'train in several processes'`` is ``d2ldev launch``.
+GPUs'`` is ``num_gpus=2``, and ``'train on several GPUs in one process'`` ``learner`` with several
+``devices``; ``'train in several processes'`` is ``d2ldev launch``.
 """
 
 
@@ -211,6 +213,9 @@ class Framework:
         from d2ldev.processes.join import join, joined  # only a launch needs it
 
         is_new = joined() is None
+        if is_new and self.parallel.is_joined():
+            # The program has started the engine itself, which may listen at this port.
+            peers = peers._replace(port=peers.port + 1)
         group = join(peers, self._program(), launch.peer_timeout())
         if is_new:
             with group.working():

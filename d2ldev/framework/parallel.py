@@ -30,9 +30,12 @@ class Parallel:
     Attributes:
         joins_at_start: whether ``join`` is called when the framework is loaded, because its engine
             has to know of the other processes before it looks for devices.
+        process_per_device: whether several devices of one machine need a process for each, which
+            ``Trainer.fit`` starts; ``learner`` is not called then.
     """
 
     joins_at_start = False
+    process_per_device = False
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         """Return the examples of a tensor from one number up to another, on its device.
@@ -81,6 +84,10 @@ class Parallel:
         )
 
     # -- several processes ------------------------------------------------------------------------
+
+    def is_joined(self) -> bool:
+        """Tell whether the framework's own engine is started, as a program may do it by itself."""
+        return False
 
     def join(self, group: Group) -> None:
         """Start the framework's own engine between the processes of a group.

@@ -70,7 +70,7 @@ def meet(peers: Peers, program: dict[str, str], timeout: float) -> Group:
     program = {**program, "program": os.path.basename(sys.argv[0])}
     program["launch"] = os.environ.get("TORCHELASTIC_RUN_ID", "")
     hello = {"d2ldev": program, "rank": peers.rank, "size": peers.world_size}
-    hello |= {"host": socket.gethostname(), "port": _free_port()}
+    hello |= {"host": socket.gethostname(), "port": free_port()}
     call = _received if peers.rank == 0 else _called
     return call(peers, hello, timeout, max(timeout, PATIENCE))
 
@@ -79,7 +79,8 @@ def _attempted(peers: Peers) -> str:
     return f"meet {peers.world_size} processes at {peers.address}:{peers.port}"
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """Return the number of a port that nobody listens at."""
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])

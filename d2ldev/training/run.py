@@ -79,6 +79,11 @@ class Saving(NamedTuple):
         )
         return self._replace(every=min(every, sys.maxsize))  # ``islice`` takes no more
 
+    def arguments(self) -> dict[str, Any]:
+        """Return it as ``Trainer.fit`` has it."""
+        names = ("checkpoint", "checkpoint_every", "keep")
+        return dict(zip(names, self, strict=True))
+
 
 _NOT_SAVED = Saving()
 _ALONE = Alone()
@@ -148,10 +153,7 @@ class Run:
         if self._path is None or not self._is_kept():
             return
         self._is_due = False
-        self._begun = {
-            "random": self._framework.training.random_state(device),
-            "data": Order(self._data).state(),
-        }
+        self._begin(device)
         self._write(self._path, None)
 
     def save_within(self, batches: int, log: DeviceLog, device: Device) -> None:
@@ -232,6 +234,17 @@ class Run:
                 "return the loss from validation_step, or keep='last'",
             )
         return now < min((value for value in before if not math.isnan(value)), default=math.inf)
+
+    def hand_over(self, path: Path, device: Device) -> None:
+        """Save the state as it is now, for another process that goes on with what was learned."""
+        self._begin(device)
+        self._write(path, None)
+
+    def _begin(self, device: Device) -> None:
+        self._begun = {
+            "random": self._framework.training.random_state(device),
+            "data": Order(self._data).state(),
+        }
 
     def _write(self, path: Path, within: dict[str, Any] | None) -> None:
         self._learner.sync()

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
 from os import PathLike
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from d2ldev.active import active_backend, get_backend
 from d2ldev.backend import Backend
-from d2ldev.device import Device, gpu, gpus_in_words
+from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.framework.training import refused_shard
@@ -46,6 +47,7 @@ from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, loader_of, own_settings
 from d2ldev.training.progress import shown
 from d2ldev.training.run import Run, Saving
+from d2ldev.training.spawning import result, trained_in_processes
 from d2ldev.training.team import Alone, Together
 
 
@@ -61,6 +63,13 @@ class Trainer(Hooks):
     it computes its part; each has one device, the CPU or ``gpu(LOCAL_RANK)``. All begin with the
     model and the random numbers of rank 0, which alone writes checkpoints and shows the progress;
     hooks and callbacks are called in all of them, ``on_step_end`` with the loss of the part.
+
+    In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length. ``pickle``
+    sends them the trainer with its callbacks, the model and the data: so the program trains under
+    ``if __name__ == "__main__":``, and its classes and functions are those of modules. What
+    callbacks change is changed in those processes. What comes back from rank 0 is the model, an
+    optimizer of the user's, the history, random numbers, and the state of callbacks with
+    ``state_dict``. Ctrl-C ends the processes and raises; nothing comes back then.
 
     Args:
         max_epochs: how often the data is gone through.
@@ -137,6 +146,10 @@ class Trainer(Hooks):
         peers = launched()
         of_launch = None if peers is None else _gpu_of(self.backend, number, peers)
         self.gpus = _gpus(self.backend, number) if of_launch is None else of_launch
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Without the steps of the last run, which only this process can take.
+        return {**vars(self), "_learner": None, "_model": None}
 
     def save_hyperparameters(self, ignore: Sequence[str] = ()) -> None:
         """Make the arguments of the method that calls this attributes, as in D2L's section 3.2.1.
@@ -270,7 +283,27 @@ class Trainer(Hooks):
         # such as JAX's after each garbage collection, where Python discards it.
         group = self.backend.framework.group()
         team = Alone() if group is None else Together(self.backend.framework, group)
-        with team.working(), interruptible(group is None) as interruption:
+        trained: AbstractContextManager[Path | None] = nullcontext()
+        needs_processes = self.backend.framework.parallel.process_per_device
+        if group is None and len(self.gpus) > 1 and needs_processes:
+            # What is sent to other processes is on the host.
+            model, optimizer = self.backend.place((model, optimizer), CPU)
+            arguments = {
+                "loss": loss,
+                "optimizer": optimizer,
+                "lr": lr,
+                "metrics": metrics,
+                "resume": resume,
+                **saving.arguments(),
+            }
+            trained = trained_in_processes(self, (model, train_data, val_data), arguments)
+        with (
+            trained as state,
+            team.working(),
+            interruptible(group is None) as interruption,
+        ):
+            if state is not None:
+                saving, resume = Saving(state), True
             train_data, val_data = self._data(train_data, val_data)
             model = self._prepared_model(model)
             team.meet(model)
@@ -283,7 +316,7 @@ class Trainer(Hooks):
                 gradient_clip_val=self.gradient_clip_val,
                 accumulate=self.accumulate,
                 precision=self.precision,
-                devices=self.gpus or None,
+                devices=(self.gpus if state is None else self.gpus[:1]) or None,
                 group=group,
             )
             check_schedules(callbacks, learner.settings.optimizer)
@@ -308,7 +341,7 @@ class Trainer(Hooks):
                 is_shown = self.progress and team.is_first
                 with shown(is_shown, self.max_epochs, run.epoch) as progress:
                     running = loop._replace(progress=progress, interruption=interruption)
-                    for epoch in range(run.epoch, self.max_epochs):
+                    for epoch in range(run.epoch, self.max_epochs if state is None else 0):
                         if interruption.is_pressed:
                             break
                         self.epoch = epoch
@@ -326,6 +359,8 @@ class Trainer(Hooks):
                             listener(epoch, run.history)
                         run.save(self.device)
                 team.end()
+                if (path := result()) is not None:
+                    run.hand_over(path, self.device)
             finally:
                 # The user's own object has what was learned, also where an error ends the run.
                 learner.sync()

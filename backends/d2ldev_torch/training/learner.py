@@ -116,7 +116,8 @@ def _needs_closure(cls: Any) -> bool:
     return closure is not None and closure.default is inspect.Parameter.empty
 
 
-def _trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    """Return the parameters of an optimizer."""
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
@@ -190,7 +191,7 @@ class TorchLearner(Learner):
                     f"leave out {setting}, or optimizer='sgd'",
                 )
         known = {id(parameter) for parameter in parameters}
-        if not any(id(p) in known for p in _trained(optimizer)):
+        if not any(id(p) in known for p in trained(optimizer)):
             raise UnsupportedValueError(
                 f"train with the optimizer {name}",
                 f"none of its parameters is one of the {type(self._model).__name__}'s",
@@ -245,14 +246,13 @@ class TorchLearner(Learner):
         def compute() -> Tensor:
             if not self.pending:
                 optimizer.zero_grad()
-            loss, prediction = self._losses(inputs, y, is_step=True)
-            (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+            loss, prediction = self._differentiated(inputs, y)
             if not results:
-                results.append((loss.detach(), self._detached(prediction)))
+                results.append((loss, prediction))
             return loss
 
         def compute_anew() -> Tensor:
-            loss = compute()
+            loss = self._of_the_whole_batch(compute())
             self._clip(optimizer)
             return loss
 
@@ -270,7 +270,7 @@ class TorchLearner(Learner):
             return
         optimizer: Any = self._optimizer
         if self.pending > 1:
-            for parameter in _trained(optimizer):
+            for parameter in trained(optimizer):
                 if parameter.grad is not None:
                     parameter.grad /= self.pending
         if self._scaler is None:
@@ -292,6 +292,19 @@ class TorchLearner(Learner):
         self._evaluate()
         with torch.no_grad():
             return self._predicted(inputs)
+
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Add the gradients on a batch to those that are there; return its loss and prediction."""
+        loss, prediction = self._losses(inputs, y, is_step=True)
+        self._backward(loss)
+        return loss.detach(), self._detached(prediction)
+
+    def _backward(self, loss: Tensor) -> None:
+        (loss if self._scaler is None else self._scaler.scale(loss)).backward()
+
+    def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
+        """Return the loss of a batch, as an optimizer that looks at it has to see it."""
+        return loss
 
     def _predicted(self, inputs: tuple[Any, ...]) -> Any:
         return self._model(*inputs) if self._narrow is None else self._narrowly(inputs)
@@ -317,7 +330,7 @@ class TorchLearner(Learner):
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
             # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
-            torch.nn.utils.clip_grad_norm_(_trained(optimizer), self.settings.gradient_clip_val)
+            torch.nn.utils.clip_grad_norm_(trained(optimizer), self.settings.gradient_clip_val)
 
     def _detached(self, prediction: Any) -> Any:
         """Return a prediction without the graph for its backward pass."""

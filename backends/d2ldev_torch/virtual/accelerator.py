@@ -14,7 +14,15 @@ from torch.utils import backend_registration
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Memory
 from d2ldev_torch.devices import Accelerator
-from d2ldev_torch.virtual import autograd, devices, memory, patches, random, torch_module
+from d2ldev_torch.virtual import (
+    autograd,
+    communication,
+    devices,
+    memory,
+    patches,
+    random,
+    torch_module,
+)
 from d2ldev_torch.virtual.copies import COPY_KERNELS, copies
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.kernels import (
@@ -91,6 +99,7 @@ def _set_up() -> None:
     autograd.install()
     random.install()
     patches.install(aten)
+    _libraries.extend(communication.install(_Library))
 
 
 def _name_the_device() -> None:

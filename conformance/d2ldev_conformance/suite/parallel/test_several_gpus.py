@@ -99,26 +99,36 @@ def test_the_model_is_on_the_first_gpu_afterwards(backend):
     assert set(backend.placement(trainer.model).values()) == {backend.gpu(0)}
 
 
+class Watching:
+    """A callback whose state comes back from where it is called, which may be another process."""
+
+    def __init__(self, trainer):
+        self.trainer, self.seen, self.losses = trainer, [], []
+
+    def on_epoch_end(self, epoch, history):
+        self.seen.append(saved_values(self.trainer.backend, self.trainer.model))
+
+    def on_step_end(self, step, loss):
+        self.losses.append(float(self.trainer.backend.to_numpy(loss)))
+
+    def state_dict(self):
+        return {"seen": self.seen, "losses": self.losses}
+
+    def load_state_dict(self, state):
+        self.seen, self.losses = state["seen"], state["losses"]
+
+
 @requirement("several.show-the-model-in-callbacks", section=SECTION)
 def test_a_callback_sees_the_model_as_it_is(backend):
-    seen = []
-
-    class Watching:
-        def on_epoch_end(self, epoch, history):
-            seen.append(saved_values(backend, trainer.model))
-
-        def on_step_end(self, step, loss):
-            losses.append(float(backend.to_numpy(loss)))
-
-    losses = []
     backend.seed(0)
-    trainer = Trainer(2, 2, backend=backend, callback=Watching())
+    trainer = Trainer(2, 2, backend=backend)
+    watching = trainer.callback = Watching(trainer)
     trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
     (one, _, _), (two, _, _) = _fit(backend, 1, epochs=1), _fit(backend, 1, epochs=2)
-    for values, wanted in zip(seen, (one, two), strict=True):
+    for values, wanted in zip(watching.seen, (one, two), strict=True):
         for name, value in values.items():
             np.testing.assert_allclose(value, wanted[name], **TOLERANCE)
-    assert len(losses) == 2 * len(_data())
+    assert len(watching.losses) == 2 * len(_data())
 
 
 @requirement("several.resume-with-another-number", section=SECTION)

@@ -1,0 +1,202 @@
+"""Steps of training in several processes, by ``DistributedDataParallel``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from inspect import signature
+from typing import Any
+
+import torch
+from torch import distributed
+from torch.nn.parallel import DistributedDataParallel
+
+from d2ldev.framework import Framework, Settings, Tensor
+from d2ldev.processes.group import Group
+from d2ldev_torch.training.learner import TorchLearner, trained
+
+# Whether DDP gives all processes the buffers of rank 0 before each forward pass: its name.
+_IN_FORWARD = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
+    else "broadcast_buffers"
+)
+
+
+class TorchGroupLearner(TorchLearner):
+    """A module that several processes train, each on a part of every batch.
+
+    Buffers, such as the running means of a batch normalisation, are computed from the part of rank
+    0, and all processes have them after each step.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+        super().__init__(framework, model, settings)
+        self._size = group.size
+        # Made in the first step, which builds a model with lazy modules.
+        self._shared: _Shared | None = None
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        super().replace(parts)
+        self._shared = None
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if self._shared is None:
+            if not self.is_built:
+                self.build(inputs)
+            self._begin_as_the_first()
+            self._shared = self._made_shared()
+        elif self._shared.is_outdated():
+            self._shared = self._made_shared()
+        found = super().step(inputs, y)
+        self._shared.broadcast_buffers()
+        return found
+
+    def flush(self) -> None:
+        if self.pending and self.settings.accumulate > 1:
+            assert self._shared is not None
+            self._shared.reduce()
+            self._multiply(self._shared)
+        super().flush()
+
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        shared, portion = self._shared, self.portion
+        assert shared is not None
+        assert portion is not None
+        if not self.pending:
+            shared.zero_grad()
+        # With ``accumulate`` the gradients stay in this process until ``flush``.
+        is_reduced = self.settings.accumulate == 1
+        loss, prediction = (shared.reducing if is_reduced else shared.part)(inputs, y)
+        # DDP takes the mean of the processes' gradients, and the sum is wanted. In float16 they
+        # are multiplied after it: on the way they are as large as in one process.
+        factor = self._size if self._scaler is None else 1
+        self._backward(loss * (portion.share * factor))
+        if is_reduced:
+            shared.end_reduction([x for x in shared.trained if x.grad is None])
+            self._multiply(shared)
+        return loss.detach(), prediction
+
+    def _multiply(self, shared: _Shared) -> None:
+        if self._scaler is not None:
+            for x in shared.trained:
+                if x.grad is not None:
+                    x.grad *= self._size
+
+    def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
+        assert self.portion is not None
+        total = (loss * self.portion.share).cpu()
+        distributed.all_reduce(total)
+        return total
+
+    def _computed(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        loss, prediction = self._losses(inputs, y, is_step=True)
+        return loss, self._detached(prediction)
+
+    def _begin_as_the_first(self) -> None:
+        """Begin with the optimizer of rank 0; DDP begins with its parameters and buffers."""
+        optimizer: Any = self._optimizer
+        is_first = distributed.get_rank() == 0
+        state = [self._mapped(torch.Tensor.cpu, optimizer.state_dict()) if is_first else None]
+        distributed.broadcast_object_list(state)
+        if not is_first:
+            optimizer.load_state_dict(state[0])
+
+    def _made_shared(self) -> _Shared:
+        # An optimizer of the user's may train more than the model, such as a loss.
+        assert self._optimizer is not None
+        return _Shared(_Part(self._model, trained(self._optimizer), self._computed))
+
+
+class _Shared:
+    """A model whose gradients are reduced by DDP.
+
+    Args:
+        part: the loss of a part of a batch, of which it has the parameters.
+
+    Attributes:
+        part: without DDP.
+        reducing: with it.
+        trained: the parameters that are not frozen.
+    """
+
+    def __init__(self, part: _Part) -> None:
+        parameters = list(part.parameters())
+        self._were_trained = [(x, x.requires_grad) for x in parameters]
+        self.trained = [x for x in parameters if x.requires_grad]
+        self._buffered = [module for module in part.modules() if module._buffers]
+        # In how many of the processes each parameter has a gradient: a gradient itself, so that it
+        # goes in one message with those of its dtype.
+        part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
+        self._used = part.used
+        self.part = part
+        options: Any = {_IN_FORWARD: False}
+        self.reducing = DistributedDataParallel(part, **options)
+
+    def is_outdated(self) -> bool:
+        """Tell whether parameters were frozen or thawed, as by a callback."""
+        return any(x.requires_grad is not was for x, was in self._were_trained)
+
+    def zero_grad(self) -> None:
+        """Remove all gradients, also those that belong to no optimizer."""
+        for x in self.trained:
+            x.grad = None
+
+    def reduce(self) -> None:
+        """Reduce the gradients that are there."""
+        self.reducing(None, None)
+        self.end_reduction(self.trained)
+
+    def end_reduction(self, waited_for: Sequence[Tensor]) -> None:
+        """Let DDP end its reduction, which waits for parameters that a batch does not use.
+
+        As in one process, a parameter that no process has used has no gradient afterwards; one that
+        only others have used has theirs.
+
+        Args:
+            waited_for: the parameters that have no part in the reduction yet.
+        """
+        unused = [x.grad is None for x in self.trained]
+        flags = torch.tensor([not is_unused for is_unused in unused]).to(self._used)
+        self._used.grad = None
+        zeros = [torch.zeros_like(x) for x in waited_for]
+        torch.autograd.backward([self._used, *waited_for], [flags, *zeros])
+        if any(unused):
+            assert self._used.grad is not None
+            for x, share in zip(self.trained, self._used.grad.tolist(), strict=True):
+                if not share:
+                    x.grad = None
+
+    def broadcast_buffers(self) -> None:
+        """Give all processes the buffers of rank 0, in as few messages as there are dtypes."""
+        by_dtype: dict[torch.dtype, list[Tensor]] = {}
+        for module in self._buffered:
+            for x in module.buffers(recurse=False):
+                by_dtype.setdefault(x.dtype, []).append(x)
+        with torch.no_grad():
+            for found in by_dtype.values():
+                flat = torch.cat([x.reshape(-1) for x in found])
+                distributed.broadcast(flat, 0)
+                sizes = [x.numel() for x in found]
+                for x, new in zip(found, torch.split(flat, sizes), strict=True):
+                    x.copy_(new.reshape(x.shape))
+
+
+class _Part(torch.nn.Module):
+    """A module whose call is the loss of a part of a batch, which DDP is to see.
+
+    Args:
+        model: which is called for it, perhaps by a method of its own.
+        others: parameters that are trained besides the model's.
+        compute: returns the loss and the prediction.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module, others: Iterable[Tensor], compute: Callable[..., Any]
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.others = torch.nn.ParameterList(others)
+        self._compute = compute
+
+    def forward(self, inputs: Any, y: Any) -> Any:
+        return None if inputs is None else self._compute(inputs, y)

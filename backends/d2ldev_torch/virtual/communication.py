@@ -1,0 +1,54 @@
+"""``torch.distributed`` between the virtual GPUs of several processes: gloo, on their memory."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import distributed
+
+from d2ldev_torch.virtual.devices import NAME
+from d2ldev_torch.virtual.memory import as_cpu
+
+_LIBRARY = "c10d"
+# What has tensors of the device among its arguments, and an engine of the CPU's behind it.
+_NAMES = (
+    *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "barrier"),
+    *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+    *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_"),
+    *("gather_", "scatter_", "alltoall_", "alltoall_base_", "send", "recv_", "recv_any_source_"),
+)
+
+
+def install(make_library: Callable[[str, str], Any]) -> list[Any]:
+    """Register the operators with torch; return what they stay registered with.
+
+    Args:
+        make_library: ``torch.library.Library``.
+    """
+    if not distributed.is_available():
+        return []
+    library = make_library(_LIBRARY, "IMPL")
+    with warnings.catch_warnings():
+        # torch's own kernels look for an engine that has registered itself for the device.
+        warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
+        for name in _NAMES:
+            op = getattr(getattr(torch.ops, _LIBRARY), name).default
+            library.impl(name, partial(_run, op), "PrivateUse1", allow_override=True)
+    return [library]
+
+
+def _run(op: Any, *args: Any) -> Any:
+    results = op(*map(_on_cpu, args))
+    # The engine writes into its first argument, now or until the work is waited for.
+    return (args[0], results[-1]) if isinstance(results, tuple) else results
+
+
+def _on_cpu(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_on_cpu(each) for each in value]
+    is_virtual = isinstance(value, torch.Tensor) and value.device.type == NAME
+    return as_cpu(value) if is_virtual else value

@@ -1,0 +1,245 @@
+"""How training in several processes scales, and what ``Trainer`` costs over a hand-written loop.
+
+    python benchmarks/scaling.py [--framework NAME] [--processes 1 2 4] [--gpus]
+                                 [--json FILE] [--plot FILE]
+
+Weak scaling gives each process a batch of one size, strong scaling a part of one batch. In each
+process the trainer's epochs and those of the framework's own data-parallel loop take turns: the
+hand-written epoch is in the trainer's callback. Reported are the medians of rank 0, and of the
+ratios of two epochs side by side. On the CPU each process has a core of its own, as far as there
+are enough. With ``--gpus`` each has a GPU.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import numpy as np
+from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch
+from rich.console import Console
+from rich.table import Table
+
+import d2ldev
+from d2ldev.training.trainer import Trainer
+
+AIM = 1.05
+_BATCH = 256
+_STEPS = 20
+_WARM_UP = 2
+_EPOCHS = 15
+
+
+def torch_loop(model: Any) -> Epoch:
+    """Follow https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html."""
+    import torch
+    from torch import distributed
+    from torch.nn.parallel import DistributedDataParallel
+
+    parallel = DistributedDataParallel(model) if distributed.is_initialized() else model
+    loss_fn = torch.nn.CrossEntropyLoss()
+    optimizer = torch.optim.SGD(parallel.parameters(), lr=LEARNING_RATE)
+
+    def epoch(batches: Batches) -> object:
+        parallel.train()
+        for x, y in batches:
+            loss = loss_fn(parallel(x), y)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss.item()
+
+    return epoch
+
+
+# Each makes an epoch over this process's parts of the batches, for a model on its device. The
+# framework's engine is started already, where there are several processes.
+LOOPS: dict[str, Callable[[Any], Epoch]] = {"torch": torch_loop}
+
+
+# -- in each process ------------------------------------------------------------------------------
+
+
+def measure(name: str, is_on_gpus: bool) -> list[dict[str, Any]]:
+    """Return what this process measures of each model and each kind of scaling."""
+    backend, framework = d2ldev.get_backend(name), FRAMEWORKS[name]()
+    images = (28, 28, 1) if framework.is_channels_last else (1, 28, 28)
+    cases: list[tuple[str, Callable[[], Any], tuple[int, ...]]] = [
+        ("MLP 1024x1024x3", lambda: backend.mlp([1024, 1024, 1024, 10]), (1024,)),
+        ("LeNet", framework.lenet, images),
+    ]
+    found = []
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    for model, make_model, shape in cases:
+        for kind in ("weak", "strong") if processes > 1 else ("both",):
+            size = _BATCH * processes if kind == "weak" else _BATCH
+            ours, theirs = _epochs(backend, make_model, size, shape, LOOPS[name], is_on_gpus)
+            found.append(
+                {
+                    "model": model,
+                    "scaling": kind,
+                    "processes": processes,
+                    "batch": size,
+                    "ours": median(ours) / _STEPS,
+                    "theirs": median(theirs) / _STEPS,
+                    "ratio": median(a / b for a, b in zip(ours, theirs, strict=True)),
+                }
+            )
+    return found
+
+
+def _epochs(
+    backend: d2ldev.Backend,
+    make_model: Callable[[], Any],
+    size: int,
+    shape: tuple[int, ...],
+    make_loop: Callable[[Any], Epoch],
+    is_on_gpus: bool,
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of each epoch of ours, and of the hand-written one after it."""
+    draw = np.random.default_rng(0)
+    inputs, labels = draw.standard_normal((size, *shape), "float32"), draw.integers(0, 10, size)
+    batch = backend.asarray(inputs, device="cpu"), backend.asarray(labels, device="cpu")
+    rank, processes = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
+    rows = slice(rank * size // processes, (rank + 1) * size // processes)
+    ours: list[float] = []
+    theirs: list[float] = []
+    began = 0.0
+    epoch_of_theirs: Epoch | None = None
+
+    def callback(_epoch: int, _history: object) -> None:
+        nonlocal began, epoch_of_theirs
+        if epoch_of_theirs is None:  # now the engine is started
+            epoch_of_theirs = make_loop(backend.place(make_model(), trainer.device))
+        part = backend.to(tuple(x[rows] for x in batch), trainer.device)
+        backend.synchronize()
+        between = time.perf_counter()
+        ours.append(between - began)
+        epoch_of_theirs([part] * _STEPS)
+        backend.synchronize()
+        began = time.perf_counter()
+        theirs.append(began - between)
+
+    trainer = Trainer(_WARM_UP + _EPOCHS, int(is_on_gpus), backend=backend, callback=callback)
+    trainer.fit(make_model(), [batch] * _STEPS, loss="cross_entropy", lr=LEARNING_RATE)
+    return ours[_WARM_UP:], theirs[_WARM_UP:]
+
+
+_ALONE = {"RANK": "0", "WORLD_SIZE": "1"}
+
+
+# -- in the first process -------------------------------------------------------------------------
+
+
+def launched(arguments: argparse.Namespace, processes: int) -> list[dict[str, Any]]:
+    """Return what rank 0 of so many processes measures."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_PORT": port}
+    command = [sys.executable, __file__, "--framework", arguments.framework, "--measure"]
+    command += ["--gpus"] if arguments.gpus else []
+    started = []
+    for rank in range(processes):
+        variables = {**common, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+        environment = os.environ | {name: str(value) for name, value in variables.items()}
+        environment.setdefault("OMP_NUM_THREADS", "1")
+        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))  # noqa: S603
+    outputs = [process.communicate()[0] for process in started]
+    if any(process.returncode for process in started):
+        raise SystemExit(1)
+    found: list[dict[str, Any]] = json.loads(outputs[0].decode().splitlines()[-1])
+    return found
+
+
+def _pin() -> None:
+    """Let this process compute on one core, which it shares with no other if there are enough."""
+    if hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        os.sched_setaffinity(0, {cores[int(os.environ.get("LOCAL_RANK", "0")) % len(cores)]})
+
+
+def curves(found: Iterable[dict[str, Any]]) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return the rows of each model and kind of scaling, with the speed against one process."""
+    rows = list(found)
+    alone = {row["model"]: row for row in rows if row["scaling"] == "both"}
+    results: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in rows:
+        first = alone.get(row["model"])
+        speed = None
+        if first is not None:
+            speed = row["batch"] / row["ours"] / (first["batch"] / first["ours"])
+        for kind in ("weak", "strong") if row["scaling"] == "both" else (row["scaling"],):
+            results.setdefault((row["model"], kind), []).append({**row, "speed": speed})
+    return results
+
+
+def table(title: str, found: Iterable[dict[str, Any]]) -> Table:
+    """Return the table of all results."""
+    view = Table(title=title)
+    for name in ("model", "scaling", "processes", "batch", "a step", "speed", "by hand", "ratio"):
+        view.add_column(name, justify="left" if name in ("model", "scaling") else "right")
+    for (model, kind), rows in curves(found).items():
+        for row in rows:
+            speed = "" if row["speed"] is None else f"{row['speed']:.2f}"
+            times = (f"{row[name] * 1e3:.2f} ms" for name in ("ours", "theirs"))
+            ours, theirs = times
+            counts = (str(row["processes"]), str(row["batch"]))
+            view.add_row(model, kind, *counts, ours, speed, theirs, f"{row['ratio']:.3f}")
+    return view
+
+
+def plot(found: Iterable[dict[str, Any]], path: Path) -> None:
+    """Draw the speed against one process over the number of processes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(layout="constrained")
+    axes = figure.subplots()
+    longest: list[int] = []
+    for (model, kind), rows in curves(found).items():
+        numbers = [row["processes"] for row in rows]
+        longest = max(longest, numbers, key=len)
+        axes.plot(numbers, [row["speed"] for row in rows], marker="o", label=f"{model}, {kind}")
+    axes.plot(longest, longest, linestyle=":", color="gray", label="as many times as fast")
+    axes.set_xlabel("processes")
+    axes.set_ylabel("examples per second, against one process")
+    axes.legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, print, and write the files that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--framework", choices=LOOPS, default="torch")
+    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
+    parser.add_argument("--gpus", action="store_true", help="train each process on a GPU")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds")
+    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.measure:
+        if not arguments.gpus:
+            _pin()
+        print(json.dumps(measure(arguments.framework, arguments.gpus)))
+        return
+    found = [row for number in arguments.processes for row in launched(arguments, number)]
+    where = "on GPUs" if arguments.gpus else "on the CPU"
+    Console().print(table(f"d2ldev and {arguments.framework}'s own loop, {where}", found))
+    if arguments.json is not None:
+        results = {"framework": arguments.framework, "aim": AIM, "results": found}
+        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    if arguments.plot is not None:
+        plot(found, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

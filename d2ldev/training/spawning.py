@@ -1,0 +1,232 @@
+"""Several GPUs of this machine where each one needs a process: ``fit`` starts them for its length.
+
+They train as the processes of a launch do. What rank 0 has learned comes back as the state of a
+run, from which this process goes on.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import shutil
+import signal
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from d2ldev.backend import Backend
+from d2ldev.device import gpus_in_words
+from d2ldev.errors import PeerLostError, UnsupportedValueError, said
+from d2ldev.processes.join import free_port
+from d2ldev.settings import BACKEND, VIRTUAL_GPUS
+
+# How many seconds the other processes have to end by themselves after one has failed.
+PATIENCE = 5.0
+
+_BEGUN = b"begun"
+
+# Where this process, which ``fit`` has started, leaves what it has learned.
+_result: Path | None = None
+
+
+def result() -> Path | None:
+    """Return the file for the state of a run in a process that ``fit`` has started."""
+    return _result
+
+
+@contextmanager
+def trained_in_processes(
+    trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any]
+) -> Iterator[Path]:
+    """Train in a process for each of a trainer's GPUs; give the state of the run to a block.
+
+    Args:
+        trainer: whose ``fit`` is called in each, with one GPU.
+        operands, settings: the arguments of ``fit``, by position and by name.
+
+    Raises:
+        UnsupportedValueError: if something cannot be sent to another process.
+        Exception: what was raised in a process, where it can be sent; else a ``RuntimeError``.
+        PeerLostError: if a process has ended.
+    """
+    number = len(trainer.gpus)
+    with tempfile.TemporaryDirectory(prefix="d2ldev-") as folder:
+        try:
+            # In one pickle, so that an optimizer keeps its model.
+            Path(folder, "work").write_bytes(pickle.dumps((trainer, operands, settings)))
+        except Exception as error:  # pickle raises many kinds
+            raise _not_sent(number, said(error)) from error
+        context = multiprocessing.get_context("spawn")
+        processes: list[Any] = []
+        receivers = []
+        try:
+            with _environment(trainer.backend):
+                for variables in _variables(number):
+                    receiver, sender = context.Pipe(duplex=False)
+                    process = context.Process(target=_work, args=(variables, folder, sender))
+                    process.start()
+                    sender.close()  # so that the end of the process is the end of the pipe
+                    processes.append(process)
+                    receivers.append(receiver)
+            _watch(processes, receivers)
+        finally:
+            for process in processes:
+                process.kill()
+                process.join()
+                process.close()
+            for receiver in receivers:
+                receiver.close()
+        yield Path(folder, "result")
+
+
+@contextmanager
+def _environment(backend: Backend) -> Iterator[None]:
+    """Let processes that are started in the block have the same backend, and as many GPUs."""
+    chosen = {BACKEND: backend.name}
+    if backend.framework.virtual_gpus is not None:
+        chosen[VIRTUAL_GPUS] = str(backend.framework.virtual_gpus)
+    # Processes that each use all cores are slower than one.
+    chosen["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
+    before = {name: os.environ.get(name) for name in chosen}
+    os.environ.update(chosen)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _variables(number: int) -> list[dict[str, str]]:
+    """Return what torchrun would set for each of so many processes."""
+    common = {
+        "WORLD_SIZE": str(number),
+        "LOCAL_WORLD_SIZE": str(number),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(free_port()),
+    }
+    return [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(number)]
+
+
+# -- in this process ------------------------------------------------------------------------------
+
+
+def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
+    """Wait until all processes have ended.
+
+    Raises:
+        Exception: see ``trained_in_processes``.
+    """
+    ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
+    begun: set[int] = set()
+    failures: list[tuple[BaseException, str]] = []
+    deadline = float("inf")
+    while ranks and time.monotonic() < deadline:
+        left = min(max(deadline - time.monotonic(), 0), 1.0)
+        for receiver in wait(list(ranks), left):
+            rank = ranks[receiver]  # type: ignore[index]
+            try:
+                message = receiver.recv_bytes()  # type: ignore[union-attr]
+                if message == _BEGUN:
+                    begun.add(rank)
+                    continue
+                failures.append(pickle.loads(message))  # noqa: S301  # of a process of this one
+            except EOFError:
+                del ranks[receiver]  # type: ignore[arg-type]
+                processes[rank].join()
+                if status := processes[rank].exitcode:
+                    failures.append((_ended(rank, status, len(processes), rank in begun), ""))
+        if failures:
+            deadline = min(deadline, time.monotonic() + PATIENCE)
+    if failures:
+        # Who has lost another one says less than that one.
+        failures.sort(key=lambda failure: isinstance(failure[0], PeerLostError))
+        error, text = failures[0]
+        raise error from (ProcessError(text) if text else None)
+
+
+class ProcessError(Exception):
+    """The traceback of an error in another process, as text."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _ended(rank: int, status: int, number: int, has_begun: bool) -> Exception:
+    if not has_begun:
+        return _not_sent(
+            number,
+            f"the process of rank {rank} ended with status {status} before it began, as where the "
+            "part of the program that trains is not guarded by if __name__ == '__main__'",
+        )
+    return PeerLostError(
+        f"train on {gpus_in_words(number)}",
+        f"the process of rank {rank} ended with status {status}",
+        "fit again: fit(..., checkpoint='run.safetensors', resume=True) goes on from the last "
+        "epoch",
+    )
+
+
+def _not_sent(number: int, problem: str) -> UnsupportedValueError:
+    return UnsupportedValueError(
+        f"train on {gpus_in_words(number)}, each in a process that fit starts",
+        problem,
+        "classes and functions of a module, and what trains under if __name__ == '__main__'; or "
+        f"d2ldev launch --processes {number} train.py, with Trainer(max_epochs, num_gpus=1)",
+    )
+
+
+# -- in the others --------------------------------------------------------------------------------
+
+
+def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None:
+    global _result
+    threading.Thread(target=_end_with_parent, args=(folder,), daemon=True).start()
+    # A terminal sends Ctrl-C to all: the process that has started this one ends it.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.environ.update(variables)
+    rank, number = int(variables["RANK"]), int(variables["WORLD_SIZE"])
+    try:
+        trainer, operands, arguments = _received(folder, number)
+        sender.send_bytes(_BEGUN)
+        trainer.gpus = [trainer.gpus[rank]]
+        _result = Path(folder, "result")
+        trainer.fit(*operands, **arguments)
+    except Exception as error:
+        sender.send_bytes(_failure(error))
+
+
+def _received(folder: str, number: int) -> Any:
+    try:
+        return pickle.loads(Path(folder, "work").read_bytes())  # noqa: S301  # of the parent
+    except Exception as error:  # such as a class that only a notebook has
+        raise _not_sent(number, said(error)) from error
+
+
+def _end_with_parent(folder: str) -> None:
+    """End this process when the one that has started it is killed."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    shutil.rmtree(folder, ignore_errors=True)
+    os._exit(1)
+
+
+def _failure(error: Exception) -> bytes:
+    """Return an error and its traceback for the other process."""
+    text = "".join(traceback.format_exception(error))
+    with suppress(Exception):  # not every error can be sent
+        error.__cause__ = error.__context__ = None
+        found = pickle.dumps((error.with_traceback(None), text))
+        pickle.loads(found)  # noqa: S301
+        return found
+    return pickle.dumps((RuntimeError(f"{type(error).__name__}: {said(error)}"), text))

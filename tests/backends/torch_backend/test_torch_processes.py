@@ -1,0 +1,108 @@
+"""PyTorch in several processes: what DDP is told, and the processes that ``fit`` starts."""
+
+import os
+import pickle
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from processes import searched
+from processes_program import RUNS, batches, mlp
+
+from d2ldev import Trainer
+
+PROCESSES = 3
+# Processes add up in another order, and in bfloat16 and float16 with few digits.
+TOLERANCES = {"bf16": 2e-3, "fp16 with a step left out": 2e-3, "fp16, accumulated": 2e-3}
+TOLERANCE = 2e-6
+
+
+def _variables(**more):
+    kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    return {**kept, "PYTHONPATH": searched(()), "OMP_NUM_THREADS": "1", **more}
+
+
+def _free_port():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory):
+    """What each of three processes has found in the runs of ``processes_program``."""
+    folder = tmp_path_factory.mktemp("together")
+    program = Path(__file__).with_name("processes_program.py")
+    common = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
+    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, program, folder / "found"],
+            env=_variables(**common, RANK=str(rank), LOCAL_RANK=str(rank)),
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(PROCESSES)
+    ]
+    said = [process.communicate(timeout=300)[1] for process in processes]
+    assert [process.returncode for process in processes] == [0] * PROCESSES, said
+    assert said == [""] * PROCESSES
+    return [pickle.loads((folder / f"found{rank}").read_bytes()) for rank in range(PROCESSES)]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", RUNS)
+def test_several_processes_learn_what_one_learns(together, name):
+    values, history = RUNS[name]()
+    tolerance = TOLERANCES.get(name, TOLERANCE)
+    for found in together:
+        assert list(found[name][0]) == list(values)
+        for key, x in values.items():
+            np.testing.assert_allclose(found[name][0][key], x, rtol=tolerance, atol=tolerance)
+        for key, curve in history.items():
+            np.testing.assert_allclose(found[name][1][key], curve, rtol=tolerance, atol=tolerance)
+
+
+def test_all_processes_end_with_the_same_parameters(together):
+    for name in RUNS:
+        for found in together[1:]:
+            for key, x in together[0][name][0].items():
+                assert np.array_equal(found[name][0][key], x), (name, key)
+
+
+def test_running_means_are_those_of_the_part_of_rank_0(together):
+    values, history = zip(*(found["batch_norm"] for found in together), strict=True)
+    for found in values[1:]:
+        for key, x in values[0].items():
+            assert np.array_equal(found[key], x), key
+    assert history[1:] == history[:1] * (PROCESSES - 1)
+
+
+# -- processes that fit starts --------------------------------------------------------------------
+
+
+def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
+    def fit(number):
+        net = mlp()
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+        trainer = Trainer(2, number, backend=virtual)
+        trainer.fit(net, batches(), loss="cross_entropy", optimizer=optimizer)
+        assert {x.device for x in net.parameters()} == {torch.device("vgpu:0")}
+        return [optimizer.state[x]["momentum_buffer"].cpu() for x in net.parameters()]
+
+    for x, y in zip(fit(2), fit(1), strict=True):
+        torch.testing.assert_close(x, y)
+
+
+def test_a_model_with_lazy_modules_comes_back_built(virtual):
+    def fit(number):
+        torch.manual_seed(0)
+        net = torch.nn.Sequential(torch.nn.LazyLinear(4), torch.nn.Linear(4, 3))
+        Trainer(1, number, backend=virtual).fit(net, batches(), loss="cross_entropy")
+        return net[0].weight.detach().cpu()
+
+    torch.testing.assert_close(fit(2), fit(1))

@@ -1,0 +1,212 @@
+"""``fit`` starts a process for each GPU where the framework needs one, and leaves none behind."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from processes import searched
+
+import d2ldev
+from d2ldev import ArrayLoader, Backend, Trainer
+from d2ldev.errors import PeerLostError, UnsupportedValueError
+
+
+@pytest.fixture
+def backend(reference, monkeypatch):
+    """The reference backend with two GPUs, as if it needed a process for each."""
+    found = Backend(type(reference.framework)(virtual_gpus=2))
+    monkeypatch.setattr(found.framework.parallel, "process_per_device", True)
+    return found
+
+
+def batches(shuffle=False):
+    inputs = np.linspace(-1, 1, 21, dtype="float32").reshape(7, 3)
+    return ArrayLoader(inputs, inputs[:, :1] ** 2, batch_size=3, shuffle=shuffle)
+
+
+class Counting:
+    """A callback with a state."""
+
+    def __init__(self):
+        self.steps = 0
+        self.rank = None
+
+    def on_step_end(self, step, loss):
+        self.steps += 1
+        self.rank = os.environ.get("RANK")
+
+    def state_dict(self):
+        return {"steps": self.steps, "rank": self.rank}
+
+    def load_state_dict(self, state):
+        self.steps, self.rank = state["steps"], state["rank"]
+
+
+def fit(backend, number, **options):
+    callback = Counting()
+    trainer = Trainer(3, number, backend=backend, callback=callback)
+    data = batches(shuffle=True)
+    d2ldev.get_backend(backend.name).seed(0)
+    history = trainer.fit(backend.mlp([3, 4, 1], seed=0), data, batches(), lr=0.1, **options)
+    return trainer, history, callback, [y.tolist() for _, y in data]
+
+
+def test_the_model_the_history_and_what_comes_after_are_those_of_one_process(backend):
+    (one, history, _, after), (several, curves, callback, next_batches) = (
+        fit(backend, number) for number in (1, 2)
+    )
+    for (name, x), (_, wanted) in zip(
+        backend.named_tensors(several.model).items(),
+        backend.named_tensors(one.model).items(),
+        strict=True,
+    ):
+        assert backend.device_of(x) == backend.gpu(0), name
+        np.testing.assert_allclose(backend.to_numpy(x), backend.to_numpy(wanted), atol=1e-6)
+    for name, curve in history.items():
+        assert curves[name] == pytest.approx(curve, abs=1e-6)
+    assert (callback.steps, callback.rank) == (9, "0")
+    assert next_batches == after
+
+
+# -- what goes wrong ------------------------------------------------------------------------------
+
+
+class OwnError(Exception):
+    pass
+
+
+class OnlyHereError(Exception):
+    def __init__(self, one, two):
+        super().__init__(one)
+
+
+class Raising:
+    def on_step_end(self, step, loss):
+        if os.environ["RANK"] == "1":
+            raise OwnError("of rank 1")
+
+
+class RaisingWhatCannotBeSent:
+    def on_step_end(self, step, loss):
+        raise OnlyHereError("by itself", 2)
+
+
+class Killed:
+    def on_step_end(self, step, loss):
+        if os.environ["RANK"] == "1":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
+@pytest.mark.parametrize(
+    ("callback", "error", "said"),
+    [
+        (Raising(), OwnError, "of rank 1"),
+        (RaisingWhatCannotBeSent(), RuntimeError, "OnlyHereError: by itself"),
+        (Killed(), PeerLostError, "rank 1"),
+    ],
+    ids=["raised", "not to be sent", "killed"],
+)
+def test_an_error_in_a_process_comes_back_and_none_is_left(backend, callback, error, said):
+    before = children()
+    trainer = Trainer(1, 2, backend=backend, callback=callback)
+    with pytest.raises(error, match=said):
+        trainer.fit(backend.mlp([3, 1]), batches())
+    assert children() == before
+
+
+def children():
+    tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
+    pids = [pid for task in tasks for pid in task.read_text().split()]
+    # That which keeps account for multiprocessing lives as long as this process.
+    return [pid for pid in pids if b"resource_tracker" not in command(pid)]
+
+
+def command(pid):
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_what_cannot_be_sent_to_another_process_is_refused(backend):
+    callback = lambda epoch, history: None  # noqa: E731
+    with pytest.raises(UnsupportedValueError, match="d2ldev launch --processes 2") as caught:
+        Trainer(1, 2, backend=backend, callback=callback).fit(backend.mlp([3, 1]), batches())
+    assert "lambda" in caught.value.problem
+
+
+PROGRAM = """
+import os, pathlib, sys, time
+import numpy as np
+import d2ldev
+from d2ldev import Trainer
+
+class Steps:
+    def on_step_end(self, step, loss):
+        pathlib.Path("begun", os.environ["RANK"]).write_text(str(os.getpid()))
+        time.sleep(0.05)
+
+backend = d2ldev.get_backend("reference")
+backend.framework.parallel.process_per_device = True
+def train():
+    data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 1000
+    try:
+        Trainer(9, 2, callback=Steps()).fit(backend.mlp([3, 1]), data)
+    except KeyboardInterrupt:
+        print("interrupted")
+"""
+
+
+def started(folder, source):
+    for name in ("begun", "temporary"):
+        (folder / name).mkdir()
+    (folder / "train.py").write_text(source)
+    kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    chosen = {"D2LDEV_BACKEND": "reference", "D2LDEV_VIRTUAL_GPUS": "2"}
+    chosen |= {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": searched(())}
+    return subprocess.Popen(
+        [sys.executable, "train.py"],
+        env=kept | chosen,
+        cwd=folder,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+        text=True,
+    )
+
+
+def test_a_program_that_is_not_guarded_is_told_what_to_do(tmp_path):
+    said = started(tmp_path, f"{PROGRAM}\ntrain()\n").communicate(timeout=120)[1]
+    assert "is not guarded by if __name__ == '__main__'" in said
+    assert "d2ldev launch --processes 2 train.py" in said
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["killed", "Ctrl-C"])
+def test_no_process_and_no_file_is_left_where_the_first_one_is_ended(tmp_path, number):
+    process = started(tmp_path, f"{PROGRAM}\nif __name__ == '__main__': train()\n")
+    begun = tmp_path / "begun"
+    try:
+        wait_until(lambda: len([path for path in begun.iterdir() if path.read_text()]) == 2)
+        pids = [path.read_text() for path in begun.iterdir()]
+        # A terminal sends Ctrl-C to all processes.
+        (os.kill if number == signal.SIGKILL else os.killpg)(process.pid, number)
+        said = process.communicate(timeout=60)[0]
+    finally:
+        process.kill()
+    wait_until(lambda: not any(b"spawn" in command(pid) for pid in pids))
+    wait_until(lambda: not list((tmp_path / "temporary").glob("d2ldev-*")))
+    assert said == ("interrupted\n" if number == signal.SIGINT else "")
+
+
+def wait_until(is_true, seconds=60):
+    deadline = time.monotonic() + seconds
+    while not is_true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
