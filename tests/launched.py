@@ -187,8 +187,10 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
             if lost is not None:
                 running[lost].kill()
             for process, texts in zip(running, told, strict=True):
-                found.append(SimpleNamespace(**dict(zip(("stdout", "stderr"), texts.result(), strict=True))))
-                found[-1].returncode = process.wait()
+                stdout, stderr = texts.result()
+                found.append(
+                    SimpleNamespace(stdout=stdout, stderr=stderr, returncode=process.wait())
+                )
     finally:
         for process in running:
             process.kill()

@@ -91,7 +91,8 @@ class JaxParallel(Parallel):
         """Connect the processes, and leave JAX's coordination service, which is not needed then.
 
         When a process is lost, the service ends the others with an abort, and they wait for it at
-        exit: https://docs.jax.dev/en/latest/fault_tolerance.html. The group raises an error instead.
+        exit. The group raises an error instead.
+        https://docs.jax.dev/en/latest/fault_tolerance.html
         """
         from d2ldev_jax.training.places import SeveralProcesses
 

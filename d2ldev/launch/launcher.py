@@ -19,6 +19,7 @@ from typing import IO, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.locks import Lock
+from d2ldev.processes.join import free_port
 
 # How many seconds the others have to end by themselves, and after SIGTERM.
 PATIENCE = 5.0
@@ -78,7 +79,7 @@ class Launch(NamedTuple):
 
     def variables(self) -> list[dict[str, str]]:
         """Return the environment variables of each process."""
-        host, _, port = (self.address or f"127.0.0.1:{_free_port()}").rpartition(":")
+        host, _, port = (self.address or f"127.0.0.1:{free_port()}").rpartition(":")
         common = {
             "WORLD_SIZE": str(self.nodes * self.processes),
             "LOCAL_WORLD_SIZE": str(self.processes),
@@ -257,12 +258,6 @@ def _signals_noted() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _say(text: str) -> None:
