@@ -105,6 +105,7 @@ class Group:
             UnsupportedValueError: if the processes do not do the same.
         """
         self._do({"do": label, "content": content})
+        self.check()
 
     def gather(self, label: str, value: Any = None, content: str = "") -> list[Any]:
         """Return the values of all processes by rank, when all have come here.
@@ -136,7 +137,6 @@ class Group:
                 self._unsent.append(doing)
                 if "gather" in doing:
                     self._tell()
-        self.check()
 
     def _tell(self) -> None:
         """Tell rank 0 what this process has done; from time to time, because that takes time."""
@@ -266,15 +266,16 @@ class Group:
 
     def _fail(self, failure: Failure, but: int | None = None) -> None:
         """Note that the group cannot go on, and tell the others, but one."""
+        # To the end under the lock, so that this process does not leave before all are told.
         with self._changed:
             if self._failure is not None or self._has_left:
                 return
             self._failure = failure
+            # The lost one last, if it is there: it may have been stopped, and go on.
+            for rank in sorted(self._connections, key=lambda each: each == failure.rank):
+                if rank != but:
+                    self._send(rank, {"failed": [failure.problem, failure.rank]})
             self._changed.notify_all()
-        # The lost one last, if it is there: it may have been stopped, and go on.
-        for rank in sorted(self._connections, key=lambda each: each == failure.rank):
-            if rank != but:
-                self._send(rank, {"failed": [failure.problem, failure.rank]})
 
     def _error(self, failure: Failure) -> D2LDevError:
         attempted = f"train in {self.size} processes"

@@ -18,7 +18,8 @@ from d2ldev.training.trainer import Trainer
 TIMEOUT = 2
 BOUND = 12
 """Seconds after a process is lost until all others have ended, on a machine that is busy."""
-KILLS = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "6"))
+KILLS = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300")) // 50
+"""How many processes are lost at random instants: 6, and 200 at night."""
 EPOCHS = 5
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
