@@ -1,5 +1,6 @@
 """A process that is killed or stopped: the others end in bounded time, and say which one it was."""
 
+import ctypes
 import os
 import random
 import signal
@@ -12,7 +13,7 @@ import pytest
 from launched import together
 
 import d2ldev
-from d2ldev.processes.join import joined
+from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
 TIMEOUT = 2
@@ -74,7 +75,7 @@ def ending(where, number):
         return lambda path: train(path, val_data=Telling("val", (1, 1), number))
     if where == "a callback":
         return lambda path: train(path, callback=lambda epoch, history: end())
-    return lambda path: (train(path), joined(), end())
+    return lambda path: (train(path), join.joined(), end())
 
 
 def continued(processes, lost):
@@ -255,7 +256,7 @@ def test_nothing_is_left_of_a_group_that_was_left():
         threads = threading.active_count()
         train()
         assert threading.active_count() == threads + 1
-        joined().leave()
+        join.joined().leave()
         for _ in range(100):
             if threading.active_count() == threads:
                 break
@@ -291,9 +292,12 @@ def test_runs_that_are_killed_at_random_end_with_the_same_parameters(tmp_path):
                 continued(processes, lost)
 
         options = {"checkpoint_every": 2} if attempt % 2 else {}
-        ended = together(
-            lambda rank, options=options: train(path, **options), size, timeout=1, during=lose
-        )
+
+        def body(rank, options=options):
+            join.PATIENCE = 3  # for one that is lost before it has come
+            return train(path, **options)
+
+        ended = together(body, size, timeout=1, during=lose)
         for rank, each in enumerate(ended):
             assert each.seconds < BOUND + moment, each
             if rank != lost:
@@ -312,3 +316,15 @@ def test_runs_that_are_killed_at_random_end_with_the_same_parameters(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["alone", "run", "whole"]
     assert any(1 in statuses for statuses in outcomes)
     print(f"{KILLS} kills: {outcomes}")
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(1, False), (5, True)])
+def test_code_that_keeps_all_threads_waiting_is_lost_only_after_the_timeout(seconds, is_lost):
+    """As an extension that holds Python's lock: no sign can be given then."""
+
+    def hold(epoch, history):
+        if epoch == 1 and os.environ["RANK"] == "1":
+            ctypes.PyDLL(None).sleep(seconds)
+
+    ended = together(lambda rank: train(callback=hold)[1], timeout=3)
+    assert [each.error for each in ended] == ["PeerLostError" if is_lost else ""] * 2, ended
