@@ -92,7 +92,7 @@ class Loop(NamedTuple):
         """Go through the data without training; return what ``train`` does."""
         log = DeviceLog(self.trainer.backend, values=False)
         operands = self._operands()
-        with closing(self.prepared(self.team.parts(data))) as batches:
+        with closing(self.prepared(self.team.parts(data, is_trained=False))) as batches:
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
                 inputs, y, count = operands(batch)
                 counted = self.team.counted(self.learner, number, y, count)

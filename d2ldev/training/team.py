@@ -45,8 +45,8 @@ class Alone:
         """Return the block of a run."""
         return nullcontext()
 
-    def parts(self, data: Iterable[Any]) -> Iterable[Any]:
-        """Return what of each batch this process has."""
+    def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterable[Any]:
+        """Return what of each batch this process has, to train or to evaluate on."""
         return data
 
     def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
@@ -97,23 +97,24 @@ class Together(Alone):
         self._framework = framework
         self.group: Group = group
         self.is_first = group.rank == 0
-        self._epoch = "the first epoch"
+        self._epoch = self._place = "the first epoch"
         self._portions = Portions(framework, group)
 
     def working(self) -> AbstractContextManager[Any]:
         return self.group.working()
 
-    def parts(self, data: Iterable[Any]) -> Iterator[Any]:
+    def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterator[Any]:
+        self._place = self._epoch if is_trained else f"the evaluation after {self._epoch}"
         self._portions = Portions(self._framework, self.group)
         return self._portions.of(spared(data))
 
     def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
-        portion = self._portions.next(f"batch {number} of {self._epoch}", y)
+        portion = self._portions.next(f"batch {number} of {self._place}", y)
         learner.portion = portion
         return Counted(portion.length, portion.share * portion.length, portion.number)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        totals = self._totals(log, f"the end of {self._epoch}")
+        totals = self._totals(log, f"the end of {self._place}")
         return {
             name: total / weight if weight else float("nan")
             for name, (total, weight) in totals.items()
@@ -159,7 +160,7 @@ class Together(Alone):
 
     def begin_epoch(self, epoch: int, device: Device) -> None:
         """Go on with the random numbers of rank 0, so that all read the batches in one order."""
-        self._epoch = f"epoch {epoch}"
+        self._epoch = self._place = f"epoch {epoch}"
         training = self._framework.training
         state = None
         if self.is_first:

@@ -3,6 +3,7 @@
 import ctypes
 import os
 import random
+import re
 import signal
 import socket
 import sys
@@ -22,6 +23,8 @@ BOUND = 12
 KILLS = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300")) // 50
 """How many processes are lost at random instants: 6, and 200 at night."""
 EPOCHS = 5
+
+TOLERANCE = {"rtol": 1e-5, "atol": 1e-6}
 
 X = np.random.default_rng(0).normal(size=(24, 4)).astype("float32")
 Y = (np.arange(24) % 3).astype("int32")
@@ -86,6 +89,13 @@ def continued(processes, lost):
     os.kill(processes[lost], signal.SIGKILL)
 
 
+AT = {
+    "training": r"was at (the gradients|batch \d of epoch 1)",
+    "evaluation": r"was at (the end|batch \d) of the evaluation after epoch 1",
+    "a callback": r"was at the beginning of epoch 1",
+}
+
+
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("where", ["training", "evaluation", "a callback"])
@@ -101,7 +111,7 @@ def test_the_others_say_who_is_lost(tmp_path, where, number, lost):
         assert (ended[rank].status, ended[rank].error) == (1, "PeerLostError"), ended[rank]
         assert f"rank {lost} on {socket.gethostname()} is lost" in ended[rank].text
         assert f"Rank {rank} on {socket.gethostname()} was at " in ended[rank].text
-        assert "epoch" in ended[rank].text
+        assert re.search(AT[where], ended[rank].text), ended[rank].text
         assert ended[rank].seconds < BOUND
     state = d2ldev.get_backend("reference").load(path)  # it is whole
     assert state["run"]["epoch"] in (0, 1, 2)
@@ -272,50 +282,57 @@ def test_nothing_is_left_of_a_group_that_was_left():
 
 def test_runs_that_are_killed_at_random_end_with_the_same_parameters(tmp_path):
     """Each attempt loses a rank at a random instant, and the next one has another size."""
-    expected, history = train(tmp_path / "alone", epochs=EPOCHS)
+    expected, history = train()
     draw = random.Random(0)
-    path = tmp_path / "run"
     begin = time.monotonic()
     together(lambda rank: train(tmp_path / "whole"), 2, timeout=TIMEOUT)
     whole = time.monotonic() - begin
-    outcomes = []
-    for attempt in range(KILLS):
-        size = draw.choice([2, 3])
+    runs, kills, attempts = 0, 0, 0
+    while kills < KILLS or (tmp_path / f"run {runs}").exists():
+        size, path = draw.choice([2, 3]), tmp_path / f"run {runs}"
         lost = draw.randrange(size)
         number = draw.choice([signal.SIGKILL, signal.SIGKILL, signal.SIGSTOP])
-        moment = draw.uniform(0, 1.2 * whole)
+        # Of a run that has to end one day.
+        moment = draw.uniform(0, whole) if kills < KILLS else 3600
 
         def lose(processes, lost=lost, number=number, moment=moment):
-            time.sleep(moment)
-            os.kill(processes[lost], number)
-            if number == signal.SIGSTOP:
-                continued(processes, lost)
+            end = time.monotonic() + moment
+            has_ended = os.WEXITED | os.WNOWAIT | os.WNOHANG
+            while os.waitid(os.P_PID, processes[lost], has_ended) is None:
+                time.sleep(0.001)
+                if time.monotonic() > end:
+                    os.kill(processes[lost], number)
+                    if number == signal.SIGSTOP:
+                        continued(processes, lost)
+                    return
 
-        options = {"checkpoint_every": 2} if attempt % 2 else {}
+        options = draw.choice([{}, {"checkpoint_every": 2}])
 
-        def body(rank, options=options):
+        def body(rank, path=path, options=options):
             join.PATIENCE = 3  # for one that is lost before it has come
             return train(path, **options)
 
         ended = together(body, size, timeout=1, during=lose)
+        attempts += 1
+        kills += ended[lost].status == -signal.SIGKILL
         for rank, each in enumerate(ended):
-            assert each.seconds < BOUND + moment, each
-            if rank != lost:
-                # It was lost to them, or all was over.
-                assert each.error in ("PeerLostError", "") or "PeerLostError" in each.text, each
-                assert each.status == (1 if each.error or each.value is None else 0), each
-        outcomes.append([each.status for each in ended])
-        files = set(os.listdir(tmp_path)) - {"alone", "whole", "run"}
-        assert len(files) <= 1, files  # one that was being written
-    ended = together(lambda rank: train(path), 2, timeout=20)
-    assert [each.error for each in ended] == ["", ""], ended
-    for each in ended:
-        for name, values in expected.items():
-            np.testing.assert_allclose(each.value[0][name], values, rtol=1e-5, atol=1e-6)
-        np.testing.assert_allclose(each.value[1]["val_loss"], history["val_loss"], rtol=1e-5)
-    assert sorted(os.listdir(tmp_path)) == ["alone", "run", "whole"]
-    assert any(1 in statuses for statuses in outcomes)
-    print(f"{KILLS} kills: {outcomes}")
+            assert each.seconds < BOUND + whole, each
+            if rank != lost and each.status:
+                assert each.status == 1, each
+                assert "PeerLostError" in each.error + each.text, each
+        if [each.status for each in ended] == [0] * size:
+            for each in ended:
+                for name, values in expected.items():
+                    np.testing.assert_allclose(each.value[0][name], values, **TOLERANCE)
+                for name, values in history.items():
+                    np.testing.assert_allclose(each.value[1][name], values, **TOLERANCE)
+            runs += 1
+        # One that was being written may be there, until the next one is.
+        others = {*os.listdir(tmp_path)} - {"whole", *(f"run {i}" for i in range(runs + 1))}
+        assert len(others) <= 1, others
+    d2ldev.get_backend("reference").save(0, tmp_path / "whole")
+    assert {*os.listdir(tmp_path)} == {"whole", *(f"run {i}" for i in range(runs))}
+    print(f"{kills} processes were lost in {attempts} attempts at {runs} runs")
 
 
 @pytest.mark.parametrize(("seconds", "is_lost"), [(1, False), (5, True)])

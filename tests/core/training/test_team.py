@@ -28,7 +28,7 @@ def log_of(rank):
 
 def test_means_are_over_the_examples_of_all():
     found = together(lambda rank: team().means(log_of(rank)), 3)
-    # (1 * 0 + 2 * 2 + 3 * 4) / 6
+    # Of 0, 2 and 4, with the weights 1, 2 and 3.
     assert [each.value for each in found] == [{"loss": 16 / 6, "only": 1.0}] * 3
 
 
