@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import signal
 import sys
 import threading
 import time
@@ -280,7 +281,8 @@ def test_a_program_that_catches_the_error_goes_on_without_the_others():
 def test_ctrl_c_on_one_rank_ends_all():
     def callback(epoch, history):
         if epoch == 1 and os.environ["RANK"] == "1":
-            raise KeyboardInterrupt
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
 
     first, second = together(lambda rank: fit(epochs=3, callback=callback), timeout=TIMEOUT)
     assert second.error == "KeyboardInterrupt"
