@@ -19,7 +19,7 @@ from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import named_tensors
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
-from d2ldev_mxnet.servers import Servers
+from d2ldev_mxnet.servers import servers_of
 from d2ldev_mxnet.training import MXNetLearner
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ class MXNetParallel(Parallel):
     Args:
         framework: whose blocks are trained.
     """
-
-    _servers: Servers
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -59,10 +57,10 @@ class MXNetParallel(Parallel):
         return MXNetParallelLearner(self._framework, model, settings, devices)
 
     def join(self, group: Group) -> None:
-        self._servers = Servers(group)
+        servers_of(group)
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
-        return MXNetGroupLearner(self._framework, model, settings, group, self._servers)
+        return MXNetGroupLearner(self._framework, model, settings, group)
 
 
 class MXNetParallelLearner(MXNetLearner):
@@ -247,14 +245,13 @@ class MXNetGroupLearner(MXNetLearner):
         model: the block.
         settings: how it is trained.
         group: the processes.
-        servers: which add up their gradients.
     """
 
     def __init__(
-        self, framework: Framework, model: Any, settings: Settings, group: Group, servers: Servers
+        self, framework: Framework, model: Any, settings: Settings, group: Group
     ) -> None:
         super().__init__(framework, model, settings)
-        self._group, self._servers = group, servers
+        self._group, self._servers = group, servers_of(group)
         # Of the gradients and of ``_users``; empty until all have the parameters of rank 0.
         self._keys: list[int] = []
         self._used: list[bool] = []

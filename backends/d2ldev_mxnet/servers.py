@@ -14,6 +14,7 @@ import sys
 import threading
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
@@ -163,6 +164,12 @@ class Servers:
         """Leave MXNet's engine, without waiting for the other processes."""
         mx.base.check_call(mx.base._LIB.MXKVStoreFree(self._store.handle))
         self._store.handle = mx.base.KVStoreHandle()  # which it would free again
+
+
+@cache
+def servers_of(group: Group) -> Servers:
+    """Return the servers of a group, which are started once, by all of its processes."""
+    return Servers(group)
 
 
 def _made(variables: dict[str, str]) -> Any:

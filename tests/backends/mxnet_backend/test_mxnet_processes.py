@@ -3,7 +3,6 @@
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,6 +13,7 @@ import numpy as np
 import process_runs
 import pytest
 from d2ldev_mxnet import servers
+from launched import environment, free_port, variables
 from processes import searched
 from several_gpus import TOLERANCE
 
@@ -27,7 +27,7 @@ Ended = namedtuple("Ended", "status errors seconds")
 
 # Both processes come to the middle of the run before a signal comes to one of them.
 LONG = """
-import os, signal
+import os
 import numpy as np
 from d2ldev import Trainer, get_backend
 
@@ -45,33 +45,20 @@ Trainer(1, num_gpus=0, backend=backend).fit(backend.mlp([3, 1]), Batches())
 """
 
 
-def variables(rank, size, port):
-    """Return the environment of a process, as a launcher on this machine makes it."""
-    inherited = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    return {
-        **inherited,
+def started(command, size, **more):
+    """Start processes of one launch; them, and the port by which their servers are known."""
+    port = free_port()
+    common = {
         "PYTHONPATH": searched([Path(__file__).parents[2]]),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
-        "RANK": str(rank),
-        "WORLD_SIZE": str(size),
-        "LOCAL_RANK": str(rank),
-        "LOCAL_WORLD_SIZE": str(size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
         "D2LDEV_PEER_TIMEOUT": str(TIMEOUT),
+        **more,
     }
-
-
-def started(command, size, **more):
-    """Start processes of one launch; them, and the port by which their servers are known."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     processes = [
         subprocess.Popen(
             [sys.executable, *command],
-            env={**variables(rank, size, port), **more},
+            env=environment(**variables(rank, size, port, **common)),
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -100,12 +87,13 @@ def ended(processes):
 def left(port):
     """Return the processes of a launch that are still there, some seconds later."""
     deadline = time.monotonic() + 5
-    while (found := list(_alive(port))) and time.monotonic() < deadline:
+    while (found := list(alive(port))) and time.monotonic() < deadline:
         time.sleep(0.02)
     return found
 
 
-def _alive(port):
+def alive(port):
+    """Yield the processes of a launch, with the servers."""
     for path in Path("/proc").glob("[0-9]*"):
         try:
             environment = (path / "environ").read_bytes()  # empty for one that has ended
@@ -174,13 +162,19 @@ def test_three_processes_learn_what_one_learns(tmp_path):
         assert_same(found[0][case], found[2][case])
 
 
+def begun(folder):
+    """Start two processes, and wait until both train."""
+    processes, port = started(["-c", LONG], 2, FOLDER=str(folder))
+    deadline = time.monotonic() + LIMIT
+    while len(list(folder.iterdir())) < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return processes, port
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
-    processes, port = started(["-c", LONG], 2, FOLDER=str(tmp_path))
+    processes, port = begun(tmp_path)
     lost = int(number == signal.SIGSTOP)  # once with the servers, and once beside them
-    deadline = time.monotonic() + LIMIT
-    while len(list(tmp_path.iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.02)
     processes[lost].send_signal(number)
     (other,) = ended([processes[1 - lost]])
     processes[lost].kill()
@@ -188,6 +182,18 @@ def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
     assert other.status == 1
     assert f"PeerLostError: cannot train in 2 processes: rank {lost} on " in other.errors
     assert other.seconds < 2 * TIMEOUT + 4
+    assert not left(port)
+
+
+def test_a_lost_server_ends_all(tmp_path):
+    processes, port = begun(tmp_path)
+    (*_, server) = sorted({*alive(port)} - {process.pid for process in processes})
+    os.kill(server, signal.SIGKILL)
+    for each in ended(processes):
+        assert each.status == 1
+        assert "rank 0 on " in each.errors
+        assert "is lost: MXNet's server has ended with status -9" in each.errors
+        assert each.seconds < TIMEOUT + 4
     assert not left(port)
 
 
