@@ -43,7 +43,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
         try:
             for rank, process in enumerate(running):
                 if rank != lost:
-                    process.wait(300)
+                    process.wait(600)
         finally:
             for process in running:
                 process.kill()
