@@ -121,9 +121,9 @@ class JaxParallel(Parallel):
 
 
 def _end_if_failed(group: Group) -> None:
-    """End a process whose group has failed, without JAX's wait at exit for the process that is lost.
+    """End a process whose group has failed, and whose error was shown already.
 
-    Its error was shown already.
+    JAX would wait at exit for the process that is lost.
     """
     try:
         group.check()
