@@ -183,7 +183,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
             told = [readers.submit(process.communicate) for process in running]
             for rank, process in enumerate(running):
                 if rank != lost:
-                    process.wait(300)
+                    process.wait(600)
             if lost is not None:
                 running[lost].kill()
             for process, texts in zip(running, told, strict=True):

@@ -5,8 +5,13 @@ Between processes it is ``jax.distributed``, with NCCL on CUDA and gloo on the C
 
 from __future__ import annotations
 
+import atexit
+import os
+import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import jax
@@ -15,7 +20,7 @@ from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import no_twin
 from d2ldev.processes.group import Group
@@ -53,8 +58,12 @@ class JaxParallel(Parallel):
         return JaxLearner(self._framework, model, settings, lambda _: SeveralDevices(natives))
 
     def join(self, group: Group) -> None:
+        end_at_once = partial(_end_if_failed, group)
+        atexit.register(end_at_once)
         if not jax.distributed.is_initialized():
             self._start(group)
+        if not jax.distributed.is_initialized():
+            atexit.unregister(end_at_once)
         found = jax.process_count(), jax.process_index()
         if found != (group.size, group.rank):
             raise UnsupportedValueError(
@@ -90,9 +99,8 @@ class JaxParallel(Parallel):
     def _leave_service(self, group: Group) -> None:
         """Connect the processes, and leave JAX's coordination service, which is not needed then.
 
-        When a process is lost, the service ends the others with an abort, and they wait for it at
-        exit. The group raises an error instead.
-        https://docs.jax.dev/en/latest/fault_tolerance.html
+        When a process is lost, the service ends the others with an abort, where the group raises an
+        error: https://docs.jax.dev/en/latest/fault_tolerance.html. On GPUs JAX goes on to need it.
         """
         from d2ldev_jax.training.places import SeveralProcesses
 
@@ -110,6 +118,20 @@ class JaxParallel(Parallel):
         return JaxLearner(
             self._framework, model, settings, lambda native: SeveralProcesses(group, native)
         )
+
+
+def _end_if_failed(group: Group) -> None:
+    """End a process whose group has failed, and whose error was shown already.
+
+    JAX would wait at exit for the process that is lost.
+    """
+    try:
+        group.check()
+    except D2LDevError:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(1)
 
 
 def _listen_at(host: str) -> None:

@@ -247,9 +247,7 @@ class MXNetGroupLearner(MXNetLearner):
         group: the processes.
     """
 
-    def __init__(
-        self, framework: Framework, model: Any, settings: Settings, group: Group
-    ) -> None:
+    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(framework, model, settings)
         self._group, self._servers = group, servers_of(group)
         # Of the gradients and of ``_users``; empty until all have the parameters of rank 0.

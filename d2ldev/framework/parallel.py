@@ -114,10 +114,11 @@ class Parallel:
 
         Returns:
             A learner whose inputs, targets, losses and predictions are those of this process's part
-            of a batch. ``step`` is called with the learner's ``portion`` set, and takes the step on
-            the gradients of the mean over the whole batch, clipped by their global norm; so the
-            parameters are the same in all processes after it. ``evaluate`` and ``predict`` compute
-            with this process alone, and ``parts`` are those of this process.
+            of a batch; the loss of a step may be that of the whole batch, in all of them. ``step``
+            is called with the learner's ``portion`` set, and takes the step on the gradients of the
+            mean over the whole batch, clipped by their global norm; so the parameters are the same
+            in all processes after it. ``evaluate`` and ``predict`` compute with this process alone,
+            and ``parts`` are those of this process.
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that cannot be trained so.
