@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import atexit
-from contextlib import suppress
+import os
+import socket
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import timedelta
 from typing import Any
@@ -61,13 +65,14 @@ class TorchParallel(Parallel):
                     "leave the call out",
                 )
             return
-        distributed.init_process_group(
-            self._engines(),
-            init_method=f"tcp://{group.addresses[0]}",
-            rank=group.rank,
-            world_size=group.size,
-            timeout=timedelta(seconds=2 * group.timeout),
-        )
+        with _through_interface(group.addresses[group.rank].rpartition(":")[0]):
+            distributed.init_process_group(
+                self._engines(),
+                init_method=f"tcp://{group.addresses[0]}",
+                rank=group.rank,
+                world_size=group.size,
+                timeout=timedelta(seconds=2 * group.timeout),
+            )
         atexit.register(_leave, group)
 
     def _engines(self) -> str:
@@ -81,6 +86,43 @@ class TorchParallel(Parallel):
         from d2ldev_torch.training.together import TorchGroupLearner
 
         return TorchGroupLearner(self._framework, model, settings, group)
+
+
+_INTERFACE = "GLOO_SOCKET_IFNAME"
+_SIOCGIFADDR = 0x8915  # "get the address of an interface", of Linux
+
+
+@contextmanager
+def _through_interface(host: str) -> Iterator[None]:
+    """Let gloo take the network by which the processes have found each other.
+
+    Else it takes that of the machine's name, or none but this machine's own.
+    https://docs.pytorch.org/docs/stable/distributed.html#common-environment-variables
+    """
+    name = None if _INTERFACE in os.environ else _interface(host)
+    if name is None:
+        yield
+        return
+    os.environ[_INTERFACE] = name
+    try:
+        yield
+    finally:
+        del os.environ[_INTERFACE]
+
+
+def _interface(host: str) -> str | None:
+    """Return the name of the network interface with an address; None where nobody can tell."""
+    with suppress(ImportError, OSError):
+        import fcntl  # not on Windows
+
+        wanted = socket.inet_aton(socket.gethostbyname(host))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            for _, name in socket.if_nameindex():
+                with suppress(OSError):  # it has no address
+                    request = struct.pack("256s", name.encode())
+                    if fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)[20:24] == wanted:
+                        return name
+    return None
 
 
 def _leave(group: Group) -> None:

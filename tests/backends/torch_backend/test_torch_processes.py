@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from launched import free_port, variables
 from processes import searched
 from processes_program import RUNS, batches, mlp
 
@@ -21,28 +21,18 @@ TOLERANCES = {"bf16": 2e-3, "fp16 with a step left out": 2e-3, "fp16, accumulate
 TOLERANCE = 2e-6
 
 
-def _variables(**more):
-    kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    return {**kept, "PYTHONPATH": searched(()), "OMP_NUM_THREADS": "1", **more}
-
-
-def _free_port():
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def together(tmp_path_factory):
     """What each of three processes has found in the runs of ``processes_program``."""
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
-    common = {"WORLD_SIZE": str(PROCESSES), "LOCAL_WORLD_SIZE": str(PROCESSES)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    kept |= {"PYTHONPATH": searched(()), "OMP_NUM_THREADS": "1"}
+    port = free_port()
     processes = [
         subprocess.Popen(
             [sys.executable, program, folder / "found"],
-            env=_variables(**common, RANK=str(rank), LOCAL_RANK=str(rank)),
+            env=kept | variables(rank, PROCESSES, port),
             stderr=subprocess.PIPE,
             text=True,
         )
