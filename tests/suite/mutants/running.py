@@ -10,9 +10,11 @@ exit status of pytest, or what ended it instead.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import inspect
+import io
 import json
 import os
 import pkgutil
@@ -28,6 +30,7 @@ import pytest
 
 import mutants
 from d2ldev import settings
+from d2ldev.registry.discovery import known_backends
 
 
 def main() -> None:
@@ -38,6 +41,10 @@ def main() -> None:
         for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     ]
     files = _files(modules)
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
+    with contextlib.redirect_stdout(io.StringIO()):  # for what pytest imports when it is needed
+        pytest.main(["--markers", "-c", f"{d2ldev_conformance.__path__[0]}/pytest.ini"])
+    known_backends()
     # A child would go through, and so copy, all that is here whenever it collects garbage.
     gc.freeze()
     for line in sys.stdin:
@@ -87,10 +94,10 @@ def _run(
         for stream in (1, 2):
             os.dup2(printed, stream)
         os.environ[settings.VIRTUAL_GPUS] = str(virtual_gpus)
-        os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"
         # The tests are imported already: their assertions cannot be rewritten any more.
-        arguments = ["-qx", "--assert=plain", "-W", "error", f"--basetemp={folder}/inner"]
-        arguments += ["-p", "no:cacheprovider", "-p", "d2ldev_conformance.plugin"]
+        arguments = ["-qx", "--assert=plain", "--tb=native", "-W", "error"]
+        arguments += [f"--basetemp={folder}/inner", "-p", "no:cacheprovider"]
+        arguments += ["-p", "d2ldev_conformance.plugin"]
         arguments += [f"--d2ldev-backend={name}", f"--d2ldev-report={folder}"]
         arguments += [f"--d2ldev-requirement={requirement}" for requirement in requirements]
         status = pytest.main(arguments + sorted(set().union(*map(files.get, requirements))))

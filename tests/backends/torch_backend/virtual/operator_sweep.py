@@ -7,6 +7,7 @@ takes ``out=`` is called again with views of larger buffers, and mapped by ``tor
 """
 
 import contextlib
+import itertools
 import json
 import sys
 import types
@@ -172,8 +173,9 @@ def sweep(number, compare, selected=lambda op: True):
             samples = []
             if dtype in op.dtypes:
                 with contextlib.suppress(Exception):
-                    samples = list(op.sample_inputs("cpu", dtype, requires_grad=differentiable))
-            for sample in samples[:number]:
+                    made = op.sample_inputs("cpu", dtype, requires_grad=differentiable)
+                    samples = list(itertools.islice(made, number))  # of up to hundreds
+            for sample in samples:
                 name = f"{op.name} {op.variant_test_name}".strip()
                 try:
                     found = compare(op, sample, differentiable)
