@@ -18,6 +18,8 @@ from functools import cache
 from operator import is_not
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from d2ldev.errors import UnsupportedValueError
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
@@ -98,7 +100,8 @@ class Servers:
             numbers[kind] += 1
             if name not in self._keys:
                 self._keys[name] = len(self._keys)
-                new.append((self._keys[name], x))
+                # Parameters may be in another layout: see ``spread``.
+                new.append((self._keys[name], mx.np.zeros(x.shape, x.dtype, ctx=mx.cpu())))
             keys.append(self._keys[name])
         if new:
             self._store.init([key for key, _ in new], [x for _, x in new])
@@ -125,15 +128,16 @@ class Servers:
         """Give arrays the values that they have in rank 0, and wait for them."""
         with NumPySemantics(), mx.autograd.pause():
             given = [x for x in arrays if x.size]
-            # Servers add up floats only.
-            sent = [x if "float" in str(x.dtype) else x.astype("float64") for x in given]
-            if self._group.rank:
-                for x in sent:
-                    x[()] = 0
+            sent = []
+            for x in given:
+                # oneDNN keeps weights of convolutions in a layout of its own, which no server
+                # takes. And servers add up floats only.
+                dtype = x.dtype if np.dtype(x.dtype).kind == "f" else "float64"
+                values = np.zeros(x.shape) if self._group.rank else x.asnumpy()
+                sent.append(mx.np.array(values, dtype=dtype, ctx=mx.cpu()))
             self.add_up(self.keys(sent), sent)
             for x, value in zip(given, sent, strict=True):
-                if x is not value:
-                    x[()] = value
+                x[()] = value.as_in_ctx(x.ctx)
             self.wait()
 
     # -- servers ----------------------------------------------------------------------------------
