@@ -421,12 +421,9 @@ for w in params:
 # %% [markdown]
 # ## 13.6 Concise Implementation for Multiple GPUs
 #
-# `Trainer(num_gpus=2)` does the same for any model: the data yields the whole batch, each GPU has a part of it, and what is learned is what one GPU learns, to rounding. PyTorch's engine for this has a process for each GPU, and d2ldev says that it starts none.
+# `Trainer(num_gpus=2)` does the same for any model: the data yields the whole batch, each GPU has a part of it, and what is learned is what one GPU learns, to rounding. PyTorch's engine for this has a process for each GPU, which `fit` starts.
 
 # %% gpus=2
-from d2ldev import UnsupportedValueError
-
-
 def losses(num_gpus):
     trainer = Trainer(4, num_gpus)
     net = d2l.mlp([2, 1], seed=0)
@@ -434,9 +431,5 @@ def losses(num_gpus):
     return history["loss"]
 
 
-try:
-    curves = zip(losses(1), losses(2))
-    for one, two in curves:
-        print(f"one {one:.6f}  two {two:.6f}")
-except UnsupportedValueError as error:
-    print(error)
+for one, two in zip(losses(1), losses(2)):
+    print(f"one {one:.6f}  two {two:.6f}")
