@@ -423,6 +423,7 @@ for w in params:
 #
 # `Trainer(num_gpus=2)` does the same for any model: the data yields the whole batch, each GPU has a part of it, and what is learned is what one GPU learns, to rounding. PyTorch's engine for this has a process for each GPU, which `fit` starts.
 
+
 # %% gpus=2
 def losses(num_gpus):
     trainer = Trainer(4, num_gpus)

@@ -19,6 +19,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, NamedTuple, TextIO
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
+from d2ldev.locks import Lock
 from d2ldev.processes.sequence import DifferentError, Doings, Failure
 from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
@@ -73,7 +74,9 @@ class Group:
         self.addresses = [member.address for member in members]
         self.timeout = timeout
         self._connections = connections
-        self._changed = threading.Condition(threading.RLock())
+        self._lock = Lock()
+        # Set when something was gathered or has failed, and when something has failed.
+        self._news, self._failed = threading.Event(), threading.Event()
         self._doings = Doings(self.size) if self.rank == 0 else None
         self._done = 0
         # What rank 0 does not know yet.
@@ -119,14 +122,16 @@ class Group:
             UnsupportedValueError: if the processes do not do the same.
         """
         self._do({"do": label, "content": content, "gather": True, "value": value})
-        with self._changed:
-            while not self._gathered:
+        while True:
+            with self._lock:
+                if self._gathered:
+                    return self._gathered.pop(0)
                 self.check()
-                self._changed.wait(self.timeout)
-            return self._gathered.pop(0)
+                self._news.clear()
+            self._news.wait(self.timeout)
 
     def _do(self, doing: dict[str, Any]) -> None:
-        with self._changed:
+        with self._lock:
             self._done += 1
             self._label = doing["do"]
             self._compare_with_the_end()
@@ -140,7 +145,7 @@ class Group:
 
     def _tell(self) -> None:
         """Tell rank 0 what this process has done; from time to time, because that takes time."""
-        with self._changed:
+        with self._lock:
             if self._unsent:
                 unsent, self._unsent = self._unsent, []
                 self._send(0, {"did": unsent})
@@ -162,22 +167,21 @@ class Group:
         for ever, the process is ended with the error on its standard error, and exit status 1.
         """
         self.check()
-        with self._changed:
+        with self._lock:
             self._working += 1
         try:
             yield
         except BaseException as error:
             is_ours = isinstance(error, D2LDevError)
-            with self._changed:
-                if not is_ours:  # the engine may know of a lost process before the group does
-                    self._changed.wait_for(lambda: self._failure is not None, GRACE / 2)
-                failure = self._failure
+            if not is_ours:  # the engine may know of a lost process before the group does
+                self._failed.wait(GRACE / 2)
+            failure = self._failure
             if failure is not None and not is_ours and isinstance(error, Exception):
                 raise self._error(failure) from error
             self._lose(self.rank, f"it ended with {type(error).__name__}: {said(error)}")
             raise
         finally:
-            with self._changed:
+            with self._lock:
                 self._working -= 1
 
     def give_up(self, problem: str) -> None:
@@ -193,7 +197,7 @@ class Group:
 
         Its thread ends soon after, and closes the connections.
         """
-        with self._changed:
+        with self._lock:
             if self._has_left:
                 return
             if self._doings is not None:
@@ -208,8 +212,6 @@ class Group:
 
     def disown(self) -> None:
         """Close the connections in a forked process, which would hold them open after this one."""
-        # Another thread may have held it, which is not there any more.
-        self._changed = threading.Condition(threading.RLock())
         for connection in self._connections.values():
             connection.close()
         self._has_left = True
@@ -219,13 +221,13 @@ class Group:
 
     def _take(self, rank: int, message: dict[str, Any]) -> None:
         """Take a message; at rank 0 from any process, elsewhere from rank 0."""
-        with self._changed:
+        with self._lock:
             if "failed" in message:
                 problem, lost = message["failed"]
                 self._fail(Failure(str(problem), lost), but=rank)
             elif "gathered" in message:
                 self._gathered.append(message["gathered"])
-                self._changed.notify_all()
+                self._news.set()
             elif self._doings is not None:
                 for doing in message.get("did", ()):
                     self._note(self._doings, rank, doing)
@@ -251,7 +253,7 @@ class Group:
             for other in self._connections:
                 self._send(other, {"gathered": values})
             self._gathered.append(values)
-            self._changed.notify_all()
+            self._news.set()
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
         try:
@@ -267,7 +269,7 @@ class Group:
     def _fail(self, failure: Failure, but: int | None = None) -> None:
         """Note that the group cannot go on, and tell the others, but one."""
         # To the end under the lock, so that this process does not leave before all are told.
-        with self._changed:
+        with self._lock:
             if self._failure is not None or self._has_left:
                 return
             self._failure = failure
@@ -275,7 +277,8 @@ class Group:
             for rank in sorted(self._connections, key=lambda each: each == failure.rank):
                 if rank != but:
                     self._send(rank, {"failed": [failure.problem, failure.rank]})
-            self._changed.notify_all()
+            self._failed.set()
+            self._news.set()
 
     def _error(self, failure: Failure) -> D2LDevError:
         attempted = f"train in {self.size} processes"
