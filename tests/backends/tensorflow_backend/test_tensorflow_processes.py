@@ -146,7 +146,11 @@ CASES = {
         {"precision": "bf16", "accumulate": 2, "gradient_clip_val": 0.5},
     ),
     "left out": (dense, huge, {"precision": "fp16"}),
-    "synchronized": (lambda: normalized(synchronized=True), even, {"lr": 0.1}),
+    "synchronized": (
+        lambda: normalized(synchronized=True),
+        even,
+        {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "lr": 0.1},
+    ),
     "normalized": (normalized, even, {"lr": 0.1}),
     "dropped": (dropped, flat_batches, {"lr": 0.1}),
 }
@@ -253,14 +257,6 @@ def test_statistics_are_those_of_the_first_process(folder):
     for x, _ in 2 * even():
         expected = (expected + x[:2].mean(0)) / 2
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
-
-
-def test_a_step_that_is_left_out_is_left_out_everywhere(backend, folder):
-    values, _ = learned(folder, "left out")
-    keras.utils.set_random_seed(0)
-    begun = dense().get_weights()
-    assert all(np.isfinite(value).all() for value in values.values())
-    assert any((value != w).any() for value, w in zip(values.values(), begun, strict=True))
 
 
 @pytest.mark.parametrize("rank", [0, 1])
