@@ -79,7 +79,8 @@ def main():
         result = trained(backend, make, _ended(data, how), int(num_gpus), **options)
         if os.environ["RANK"] == "0":
             with pytest.MonkeyPatch.context() as patch:
-                patch.delenv("WORLD_SIZE")
+                patch.setenv("WORLD_SIZE", "1")
+                patch.setenv("LOCAL_WORLD_SIZE", "1")
                 expected = trained(backend, make, data, int(num_gpus), **options)
             found[name] = _difference(result, expected)
     print(json.dumps(found))
