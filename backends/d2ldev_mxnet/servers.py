@@ -137,7 +137,8 @@ class Servers:
                 sent.append(mx.np.array(values, dtype=dtype, ctx=mx.cpu()))
             self.add_up(self.keys(sent), sent)
             for x, value in zip(given, sent, strict=True):
-                x[()] = value.as_in_ctx(x.ctx)
+                # The states of an optimizer may be MXNet's old arrays.
+                value.astype(x.dtype).as_nd_ndarray().copyto(x.as_nd_ndarray())
             self.wait()
 
     # -- servers ----------------------------------------------------------------------------------

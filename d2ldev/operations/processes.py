@@ -15,6 +15,7 @@ import numpy as np
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Portion, Sharded, Weighted
+from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import parallel
 from d2ldev.operations.moving import to_numpy
 from d2ldev.processes.group import Group
@@ -50,7 +51,7 @@ class Portions:
             if not whole.length:
                 raise parallel.no_examples()
             operands, number = whole.part(self._group.rank, self._group.size, is_filled=True)
-            weighted = _share_of_weights(batch, operands if number else None)
+            weighted = _share_of_weights(self._framework, batch, operands if number else None)
             content = f"shapes {whole.shapes} and targets {self._checksum(whole.last)}"
             portion = Portion(number, whole.length, number / whole.length)
             self._waiting.append(_Taken(portion, weighted, content))
@@ -97,10 +98,16 @@ class _Taken(NamedTuple):
     is_sharded: bool = False
 
 
-def _share_of_weights(batch: Any, part: Any) -> float | None:
+def _share_of_weights(framework: Framework, batch: Any, part: Any) -> float | None:
     """Return what share the weights of a part have; None if the batch has none, or they are 0."""
     if not isinstance(batch, Mapping) or "sample_weight" not in batch:
         return None
-    total = float(np.sum(np.asarray(batch["sample_weight"], "float64")))
-    own = 0.0 if part is None else float(np.sum(np.asarray(part["sample_weight"], "float64")))
+    total = _sum(framework, batch["sample_weight"])
+    own = 0.0 if part is None else _sum(framework, part["sample_weight"])
     return own / total if total else None  # the losses of all parts are 0 then
+
+
+def _sum(framework: Framework, weights: Any) -> float:
+    is_tensor = framework.kinds[type(weights)] is TENSOR
+    # NumPy does not read every tensor by itself.
+    return float(np.sum(to_numpy(framework, weights) if is_tensor else weights, dtype="float64"))
