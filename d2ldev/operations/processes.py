@@ -32,6 +32,7 @@ class Portions:
     def __init__(self, framework: Framework, group: Group) -> None:
         self._framework, self._group = framework, group
         self._waiting: deque[_Taken] = deque()
+        self._shapes = ""
 
     def of(self, batches: Iterable[Any]) -> Iterator[Any]:
         """Yield this process's part of each batch, on the host.
@@ -44,7 +45,9 @@ class Portions:
             if isinstance(batch, Sharded):
                 number, length = batch.number, batch.length
                 portion = Portion(number, length, number / length)
-                self._waiting.append(_Taken(portion, None, f"{length} examples", is_sharded=True))
+                self._waiting.append(
+                    _Taken(portion, None, f"{length} examples", "", is_sharded=True)
+                )
                 yield batch.operands
                 continue
             whole = parallel.Whole(self._framework, batch, attempted)
@@ -52,9 +55,9 @@ class Portions:
                 raise parallel.no_examples()
             operands, number = whole.part(self._group.rank, self._group.size, is_filled=True)
             weighted = _share_of_weights(self._framework, batch, operands if number else None)
-            content = f"shapes {whole.shapes} and targets {self._checksum(whole.last)}"
+            shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"
             portion = Portion(number, whole.length, number / whole.length)
-            self._waiting.append(_Taken(portion, weighted, content))
+            self._waiting.append(_Taken(portion, weighted, shapes, targets))
             yield operands
 
     def next(self, label: str, y: Any) -> Portion:
@@ -68,8 +71,13 @@ class Portions:
             PeerLostError: if a process is lost.
             UnsupportedValueError: if the batches of the processes differ.
         """
-        portion, weighted, content, is_sharded = self._waiting.popleft()
-        self._group.mark(label, content)
+        portion, weighted, shapes, targets, is_sharded = self._waiting.popleft()
+        if shapes == self._shapes:
+            self._group.mark(label, f"{shapes} {targets}")
+        else:
+            # Other shapes in another process may end this one in the engine, so that it waits.
+            self._group.gather(label, content=f"{shapes} {targets}")
+            self._shapes = shapes
         if is_sharded and isinstance(y, Weighted):
             raise UnsupportedValueError(
                 "train on a sharded batch with sample_weight",
@@ -94,7 +102,8 @@ class Portions:
 class _Taken(NamedTuple):
     portion: Portion
     weighted: float | None
-    content: str
+    shapes: str
+    targets: str
     is_sharded: bool = False
 
 

@@ -287,8 +287,9 @@ def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, tmp_pat
     options = {"optimizer": "adam", "checkpoint": "run", "num_gpus": num_gpus}
     done = _launched(backend, tmp_path, {"lost": {**options, "ended": [1, 1, int(number)]}})
     assert done.returncode == status, done.stderr
-    (told,) = (line for line in done.stderr.splitlines() if "PeerLostError: " in line)
-    assert told.startswith("[rank 0] ")
+    # One that was only stopped may say the same when it is ended.
+    lines = [line for line in done.stderr.splitlines() if line.startswith("[rank 0] ")]
+    (told,) = (line for line in lines if "PeerLostError: " in line)
     assert "rank 1 on " in told
     resumed = train(backend, tmp_path, resume=True, **options)
     del options["checkpoint"]
