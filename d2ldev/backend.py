@@ -216,7 +216,7 @@ class Backend:
             self.framework.devices.synchronize(each)
 
     def timeit(
-        self, function: Callable[..., Any], *args: Any, seconds: float = 1.0, **kwargs: Any
+        self, function: Callable[..., Any], /, *args: Any, seconds: float = 1.0, **kwargs: Any
     ) -> Timing:
         """Measure how long a call takes, with everything that it queues on any device.
 
@@ -876,6 +876,12 @@ class Backend:
                     f"leave out {ignored}, or is_trained=False",
                 )
         them = [] if devices is None else together(self.framework, devices, "train")
+        if group is not None and group is not self.framework.group():
+            raise UnsupportedValueError(
+                f"train with group={describe(group)}",
+                "it is not the group of this process",
+                "group=backend.framework.group(), in a process of d2ldev launch",
+            )
         if group is not None:
             return self.framework.parallel.learner_of_group(model, settings, group)
         if len(them) < 2:

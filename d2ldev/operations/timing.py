@@ -22,7 +22,7 @@ from d2ldev.operations.moving import to_numpy
 # Seconds; so long that asking the clock and the devices is no hundredth of a run.
 _SHORTEST_RUN = 5e-3
 _FEWEST_RUNS = 5
-_MOST_RUNS = 1000
+_MOST_RUNS = 200
 # Seconds of products that show whether ``synchronize`` waits for them.
 _LONG_ENOUGH = 0.02
 _TRIES = 3

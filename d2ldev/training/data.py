@@ -110,7 +110,18 @@ class ArrayLoader:
 
         Args:
             rank, size: the number of the process, from 0, and how many there are.
+
+        Raises:
+            UnsupportedValueError: if they are no such numbers.
         """
+        size = _whole("size", size, least=1)
+        rank = _whole("rank", rank, least=0)
+        if rank >= size:
+            raise UnsupportedValueError(
+                f"make batches for rank {rank} of {size}",
+                f"they are numbered from 0 to {size - 1}",
+                f"loader.sharded({size - 1}, {size})",
+            )
         other = copy.copy(self)
         vars(other).update(_rank=rank, _size=size)
         return other

@@ -246,10 +246,11 @@ def right(backend: Backend, folder: Path) -> dict[str, Callable[[], Any]]:
     def model() -> Any:
         return backend.mlp([2, 1])
 
-    numbers = dict.fromkeys(("step", "seed", "epoch", "fill_value", "max_epochs"), lambda: 0)
+    zeros = ("step", "seed", "epoch", "fill_value", "max_epochs", "rank", "seconds")
+    numbers = dict.fromkeys(zeros, lambda: 0)
     return {
         **numbers,
-        **dict.fromkeys(("batch_size", "start"), lambda: 2),
+        **dict.fromkeys(("batch_size", "start", "size"), lambda: 2),
         **dict.fromkeys(("x", "prediction"), x),
         **dict.fromkeys(("batch", "batches", "data", "train_data"), batches),
         **dict.fromkeys(("device", "spec"), lambda: "cpu"),
@@ -265,6 +266,8 @@ def right(backend: Backend, folder: Path) -> dict[str, Callable[[], Any]]:
         "loss": lambda: backend.ones(()),
         "history": dict,
         "state": dict,
+        "function": lambda: lambda *_args, **_kwargs: None,
+        **dict.fromkeys(("args", "kwargs"), lambda: 1),
         "arrays": lambda: np.zeros((2, 2)),
         "scalars": lambda: backend.ones(()),
     }

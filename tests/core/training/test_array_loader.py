@@ -252,3 +252,9 @@ def test_processes_that_read_their_part_only_see_each_example_once(size):
 def test_a_part_without_examples_has_the_first_one_of_its_batch():
     (shard,) = ArrayLoader(np.arange(2), batch_size=5).sharded(2, 3)
     assert (shard.operands[0].tolist(), shard.number, shard.length) == ([0], 0, 2)
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), ("0", 2), (0, None)])
+def test_a_part_for_no_process_is_refused(rank, size):
+    with pytest.raises(UnsupportedValueError, match="make batches"):
+        ArrayLoader(np.arange(2), batch_size=5).sharded(rank, size)

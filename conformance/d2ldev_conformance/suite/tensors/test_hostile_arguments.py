@@ -31,7 +31,7 @@ SECONDS = 60
 LEFT_OUT = {"save_hyperparameters"}
 # What the caller's own objects are given, or are asked.
 GIVEN_TO_MODELS = {"data", "train_data", "val_data"}
-CALLED = {"loss", "metrics"}
+CALLED = {"function", "loss", "metrics"}
 
 
 class Argument(NamedTuple):
