@@ -302,7 +302,7 @@ class Config:
         self.experimental = SimpleNamespace(set_memory_growth=self._set_memory_growth)
 
     def list_logical_devices(self, kind=None):
-        return self._names
+        return [SimpleNamespace(name=name) for name in self._names]
 
     def get_visible_devices(self, kind):
         return self._names
@@ -327,7 +327,9 @@ def cuda(cards, monkeypatch):
         monkeypatch.setattr(room.nvml, "has_driver", lambda: driver > 0)
         config = Config(listed, growth)
         test = SimpleNamespace(is_built_with_cuda=lambda: True)
-        context = SimpleNamespace(_physical_devices=None, _initialized=started)
+        context = SimpleNamespace(
+            _physical_devices=None, _initialized=started, _collective_ops_server_def=None
+        )
         monkeypatch.setattr(room, "tf", SimpleNamespace(config=config, test=test))
         monkeypatch.setattr(room, "context", lambda: context)
         config.context = context
