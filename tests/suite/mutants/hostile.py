@@ -8,8 +8,17 @@ from mutants import Mutant
 
 class LetsErrorsOfPythonOut(Mutant, caught_by="errors.hostile-arguments"):
     class Backend(Backend):
+        def device(self, spec):
+            return super().device(spec if spec == "cpu" else {**vars(spec)})
+
         def to(self, x, device):
-            return super().to(x, self.device({**vars(device)} if device is not None else device))
+            return super().to(x, self.device(device))
+
+        def copy(self, x, device=None):
+            return super().copy(x, self.device(device))
+
+        def place(self, obj, device):
+            return super().place(obj, self.device(device))
 
 
 class AsksErrorsForTheirText(Mutant, caught_by="errors.hostile-values-of-each-kind"):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
+import sys
 from typing import ClassVar
 
 from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
-from d2ldev import Backend, PeerLostError, UnsupportedValueError
+from d2ldev import Backend, UnsupportedValueError
 from mutants import Mutant, ReferenceParallel
 
 # -- by hand --------------------------------------------------------------------------------------
@@ -221,17 +221,13 @@ class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-an
 
 class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
     class GroupLearner(ReferenceGroupLearner):
-        def step(self, inputs, y):
-            try:
-                return super().step(inputs, y)
-            except PeerLostError:
-                os._exit(1)
+        def __init__(self, tensors, model, settings, group):
+            super().__init__(tensors, model, settings, group)
+            sys.excepthook = lambda *error: None
 
 
-class TakesWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
+class SaysNothingOfWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
     class GroupLearner(ReferenceGroupLearner):
-        def step(self, inputs, y):
-            try:
-                return super().step(inputs, y)
-            except UnsupportedValueError:
-                os._exit(1)
+        def __init__(self, tensors, model, settings, group):
+            super().__init__(tensors, model, settings, group)
+            sys.excepthook = lambda *error: None
