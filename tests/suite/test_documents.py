@@ -34,7 +34,7 @@ def test_the_readme_is_short():
 def test_there_are_two_commands():
     tour, test = commands()
     assert tour.endswith("d2ldev tour")
-    assert test.endswith("tox -p auto")
+    assert test.endswith("tox -p auto -o")
 
 
 def test_ci_runs_the_second_command():
