@@ -137,6 +137,17 @@ class Peers(NamedTuple):
     address: str
     port: int
 
+    def variables(self) -> dict[str, str]:
+        """Return the environment variables that say the same."""
+        return {
+            "RANK": str(self.rank),
+            "WORLD_SIZE": str(self.world_size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(self.local_world_size),
+            "MASTER_ADDR": self.address,
+            "MASTER_PORT": str(self.port),
+        }
+
 
 def peers() -> Peers | None:
     """Return what a launcher has set; None where there is no launch, or one of a single process.

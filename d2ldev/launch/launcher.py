@@ -20,6 +20,7 @@ from typing import IO, Any, NamedTuple
 from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.locks import Lock
 from d2ldev.processes.join import free_port
+from d2ldev.settings import PEER_TIMEOUT, Peers
 
 # How many seconds the others have to end by themselves, and after SIGTERM.
 PATIENCE = 5.0
@@ -81,21 +82,18 @@ class Launch(NamedTuple):
         """Return the environment variables of each process."""
         host, _, port = (self.address or f"127.0.0.1:{free_port()}").rpartition(":")
         common = {
-            "WORLD_SIZE": str(self.nodes * self.processes),
-            "LOCAL_WORLD_SIZE": str(self.processes),
-            "MASTER_ADDR": host,
-            "MASTER_PORT": port,
             # What a process prints is shown at once.
             "PYTHONUNBUFFERED": "1",
         }
         if self.timeout is not None:
-            common["D2LDEV_PEER_TIMEOUT"] = str(self.timeout)
+            common[PEER_TIMEOUT] = str(self.timeout)
         # Processes that each use all cores are slower than one.
         common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
-        first = self.node_rank * self.processes
-        return [
-            {**common, "RANK": str(first + i), "LOCAL_RANK": str(i)} for i in range(self.processes)
+        first, number = self.node_rank * self.processes, self.processes
+        peers = [
+            Peers(first + i, self.nodes * number, i, number, host, int(port)) for i in range(number)
         ]
+        return [{**common, **each.variables()} for each in peers]
 
 
 def launch(request: Launch) -> int:

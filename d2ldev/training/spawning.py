@@ -25,7 +25,7 @@ from d2ldev.backend import Backend
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
 from d2ldev.processes.join import free_port
-from d2ldev.settings import BACKEND, VIRTUAL_GPUS
+from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
 from d2ldev.training.order import checked_random_state, random_state
 
 # How many seconds the other processes have to end by themselves after one has failed.
@@ -115,13 +115,8 @@ def _environment(backend: Backend) -> Iterator[None]:
 
 def _variables(number: int) -> list[dict[str, str]]:
     """Return what torchrun would set for each of so many processes."""
-    common = {
-        "WORLD_SIZE": str(number),
-        "LOCAL_WORLD_SIZE": str(number),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(free_port()),
-    }
-    return [{**common, "RANK": str(i), "LOCAL_RANK": str(i)} for i in range(number)]
+    port = free_port()
+    return [Peers(i, number, i, number, "127.0.0.1", port).variables() for i in range(number)]
 
 
 # -- in this process ------------------------------------------------------------------------------
