@@ -22,7 +22,7 @@ from jax._src.lib import _jax
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import no_twin
+from d2ldev.framework.parallel import gpu_of_process, no_twin
 from d2ldev.processes.group import Group
 from d2ldev_jax.devices import JaxDevices, is_initialized
 
@@ -106,7 +106,7 @@ class JaxParallel(Parallel):
 
         gpus = self._devices.gpus()
         # The devices on which a ``Trainer`` trains.
-        index = 0 if len(gpus) == 1 else group.local_rank
+        index = gpu_of_process(len(gpus), group.local_rank)
         for native in [self._devices.cpus()[0], *gpus[index : index + 1]]:
             SeveralProcesses(group, native).of_the_first([jax.device_put(np.zeros(1), native)])
         jax.distributed.shutdown()

@@ -130,6 +130,18 @@ class Parallel:
         )
 
 
+def gpu_of_process(there: int, local_rank: int) -> int:
+    """Return the number of the GPU on which one of several processes trains.
+
+    A launcher may show each process its own GPU only; a virtual one is the process's own, too.
+
+    Args:
+        there: how many GPUs the process has.
+        local_rank: the number of the process on its machine.
+    """
+    return 0 if there == 1 else local_rank
+
+
 def no_twin(
     obj: Any, problem: str = "it is no model, which can be copied by itself"
 ) -> UnsupportedValueError:

@@ -19,6 +19,7 @@ from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings
+from d2ldev.framework.parallel import gpu_of_process
 from d2ldev.framework.training import refused_shard
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
@@ -581,8 +582,7 @@ def _gpu_of(backend: Backend, wanted: int, peers: Peers) -> list[Device]:
             f"this process is one of {peers.world_size}, and each has one GPU",
             f"Trainer(max_epochs, num_gpus=1), and d2ldev launch --processes {wanted}",
         )
-    # A launcher may show each process its own GPU only; a virtual one is the process's own, too.
-    index = 0 if there == 1 else peers.local_rank
+    index = gpu_of_process(there, peers.local_rank)
     if index >= there:
         raise DeviceUnavailableError(
             f"train on {gpu(index)} in the process with LOCAL_RANK={peers.local_rank}",
