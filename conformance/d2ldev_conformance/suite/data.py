@@ -86,3 +86,21 @@ def outcome_of(backend: Backend, operation: Callable[..., Any], *operands: Any) 
         return backend.device_of(operation(*operands))
     except Exception as error:
         return type(error)
+
+
+ROUNDING: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+"""For runs on several devices or processes, which add up the gradients of parts in another order.
+
+It is some rounding of float32 in each of a dozen steps.
+"""
+
+
+def assert_same_run(run: Any, other: Any) -> None:
+    """Check that two runs end with the same values and history, to rounding."""
+    (values, history, *_), (other_values, other_history, *_) = run, other
+    assert list(values) == list(other_values)
+    for name, value in values.items():
+        np.testing.assert_allclose(value, other_values[name], **ROUNDING)
+    assert list(history) == list(other_history)
+    for name, curve in history.items():
+        np.testing.assert_allclose(curve, other_history[name], **ROUNDING)

@@ -19,12 +19,9 @@ import pytest
 from d2ldev import ArrayLoader, Backend, Trainer
 from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same, saved_values
+from d2ldev_conformance.suite.data import assert_same, assert_same_run, saved_values
 
 SECTION = "13.6"
-# Processes add up the gradients of the parts of a batch, in another order than those of the whole:
-# some rounding of float32 in each of a dozen steps.
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 EPOCHS = 3
 
 PROGRAM = """
@@ -206,25 +203,15 @@ def runs(backend, num_gpus, tmp_path_factory):
     return _RUNS[key]
 
 
-def _assert_close(run, other):
-    (values, history), (other_values, other_history) = run, other
-    assert list(values) == list(other_values)
-    for name, value in values.items():
-        np.testing.assert_allclose(value, other_values[name], **TOLERANCE)
-    assert list(history) == list(other_history)
-    for name, curve in history.items():
-        np.testing.assert_allclose(curve, other_history[name], **TOLERANCE)
-
-
 @requirement("processes.learn-what-one-learns", section=SECTION)
 @pytest.mark.parametrize("case", ["sgd", "momentum", "adam", "shuffled"])
 def test_two_processes_learn_and_measure_what_one_does(runs, case):
-    _assert_close(runs.together(case), runs.alone(**CASES[case]))
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
 @requirement("processes.read-their-part-only", section=SECTION)
 def test_processes_that_read_their_part_only_learn_the_same(runs):
-    _assert_close(runs.together("sharded"), runs.alone(is_shuffled=True))
+    assert_same_run(runs.together("sharded"), runs.alone(is_shuffled=True))
 
 
 @requirement("processes.change-the-parameters", section=SECTION)
@@ -244,39 +231,39 @@ def test_all_processes_have_the_same_parameters_and_history(runs, case):
 
 @requirement("processes.begin-with-the-first", section=SECTION)
 def test_all_processes_begin_with_the_model_of_the_first(runs):
-    _assert_close(runs.together("seeded"), runs.alone())
+    assert_same_run(runs.together("seeded"), runs.alone())
 
 
 @requirement("processes.clip-the-whole-gradient", section=SECTION)
 def test_the_gradient_of_the_whole_batch_is_clipped(runs):
-    _assert_close(runs.together("clipped"), runs.alone(**CASES["clipped"]))
+    assert_same_run(runs.together("clipped"), runs.alone(**CASES["clipped"]))
 
 
 @requirement("processes.accumulate", section=SECTION)
 def test_gradients_of_several_batches_make_a_step(runs):
-    _assert_close(runs.together("accumulated"), runs.alone(**CASES["accumulated"]))
+    assert_same_run(runs.together("accumulated"), runs.alone(**CASES["accumulated"]))
 
 
 @requirement("processes.take-small-batches", section=SECTION)
 def test_a_batch_may_have_fewer_examples_than_there_are_processes(runs):
-    _assert_close(runs.together("small"), runs.alone(**CASES["small"]))
+    assert_same_run(runs.together("small"), runs.alone(**CASES["small"]))
 
 
 @requirement("processes.weigh-the-whole-batch", section=SECTION)
 @pytest.mark.parametrize("case", ["weighted", "half weighted", "unweighted"])
 def test_weights_are_those_of_the_whole_batch(runs, case):
-    _assert_close(runs.together(case), runs.alone(**CASES[case]))
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 
 @requirement("processes.resume-with-another-number", section=SECTION)
 def test_two_processes_go_on_with_the_run_of_one(runs):
-    _assert_close(runs.together("resumed"), runs.alone(optimizer="adam"))
+    assert_same_run(runs.together("resumed"), runs.alone(optimizer="adam"))
 
 
 @requirement("processes.resume-with-another-number", section=SECTION)
 def test_one_process_goes_on_with_the_run_of_two(runs):
     resumed = runs.alone(optimizer="adam", checkpoint="begun", resume=True)
-    _assert_close(resumed, runs.alone(optimizer="adam"))
+    assert_same_run(resumed, runs.alone(optimizer="adam"))
 
 
 @requirement("processes.end-with-a-lost-one", section=SECTION)
@@ -293,7 +280,7 @@ def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, tmp_pat
     assert "rank 1 on " in told
     resumed = train(backend, tmp_path, resume=True, **options)
     del options["checkpoint"]
-    _assert_close(resumed, train(backend, tmp_path, **options))
+    assert_same_run(resumed, train(backend, tmp_path, **options))
 
 
 @requirement("processes.refuse-other-batches", section=SECTION)

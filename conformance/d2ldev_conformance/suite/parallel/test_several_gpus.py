@@ -7,12 +7,9 @@ import pytest
 
 from d2ldev import Trainer
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import saved_values
+from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_values
 
 SECTION = "13.6"
-# Devices add up the gradients of the parts of a batch, in another order than those of the whole:
-# some rounding of float32 in each of a dozen steps.
-TOLERANCE = {"rtol": 1e-4, "atol": 1e-5}
 
 pytestmark = pytest.mark.needs_gpus(2)
 
@@ -36,21 +33,11 @@ def _fit(backend, num_gpus, data=None, epochs=3, gradient_clip_val=0, accumulate
     return saved_values(backend, trainer.model), history, trainer
 
 
-def _assert_same_run(run, other):
-    (values, history, _), (other_values, other_history, _) = run, other
-    assert list(values) == list(other_values)
-    for name, value in values.items():
-        np.testing.assert_allclose(value, other_values[name], **TOLERANCE)
-    assert list(history) == list(other_history)
-    for name, curve in history.items():
-        np.testing.assert_allclose(curve, other_history[name], **TOLERANCE)
-
-
 @requirement("several.learn-what-one-learns", section=SECTION)
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam"])
 def test_two_gpus_learn_what_one_learns(backend, optimizer):
     options = {"optimizer": optimizer, "lr": 0.02, "val_data": _data(7, 3)}
-    _assert_same_run(_fit(backend, 2, **options), _fit(backend, 1, **options))
+    assert_same_run(_fit(backend, 2, **options), _fit(backend, 1, **options))
 
 
 @requirement("several.change-the-parameters", section=SECTION)
@@ -61,14 +48,14 @@ def test_two_gpus_learn(backend):
 
 @requirement("several.clip-the-whole-gradient", section=SECTION)
 def test_the_gradient_of_the_whole_batch_is_clipped(backend):
-    _assert_same_run(
+    assert_same_run(
         _fit(backend, 2, gradient_clip_val=0.05), _fit(backend, 1, gradient_clip_val=0.05)
     )
 
 
 @requirement("several.accumulate", section=SECTION)
 def test_gradients_of_several_batches_make_a_step(backend):
-    _assert_same_run(
+    assert_same_run(
         _fit(backend, 2, accumulate=3, gradient_clip_val=0.05),
         _fit(backend, 1, accumulate=3, gradient_clip_val=0.05),
     )
@@ -77,7 +64,7 @@ def test_gradients_of_several_batches_make_a_step(backend):
 @requirement("several.take-small-batches", section=SECTION)
 def test_a_batch_may_have_fewer_examples_than_there_are_gpus(backend):
     data = _data(6)  # the last one has one example
-    _assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+    assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
 
 
 @requirement("several.weigh-the-whole-batch", section=SECTION)
@@ -89,7 +76,7 @@ def test_a_batch_may_have_fewer_examples_than_there_are_gpus(backend):
 def test_weights_are_those_of_the_whole_batch(backend, weights):
     (x, y), *_ = _data()
     data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
-    _assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+    assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
 
 
 @requirement("several.leave-the-model-on-the-first", section=SECTION)
@@ -127,7 +114,7 @@ def test_a_callback_sees_the_model_as_it_is(backend):
     (one, _, _), (two, _, _) = _fit(backend, 1, epochs=1), _fit(backend, 1, epochs=2)
     for values, wanted in zip(watching.seen, (one, two), strict=True):
         for name, value in values.items():
-            np.testing.assert_allclose(value, wanted[name], **TOLERANCE)
+            np.testing.assert_allclose(value, wanted[name], **ROUNDING)
     assert len(watching.losses) == 2 * len(_data())
 
 
@@ -137,7 +124,7 @@ def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, af
     options = {"optimizer": "adam", "checkpoint": tmp_path / "run"}
     _fit(backend, before, epochs=1, **options)
     resumed = _fit(backend, after, epochs=3, resume=True, **options)
-    _assert_same_run(resumed, _fit(backend, 1, optimizer="adam"))
+    assert_same_run(resumed, _fit(backend, 1, optimizer="adam"))
 
 
 @requirement("several.train-again", section=SECTION)
@@ -153,7 +140,7 @@ def test_what_was_trained_is_trained_on(backend):
 
     together, alone = fit_twice(2), fit_twice(1)
     for name, value in together.items():
-        np.testing.assert_allclose(value, alone[name], **TOLERANCE)
+        np.testing.assert_allclose(value, alone[name], **ROUNDING)
 
 
 @requirement("several.predict-and-validate", section=SECTION)
