@@ -255,7 +255,7 @@ class JaxTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        return self.copy_all([x], native)[0]
+        return jax.device_put(x, native, may_alias=False)
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         copies: list[Tensor] = jax.device_put(xs, native, may_alias=False)

@@ -55,14 +55,20 @@ class Inventory:
         self.again: dict[str, str] = {}
         """The other names of these objects, and for each the first."""
         try:
-            for name, value, kind in leaves(obj, self._kinds, "", attempted):
-                if kind is UNKNOWN:
-                    raise self._refusal(name, value)
-                self._add(name, value, kind)
+            if self._kinds[type(obj)] is OBJECT:  # the common call, without a detour
+                self._add_object("", obj)
+            else:
+                self._add_leaves(obj)
         except RecursionError:
             raise too_deep(attempted) from None
         if not is_saved:
             self._add_attached()
+
+    def _add_leaves(self, obj: Any) -> None:
+        for name, value, kind in leaves(obj, self._kinds, "", self._attempted):
+            if kind is UNKNOWN:
+                raise self._refusal(name, value)
+            self._add(name, value, kind)
 
     def _refusal(self, name: str, value: object) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
@@ -105,15 +111,15 @@ class Inventory:
     def _add_attached(self) -> None:
         """Add what is attached to the tensors that were found, each of them once."""
         attached = self.framework.models.attached
-        seen: set[int] = set()
-        for name, x in tuple(self.entries):
-            if id(x) not in seen:
-                seen.add(id(x))
-                for part_name, inner, put, key in attached(x):
-                    full_name = joined(name, part_name)
-                    self.entries.append((full_name, inner))
-                    if put is not None:
-                        self.parts.append((full_name, inner, put, key))
+        once: dict[int, tuple[str, Any]] = {}
+        for entry in self.entries:
+            once.setdefault(id(entry[1]), entry)
+        for name, x in once.values():
+            for part_name, inner, put, key in attached(x):
+                full_name = joined(name, part_name)
+                self.entries.append((full_name, inner))
+                if put is not None:
+                    self.parts.append((full_name, inner, put, key))
 
     def _parts_of(self, value: Any, name: str) -> Iterable[Part]:
         try:
