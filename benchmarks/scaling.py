@@ -39,7 +39,7 @@ _WARM_UP = 2
 _EPOCHS = 15
 
 
-def torch_loop(model: Any) -> Epoch:
+def torch_loop(model: Any, _native: Any, _batch: int) -> Epoch:
     """Follow https://docs.pytorch.org/tutorials/intermediate/ddp_tutorial.html."""
     import torch
     from torch import distributed
@@ -61,9 +61,123 @@ def torch_loop(model: Any) -> Epoch:
     return epoch
 
 
-# Each makes an epoch over this process's parts of the batches, for a model on its device. The
-# framework's engine is started already, where there are several processes.
-LOOPS: dict[str, Callable[[Any], Epoch]] = {"torch": torch_loop}
+def jax_loop(model: Any, native: Any, batch: int) -> Epoch:
+    """Follow https://docs.jax.dev/en/latest/multi_process.html, with Flax's jit of the split."""
+    import jax
+    import optax
+    from flax import nnx
+    from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+    of_processes = {device.process_index: device for device in reversed(native.client.devices())}
+    natives = [of_processes[rank] for rank in sorted(of_processes)]
+    mesh = Mesh(np.array(natives), ("batch",), axis_types=(AxisType.Auto,))
+    split, whole = NamedSharding(mesh, PartitionSpec("batch")), NamedSharding(mesh, PartitionSpec())
+    optimizer = nnx.Optimizer(model, optax.sgd(LEARNING_RATE), wrt=nnx.Param)
+    graph, state = nnx.split((model, optimizer))
+
+    def everywhere(x: Any) -> Any:
+        return jax.make_array_from_single_device_arrays(x.shape, whole, [x])
+
+    def spread(x: Any) -> Any:
+        return jax.make_array_from_single_device_arrays((batch, *x.shape[1:]), split, [x])
+
+    def loss_of(model: Any, x: Any, y: Any) -> Any:
+        return optax.softmax_cross_entropy_with_integer_labels(model(x), y).mean()
+
+    @jax.jit
+    def step(state: Any, x: Any, y: Any) -> Any:
+        model, optimizer = nnx.merge(graph, state)
+        loss, gradients = nnx.value_and_grad(loss_of)(model, x, y)
+        optimizer.update(model, gradients)
+        return nnx.state((model, optimizer)), loss
+
+    state = jax.tree.map(everywhere, state)
+
+    def epoch(batches: Batches) -> object:
+        nonlocal state
+        for x, y in batches:
+            state, loss = step(state, spread(x), spread(y))
+        return float(loss)
+
+    return epoch
+
+
+def tensorflow_loop(model: Any, _native: Any, batch: int) -> Epoch:
+    """Follow https://www.tensorflow.org/tutorials/distribute/multi_worker_with_ctl."""
+    import keras
+    import tensorflow as tf
+
+    # A process has one: the collective operations of a second one would be taken for the first's.
+    joined = d2ldev.get_backend("tensorflow").framework.parallel.strategy
+    strategy = joined or tf.distribute.get_strategy()
+    with strategy.scope():
+        net = keras.models.clone_model(model)
+        optimizer = keras.optimizers.SGD(LEARNING_RATE)
+        optimizer.build(net.trainable_variables)
+
+    def part(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, net(x, training=True))
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=batch)
+        gradients = tape.gradient(loss, net.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, net.trainable_variables, strict=True))
+        return loss
+
+    @tf.function
+    def step(x: Any, y: Any) -> Any:
+        return strategy.run(part, (x, y))
+
+    def epoch(batches: Batches) -> object:
+        for x, y in batches:
+            loss = step(x, y)
+        return float(loss)
+
+    return epoch
+
+
+def mxnet_loop(model: Any, _native: Any, batch: int) -> Epoch:
+    """Follow https://mxnet.apache.org/versions/1.9.1/api/faq/distributed_training.html.
+
+    The gradients are summed by the process's one store, as Gluon's own trainer would have it with
+    ``update_on_kvstore=False``.
+    """
+    from d2ldev_mxnet.framework import mx
+    from d2ldev_mxnet.servers import servers_of
+
+    group = d2ldev.get_backend("mxnet").framework.group()
+    servers = None if group is None else servers_of(group)
+    loss_function = mx.gluon.loss.SoftmaxCrossEntropyLoss()
+    loss_function.hybridize()
+    parameters = model.collect_params()
+    options = {"learning_rate": LEARNING_RATE}
+    trainer = mx.gluon.Trainer(parameters, "sgd", options, kvstore=None)
+    keys: list[int] = []
+
+    def epoch(batches: Batches) -> object:
+        nonlocal keys
+        for x, y in batches:
+            with mx.autograd.record():
+                loss = loss_function(model(x), y)
+            loss.backward()
+            if servers is not None:
+                gradients = [parameter.list_grad()[0] for parameter in parameters.values()]
+                keys = keys or servers.keys(gradients)
+                servers.add_up(keys, gradients)
+            trainer.update(batch)
+        return float(loss.mean())
+
+    return epoch
+
+
+# Each makes an epoch over this process's parts of the batches: of a model on its device, that
+# device of the framework's own, and the number of examples in a whole batch. The framework's engine
+# is started already, where there are several processes.
+LOOPS: dict[str, Callable[[Any, Any, int], Epoch]] = {
+    "torch": torch_loop,
+    "jax": jax_loop,
+    "tensorflow": tensorflow_loop,
+    "mxnet": mxnet_loop,
+}
 
 
 # -- in each process ------------------------------------------------------------------------------
@@ -102,7 +216,7 @@ def _epochs(
     make_model: Callable[[], Any],
     size: int,
     shape: tuple[int, ...],
-    make_loop: Callable[[Any], Epoch],
+    make_loop: Callable[[Any, Any, int], Epoch],
     is_on_gpus: bool,
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each epoch of ours, and of the hand-written one after it."""
@@ -119,7 +233,8 @@ def _epochs(
     def callback(_epoch: int, _history: object) -> None:
         nonlocal began, epoch_of_theirs
         if epoch_of_theirs is None:  # now the engine is started
-            epoch_of_theirs = make_loop(backend.place(make_model(), trainer.device))
+            native = backend.native(trainer.device)
+            epoch_of_theirs = make_loop(backend.place(make_model(), trainer.device), native, size)
         part = backend.to(tuple(x[rows] for x in batch), trainer.device)
         backend.synchronize()
         between = time.perf_counter()

@@ -43,7 +43,8 @@ class TensorFlowParallel(Parallel):
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
-        self._strategy: Any = None  # of several processes
+        self.strategy: tf.distribute.Strategy | None = None
+        """The strategy of several processes, of which a process can have one."""
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         with tf.device(place_of(x)):
@@ -101,7 +102,7 @@ class TensorFlowParallel(Parallel):
             task_id=group.rank,
             rpc_layer="grpc",
         )
-        self._strategy = _GroupStrategy(
+        self.strategy = _GroupStrategy(
             resolver,
             distribute.CommunicationOptions(
                 timeout_seconds=2 * group.timeout,
@@ -110,7 +111,7 @@ class TensorFlowParallel(Parallel):
         )
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
-        return TensorFlowGroupLearner(self._framework, model, settings, group, self._strategy)
+        return TensorFlowGroupLearner(self._framework, model, settings, group, self.strategy)
 
 
 class _OfParts:
