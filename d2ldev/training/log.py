@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
 
@@ -160,10 +160,7 @@ class DeviceLog:
         """Return name -> the weighted mean of all that was added; NaN if nothing has a weight."""
         with self._lock:
             self._bring_over()
-            return {
-                name: total / weights if weights else float("nan")
-                for name, (total, weights) in self._totals.items()
-            }
+            return means_of(self._totals)
 
     def last(self) -> dict[str, float]:
         """Return name -> the value that was added last."""
@@ -253,6 +250,14 @@ class DeviceLog:
                 attempted, "it is a complex number", f"log.add({name}=abs({name}))"
             )
         return there
+
+
+def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Return the mean of each name's weighted sum and sum of weights; NaN without any weight."""
+    return {
+        name: total / weights if weights else float("nan")
+        for name, (total, weights) in totals.items()
+    }
 
 
 class _Entry(NamedTuple):

@@ -15,7 +15,7 @@ from d2ldev.operations.placing import named_tensors
 from d2ldev.operations.processes import Portions
 from d2ldev.processes.group import Group
 from d2ldev.training.interruption import spared
-from d2ldev.training.log import DeviceLog
+from d2ldev.training.log import DeviceLog, means_of
 from d2ldev.training.order import checked_random_state, random_state
 
 
@@ -114,11 +114,7 @@ class Together(Alone):
         return Counted(portion.length, portion.share * portion.length, portion.number)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
-        totals = self._totals(log, f"the end of {self._place}")
-        return {
-            name: total / weight if weight else float("nan")
-            for name, (total, weight) in totals.items()
-        }
+        return means_of(self._totals(log, f"the end of {self._place}"))
 
     def log_state(self, log: DeviceLog) -> dict[str, Any]:
         return {**log.state_dict(), "totals": self._totals(log, "a checkpoint within an epoch")}
