@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 from abc import ABC
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from functools import partial
 from typing import Any
 
@@ -25,21 +26,25 @@ _WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32
 _ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid}
 
 
-class NnxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
-    """Modules, optimizers, metrics and random streams, which are all ``Pytree``; variables."""
+class FlaxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
+    """What ``nnx`` has: modules, optimizers, metrics, random streams, variables; linen's modules.
+
+    The first four are all ``Pytree``. A linen module holds no parameters, only what it was made of.
+    """
 
     @classmethod
     def __subclasshook__(cls, other: type) -> bool:
-        nnx = sys.modules.get("flax.nnx")
-        # While flax is being imported, it has neither.
+        nnx, linen = sys.modules.get("flax.nnx"), sys.modules.get("flax.linen")
+        # While flax is being imported, it has none of them.
         found = [getattr(nnx, name, None) for name in ("Pytree", "Variable")]
+        found.append(getattr(linen, "Module", None))
         return issubclass(other, tuple(base for base in found if base is not None))
 
 
 class JaxModels(Models):
     """Flax's ``nnx``; parameter pytrees are containers, and need no parts."""
 
-    types = (NnxObject,)
+    types = (FlaxObject,)
 
     def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
         return n_in, n_out
@@ -65,9 +70,18 @@ class JaxModels(Models):
             yield _part_of(obj)
             return
         attributes = vars(obj)
-        for name, value in attributes.items():
+        # Beside its fields, a linen module has a state of Flax's own.
+        names = [each.name for each in fields(obj)] if is_linen(obj) else list(attributes)
+        for name in names:
+            value = attributes.get(name)
             if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
                 yield name, value, attributes.__setitem__, name
+
+
+def is_linen(model: Any) -> bool:
+    """Return whether a model is a module of ``flax.linen``."""
+    linen = sys.modules.get("flax.linen")
+    return linen is not None and isinstance(model, linen.Module)
 
 
 def value_of(variable: Any) -> Any:

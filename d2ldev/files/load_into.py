@@ -242,12 +242,12 @@ class Fitting:
         try:
             with self._undo:
                 remade = self._compare(obj, found, "")
-                self._check(obj)
+                self._check()
                 pairs = list(self._pairs.values())
                 tensors = self._checkpoint.read([self._wanted(pair) for pair in pairs])
                 self._check_ties(dict(zip(self._pairs, tensors, strict=True)))
                 puts = [self._state_put(*state) for state in self._states.values()]
-                self._check(obj)
+                self._check()
                 put = self._putting(list(zip(pairs, tensors, strict=True)), puts, remade)
                 self._undo.pop_all()
                 return put
@@ -266,7 +266,7 @@ class Fitting:
     def _bits(self, x: Any) -> Any:
         return bytes_of(x if isinstance(x, np.ndarray) else self._framework.files.borrow(x))
 
-    def _check(self, obj: Any) -> None:
+    def _check(self) -> None:
         """Raise one error that names everything that does not fit, if anything does not."""
         told = []
         if self.missing and self.is_strict:
@@ -286,16 +286,10 @@ class Fitting:
             if part:
                 fix = f"backend.load_into(..., only={shown(part)}), or {fix}"
             # Such as a module whose parameters are kept apart from it.
-            elif self.unexpected and not self._holds_tensors(obj):
+            elif self.unexpected and not (self._pairs or self.missing or self._different):
                 told.append("what it is loaded into holds no tensors")
                 fix = f"give what holds them: params = backend.load_into(params, ...); {fix}"
             raise CheckpointError(self._attempted, f"{'; '.join(told)}; nothing was changed", fix)
-
-    def _holds_tensors(self, obj: Any) -> bool:
-        """Return whether a nesting has a tensor, an array, a model or an optimizer."""
-        framework = self._framework
-        types = (*framework.tensors.types, *framework.models.types, np.ndarray)
-        return any(isinstance(x, types) for _, x, _ in leaves(obj, framework.kinds, "", ""))
 
     def _fitting_part(self) -> str:
         """Return the name before all names of the file without which they would fit, if any."""

@@ -409,6 +409,24 @@ class Training:
         """
         return ()
 
+    def step_operands(self, model: Any) -> tuple[str, ...]:
+        """Return what the ``training_step`` of a D2L ``Module`` is called with, as the book does.
+
+        A framework whose ``Module`` takes more than the batch has its own learner for it.
+        """
+        return ("batch",)
+
+    def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
+        """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
+
+        For a framework whose D2L ``Module`` holds no parameters.
+
+        Args:
+            model: a D2L ``Module``.
+            optimizer: what its ``configure_optimizers`` returned.
+            batches: what it is trained on.
+        """
+
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.
 

@@ -42,7 +42,13 @@ def loader_of(data: Any, *names: str) -> Any:
 
 
 def own_settings(
-    model: Any, loss: Any, optimizer: Any, metrics: Sequence[Any], *, trainer: Any
+    model: Any,
+    loss: Any,
+    optimizer: Any,
+    metrics: Sequence[Any],
+    *,
+    trainer: Any,
+    operands: Sequence[str] = ("batch",),
 ) -> dict[str, Any]:
     """Return ``loss``, ``optimizer`` and ``methods`` for ``backend.learner``.
 
@@ -52,6 +58,7 @@ def own_settings(
         loss, optimizer: None is the model's own; None comes back if it has none.
         metrics: a model with its own ``training_step`` cannot have any.
         trainer: what these methods find as ``model.trainer``.
+        operands: the names of what the first two of them are called with.
 
     Raises:
         UnsupportedValueError: if something of that would be ignored, or cannot be called.
@@ -63,7 +70,7 @@ def own_settings(
     methods = None
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
-        _check_methods(model, methods, loss, metrics)
+        _check_methods(model, methods, loss, metrics, operands)
     if configures or methods is not None:
         model.trainer = trainer
     if optimizer is None and configures:
@@ -90,7 +97,13 @@ def _uncover_loss(model: Any) -> None:
         model.loss = method.__get__(model)
 
 
-def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Sequence[Any]) -> None:
+def _check_methods(
+    model: Any,
+    methods: Sequence[str],
+    loss: Any,
+    metrics: Sequence[Any],
+    operands: Sequence[str],
+) -> None:
     name = type(model).__name__
     attempted = f"train the {name}, which has a {methods[-1]} of its own,"
     if loss is not None or metrics:
@@ -102,10 +115,10 @@ def _check_methods(model: Any, methods: Sequence[str], loss: Any, metrics: Seque
         )
     for method in methods:
         try:
-            inspect.signature(getattr(model, method)).bind(())
+            inspect.signature(getattr(model, method)).bind(*operands)
         except (AttributeError, TypeError) as error:
             raise UnsupportedValueError(
                 attempted,
                 f"{name}.{method} cannot be called with a batch: {said(error)}",
-                f"def {method}(self, batch): ...",
+                f"def {method}(self, {', '.join(operands)}): ...",
             ) from error

@@ -190,10 +190,11 @@ class Trainer(Hooks):
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
                 which has ``training_step(batch)``, this method gives the loss of a step, and
                 ``validation_step(batch)``, if it has one, that of a batch of ``val_data``: NaN if
-                it returns nothing. They are called at each step, in JAX as traced by ``jax.jit``;
-                ``model.trainer`` is this trainer. ``configure_optimizers()``, called after the
-                model is placed, gives the optimizer. Without ``training_step``, a model with
-                ``configure_optimizers`` is trained with its ``loss(prediction, y)``.
+                it returns nothing. They are called at each step, those of an ``nnx.Module`` as
+                traced by ``jax.jit``, and the book's of a linen module with ``(params, batch,
+                state)``; ``model.trainer`` is this trainer. ``configure_optimizers()``, called
+                after the model is placed, gives the optimizer. Without ``training_step``, a model
+                with ``configure_optimizers`` is trained with its ``loss(prediction, y)``.
             train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
                 dicts of tensors or NumPy arrays, from any iterable that can begin again. The
                 target is the last of a tuple, and ``'y'`` of a dict, else the last of it, too.
@@ -312,7 +313,7 @@ class Trainer(Hooks):
             # new tensors, one that is built before would hold the old tensors.
             learner = self.backend.learner(
                 model,
-                **own_settings(model, loss, optimizer, metrics, trainer=self),
+                **self._own_settings(model, loss, optimizer, metrics),
                 lr=lr,
                 gradient_clip_val=self.gradient_clip_val,
                 accumulate=self.accumulate,
@@ -373,6 +374,8 @@ class Trainer(Hooks):
         if not hasattr(model, "trainer"):
             model.trainer = self
         self.optim = model.configure_optimizers()
+        batches = map(self._prepared_batch, self.train_dataloader)
+        self.backend.framework.training.begin_module(model, self.optim, batches)
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
@@ -454,7 +457,7 @@ class Trainer(Hooks):
         with self._besides("validate"):
             batches = loader_of(data, "val_dataloader")
             prepared = self._prepared_for_use(model, batches, "validate")
-            settings = own_settings(prepared, loss, "sgd", metrics, trainer=self)
+            settings = self._own_settings(prepared, loss, "sgd", metrics)
             del settings["optimizer"]  # of that name, so that the model configures none
             learner = self._evaluator(prepared, **settings)
             self.val_batch_idx = 0
@@ -545,6 +548,10 @@ class Trainer(Hooks):
             )
         check_data(data, "data", 1)
         return self._prepared_model(model)
+
+    def _own_settings(self, model: Any, *given: Any) -> dict[str, Any]:
+        operands = self.backend.framework.training.step_operands(model)
+        return own_settings(model, *given, trainer=self, operands=operands)
 
     def _own_metrics(self, learner: Learner) -> Mapping[str, Callable[[Any, Any], Any]]:
         """Return the metrics that the model itself has, where its prediction is known."""

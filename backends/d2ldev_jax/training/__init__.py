@@ -5,11 +5,13 @@ Flax and Optax take longer to import than JAX, and are imported with the first l
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
+from d2ldev_jax.models import is_linen
 
 
 class JaxTraining(Training):
@@ -25,9 +27,23 @@ class JaxTraining(Training):
         self._framework = framework
 
     def learner(self, model: Any, settings: Settings) -> Learner:
+        was_trained = settings.optimizer is None and hasattr(model, "trainer")
+        if is_linen(model) and (was_trained or settings.methods is not None):
+            from d2ldev_jax.training.book import BooksLearner
+
+            return BooksLearner(self._framework, model, settings)
         from d2ldev_jax.training.learner import JaxLearner
 
         return JaxLearner(self._framework, model, settings)
+
+    def step_operands(self, model: Any) -> tuple[str, ...]:
+        return ("params", "batch", "state") if is_linen(model) else ("batch",)
+
+    def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
+        if is_linen(model):
+            from d2ldev_jax.training.book import begin
+
+            begin(self._framework, model, optimizer, next(iter(batches))[:-1])
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         return jnp.mean(jnp.argmax(prediction, -1) == y, dtype=jnp.float32)

@@ -246,9 +246,7 @@ class JaxLearner(Learner):
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
-    optimizer = settings.optimizer
-    if optimizer is None or isinstance(optimizer, str):
-        optimizer = _OPTIMIZERS[optimizer](settings.lr) if optimizer else _OF_NO_TRAINING
+    optimizer = named_optimizer(settings)
     if isinstance(optimizer, optax.GradientTransformation):
         optimizer = nnx.Optimizer(model, optimizer, wrt=nnx.Param)
     if not isinstance(optimizer, nnx.Optimizer) or isinstance(optimizer, nnx.ModelAndOptimizer):
@@ -257,6 +255,14 @@ def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
             "it is neither an optax.GradientTransformation nor an nnx.Optimizer",
             "optimizer=nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param), or optimizer='sgd'",
         )
+    return optimizer
+
+
+def named_optimizer(settings: Settings) -> Any:
+    """Return the optimizer of a training: optax's of that name, or the object given."""
+    optimizer = settings.optimizer
+    if optimizer is None or isinstance(optimizer, str):
+        return _OPTIMIZERS[optimizer](settings.lr) if optimizer else _OF_NO_TRAINING
     return optimizer
 
 
@@ -536,7 +542,7 @@ class _Steps:
         if scaler is not None:
             gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
-            gradients = _clipped(gradients, self.settings.gradient_clip_val)
+            gradients = clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         more = {"value": value} if takes_more else {}
         optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
@@ -553,7 +559,7 @@ class _Steps:
         return *after, scaler.after(is_finite)
 
 
-def _clipped(gradients: Any, largest: float) -> Any:
+def clipped(gradients: Any, largest: float) -> Any:
     """Return the gradients, shortened as ``torch.nn.utils.clip_grad_norm_`` does it."""
     norm = jnp.sqrt(sum(jnp.sum(g * g) for g in jax.tree.leaves(gradients)))
     factor = jnp.minimum(1.0, largest / (norm + 1e-6))

@@ -1,0 +1,159 @@
+"""D2L's ``Module`` for JAX: a linen module whose parameters are in the ``state`` of its trainer.
+
+Its ``training_step(params, batch, state)`` returns the gradients itself. So a step is that of the
+book's ``fit_epoch``, and what is compiled of it are the functions that the user compiles.
+
+Source: D2L, sections 3.2.4 and 3.4, for JAX.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+from flax.training.train_state import TrainState
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor
+from d2ldev_jax.training.learner import clipped, named_optimizer
+
+
+class BooksState(TrainState):
+    """What ``trainer.state`` is.
+
+    Args:
+        batch_stats: the running statistics of batch normalisations; empty without any.
+        dropout_rng: the random key of the next step.
+    """
+
+    batch_stats: Any
+    dropout_rng: Tensor
+
+
+def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, ...]) -> None:
+    """Give the trainer of a module the state with which its training begins.
+
+    Args:
+        framework: whose random numbers the parameters are.
+        module: its ``apply_init(inputs, key)`` returns its variables.
+        optimizer: of optax, or of the user's own: an object with ``init`` and ``update``.
+        inputs: of the first batch, on the device.
+    """
+    if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
+        raise UnsupportedValueError(
+            f"train with the optimizer {describe(optimizer)}",
+            "it is no optax.GradientTransformation",
+            "return optax.sgd(self.lr) from configure_optimizers",
+        )
+    device = framework.tensors.device_of(jax.tree.leaves(inputs)[0])
+    native = framework.devices.native(device)
+    number = framework.tensors.random("uniform", (), None, None, native)
+    params_key, dropout_key = jax.random.split(jax.random.PRNGKey(int(number * 2**24)))
+    variables = module.apply_init(inputs, key={"params": params_key, "dropout": dropout_key})
+    variables, dropout_key = jax.device_put((variables, dropout_key), native)
+    module.trainer.state = BooksState.create(
+        apply_fn=module.apply,
+        params=variables["params"],
+        batch_stats=variables.get("batch_stats", {}),
+        dropout_rng=dropout_key,
+        tx=optimizer,
+    )
+
+
+class BooksLearner(Learner):
+    """A linen module with ``training_step(params, batch, state)``.
+
+    A module that is not trained is evaluated with the state of the trainer that has trained it.
+    """
+
+    def __init__(self, framework: Framework, module: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        self._framework, self._module = framework, module
+        trainer = getattr(module, "trainer", None)
+        is_trained = settings.optimizer is not None
+        if trainer is None or not (is_trained or getattr(trainer, "state", None)):
+            raise UnsupportedValueError(
+                f"{'train' if is_trained else 'evaluate'} {describe(module)}",
+                "a linen module holds no parameters, and it has no trainer with a state of them",
+                "trainer.fit(module, data), and then the same trainer's validate and predict",
+            )
+        if settings.accumulate > 1:
+            raise UnsupportedValueError(
+                f"train {describe(module)} with accumulate={settings.accumulate}",
+                "a step is made with the gradients that its training_step returns",
+                "leave accumulate out, and yield larger batches",
+            )
+        self._trainer, self._is_built = trainer, not is_trained
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        if not self.is_built:
+            return {"model": self._module, "optimizer": None}
+        state = self._trainer.state
+        return {
+            "model": {"params": state.params, "batch_stats": state.batch_stats},
+            "optimizer": {name: getattr(state, name) for name in _OF_THE_OPTIMIZER},
+        }
+
+    @property
+    def model(self) -> Any:
+        return self._module
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self._trainer.state = self._trainer.state.replace(**parts["model"], **parts["optimizer"])
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        return ()
+
+    @property
+    def is_built(self) -> bool:
+        return self._is_built
+
+    def build(self, inputs: tuple[Any, ...]) -> None:
+        optimizer = named_optimizer(self.settings)
+        begin(self._framework, self._module, optimizer, inputs)
+        self._is_built = True
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._module.training = True
+        value, gradients = self._returned(0, inputs, "(loss, gradients)", tuple)
+        loss, variables = value if isinstance(value, tuple) else (value, {})
+        if self.settings.gradient_clip_val:
+            gradients = clipped(gradients, self.settings.gradient_clip_val)
+        state = self._trainer.state.apply_gradients(grads=gradients)
+        state = state.replace(dropout_rng=jax.random.split(state.dropout_rng)[0])
+        if state.batch_stats:
+            state = state.replace(batch_stats=variables["batch_stats"])
+        self._trainer.state = state
+        return loss, None
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._module.training = False
+        in_step, in_evaluation = self.settings.methods
+        if in_evaluation == in_step:
+            value, _ = self._returned(1, inputs, "(loss, gradients)", tuple)
+        else:
+            value = self._returned(1, inputs, "the loss, or nothing", object)
+        return (value[0] if isinstance(value, tuple) else value), None
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self._module.training = False
+        state = self._trainer.state
+        return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
+
+    def _returned(self, number: int, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
+        """Return what one of the module's own methods returns for a batch."""
+        method = self.settings.methods[number]
+        state = self._trainer.state
+        returned = getattr(self._module, method)(state.params, *inputs, state)
+        if not isinstance(returned, kind):
+            raise UnsupportedValueError(
+                f"train {describe(self._module)}",
+                f"its {method} returned {describe(returned)}",
+                f"return {wanted} from it",
+            )
+        return returned
+
+
+_OF_THE_OPTIMIZER = ("opt_state", "step", "dropout_rng")

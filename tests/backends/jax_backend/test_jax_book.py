@@ -1,0 +1,424 @@
+"""The book's code for JAX, word for word, on d2ldev's ``Trainer``: D2L 3.2 to 3.5, 4.3 and 8.5."""
+
+from dataclasses import field
+from functools import partial
+from types import SimpleNamespace
+
+import jax
+import numpy as np
+import optax
+import pytest
+from book import ProgressBoard, adding_with
+from flax import linen as nn
+from jax import numpy as jnp
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.training.trainer import Trainer
+
+EPOCHS = 2
+
+
+@pytest.fixture(params=[0, 1], ids=["cpu", "gpu0"])
+def num_gpus(request):
+    return request.param
+
+
+@pytest.fixture
+def trained_with(backend, monkeypatch):
+    """The backend of the book's trainers; its random numbers, too."""
+    backend.seed(0)  # the loss is compared after a few steps
+    monkeypatch.setattr(Trainer, "backend", backend)
+    return backend
+
+
+@pytest.fixture
+def d2l(trained_with, monkeypatch):
+    return SimpleNamespace(
+        Trainer=Trainer,
+        Module=Module,
+        Classifier=Classifier,
+        add_to_class=adding_with(monkeypatch),
+        num_gpus=trained_with.num_gpus,
+        gpu=lambda i: trained_with.native(trained_with.gpu(i)),
+        to=jax.device_put,
+    )
+
+
+def _cpu():
+    return jax.devices("cpu")[0]
+
+
+class Module(nn.Module):
+    plot_train_per_epoch: int = field(default=2, init=False)
+    plot_valid_per_epoch: int = field(default=1, init=False)
+    board: ProgressBoard = field(default_factory=lambda: ProgressBoard(), init=False)
+
+    def loss(self, y_hat, y):
+        raise NotImplementedError
+
+    def forward(self, X, *args, **kwargs):  # noqa: N803
+        assert hasattr(self, "net"), "Neural network is defined"
+        return self.net(X, *args, **kwargs)
+
+    def __call__(self, X, *args, **kwargs):  # noqa: N803
+        return self.forward(X, *args, **kwargs)
+
+    def plot(self, key, value, train):
+        """Plot a point in animation."""
+        assert hasattr(self, "trainer"), "Trainer is not inited"
+        self.board.xlabel = "epoch"
+        if train:
+            x = self.trainer.train_batch_idx / self.trainer.num_train_batches
+            n = self.trainer.num_train_batches / self.plot_train_per_epoch
+        else:
+            x = self.trainer.epoch + 1
+            n = self.trainer.num_val_batches / self.plot_valid_per_epoch
+        self.board.draw(
+            x,
+            jax.device_put(value, _cpu()),
+            ("train_" if train else "val_") + key,
+            every_n=int(n),
+        )
+
+    def training_step(self, params, batch, state):
+        l, grads = jax.value_and_grad(self.loss)(params, batch[:-1], batch[-1], state)  # noqa: E741
+        self.plot("loss", l, train=True)
+        return l, grads
+
+    def validation_step(self, params, batch, state):
+        l = self.loss(params, batch[:-1], batch[-1], state)  # noqa: E741
+        self.plot("loss", l, train=False)
+
+    def apply_init(self, dummy_input, key):
+        params = self.init(key, *dummy_input)
+        return params  # noqa: RET504
+
+    def configure_optimizers(self):
+        raise NotImplementedError
+
+
+class LinearRegression(Module):
+    lr: float
+
+    def setup(self):
+        self.net = nn.Dense(1, kernel_init=nn.initializers.normal(0.01))
+
+    def loss(self, params, X, y, state):  # noqa: N803
+        y_hat = state.apply_fn({"params": params}, *X)
+        return jnp.mean(optax.l2_loss(y_hat, y))
+
+    def configure_optimizers(self):
+        return optax.sgd(self.lr)
+
+
+class SGD:
+    def __init__(self, lr):
+        self.lr = lr
+
+    def init(self, params):
+        del params
+        return optax.EmptyState
+
+    def update(self, updates, state, params=None):
+        del params
+        updates = jax.tree_util.tree_map(lambda g: -self.lr * g, updates)
+        return updates, state
+
+    def __call__(self):
+        return optax.GradientTransformation(self.init, self.update)
+
+
+class LinearRegressionScratch(Module):
+    num_inputs: int
+    lr: float
+    sigma: float = 0.01
+
+    def setup(self):
+        self.w = self.param("w", nn.initializers.normal(self.sigma), (self.num_inputs, 1))
+        self.b = self.param("b", nn.initializers.zeros, (1))
+
+    def forward(self, X):  # noqa: N803
+        return jnp.matmul(X, self.w) + self.b
+
+    def loss(self, params, X, y, state):  # noqa: N803
+        y_hat = state.apply_fn({"params": params}, *X)
+        l = (y_hat - y.reshape(y_hat.shape)) ** 2 / 2  # noqa: E741
+        return l.mean()
+
+    def configure_optimizers(self):
+        return SGD(self.lr)
+
+
+class Classifier(Module):
+    def training_step(self, params, batch, state):
+        value, grads = jax.value_and_grad(self.loss, has_aux=True)(
+            params, batch[:-1], batch[-1], state
+        )
+        l, _ = value  # noqa: E741
+        self.plot("loss", l, train=True)
+        return value, grads
+
+    def validation_step(self, params, batch, state):
+        l, _ = self.loss(params, batch[:-1], batch[-1], state)  # noqa: E741
+        self.plot("loss", l, train=False)
+
+    @partial(jax.jit, static_argnums=(0, 5))
+    def loss(self, params, X, Y, state, averaged=True):  # noqa: N803
+        Y_hat, updates = state.apply_fn(  # noqa: N806
+            {"params": params, "batch_stats": state.batch_stats},
+            *X,
+            mutable=["batch_stats"],
+            rngs={"dropout": state.dropout_rng},
+        )
+        Y_hat = jnp.reshape(Y_hat, (-1, Y_hat.shape[-1]))  # noqa: N806
+        Y = jnp.reshape(Y, (-1,))  # noqa: N806
+        fn = optax.softmax_cross_entropy_with_integer_labels
+        return (fn(Y_hat, Y).mean(), updates) if averaged else (fn(Y_hat, Y), updates)
+
+    def configure_optimizers(self):
+        return optax.sgd(self.lr)
+
+
+class BNNet(Classifier):
+    lr: float = 0.1
+    num_classes: int = 2
+    training: bool = True
+
+    def setup(self):
+        self.net = nn.Sequential(
+            [
+                nn.Dense(4),
+                nn.BatchNorm(not self.training),
+                nn.relu,
+                nn.Dropout(0.5, deterministic=not self.training),
+                nn.Dense(self.num_classes),
+            ]
+        )
+
+
+class SyntheticRegressionData:
+    def __init__(self, w, b, noise=0.01, num_train=16, num_val=8, batch_size=4):
+        self.num_train, self.batch_size = num_train, batch_size
+        n = num_train + num_val
+        key1, key2 = jax.random.split(jax.random.PRNGKey(0))
+        self.X = jax.random.normal(key1, (n, w.shape[0]))
+        noise = jax.random.normal(key2, (n, 1)) * noise
+        self.y = jnp.matmul(self.X, jnp.reshape(w, (-1, 1))) + b + noise
+
+    def get_dataloader(self, train):
+        i = slice(0, self.num_train) if train else slice(self.num_train, None)
+        X, y = self.X[i], self.y[i]  # noqa: N806
+        return [
+            (X[j : j + self.batch_size], y[j : j + self.batch_size])
+            for j in range(0, len(X), self.batch_size)
+        ]
+
+    def train_dataloader(self):
+        return self.get_dataloader(train=True)
+
+    def val_dataloader(self):
+        return self.get_dataloader(train=False)
+
+
+class Labelled(SyntheticRegressionData):
+    """The same with two classes."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.y = (self.y[:, 0] > 0).astype("int32")
+
+
+@pytest.fixture
+def data():
+    return SyntheticRegressionData(jnp.array([2, -3.4]), 4.2)
+
+
+@pytest.fixture
+def the_books_gpus(d2l):
+    """Sections 6.7.3 and, of ``prepare_model``, 3.2.4."""
+
+    @d2l.add_to_class(d2l.Trainer)
+    def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: N807
+        self.save_hyperparameters()
+        self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+
+    @d2l.add_to_class(d2l.Trainer)
+    def prepare_batch(self, batch):
+        if self.gpus:
+            batch = [d2l.to(a, self.gpus[0]) for a in batch]
+        return batch
+
+    @d2l.add_to_class(d2l.Trainer)
+    def prepare_model(self, model):
+        model.trainer = self
+        model.board.xlim = [0, self.max_epochs]
+        self.model = model
+
+
+@pytest.fixture
+def the_books_epochs(d2l):
+    """Section 3.4."""
+
+    @d2l.add_to_class(d2l.Trainer)
+    def fit_epoch(self):
+        self.model.training = True
+        if self.state.batch_stats:
+            for batch in self.train_dataloader:
+                (_, mutated_vars), grads = self.model.training_step(
+                    self.state.params, self.prepare_batch(batch), self.state
+                )
+                self.state = self.state.apply_gradients(grads=grads)
+                self.state = self.state.replace(
+                    dropout_rng=jax.random.split(self.state.dropout_rng)[0]
+                )
+                self.state = self.state.replace(batch_stats=mutated_vars["batch_stats"])
+                self.train_batch_idx += 1
+        else:
+            for batch in self.train_dataloader:
+                _, grads = self.model.training_step(
+                    self.state.params, self.prepare_batch(batch), self.state
+                )
+                self.state = self.state.apply_gradients(grads=grads)
+                self.state = self.state.replace(
+                    dropout_rng=jax.random.split(self.state.dropout_rng)[0]
+                )
+                self.train_batch_idx += 1
+        if self.val_dataloader is None:
+            return
+        self.model.training = False
+        for batch in self.val_dataloader:
+            self.model.validation_step(self.state.params, self.prepare_batch(batch), self.state)
+            self.val_batch_idx += 1
+
+
+MODELS = {
+    "concise": partial(LinearRegression, lr=0.1),
+    "scratch": partial(LinearRegressionScratch, 2, lr=0.1),
+}
+
+
+def _check_places(backend, trainer):
+    places = set(backend.placement(trainer.state.params).values())
+    assert places == {backend.device(trainer.gpus[0]) if trainer.gpus else backend.cpu()}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_books_trainer_module_and_data_run(
+    trained_with, d2l, data, the_books_gpus, num_gpus, name
+):
+    model = MODELS[name]()
+    trainer = d2l.Trainer(max_epochs=EPOCHS, num_gpus=num_gpus)
+    history = trainer.fit(model, data)
+    expected = np.mean(model.board.losses(EPOCHS), 1)
+    np.testing.assert_allclose(history["loss"], expected, rtol=1e-6)
+    assert np.isnan(history["val_loss"]).all()
+    assert history["loss"][1] < 0.7 * history["loss"][0]
+    assert trainer.model is model
+    assert model.board.xlim == [0, EPOCHS]
+    _check_places(trained_with, trainer)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_books_epochs_find_the_state(
+    trained_with, d2l, data, the_books_gpus, the_books_epochs, num_gpus, name
+):
+    model = MODELS[name]()
+    trainer = d2l.Trainer(max_epochs=EPOCHS, num_gpus=num_gpus)
+    assert trainer.fit(model, data) == {}
+    first, second = np.mean(model.board.losses(EPOCHS), 1)
+    assert second < 0.7 * first
+    _check_places(trained_with, trainer)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+def test_batch_normalization_and_dropout_are_those_of_the_books_epochs(
+    trained_with, num_gpus, request
+):
+    def state_after(trainer):
+        trained_with.seed(0)
+        trainer.fit(BNNet(), Labelled(jnp.array([2, -3.4]), 0.0))
+        return trainer.state.params, trainer.state.batch_stats
+
+    found = state_after(Trainer(EPOCHS, num_gpus, backend=trained_with))
+    request.getfixturevalue("the_books_epochs")
+    expected = state_after(Trainer(EPOCHS, backend=trained_with))
+    jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+    assert float(jnp.abs(jax.tree.leaves(found[1])[0]).max()) > 0
+
+
+def test_a_run_goes_on_from_its_checkpoint(trained_with, data, tmp_path):
+    straight = Trainer(3, backend=trained_with)
+    straight.fit(BNNet(), Labelled(jnp.array([2, -3.4]), 0.0))
+    trained_with.seed(0)
+    path = tmp_path / "run"
+    labelled = Labelled(jnp.array([2, -3.4]), 0.0)
+    Trainer(1, backend=trained_with).fit(BNNet(), labelled, checkpoint=path)
+    resumed = Trainer(3, backend=trained_with)
+    resumed.fit(BNNet(), labelled, checkpoint=path, resume=True)
+    assert int(resumed.state.step) == 3 * 4
+    for name in ("params", "batch_stats"):
+        pair = getattr(resumed.state, name), getattr(straight.state, name)
+        jax.tree.map(np.testing.assert_array_equal, *pair)
+
+
+def test_the_trainer_validates_and_predicts_with_its_state(trained_with, data, num_gpus):
+    class Returning(LinearRegression):
+        def validation_step(self, params, batch, state):
+            return self.loss(params, batch[:-1], batch[-1], state)
+
+    model, trainer = Returning(lr=0.1), Trainer(EPOCHS, num_gpus, backend=trained_with)
+    history = trainer.fit(model, data)
+    loss = trainer.validate(model, data)["loss"]
+    assert loss == pytest.approx(history["val_loss"][-1], rel=1e-6)
+    predictions = np.concatenate([trained_with.to_numpy(x) for x in trainer.predict(model, data)])
+    assert np.mean((predictions - data.y[16:]) ** 2) / 2 == pytest.approx(loss, rel=1e-5)
+
+
+def test_gradients_are_clipped(trained_with, data):
+    trainer = Trainer(1, gradient_clip_val=1e-3, backend=trained_with)
+    trainer.fit(LinearRegression(lr=1.0), data)
+    assert abs(float(trainer.state.params["net"]["bias"][0])) <= 4 * 1e-3
+
+
+def _returning_nothing(trainer, data):
+    class Forgetful(LinearRegression):
+        def training_step(self, params, batch, state):
+            super().training_step(params, batch, state)
+
+    trainer.fit(Forgetful(lr=0.1), data)
+
+
+def _of_another_tab(trainer, data):
+    class OfTorch(LinearRegression):
+        def training_step(self, batch):
+            raise AssertionError
+
+    trainer.fit(OfTorch(lr=0.1), data)
+
+
+def _without_an_optimizer(trainer, data):
+    trainer.fit(LinearRegression(lr=0.1), data, optimizer=object())
+
+
+def _not_trained(trainer, data):
+    trainer.validate(LinearRegression(lr=0.1), data)
+
+
+def _accumulating(trainer, data):
+    trainer.accumulate = 2
+    trainer.fit(LinearRegression(lr=0.1), data)
+
+
+REFUSED = {
+    r"training_step returned None.*return \(loss, gradients\)": _returning_nothing,
+    r"def training_step\(self, params, batch, state\)": _of_another_tab,
+    "no optax.GradientTransformation": _without_an_optimizer,
+    r"trainer.fit\(module, data\)": _not_trained,
+    "leave accumulate out": _accumulating,
+}
+
+
+@pytest.mark.parametrize("match", REFUSED)
+def test_what_cannot_be_trained_so_is_refused(trained_with, data, match):
+    with pytest.raises(UnsupportedValueError, match=f"(?s){match}"):
+        REFUSED[match](Trainer(1, backend=trained_with), data)
