@@ -35,6 +35,7 @@ from d2ldev.errors import (
 )
 from d2ldev.framework import Memory
 from d2ldev.nesting.kinds import register_container
+from d2ldev.registry import importing as _importing
 from d2ldev.registry.discovery import available_backends
 from d2ldev.registry.selection import virtual_gpus
 
@@ -59,6 +60,8 @@ _root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 if os.path.isdir(os.path.join(_root, "backends", "d2ldev_reference")):
     _folders = (os.path.join(_root, name) for name in ("backends", "conformance"))
     sys.path[:0] = [folder for folder in _folders if folder not in sys.path]
+
+_importing.install()
 
 # Imported from these modules when first asked for, because most programs do not use them.
 _LAZY = {

@@ -2,7 +2,7 @@
 
 Behaviour of MXNet that is put right:
 
-- ``numpy.bool`` is gone, and MXNet reads it (``framework``).
+- ``numpy.bool`` is gone, and MXNet reads it (``importing``).
 - Shapes with a 0, and ``()``, are unknown shapes to MXNet until ``npx.set_np()`` is called, in each
   thread. Everything here works without it and leaves it as it was; call it for your own code, as
   MXNet asks.

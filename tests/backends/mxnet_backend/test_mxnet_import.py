@@ -83,9 +83,9 @@ def test_every_module_that_reads_the_name_has_it(used):
 
 def test_the_modules_that_read_numpy_bool_are_all_known():
     code = """
-import pathlib, re
-from d2ldev_mxnet import framework
-folder = pathlib.Path(framework.mx.__file__).parent
+import pathlib, re, d2ldev, mxnet
+from d2ldev_mxnet import importing
+folder = pathlib.Path(mxnet.__file__).parent
 reads = re.compile(r'^(?![ ]*(>>>|#|\\'\\'\\')).*\\b_?np\\.bool\\b', re.M)
 found = set()
 for path in folder.rglob('*.py'):
@@ -93,7 +93,7 @@ for path in folder.rglob('*.py'):
     if reads.search(re.sub(r'#.*', '', code)):
         parts = path.relative_to(folder.parent).with_suffix('').parts
         found.add('.'.join(parts))
-print(json.dumps(sorted(found - set(framework._READERS))))
+print(json.dumps(sorted(found - set(importing._READERS))))
 """
     assert run(code) == []
 
@@ -120,18 +120,53 @@ print(json.dumps(numpy.bool is bool))
     assert run(code) is True
 
 
-def test_mxnet_is_imported_once_the_backend_was_asked_for():
-    code = """
-from d2ldev import mxnet as d2l
-import mxnet
-print(json.dumps([str(mxnet.np.full((2,), True).dtype), d2l.name]))
+ORDERS = {
+    "the package": "import d2ldev; import mxnet",
+    "the handle": "from d2ldev import backend; import mxnet; from mxnet import np",
+    "a part of mxnet": "from d2ldev import backend; from mxnet import gluon; import mxnet",
+    "the backend": "from d2ldev import mxnet as d2l; import mxnet",
+    "the book's functions": "from d2ldev.native import mxnet as d2l; import mxnet",
+}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_mxnet_is_imported_by_the_user_after_d2ldev(order):
+    code = f"""
+import numpy
+{ORDERS[order]}
+import d2ldev
+x = mxnet.np.full((2,), True)
+d2l = d2ldev.get_backend('mxnet')
+print(json.dumps([str(x.dtype), d2l.device_of(x).kind, 'bool' in vars(numpy)]))
 """
-    assert run(code) == ["bool", "mxnet"]
+    assert run(code) == ["bool", "cpu", False]
+
+
+def test_mxnet_has_the_loader_that_it_has_without_d2ldev():
+    code = """
+import d2ldev, mxnet
+found = type(mxnet.__loader__).__name__, sorted(vars(mxnet.__loader__)), mxnet.__spec__.name
+print(json.dumps(found))
+"""
+    assert run(code) == ["SourceFileLoader", ["name", "path"], "mxnet"]
+
+
+def test_after_tensorflow_the_users_import_is_an_error_and_no_crash():
+    code = """
+import types, d2ldev
+sys.modules['tensorflow'] = types.ModuleType('tensorflow')
+try:
+    import mxnet
+except d2ldev.BackendNotInstalledError as error:
+    print(json.dumps([error.problem, 'mxnet' in sys.modules]))
+"""
+    problem, is_there = run(code)
+    assert "TensorFlow was imported before it" in problem
+    assert not is_there
 
 
 def test_an_import_of_the_user_s_that_failed_is_made_up_for():
     code = """
-from d2ldev import backend
 try:
     import mxnet
 except AttributeError as error:
@@ -185,7 +220,7 @@ def note(path, *args, **kwargs):
 metadata.distribution, ctypes.CDLL = no_mxnet, note
 nvml.has_driver = lambda: {driver}
 try:
-    d2ldev.get_backend('mxnet')
+    {use}
     said = ''
 except d2ldev.BackendNotInstalledError as error:
     said = error.problem
@@ -193,16 +228,21 @@ print(json.dumps([said, loaded]))
 """
 
 
-def test_a_build_for_cuda_says_that_there_is_no_driver(tmp_path):
-    said, loaded = run(FOR_CUDA.replace("{driver}", "False"))
+USES = ["d2ldev.get_backend('mxnet')", "import mxnet"]
+
+
+@pytest.mark.parametrize("use", USES)
+def test_a_build_for_cuda_says_that_there_is_no_driver(use):
+    said, loaded = run(FOR_CUDA.replace("{driver}", "False").replace("{use}", use))
     assert "built for CUDA" in said
     assert "no NVIDIA driver here (libcuda.so.1)" in said
     assert loaded == []
 
 
-def test_a_build_for_cuda_is_given_the_libraries_of_nvidia_s_wheels(tmp_path):
+@pytest.mark.parametrize("use", USES)
+def test_a_build_for_cuda_is_given_the_libraries_of_nvidia_s_wheels(tmp_path, use):
     (tmp_path / "nvidia").mkdir()
-    code = FOR_CUDA.replace("{driver}", "True")
+    code = FOR_CUDA.replace("{driver}", "True").replace("{use}", use)
     said, loaded = run(code, PYTHONPATH=os.pathsep.join([str(tmp_path), *filter(None, sys.path)]))
     assert said == ""
     assert {"libcudart.so.11.0", "libcublas.so.11", "libcudnn.so.8", "libnccl.so.2"} <= set(loaded)
