@@ -23,3 +23,12 @@ def test_ci_has_a_job_for_each_environment_of_tox():
     environments = re.search(r"^env_list =\n\s+(.+)$", tox, re.MULTILINE)[1].split(", ")
     jobs = re.search(r"environment:\n((?:\s+- .+\n)+)", workflow)[1]
     assert re.findall(r"- (\S+)", jobs) == environments
+
+
+def test_ci_has_each_python_of_tox():
+    tox = (ROOT / "tox.ini").read_text(encoding="utf-8")
+    workflow = (ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8")
+    versions = re.search(r"python-version: \|\n((?:\s+[0-9.]+\n)+)", workflow)[1].split()
+    # The last one is the ``python`` of the job, which is to have ``tox``.
+    assert set(versions) == set(re.findall(r"base_python = python(\S+)", tox))
+    assert "--skip-missing-interpreters false" in workflow
