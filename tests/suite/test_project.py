@@ -32,3 +32,22 @@ def test_ci_has_each_python_of_tox():
     # The last one is the ``python`` of the job, which is to have ``tox``.
     assert set(versions) == set(re.findall(r"base_python = python(\S+)", tox))
     assert "--skip-missing-interpreters false" in workflow
+
+
+def test_contributors_are_told_the_layers_that_are_held():
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    layers = tool["importlinter"]["contracts"][0]["layers"]
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (told,) = re.findall(r"from low to high: `([^`]+)`", text)
+    told = [[name.strip() for name in layer.split(",")] for layer in told.split("<")]
+    assert told == [layer.split(" : ") for layer in reversed(layers)]
+
+
+def test_the_extra_for_cuda_has_a_wheel_for_each_library_that_mxnet_loads():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extra = extras["optional-dependencies"]["mxnet-cuda"]
+    source = (ROOT / "backends" / "d2ldev_mxnet" / "importing.py").read_text(encoding="utf-8")
+    libraries = re.findall(r'^    "(\w+)": "lib\w+\.so', source, re.MULTILINE)
+    wheels = {each.split("==")[0] for each in extra if each.startswith("nvidia-")}
+    assert wheels == {f"nvidia-{name.replace('_', '-')}-cu11" for name in libraries}
+    assert len(libraries) == 10

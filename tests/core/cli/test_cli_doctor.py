@@ -302,6 +302,19 @@ def test_gpus_that_cannot_be_counted_are_a_note_with_the_reason(tmp_path):
     assert "mine found GPUs and cannot use them: no driver" in done.stdout + done.stderr
 
 
+def test_a_build_for_cuda_without_a_driver_is_a_note_and_a_healthy_cpu(tmp_path):
+    count = (
+        "def count(self): from d2ldev.operations import nvml; nvml.has_driver = lambda: False; "
+        "nvml.warn_without_driver('mine'); return 0"
+    )
+    make_sick_backend(tmp_path, "devices", count)
+    done = run_command("doctor", path=[tmp_path], columns=200, D2LDEV_BACKEND="mine")
+    assert done.returncode == 0
+    text = done.stdout + done.stderr
+    assert text.count("no NVIDIA driver here (libcuda.so.1)") == 1
+    assert "note: mine is built for CUDA, and there is no NVIDIA driver here" in done.stdout
+
+
 def test_a_tensor_that_is_elsewhere_than_it_was_made_is_an_error(reference, monkeypatch):
     monkeypatch.setattr(type(reference), "device_of", lambda self, x: self.cpu())
     with pytest.raises(RuntimeError, match="the tensor of ones is on cpu, not on gpu:0"):

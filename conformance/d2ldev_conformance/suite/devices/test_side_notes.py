@@ -184,9 +184,10 @@ def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
 
 
 @requirement("memory.missing-device", section=SECTION)
-def test_a_missing_device_has_no_memory(backend, missing):
+@pytest.mark.parametrize("method", ["memory", "empty_cache", "live_tensors"])
+def test_a_missing_device_has_no_memory(backend, missing, method):
     with pytest.raises(DeviceUnavailableError):
-        backend.memory(missing)
+        getattr(backend, method)(missing)
 
 
 @requirement("threads.scopes-are-their-own", section=SECTION)
