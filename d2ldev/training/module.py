@@ -66,7 +66,7 @@ def own_settings(
     in_step, in_evaluation = (callable(getattr(model, name, None)) for name in METHODS)
     configures = callable(getattr(model, "configure_optimizers", None))
     if configures or in_step:
-        _uncover_loss(model)
+        uncover_loss(model)
     methods = None
     if in_step or in_evaluation:
         methods = METHODS if in_evaluation else (METHODS[0],) * 2
@@ -87,7 +87,7 @@ def own_settings(
     return {"loss": loss, "optimizer": optimizer, "methods": methods}
 
 
-def _uncover_loss(model: Any) -> None:
+def uncover_loss(model: Any) -> None:
     """Give a model back its method ``loss``, which an attribute that is None hides.
 
     Keras sets it: https://github.com/keras-team/keras/blob/master/keras/src/trainers/trainer.py

@@ -45,7 +45,7 @@ from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import Metric, check_names, named_metrics
-from d2ldev.training.module import is_data_module, loader_of, own_settings
+from d2ldev.training.module import is_data_module, loader_of, own_settings, uncover_loss
 from d2ldev.training.progress import shown
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import result, trained_in_processes
@@ -373,6 +373,7 @@ class Trainer(Hooks):
         self.model = model
         if not hasattr(model, "trainer"):
             model.trainer = self
+        uncover_loss(model)
         self.optim = model.configure_optimizers()
         batches = map(self._prepared_batch, self.train_dataloader)
         self.backend.framework.training.begin_module(model, self.optim, batches)

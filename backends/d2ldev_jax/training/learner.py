@@ -90,8 +90,9 @@ class JaxLearner(Learner):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 "it is no flax.nnx.Module",
-                "wrap a linen module: nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X); "
-                "put parameters of your own into an nnx.Module, as nnx.Param",
+                "wrap a linen module: nnx.bridge.ToNNX(module, rngs=nnx.Rngs(0)).lazy_init(X), or "
+                "train one that has D2L's training_step on one device; put parameters of your own "
+                "into an nnx.Module, as nnx.Param",
             )
         self._loss = loss_among(settings, _LOSSES)
         self._splits: tuple[_Split, ...] = ()

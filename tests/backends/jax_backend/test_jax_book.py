@@ -404,6 +404,11 @@ def _not_trained(trainer, data):
     trainer.validate(LinearRegression(lr=0.1), data)
 
 
+def _on_two_gpus(trainer, data):
+    both = Trainer(1, 2, backend=trainer.backend)
+    both.fit(LinearRegression(lr=0.1), data)
+
+
 def _accumulating(trainer, data):
     trainer.accumulate = 2
     trainer.fit(LinearRegression(lr=0.1), data)
@@ -415,6 +420,7 @@ REFUSED = {
     "no optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,
     "leave accumulate out": _accumulating,
+    "training_step on one device": _on_two_gpus,
 }
 
 

@@ -8,7 +8,7 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 2
-gluon, init, np = mx.gluon, mx.init, mx.np
+autograd, gluon, init, np = mx.autograd, mx.gluon, mx.init, mx.np
 
 
 @pytest.fixture(autouse=True)
@@ -122,6 +122,37 @@ def test_the_books_trainer_module_and_data_run(backend, num_gpus):
     numpy.testing.assert_allclose(history["loss"], expected, rtol=1e-6)
     assert history["loss"][1] < 0.7 * history["loss"][0]
     assert trainer.model is model
+    assert set(backend.placement(model).values()) == {trainer.device}
+
+
+@pytest.mark.filterwarnings("ignore:ndarray.as_in_context:DeprecationWarning")
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.usefixtures("the_books_gpus")
+def test_the_books_fit_epoch_runs(backend, num_gpus, monkeypatch):
+    """Section 3.4."""
+
+    @adding_with(monkeypatch)(Trainer)
+    def fit_epoch(self):
+        for batch in self.train_dataloader:
+            with autograd.record():
+                loss = self.model.training_step(self.prepare_batch(batch))
+            loss.backward()
+            if self.gradient_clip_val > 0:
+                self.clip_gradients(self.gradient_clip_val, self.model)
+            self.optim.step(1)
+            self.train_batch_idx += 1
+        if self.val_dataloader is None:
+            return
+        for batch in self.val_dataloader:
+            self.model.validation_step(self.prepare_batch(batch))
+            self.val_batch_idx += 1
+
+    backend.seed(0)  # the loss is compared after a few steps
+    model, data = LinearRegression(lr=0.2), SyntheticRegressionData(np.array([2, -3.4]), 4.2)
+    trainer = Trainer(EPOCHS, num_gpus)
+    assert trainer.fit(model, data) == {}
+    first, second = numpy.mean(model.board.losses(EPOCHS), 1)
+    assert second < 0.7 * first
     assert set(backend.placement(model).values()) == {trainer.device}
 
 

@@ -1,11 +1,12 @@
-"""The book's ``Module`` and ``DataModule`` for TensorFlow, word for word: D2L 3.2 to 3.5."""
+"""The book's code for TensorFlow, word for word, on d2ldev's ``Trainer``: D2L 3.2 to 3.5, 6.7.3."""
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from book import ProgressBoard
+from book import ProgressBoard, adding_with
 
+from d2ldev.native import NativeDevices
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 2
@@ -109,6 +110,63 @@ def test_the_books_module_and_data_run(backend, num_gpus):
     np.testing.assert_allclose(history["loss"], expected, rtol=1e-6)
     assert history["loss"][1] < 0.7 * history["loss"][0]
     assert set(backend.placement(model).values()) == {trainer.device}
+
+
+@pytest.fixture
+def the_books_trainer(backend, monkeypatch):
+    """Sections 6.7.3, 3.4 and, of ``prepare_model``, 3.2.4."""
+    d2l, add_to_class = NativeDevices(backend), adding_with(monkeypatch)
+
+    @add_to_class(Trainer)
+    def __init__(self, max_epochs, num_gpus=0, gradient_clip_val=0):  # noqa: N807
+        self.save_hyperparameters()
+        self.gpus = [d2l.gpu(i) for i in range(min(num_gpus, d2l.num_gpus()))]
+
+    @add_to_class(Trainer)
+    def prepare_batch(self, batch):
+        if self.gpus:
+            with self.gpus[0]:
+                batch = [tf.identity(a) for a in batch]
+        return batch
+
+    @add_to_class(Trainer)
+    def prepare_model(self, model):
+        model.trainer = self
+        model.board.xlim = [0, self.max_epochs]
+        self.model = model
+
+    @add_to_class(Trainer)
+    def fit_epoch(self):
+        self.model.training = True
+        for batch in self.train_dataloader:
+            with tf.GradientTape() as tape:
+                loss = self.model.training_step(self.prepare_batch(batch))
+            grads = tape.gradient(loss, self.model.trainable_variables)
+            if self.gradient_clip_val > 0:
+                grads = self.clip_gradients(self.gradient_clip_val, grads)
+            self.optim.apply_gradients(zip(grads, self.model.trainable_variables))  # noqa: B905
+            self.train_batch_idx += 1
+        if self.val_dataloader is None:
+            return
+        self.model.training = False
+        for batch in self.val_dataloader:
+            self.model.validation_step(self.prepare_batch(batch))
+            self.val_batch_idx += 1
+
+    monkeypatch.setattr(Trainer, "backend", backend)
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1])
+@pytest.mark.usefixtures("the_books_trainer")
+def test_the_books_trainer_runs(backend, num_gpus):
+    backend.seed(0)  # the loss is compared after a few steps
+    model, data = LinearRegression(lr=0.1), SyntheticRegressionData(tf.constant([2, -3.4]), 4.2)
+    trainer = Trainer(EPOCHS, num_gpus)
+    assert trainer.fit(model, data) == {}
+    first, second = np.mean(model.board.losses(EPOCHS), 1)
+    assert second < 0.7 * first
+    assert trainer.model is model
+    assert model.board.xlim == [0, EPOCHS]
 
 
 def test_the_loss_of_a_model_that_configures_its_optimizer_is_used(backend):
