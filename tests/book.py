@@ -4,6 +4,8 @@ What stands around the chapter's cells is here: the parts of the book's own pack
 chapters have written, and ``show``, in place of a notebook that shows the last line of a cell.
 """
 
+import inspect
+
 from processes import run_python
 
 BOOKS_TRAINER = """
@@ -91,6 +93,22 @@ def run_chapter(program, virtual_gpus):
     code = f"{_EARLIER_CHAPTERS}{program}\nshow(results)"
     (results,) = run_python(code, hide=(), environment=environment)
     return results
+
+
+class HyperParameters:
+    """The class of section 3.2.1."""
+
+    def save_hyperparameters(self, ignore=[]):  # noqa: B006
+        """Make the arguments of the method that calls this attributes."""
+        frame = inspect.currentframe().f_back
+        _, _, _, local_vars = inspect.getargvalues(frame)
+        self.hparams = {
+            k: v
+            for k, v in local_vars.items()
+            if k not in set(ignore + ["self"]) and not k.startswith("_")  # noqa: RUF005
+        }
+        for k, v in self.hparams.items():
+            setattr(self, k, v)
 
 
 class ProgressBoard:

@@ -37,7 +37,7 @@ def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, 
         framework: whose random numbers the parameters are.
         module: its ``apply_init(inputs, key)`` returns its variables.
         optimizer: of optax, or of the user's own: an object with ``init`` and ``update``.
-        inputs: of the first batch, on the device.
+        inputs: of the first batch.
     """
     if not all(callable(getattr(optimizer, name, None)) for name in ("init", "update")):
         raise UnsupportedValueError(
@@ -45,8 +45,7 @@ def begin(framework: Framework, module: Any, optimizer: Any, inputs: tuple[Any, 
             "it is no optax.GradientTransformation",
             "return optax.sgd(self.lr) from configure_optimizers",
         )
-    device = framework.tensors.device_of(jax.tree.leaves(inputs)[0])
-    native = framework.devices.native(device)
+    native = framework.devices.native(module.trainer.device)
     number = framework.tensors.random("uniform", (), None, None, native)
     params_key, dropout_key = jax.random.split(jax.random.PRNGKey(int(number * 2**24)))
     variables = module.apply_init(inputs, key={"params": params_key, "dropout": dropout_key})

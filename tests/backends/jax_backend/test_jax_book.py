@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from book import ProgressBoard, adding_with
+from book import HyperParameters, ProgressBoard, adding_with
 from flax import linen as nn
 from jax import numpy as jnp
 
@@ -48,7 +48,7 @@ def _cpu():
     return jax.devices("cpu")[0]
 
 
-class Module(nn.Module):
+class Module(nn.Module, HyperParameters):
     plot_train_per_epoch: int = field(default=2, init=False)
     plot_valid_per_epoch: int = field(default=1, init=False)
     board: ProgressBoard = field(default_factory=lambda: ProgressBoard(), init=False)
@@ -196,28 +196,40 @@ class BNNet(Classifier):
         )
 
 
-class SyntheticRegressionData:
-    def __init__(self, w, b, noise=0.01, num_train=16, num_val=8, batch_size=4):
-        self.num_train, self.batch_size = num_train, batch_size
-        n = num_train + num_val
-        key1, key2 = jax.random.split(jax.random.PRNGKey(0))
-        self.X = jax.random.normal(key1, (n, w.shape[0]))
-        noise = jax.random.normal(key2, (n, 1)) * noise
-        self.y = jnp.matmul(self.X, jnp.reshape(w, (-1, 1))) + b + noise
+class DataModule(HyperParameters):
+    def __init__(self, root="../data"):
+        self.save_hyperparameters()
 
     def get_dataloader(self, train):
-        i = slice(0, self.num_train) if train else slice(self.num_train, None)
-        X, y = self.X[i], self.y[i]  # noqa: N806
-        return [
-            (X[j : j + self.batch_size], y[j : j + self.batch_size])
-            for j in range(0, len(X), self.batch_size)
-        ]
+        raise NotImplementedError
 
     def train_dataloader(self):
         return self.get_dataloader(train=True)
 
     def val_dataloader(self):
         return self.get_dataloader(train=False)
+
+
+class SyntheticRegressionData(DataModule):
+    def __init__(self, w, b, noise=0.01, num_train=16, num_val=8, batch_size=4):
+        super().__init__()
+        self.save_hyperparameters()
+        n = num_train + num_val
+        key = jax.random.PRNGKey(0)
+        key1, key2 = jax.random.split(key)
+        self.X = jax.random.normal(key1, (n, w.shape[0]))
+        noise = jax.random.normal(key2, (n, 1)) * noise
+        self.y = jnp.matmul(self.X, jnp.reshape(w, (-1, 1))) + b + noise
+
+    def get_tensorloader(self, tensors, train, indices=slice(0, None)):
+        """The book's is TensorFlow's, which yields NumPy's arrays as this one does."""
+        tensors = tuple(np.asarray(a[indices]) for a in tensors)
+        starts = range(0, len(tensors[0]), self.batch_size)
+        return [tuple(a[i : i + self.batch_size] for a in tensors) for i in starts]
+
+    def get_dataloader(self, train):
+        i = slice(0, self.num_train) if train else slice(self.num_train, None)
+        return self.get_tensorloader((self.X, self.y), train, i)
 
 
 class Labelled(SyntheticRegressionData):

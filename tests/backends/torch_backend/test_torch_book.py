@@ -1,12 +1,11 @@
 """The book's code for PyTorch, word for word, on d2ldev's ``Trainer``: D2L 3.2 to 3.4 and 6.7.3."""
 
-import inspect
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from book import ProgressBoard, adding_with
+from book import HyperParameters, ProgressBoard, adding_with
 from torch import nn
 
 from d2ldev.training.trainer import Trainer
@@ -23,18 +22,6 @@ def num_gpus(request):
 def d2l(virtual, monkeypatch):
     """What the book imports, and its decorator, which is undone after the test."""
     kept = dict(vars(Trainer))
-
-    class HyperParameters:
-        def save_hyperparameters(self, ignore=[]):  # noqa: B006
-            frame = inspect.currentframe().f_back
-            _, _, _, local_vars = inspect.getargvalues(frame)
-            self.hparams = {
-                k: v
-                for k, v in local_vars.items()
-                if k not in set(ignore + ["self"]) and not k.startswith("_")  # noqa: RUF005
-            }
-            for k, v in self.hparams.items():
-                setattr(self, k, v)
 
     yield SimpleNamespace(
         Trainer=Trainer,
