@@ -15,15 +15,16 @@ import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from d2ldev.registry.discovery import PREFERENCE, distributions_of, known_backends
 
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
 
-class _Finder(MetaPathFinder):
+
+class _Finder:
     """Finds what the others find, and enters what belongs around its import."""
 
     def find_spec(
