@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -70,10 +70,10 @@ class JaxModels(Models):
             yield _part_of(obj)
             return
         attributes = vars(obj)
-        # Beside its fields, a linen module has a state of Flax's own.
-        names = [each.name for each in fields(obj)] if is_linen(obj) else list(attributes)
-        for name in names:
-            value = attributes.get(name)
+        items: Iterable[tuple[str, Any]] = attributes.items()
+        if "_state" in attributes and is_linen(obj):  # which is Flax's own, beside its fields
+            items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
+        for name, value in items:
             if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
                 yield name, value, attributes.__setitem__, name
 
