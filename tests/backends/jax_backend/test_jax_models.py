@@ -308,6 +308,23 @@ def devices(backend, tree):
     return {backend.device_of(x) for x in jax.tree.leaves(tree)}
 
 
+class Encoding(linen.Module):
+    table: jax.Array
+    board: object
+
+    def __call__(self, x):
+        return x + self.table
+
+
+def test_what_a_linen_module_was_made_of_moves_and_the_rest_stays(backend):
+    board = object()
+    module = Encoding(jnp.ones(3), board)
+    assert backend.place(module, "gpu:1") is module
+    assert backend.device_of(module.table) is gpu(1)
+    assert module.board is board
+    assert backend.device_of(module.apply({}, backend.ones(3, device="gpu:1"))) is gpu(1)
+
+
 def test_linen_s_variables_move(backend, variables):
     placed = backend.place(variables, "gpu:1")
     assert devices(backend, placed) == {gpu(1)}
