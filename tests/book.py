@@ -25,9 +25,8 @@ def prepare_batch(self, batch):
 """
 """The same in all tabs but TensorFlow's."""
 
-# Sections 3.2.1 and 3.2.4, without the board that draws.
+# Sections 3.2.1, but for ``HyperParameters``, and 3.2.4, without the board that draws.
 _EARLIER_CHAPTERS = """
-import inspect
 from types import SimpleNamespace
 
 results = {}
@@ -45,15 +44,6 @@ def add_to_class(Class):
     def wrapper(obj):
         setattr(Class, obj.__name__, obj)
     return wrapper
-
-class HyperParameters:
-    def save_hyperparameters(self, ignore=[]):
-        frame = inspect.currentframe().f_back
-        _, _, _, local_vars = inspect.getargvalues(frame)
-        self.hparams = {k:v for k, v in local_vars.items()
-                        if k not in set(ignore+['self']) and not k.startswith('_')}
-        for k, v in self.hparams.items():
-            setattr(self, k, v)
 
 class Trainer(HyperParameters):
     def prepare_model(self, model):
@@ -90,8 +80,8 @@ def run_chapter(program, virtual_gpus):
         virtual_gpus: how many; 0 is the CPU alone.
     """
     environment = {"D2LDEV_VIRTUAL_GPUS": str(virtual_gpus), "TF_CPP_MIN_LOG_LEVEL": "3"}
-    code = f"{_EARLIER_CHAPTERS}{program}\nshow(results)"
-    (results,) = run_python(code, hide=(), environment=environment)
+    code = f"import inspect\n{inspect.getsource(HyperParameters)}{_EARLIER_CHAPTERS}{program}"
+    (results,) = run_python(f"{code}\nshow(results)", hide=(), environment=environment)
     return results
 
 
