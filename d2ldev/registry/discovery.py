@@ -82,7 +82,7 @@ def missing_modules(name: str) -> list[str]:
     Raises:
         Exception: as ``required_modules``.
     """
-    return [module for module in required_modules(name) if not _is_installed(module)]
+    return [module for module in required_modules(name) if not is_installed(module)]
 
 
 def required_modules(name: str) -> tuple[str, ...]:
@@ -157,7 +157,8 @@ def _is_available(name: str) -> bool:
         return False  # a package that is gone, or cannot be read
 
 
-def _is_installed(module: str) -> bool:
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing the packages above it."""
     if module in sys.modules:
         return sys.modules[module] is not None
     top, *below = module.split(".")

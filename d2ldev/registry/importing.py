@@ -11,13 +11,17 @@ Held by ``tests/core/registry/test_importing.py``.
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.registry.discovery import PREFERENCE, distributions_of, known_backends
+from d2ldev.registry.discovery import (
+    PREFERENCE,
+    distributions_of,
+    is_installed,
+    known_backends,
+)
 
 if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
@@ -55,7 +59,7 @@ def _around(name: str) -> AbstractContextManager[object]:
     if name not in known_backends() or len(distributions_of(name)) != 1:
         return nullcontext()
     package = known_backends()[name].module.partition(".")[0]
-    if importlib.util.find_spec(f"{package}.importing") is None:
+    if not is_installed(f"{package}.importing"):
         return nullcontext()
     around: AbstractContextManager[object] = importlib.import_module(
         f"{package}.importing"
