@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -35,6 +36,8 @@ from d2ldev.operations.steps import (
 )
 from d2ldev_tensorflow import compiled
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
+
+_log = logging.getLogger("d2ldev")
 
 _ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
 _OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -70,7 +73,9 @@ class TensorFlowTraining(Training):
     def defaults(self, model: Any) -> tuple[Any, Any]:
         if not getattr(model, "compiled", False):
             return super().defaults(model)
-        return compiled.loss_of(model), model.optimizer
+        name, loss, optimizer = describe(model), model.loss, model.optimizer
+        _log.info("%s: compiled with loss=%r and optimizer=%r", name, loss, optimizer)
+        return compiled.loss_of(model), optimizer
 
     def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
         return compiled.metrics_of(model)

@@ -296,6 +296,15 @@ def compiled(backend, **options):
     return net
 
 
+def test_a_run_says_what_the_model_was_compiled_with(backend, caplog):
+    net = compiled(backend, optimizer="adam", loss="mae")
+    with caplog.at_level("INFO", logger="d2ldev"):
+        Trainer(1, num_gpus=0, backend=backend).fit(net, BINARY)
+    (said,) = caplog.messages
+    assert "compiled with loss='mae' and optimizer=<" in said
+    assert "Adam" in said
+
+
 @pytest.mark.parametrize(
     "make",
     [
