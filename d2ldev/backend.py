@@ -791,6 +791,7 @@ class Backend:
         is_trained: bool = True,
         devices: Sequence[DeviceLike] | None = None,
         group: Group | None = None,
+        shard: str | None = None,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -820,6 +821,8 @@ class Backend:
                 where the model is.
             group: the processes that train it together, each with a part of the batch; None is this
                 one alone. ``Trainer`` finds them.
+            shard: ``'parameters'``: each of several devices or processes holds a part of the
+                parameters; the model itself is on the CPU.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -859,6 +862,7 @@ class Backend:
                 accumulate,
                 precision,
                 methods,
+                shard,
             )
         )
         if not is_trained:

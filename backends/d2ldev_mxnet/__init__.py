@@ -26,11 +26,15 @@ class MXNetFramework(Framework):
     name = "mxnet"
     distributions = ("mxnet", "numpy")
     max_virtual_gpus = 8
-    cannot = dict.fromkeys(
-        ("train in bf16", "train in fp16"),
-        "MXNet 1.9.1's mxnet.contrib.amp replaces functions of mx.nd and mx.sym, for good and in "
-        "the whole process, and none of mx.np and mx.npx, with which Gluon computes here",
-    )
+    cannot = {
+        **dict.fromkeys(
+            ("train in bf16", "train in fp16"),
+            "MXNet 1.9.1's mxnet.contrib.amp replaces functions of mx.nd and mx.sym, for good and "
+            "in the whole process, and none of mx.np and mx.npx, with which Gluon computes here",
+        ),
+        "train with sharded parameters": "MXNet 1.9.1 computes on each device with arrays that are "
+        "whole there, and its kvstore sends whole arrays",
+    }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)

@@ -17,7 +17,10 @@ class ReferenceFramework(Framework):
     name = "reference"
     distributions = ("array-api-strict", "numpy")
     max_virtual_gpus = 2
-    cannot = dict.fromkeys(("train in bf16", "train in fp16"), "array-api-strict has no such dtype")
+    cannot = {
+        **dict.fromkeys(("train in bf16", "train in fp16"), "array-api-strict has no such dtype"),
+        "train with sharded parameters": "array-api-strict has no arrays on several devices",
+    }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
+from typing import ClassVar
 
 from d2ldev.framework import Framework
 
@@ -39,6 +40,10 @@ class TensorFlowFramework(Framework):
     name = "tensorflow"
     distributions = (_distribution(), "keras", "numpy")
     max_virtual_gpus = 8
+    cannot: ClassVar = {
+        "train with sharded parameters": "the strategies of tf.distribute keep each variable whole "
+        "on each device, and keras.distribution, which splits them, is for Keras on JAX alone"
+    }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)

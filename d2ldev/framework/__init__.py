@@ -94,13 +94,15 @@ ABILITIES = (
     "train on several GPUs",
     "train on several GPUs in one process",
     "train in several processes",
+    "train with sharded parameters",
 )
 """The abilities that a framework may declare to lack.
 
 ``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
 ``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
 GPUs'`` is ``num_gpus=2``, and ``'train on several GPUs in one process'`` ``learner`` with several
-``devices``; ``'train in several processes'`` is ``d2ldev launch``.
+``devices``; ``'train in several processes'`` is ``d2ldev launch``; ``'train with sharded
+parameters'`` is ``shard='parameters'``.
 """
 
 
@@ -239,6 +241,9 @@ class Framework:
         settings = settings.checked()
         precision = settings.precision
         self.require(f"train in {precision}", f"train with precision={precision!r}")
+        if settings.shard is not None:
+            attempted = f"train with shard={settings.shard!r}"
+            self.require("train with sharded parameters", attempted, "leave shard out")
         return settings
 
     def inability(self, ability: str) -> str:

@@ -65,7 +65,8 @@ class Parallel:
         Called by ``Trainer.fit``, once.
 
         Args:
-            model: placed on the first of the devices, and left there by ``sync``.
+            model: placed on the first of the devices, and left there by ``sync``; with
+                ``settings.shard`` it is on the CPU, and whole: each device gets a part of it.
             settings: how it is trained; checked already.
             devices: two or more different ones, which exist.
 
@@ -108,7 +109,9 @@ class Parallel:
         those of rank 0.
 
         Args:
-            model: placed on this process's device, and left there by ``sync``.
+            model: placed on this process's device, and left there by ``sync``; with
+                ``settings.shard`` it is on the CPU, and whole: the device of the batches gets a
+                part of it.
             settings: how it is trained; checked already.
             group: the processes, whose engine ``join`` has started.
 

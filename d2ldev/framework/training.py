@@ -117,6 +117,8 @@ class Settings(NamedTuple):
             ``'model'``: it computes as it is.
         methods: the names of the model's own methods that give the loss of a batch in ``step`` and
             in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
+        shard: ``'parameters'``: where several devices or processes train, each holds a part of the
+            parameters and of the optimizer's state. None: each holds all of them.
     """
 
     loss: Loss = "mse"
@@ -126,6 +128,7 @@ class Settings(NamedTuple):
     accumulate: int = 1
     precision: str = "model"
     methods: tuple[str, str] | None = None
+    shard: str | None = None
 
     def checked(self) -> Settings:
         """Return the settings with Python's own numbers.
@@ -158,6 +161,12 @@ class Settings(NamedTuple):
                 f"train with precision={describe(self.precision)}",
                 f"it is one of {', '.join(PRECISIONS)}",
                 "precision='bf16', or leave it out",
+            )
+        if self.shard is not None and not _is_one_of(self.shard, ("parameters",)):
+            raise UnsupportedValueError(
+                f"train with shard={describe(self.shard)}",
+                "it is 'parameters', or None",
+                "shard='parameters', or leave it out",
             )
         if self.methods is not None and not (
             isinstance(self.methods, tuple)
@@ -240,6 +249,13 @@ class Learner(ABC):
 
         For a framework whose steps work on copies of their arrays, or change their modes.
         """
+
+    def leave(self) -> None:
+        """Leave them after an error, which other processes may not know of.
+
+        Where ``sync`` needs these, they are as after the last one.
+        """
+        self.sync()
 
     @property
     @abstractmethod

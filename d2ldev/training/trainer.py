@@ -88,6 +88,9 @@ class Trainer(Hooks):
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
             parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
             step in which they are too large is left out.
+        shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a part
+            of the parameters and of the optimizer's state, in PyTorch and in JAX. The model itself
+            is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
@@ -117,6 +120,7 @@ class Trainer(Hooks):
     progress: bool = False
     accumulate: int = 1
     precision: str = "model"
+    shard: str | None = None
 
     def __init__(
         self,
@@ -129,16 +133,20 @@ class Trainer(Hooks):
         progress: bool = False,
         accumulate: int = 1,
         precision: str = "model",
+        shard: str | None = None,
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
-        self.accumulate, self.precision = accumulate, precision
+        self.accumulate, self.precision, self.shard = accumulate, precision, shard
         self.backend.framework.checked(
             Settings(
-                gradient_clip_val=gradient_clip_val, accumulate=accumulate, precision=precision
+                gradient_clip_val=gradient_clip_val,
+                accumulate=accumulate,
+                precision=precision,
+                shard=shard,
             )
         )
         self.callback = callback
@@ -271,6 +279,7 @@ class Trainer(Hooks):
                 "num_gpus": len(self.gpus) > 1,
                 "accumulate": self.accumulate != 1,
                 "precision": self.precision != "model",
+                "shard": self.shard is not None,
             }
             _check_own_epoch(given, self._listeners(callbacks, "on_step_end"))
             self._data(train_data, val_data)
@@ -307,7 +316,11 @@ class Trainer(Hooks):
             if state is not None:
                 saving, resume = Saving(state), True
             train_data, val_data = self._data(train_data, val_data)
-            model = self._prepared_model(model)
+            is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
+            if is_sharded and not self._overrides("prepare_model"):
+                model = self.backend.place(model, CPU)  # each device gets a part of it
+            else:
+                model = self._prepared_model(model)
             team.meet(model)
             # The optimizer is built after the model is placed: in a framework that moves by making
             # new tensors, one that is built before would hold the old tensors.
@@ -320,6 +333,7 @@ class Trainer(Hooks):
                 precision=self.precision,
                 devices=(self.gpus if state is None else self.gpus[:1]) or None,
                 group=group,
+                shard=self.shard,
             )
             check_schedules(callbacks, learner.settings.optimizer)
             self._learner = learner
@@ -363,9 +377,11 @@ class Trainer(Hooks):
                 team.end()
                 if (path := result()) is not None:
                     run.hand_over(path, self.device)
-            finally:
+            except BaseException:
                 # The user's own object has what was learned, also where an error ends the run.
-                learner.sync()
+                learner.leave()
+                raise
+            learner.sync()
             return run.history
 
     def _fit_by_the_book(self, model: Any, callbacks: Sequence[Any]) -> History:

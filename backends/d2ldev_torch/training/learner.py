@@ -110,7 +110,7 @@ _PRECISIONS = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @lru_cache
-def _needs_closure(cls: Any) -> bool:
+def needs_closure(cls: Any) -> bool:
     """Return whether a class of optimizers computes the loss several times in a step, as LBFGS."""
     closure = inspect.signature(cls.step).parameters.get("closure")
     return closure is not None and closure.default is inspect.Parameter.empty
@@ -184,7 +184,7 @@ class TorchLearner(Learner):
             (f"accumulate={self.settings.accumulate}", self.settings.accumulate == 1),
             ("precision='fp16'", self.settings.precision != "fp16"),
         ):
-            if not is_simple and _needs_closure(cls):
+            if not is_simple and needs_closure(cls):
                 raise UnsupportedValueError(
                     f"train with the optimizer {name} and {setting}",
                     "it computes the loss of a batch several times in a step",
@@ -256,7 +256,7 @@ class TorchLearner(Learner):
             self._clip(optimizer)
             return loss
 
-        if _needs_closure(cls):
+        if needs_closure(cls):
             optimizer.step(compute_anew)
             return results[0]
         compute()

@@ -43,12 +43,13 @@ class TorchGroupLearner(TorchLearner):
         if self._shared is None:
             if not self.is_built:
                 self.build(inputs)
-            self._begin_as_the_first()
+            # DDP begins with the parameters and buffers of rank 0.
+            begin_as_the_first(self._optimizer, self._mapped)
             self._shared = self._made_shared()
         elif self._shared.is_outdated():
             self._shared = self._made_shared()
         found = super().step(inputs, y)
-        self._shared.broadcast_buffers()
+        broadcast_buffers(self._shared.buffered)
         return found
 
     def flush(self) -> None:
@@ -92,15 +93,6 @@ class TorchGroupLearner(TorchLearner):
         loss, prediction = self._losses(inputs, y, is_step=True)
         return loss, self._detached(prediction)
 
-    def _begin_as_the_first(self) -> None:
-        """Begin with the optimizer of rank 0; DDP begins with its parameters and buffers."""
-        optimizer: Any = self._optimizer
-        is_first = distributed.get_rank() == 0
-        state = [self._mapped(torch.Tensor.cpu, optimizer.state_dict()) if is_first else None]
-        distributed.broadcast_object_list(state)
-        if not is_first:
-            optimizer.load_state_dict(state[0])
-
     def _made_shared(self) -> _Shared:
         # An optimizer of the user's may train more than the model, such as a loss.
         assert self._optimizer is not None
@@ -117,13 +109,14 @@ class _Shared:
         part: without DDP.
         reducing: with it.
         trained: the parameters that are not frozen.
+        buffered: the modules that have buffers.
     """
 
     def __init__(self, part: _Part) -> None:
         parameters = list(part.parameters())
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
-        self._buffered = [module for module in part.modules() if module._buffers]
+        self.buffered = [module for module in part.modules() if module._buffers]
         # In how many of the processes each parameter has a gradient: a gradient itself, so that it
         # goes in one message with those of its dtype.
         part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
@@ -166,19 +159,34 @@ class _Shared:
                 if not share:
                     x.grad = None
 
-    def broadcast_buffers(self) -> None:
-        """Give all processes the buffers of rank 0, in as few messages as there are dtypes."""
-        by_dtype: dict[torch.dtype, list[Tensor]] = {}
-        for module in self._buffered:
-            for x in module.buffers(recurse=False):
-                by_dtype.setdefault(x.dtype, []).append(x)
-        with torch.no_grad():
-            for found in by_dtype.values():
-                flat = torch.cat([x.reshape(-1) for x in found])
-                distributed.broadcast(flat, 0)
-                sizes = [x.numel() for x in found]
-                for x, new in zip(found, torch.split(flat, sizes), strict=True):
-                    x.copy_(new.reshape(x.shape))
+
+def begin_as_the_first(optimizer: Any, mapped: Callable[..., Any]) -> None:
+    """Begin with the optimizer of rank 0.
+
+    Args:
+        optimizer: of this process, which has the same parameters.
+        mapped: calls a function for each tensor of a nesting.
+    """
+    is_first = distributed.get_rank() == 0
+    state = [mapped(torch.Tensor.cpu, optimizer.state_dict()) if is_first else None]
+    distributed.broadcast_object_list(state)
+    if not is_first:
+        optimizer.load_state_dict(state[0])
+
+
+def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:
+    """Give all processes the buffers of rank 0, in as few messages as there are dtypes."""
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+    for module in modules:
+        for x in module.buffers(recurse=False):
+            by_dtype.setdefault(x.dtype, []).append(x)
+    with torch.no_grad():
+        for found in by_dtype.values():
+            flat = torch.cat([x.reshape(-1) for x in found])
+            distributed.broadcast(flat, 0)
+            sizes = [x.numel() for x in found]
+            for x, new in zip(found, torch.split(flat, sizes), strict=True):
+                x.copy_(new.reshape(x.shape))
 
 
 class _Part(torch.nn.Module):

@@ -25,11 +25,11 @@ otherwise. An extension in C++ would need a compiler on the user's machine.
 The limits of torch's hooks for backends in Python, which remain:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 
-- The current device is always the first.
+- The current device is always the first, but for what asks ``torch.vgpu.current_device()``.
 - After a backward pass a forked process goes forward only, as with real GPUs.
 - Forward-mode derivatives (``forward_ad``) of operators that torch composes by device, such as
   attention, are torch's own error; ``torch.func`` has them.
-- There is no allocator: a storage does not grow, and ``torch.accelerator`` tells no memory.
+- There is no allocator: ``torch.accelerator`` tells no memory.
 - There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy, and
   ``torch.empty(..., pin_memory=True)`` is torch's own error.
 - ``torch.nn.DataParallel`` is torch's own error, as on every accelerator but CUDA.

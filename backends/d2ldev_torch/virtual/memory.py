@@ -131,7 +131,7 @@ def resize(x: torch.Tensor, like: torch.Tensor) -> None:
     needed = (offset + last + 1 if like.numel() else 0) * x.element_size()
     if needed > storage.nbytes():
         grown = torch.empty(needed, dtype=torch.uint8)
-        grown[: storage.nbytes()] = _bytes_of(storage)
+        grown[: storage.nbytes()] = bytes_of(storage)
         storage = as_virtual(grown, x.device.index).untyped_storage()
     set_memory(x, storage, offset, like)
 
@@ -152,7 +152,7 @@ def join_memory(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
         first = firsts.setdefault(address, pair)
         if first is not pair and address:
             if address not in joined:
-                joined[address] = _bytes_of(storage).untyped_storage()
+                joined[address] = bytes_of(storage).untyped_storage()
                 _move_to(joined[address], *first)
             _move_to(joined[address], *pair)
 
@@ -161,7 +161,7 @@ def _move_to(storage: torch.UntypedStorage, alias: torch.Tensor, operand: torch.
     set_memory(alias, storage, int(operand.storage_offset()), operand)
 
 
-def _bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
     """Return the memory of a storage on a virtual GPU as bytes on the CPU."""
     view = as_virtual(torch.empty(0, dtype=torch.uint8), storage.device.index)
     set_memory(view, storage, 0, torch.empty(storage.nbytes(), dtype=torch.uint8, device="meta"))

@@ -1,7 +1,8 @@
 """Replace functions of torch that need more than torch's hooks for backends in Python offer.
 
 - Storages: torch makes one with the allocator of its device. A backend in Python has none, and
-  the process would end; ``copy.deepcopy``, ``torch.load`` and pickling make storages.
+  the process would end; ``copy.deepcopy``, ``torch.load`` and pickling make storages. FSDP takes
+  their memory away, and gives it back.
 - ``x.new_tensor`` and ``x.new`` make a tensor on the current device, after they made ``x``'s
   device the current one, which is always the first.
   https://github.com/pytorch/pytorch/blob/main/torch/csrc/utils/tensor_new.cpp
@@ -29,7 +30,7 @@ from torch.utils._device import _device_constructors
 from d2ldev.errors import UnsupportedValueError
 from d2ldev_torch.virtual import torch_module
 from d2ldev_torch.virtual.devices import NAME, index_of
-from d2ldev_torch.virtual.memory import as_virtual
+from d2ldev_torch.virtual.memory import as_virtual, bytes_of
 
 
 def install(aten: Any) -> None:
@@ -60,7 +61,18 @@ def _make_storages() -> None:
         storage = make(cls, *args, device="cpu", **kwargs)
         return as_virtual(torch.empty(0, dtype=torch.uint8).set_(storage), index).untyped_storage()
 
-    storage_type.__new__ = new
+    change_size = storage_type.resize_
+
+    def resize_(self: Any, size: int) -> Any:
+        if self.device.type != NAME:
+            return change_size(self, size)
+        other = storage_type(size, device=self.device)
+        kept = min(size, self.nbytes())
+        bytes_of(other)[:kept] = bytes_of(self)[:kept]
+        self._swap_data_ptr_(other)
+        return self
+
+    storage_type.__new__, storage_type.resize_ = new, resize_
 
 
 def _share_no_memory() -> None:

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
+from torch.cpu import Event, Stream, current_stream, stream
 
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.devices import count as device_count
+
+# Everything is computed when its call returns, as on the CPU: its streams, which do nothing, serve.
+__all__ = ["Event", "Stream", "current_stream", "stream"]
+
+_current: ContextVar[int] = ContextVar("d2ldev_current_vgpu", default=0)
 
 
 def is_available() -> bool:
@@ -23,8 +31,8 @@ def is_initialized() -> bool:
 
 
 def current_device() -> int:
-    """Return the index of ``torch.device('vgpu')``: always 0."""
-    return 0
+    """Return the index of ``torch.device('vgpu')``, 0, or that of the innermost ``device``."""
+    return _current.get()
 
 
 def set_device(device: Any) -> None:
@@ -43,16 +51,21 @@ def set_device(device: Any) -> None:
         )
 
 
-def device(device: Any) -> AbstractContextManager[None]:
-    """Return a context that changes nothing: the current device is always the first one.
+@contextmanager
+def device(device: Any) -> Iterator[None]:
+    """Change what ``current_device`` returns; without an index a device is the first one as ever.
 
     torch's own code enters it around code that names its devices: a checkpoint to keep the random
     state, and a storage that is moved around its copy.
     https://github.com/pytorch/pytorch/blob/main/torch/utils/checkpoint.py
     https://github.com/pytorch/pytorch/blob/main/torch/_utils.py
+    FSDP asks for it, to name its device.
     """
-    _index(device)
-    return nullcontext()
+    token = _current.set(_index(device))
+    try:
+        yield
+    finally:
+        _current.reset(token)
 
 
 def synchronize(device: Any = None) -> None:

@@ -1,0 +1,276 @@
+"""Steps of training in several processes that share the parameters among them, by FSDP2."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import distributed
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import Framework, Settings, Tensor
+from d2ldev.nesting.walk import flatten
+from d2ldev.processes.group import Group
+from d2ldev_torch.models import original
+from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
+from d2ldev_torch.training.together import begin_as_the_first, broadcast_buffers
+
+# FSDP gathers the parameters of one unit at a time: of each module in one of these.
+_CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+
+
+class TorchShardLearner(TorchLearner):
+    """A module of which each of several processes holds a part of every parameter.
+
+    The user's module stays on the host, whole. What is trained is a copy of it on the device of the
+    batches, which FSDP has split; ``sync`` gathers it, and the next step splits it again, so that
+    changes by the user in between count.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+        super().__init__(framework, model, settings)
+        self._check()
+        self._size = group.size
+        self._has_begun = False
+        self._whole: _Whole | None = None
+
+    def _check(self) -> None:
+        """Refuse what FSDP cannot split."""
+        attempted = f"train the {type(self._model).__name__} with shard='parameters'"
+        if original(self._model) is not self._model:
+            raise UnsupportedValueError(
+                attempted,
+                "it is compiled as a whole, and FSDP splits what is in it",
+                "compile its parts: net[0].compile(), or leave out torch.compile",
+            )
+        if self._scaler is not None:
+            raise UnsupportedValueError(
+                f"{attempted} and precision='fp16'",
+                "torch.amp.GradScaler looks for gradients that are too large in one part alone",
+                "precision='bf16'",
+            )
+        for name, x in self._model.named_parameters():
+            if not torch.nn.parameter.is_lazy(x) and not x.dim():
+                raise UnsupportedValueError(
+                    attempted,
+                    f"FSDP splits the first axis of a parameter, and {name} has none",
+                    "torch.nn.Parameter(torch.ones(1)), of shape (1,)",
+                )
+
+    def _made_optimizer(self) -> torch.optim.Optimizer:
+        optimizer = super()._made_optimizer()
+        known = {id(x) for x in self._model.parameters()}
+        is_alone = all(id(x) in known for x in trained(optimizer))
+        if needs_closure(type(optimizer)) or not is_alone:
+            raise UnsupportedValueError(
+                f"train with the optimizer {type(optimizer).__name__} and shard='parameters'",
+                "it looks at all parameters at once" if is_alone else "it trains more than the net",
+                "optimizer='adam', or leave out shard",
+            )
+        return optimizer
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        parts = super().parts
+        return parts if self._whole is None else {**parts, "model": self._whole.model}
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        super().replace(parts)
+        self._whole = None
+
+    def sync(self) -> None:
+        if self._whole is not None:
+            self._whole.fill(self._model, self._optimizer)
+        self._return()
+
+    def leave(self) -> None:
+        # The other processes may not come to gather what was learned.
+        self._return()
+
+    def _return(self) -> None:
+        """Go back to the user's own objects."""
+        if self._whole is not None:
+            self._whole.restore(self._optimizer)
+            self._model, self._whole = self._whole.model, None
+        super().sync()
+
+    def build(self, inputs: tuple[Any, ...]) -> None:
+        super().build(self._mapped(torch.Tensor.cpu, inputs))
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with self._spread(inputs):
+            found = super().step(inputs, y)
+        broadcast_buffers(self._model.modules())
+        return found
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with self._spread(inputs):
+            return super().evaluate(inputs, y)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        if not self.is_built:  # as ``build`` calls it
+            return super().predict(inputs)
+        with self._spread(inputs):
+            return super().predict(inputs)
+
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        assert self.portion is not None
+        loss, prediction = self._losses(inputs, y, is_step=True)
+        # FSDP takes the mean of the processes' gradients, and the sum is wanted.
+        self._backward(loss * (self.portion.share * self._size))
+        return loss.detach(), self._detached(prediction)
+
+    @contextmanager
+    def _spread(self, inputs: tuple[Any, ...]) -> Iterator[None]:
+        """Split the model where it is whole, on the device of the inputs, for a block there."""
+        if not self.is_built:
+            self.build(inputs)
+        device = self._device_of(inputs)
+        # FSDP asks for the current device, which is the first one, and not for that of a tensor.
+        is_current = device.type == "cpu"
+        with nullcontext() if is_current else torch.get_device_module(device).device(device):
+            if self._whole is None:
+                self._begin(device)
+            yield
+
+    def _begin(self, device: torch.device) -> None:
+        assert self._optimizer is not None
+        if not self._has_begun:
+            for x in (*self._model.parameters(), *self._model.buffers()):
+                distributed.broadcast(x.data, 0)
+            begin_as_the_first(self._optimizer, self._mapped)
+            self._has_begun = True
+        model = _split(self._model, DeviceMesh(device.type, range(self._size)))
+        for name in self.settings.methods or ():
+            if hasattr(model, name):
+                register_fsdp_forward_method(model, name)
+        self._whole = _Whole.of(self._model, model, self._optimizer, device)
+        self._model = model
+
+    def _device_of(self, inputs: tuple[Any, ...]) -> torch.device:
+        flat = flatten(inputs, self._framework.kinds, "train")
+        return next(x.device for x in flat.tensors.values())
+
+
+class _Whole(NamedTuple):
+    """The user's own objects, of which FSDP has a copy in parts.
+
+    Args:
+        model: the whole one.
+        parameters: of it, by their parts.
+        state: of the optimizer, for the whole ones.
+    """
+
+    model: torch.nn.Module
+    parameters: dict[Tensor, Tensor]
+    state: dict[Tensor, dict[str, Any]]
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        split: torch.nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+    ) -> _Whole:
+        """Return the whole of a model, and let its optimizer train the parts."""
+        parts = dict(zip(model.parameters(), split.parameters(), strict=True))
+        state = {**optimizer.state}
+        found = cls(model, {part: whole for whole, part in parts.items()}, state)
+        optimizer.state.clear()
+        for x, values in state.items():
+            optimizer.state[parts[x]] = {
+                name: _part_of(value, parts[x], device) for name, value in values.items()
+            }
+        for group in optimizer.param_groups:
+            group["params"] = [parts[x] for x in group["params"]]
+        return found
+
+    @torch.no_grad()
+    def fill(self, split: torch.nn.Module, optimizer: Any) -> None:
+        """Gather what was learned, of one tensor after the other."""
+        for part, whole in self.parameters.items():
+            whole.copy_(_gathered(part))
+        for whole, part in zip(self.model.buffers(), split.buffers(), strict=True):
+            whole.copy_(part)
+        self.state.clear()
+        for part, values in optimizer.state.items():
+            whole = self.parameters[part]
+            self.state[whole] = {
+                name: _gathered(value).to(whole.device) if isinstance(value, DTensor) else value
+                for name, value in values.items()
+            }
+
+    def restore(self, optimizer: Any) -> None:
+        """Let the optimizer train the whole parameters again."""
+        for group in optimizer.param_groups:
+            group["params"] = [self.parameters[part] for part in group["params"]]
+        optimizer.state.clear()
+        optimizer.state.update(self.state)
+
+
+def _gathered(part: Any) -> Tensor:
+    return part.full_tensor()  # type: ignore[no-any-return]
+
+
+def _part_of(value: Any, part: Any, device: torch.device) -> Any:
+    """Return the part of a tensor of an optimizer's state that belongs to one of a parameter."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.shape != part.shape:
+        return value.clone()  # such as the number of steps
+    mesh = part.device_mesh
+    parts = value.chunk(mesh.size())
+    own = parts[mesh.get_rank()] if mesh.get_rank() < len(parts) else value[:0]
+    return DTensor.from_local(
+        own.to(device, copy=True),
+        *(mesh, part.placements),
+        run_check=False,
+        shape=value.shape,
+        stride=value.stride(),
+    )
+
+
+def _split(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
+    """Return a copy of a module of which each process has a part; only its tensors are copied."""
+    others = {
+        id(value): value
+        for module in model.modules()
+        for name, value in vars(module).items()
+        if not name.startswith("_")
+    }
+    copy = deepcopy(model, others)
+    for unit in _units(copy):
+        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+    return copy
+
+
+def _units(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Yield the modules whose parameters are gathered together, the inner ones first.
+
+    A parameter that another module has, too, belongs to the model.
+    """
+    in_containers = {
+        id(child)
+        for module in model.modules()
+        if isinstance(module, _CONTAINERS)
+        for child in module.children()
+    }
+    uses = _uses(model)
+    for module in reversed(list(model.modules())):
+        is_unit = id(module) in in_containers and not isinstance(module, _CONTAINERS[1:])
+        own = _uses(module)
+        if module is model or (is_unit and own and all(own[x] == uses[x] for x in own)):
+            yield module
+
+
+def _uses(module: torch.nn.Module) -> Counter[int]:
+    """Return how often each parameter is in a module."""
+    return Counter(id(x) for _, x in module.named_parameters(remove_duplicate=False))
