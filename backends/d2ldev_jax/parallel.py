@@ -52,9 +52,12 @@ class JaxParallel(Parallel):
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         from d2ldev_jax.training.learner import JaxLearner
-        from d2ldev_jax.training.places import SeveralDevices
+        from d2ldev_jax.training.places import SeveralDevices, ShardedDevices
 
         natives = [self._devices.native(device) for device in devices]
+        if settings.shard is not None:
+            places = partial(ShardedDevices, natives)
+            return JaxLearner(self._framework, model, settings, places)
         return JaxLearner(self._framework, model, settings, lambda _: SeveralDevices(natives))
 
     def join(self, group: Group) -> None:
@@ -115,6 +118,13 @@ class JaxParallel(Parallel):
         from d2ldev_jax.training.learner import JaxLearner
         from d2ldev_jax.training.places import SeveralProcesses
 
+        if settings.shard is not None:
+            raise UnsupportedValueError(
+                f"train with shard={settings.shard!r} in {group.size} processes",
+                "with JAX the devices of one process share the parameters",
+                "Trainer(max_epochs, num_gpus=2, shard='parameters') in one process, or "
+                "D2LDEV_BACKEND=torch",
+            )
         return JaxLearner(
             self._framework, model, settings, lambda native: SeveralProcesses(group, native)
         )

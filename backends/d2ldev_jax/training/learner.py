@@ -21,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import optax
 from flax import nnx
+from jax.sharding import NamedSharding
 
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, describe
@@ -44,7 +45,7 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
-from d2ldev_jax.training.places import OneDevice
+from d2ldev_jax.training.places import OneDevice, spread
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -135,8 +136,8 @@ class JaxLearner(Learner):
     def sync(self) -> None:
         if not self._is_synced:
             model_split, optimizer_split = self._splits
-            model_split.put(self._model, self._places.local(self._model_arrays))
-            optimizer_split.put(self._optimizer, self._places.local(self._optimizer_arrays))
+            model_split.put(self._model, self._places.home(self._model_arrays))
+            optimizer_split.put(self._optimizer, self._places.home(self._optimizer_arrays))
             self._is_synced = True
 
     @property
@@ -219,6 +220,7 @@ class JaxLearner(Learner):
                 *self._comparisons(),
                 self.settings,
                 self._optimizer.wrt,
+                self._places.split,
             )
             program = _PROGRAMS.get(self._steps.parts, _Program)
             program.users.add(self._steps)
@@ -243,7 +245,7 @@ class JaxLearner(Learner):
             else jnp.asarray(x, jnp.result_type(x))
             for x in leaves
         ]
-        return split, self._places.whole(strong)
+        return split, self._places.held(strong)
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
@@ -447,13 +449,14 @@ class _Steps:
     compare_in_evaluation: Callable[..., Any]
     settings: Settings
     wrt: Any
+    split: NamedSharding | None
 
     @property
     def parts(self) -> Any:
         """Return all that the functions depend on."""
         settings = self.settings
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        return self.model_split, self.optimizer_split, how
+        return self.model_split, self.optimizer_split, how, self.split
 
     def step(
         self,
@@ -483,7 +486,7 @@ class _Steps:
         gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
         new = gradients, value
         sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
-        return _arrays(model, self.model_split), sums, value, prediction
+        return self._kept(_arrays(model, self.model_split)), self._kept(sums), value, prediction
 
     def apply(
         self,
@@ -549,7 +552,7 @@ class _Steps:
         optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
         after = _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
         if scaler is None:
-            return *after, None
+            return *self._kept(after), None
         is_finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
         )
@@ -557,7 +560,14 @@ class _Steps:
         after = jax.tree.map(
             lambda a, b: a if a is b else jnp.where(is_finite, a, b), after, before
         )
-        return *after, scaler.after(is_finite)
+        return *self._kept(after), scaler.after(is_finite)
+
+    def _kept(self, arrays: Any) -> Any:
+        """Return arrays after a step, spread as they were before it."""
+        if (split := self.split) is None:
+            return arrays
+        spread_again = jax.lax.with_sharding_constraint
+        return jax.tree.map(lambda x: spread_again(x, spread(split, x)), arrays)
 
 
 def clipped(gradients: Any, largest: float) -> Any:

@@ -27,8 +27,19 @@ class OneDevice:
         native: JAX's device.
     """
 
+    split: NamedSharding | None = None
+    """Of the batch, over the devices that hold parts of the parameters; None if all are whole."""
+
     def __init__(self, native: jax.Device) -> None:
         self._native = native
+
+    def held(self, arrays: list[Any]) -> list[Any]:
+        """Return arrays of the model or the optimizer as a step takes them."""
+        return self.whole(arrays)  # type: ignore[no-any-return]
+
+    def home(self, arrays: list[Any]) -> list[Any]:
+        """Return these arrays as they are put into the user's own model."""
+        return self.local(arrays)  # type: ignore[no-any-return]
 
     def whole(self, arrays: Any) -> Any:
         """Return a nesting of the model's arrays as a step takes them, the same on all devices."""
@@ -96,6 +107,37 @@ class SeveralDevices(OneDevice):
 
     def part(self, results: Any, _portion: Portion | None) -> Any:
         return self.local(results)
+
+
+class ShardedDevices(SeveralDevices):
+    """Several devices of this process, each of which holds a part of the model's arrays.
+
+    Args:
+        natives: JAX's devices.
+        home: where the user's own model is, whole.
+    """
+
+    def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
+        super().__init__(natives)
+        self.split = self._split
+        self._home = home
+
+    def held(self, arrays: list[Any]) -> list[Any]:
+        return jax.device_put(arrays, [spread(self._split, x) for x in arrays])
+
+    def home(self, arrays: list[Any]) -> list[Any]:
+        return jax.device_put(arrays, self._home)
+
+
+def spread(split: NamedSharding, x: Tensor) -> NamedSharding:
+    """Return how an array is spread over the devices of a batch.
+
+    The first axis is split that the devices can share evenly, as JAX asks for. An array without one
+    is whole on each.
+    """
+    mesh = split.mesh
+    axes = [axis for axis, length in enumerate(x.shape) if length and not length % mesh.size]
+    return NamedSharding(mesh, PartitionSpec(*[None] * axes[0], *split.spec) if axes else PartitionSpec())
 
 
 class SeveralProcesses(OneDevice):

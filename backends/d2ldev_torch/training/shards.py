@@ -152,6 +152,7 @@ class TorchShardLearner(TorchLearner):
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
         self._whole = _Whole.of(self._model, model, self._optimizer, device)
+        self._device_type = device.type  # of autocast, which has seen the whole model elsewhere
         self._model = model
 
     def _device_of(self, inputs: tuple[Any, ...]) -> torch.device:
