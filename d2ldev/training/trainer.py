@@ -120,7 +120,7 @@ class Trainer(Hooks):
     progress: bool = False
     accumulate: int = 1
     precision: str = "model"
-    shard: str | None = None
+    sharded: str | None = None  # ``shard`` is a method
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Trainer(Hooks):
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
-        self.accumulate, self.precision, self.shard = accumulate, precision, shard
+        self.accumulate, self.precision, self.sharded = accumulate, precision, shard
         self.backend.framework.checked(
             Settings(
                 gradient_clip_val=gradient_clip_val,
@@ -279,7 +279,7 @@ class Trainer(Hooks):
                 "num_gpus": len(self.gpus) > 1,
                 "accumulate": self.accumulate != 1,
                 "precision": self.precision != "model",
-                "shard": self.shard is not None,
+                "shard": self.sharded is not None,
             }
             _check_own_epoch(given, self._listeners(callbacks, "on_step_end"))
             self._data(train_data, val_data)
@@ -316,7 +316,7 @@ class Trainer(Hooks):
             if state is not None:
                 saving, resume = Saving(state), True
             train_data, val_data = self._data(train_data, val_data)
-            is_sharded = self.shard is not None and (group is not None or len(self.gpus) > 1)
+            is_sharded = self.sharded is not None and (group is not None or len(self.gpus) > 1)
             if is_sharded and not self._overrides("prepare_model"):
                 model = self.backend.place(model, CPU)  # each device gets a part of it
             else:
@@ -333,7 +333,7 @@ class Trainer(Hooks):
                 precision=self.precision,
                 devices=(self.gpus if state is None else self.gpus[:1]) or None,
                 group=group,
-                shard=self.shard,
+                shard=self.sharded,
             )
             check_schedules(callbacks, learner.settings.optimizer)
             self._learner = learner

@@ -69,6 +69,24 @@ class Tied(torch.nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
+class Blocks(torch.nn.Module):
+    """A model with units of several kinds: ties, a layer that is not called, and no unit at all."""
+
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(3, 3) for _ in range(3))
+        self.blocks[2].weight = self.blocks[0].weight
+        self.attention = torch.nn.MultiheadAttention(3, 1)
+        self.bias = torch.nn.Parameter(torch.zeros(5, 3))
+        self.frozen = torch.nn.Parameter(torch.ones(4), requires_grad=False)
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = torch.tanh(block(x))
+        x = self.attention(x, x, x)[0] if self.training else x
+        return x + self.bias.mean(0) + self.frozen.sum()
+
+
 class ScaledLoss(torch.nn.Module):
     """A loss with a parameter."""
 
@@ -86,7 +104,7 @@ def _seeded(make):
 
 
 def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0, **options):
-    of_trainer = ("gradient_clip_val", "accumulate", "precision", "callback")
+    of_trainer = ("gradient_clip_val", "accumulate", "precision", "callback", "shard")
     given = {name: options.pop(name) for name in of_trainer if name in options}
     trainer = Trainer(epochs, num_gpus, backend=backend, **given)
     if not any(torch.nn.parameter.is_lazy(x) for x in net.parameters()):
@@ -186,6 +204,48 @@ RUNS = {
     "a loss that is trained": _with_trained_loss,
     "a used optimizer": _with_used_optimizer,
 }
+
+
+def _shared(net, **options):
+    return _fit(net, shard="parameters", **options)
+
+
+def _blocks():
+    # Attention goes over all of a batch: one process computes what a part of one would.
+    data = [(np.repeat(x[:1], 6, 0), np.repeat(y[:1], 6)) for x, y in batches()]
+    return _shared(_seeded(Blocks), data=data, optimizer="momentum")
+
+
+def _with_changes():
+    """Train with a callback that changes the model, the modes and the rate of the optimizer."""
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters(), lr=0.02)
+
+    def on_epoch_end(epoch, history):
+        net[0].requires_grad_(epoch == 1)
+        optimizer.param_groups[0]["lr"] *= 0.5
+        with torch.no_grad():
+            net[2].bias.mul_(2)
+
+    return _shared(net, optimizer=optimizer, callback=on_epoch_end)
+
+
+SHARED = {
+    "shared: momentum, clipped": lambda: _shared(
+        mlp(), optimizer="momentum", gradient_clip_val=0.05, val_data=batches((4, 3), seed=1)
+    ),
+    "shared: adamw, accumulated": lambda: _shared(
+        mlp(), optimizer="adamw", lr=0.02, accumulate=3, gradient_clip_val=0.05
+    ),
+    "shared: bf16": lambda: _shared(mlp(), precision="bf16"),
+    "shared: its own training_step": lambda: _shared(_seeded(Own), optimizer="adam", lr=0.02),
+    "shared: lazy modules": lambda: _shared(
+        _seeded(lambda: torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Linear(8, 3)))
+    ),
+    "shared: changes in a callback": _with_changes,
+    "shared: units": _blocks,
+}
+RUNS |= SHARED
 
 
 def batch_norm():

@@ -46,6 +46,8 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
     """The reference backend's several devices and processes, with the learners of the mutant."""
 
     def learner(self, model, settings, devices):
+        if settings.shard:  # the model comes on the CPU, and nothing is shared here
+            model = self.framework.backend.to(model, devices[0])
         return self.framework.ParallelLearner(self.framework, model, settings, devices)
 
     def learner_of_group(self, model, settings, group):

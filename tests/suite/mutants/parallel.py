@@ -135,6 +135,12 @@ class ForgetsTheOptimizerOfTheFile(Mutant, caught_by="several.resume-with-anothe
             super().replace({**parts, "optimizer": self.parts["optimizer"]})
 
 
+class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _clipped(self, gradients):
+            return gradients if self.settings.shard else super()._clipped(gradients)
+
+
 class BeginsAnew(Mutant, caught_by="several.train-again"):
     class ParallelLearner(ReferenceParallelLearner):
         begun: ClassVar = []

@@ -24,10 +24,10 @@ def _data(examples=14, batch_size=5):
     ]
 
 
-def _fit(backend, num_gpus, data=None, epochs=3, gradient_clip_val=0, accumulate=1, **options):
+def _fit(backend, num_gpus, data=None, epochs=3, clip=0, accumulate=1, shard=None, **options):
     backend.seed(0)
     net = backend.mlp([3, 8, 3])
-    trainer = Trainer(epochs, num_gpus, gradient_clip_val, backend=backend, accumulate=accumulate)
+    trainer = Trainer(epochs, num_gpus, clip, backend=backend, accumulate=accumulate, shard=shard)
     options = {"loss": "cross_entropy", "lr": 0.1, "metrics": ["accuracy"], **options}
     history = trainer.fit(net, _data() if data is None else data, **options)
     return saved_values(backend, trainer.model), history, trainer
@@ -48,16 +48,14 @@ def test_two_gpus_learn(backend):
 
 @requirement("several.clip-the-whole-gradient", section=SECTION)
 def test_the_gradient_of_the_whole_batch_is_clipped(backend):
-    assert_same_run(
-        _fit(backend, 2, gradient_clip_val=0.05), _fit(backend, 1, gradient_clip_val=0.05)
-    )
+    assert_same_run(_fit(backend, 2, clip=0.05), _fit(backend, 1, clip=0.05))
 
 
 @requirement("several.accumulate", section=SECTION)
 def test_gradients_of_several_batches_make_a_step(backend):
     assert_same_run(
-        _fit(backend, 2, accumulate=3, gradient_clip_val=0.05),
-        _fit(backend, 1, accumulate=3, gradient_clip_val=0.05),
+        _fit(backend, 2, accumulate=3, clip=0.05),
+        _fit(backend, 1, accumulate=3, clip=0.05),
     )
 
 
@@ -125,6 +123,19 @@ def test_a_run_goes_on_with_another_number_of_gpus(backend, tmp_path, before, af
     _fit(backend, before, epochs=1, **options)
     resumed = _fit(backend, after, epochs=3, resume=True, **options)
     assert_same_run(resumed, _fit(backend, 1, optimizer="adam"))
+
+
+@requirement("several.share-the-parameters", section=SECTION)
+def test_gpus_that_share_the_parameters_learn_what_one_learns(backend, tmp_path):
+    options = {"optimizer": "adam", "lr": 0.02, "val_data": _data(7, 3)}
+    options |= {"accumulate": 2, "clip": 0.05, "epochs": 2}
+    path = tmp_path / "run"
+    shared = _fit(backend, 2, shard="parameters", checkpoint=path, **options)
+    assert_same_run(shared, _fit(backend, 1, **options))
+    # What the file has is whole.
+    options["epochs"] = 3
+    resumed = _fit(backend, 1, checkpoint=path, resume=True, **options)
+    assert_same_run(resumed, _fit(backend, 1, **options))
 
 
 @requirement("several.train-again", section=SECTION)
