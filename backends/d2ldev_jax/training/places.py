@@ -137,7 +137,9 @@ def spread(split: NamedSharding, x: Tensor) -> NamedSharding:
     """
     mesh = split.mesh
     axes = [axis for axis, length in enumerate(x.shape) if length and not length % mesh.size]
-    return NamedSharding(mesh, PartitionSpec(*[None] * axes[0], *split.spec) if axes else PartitionSpec())
+    return NamedSharding(
+        mesh, PartitionSpec(*[None] * axes[0], *split.spec) if axes else PartitionSpec()
+    )
 
 
 class SeveralProcesses(OneDevice):

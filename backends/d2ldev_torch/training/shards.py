@@ -68,9 +68,10 @@ class TorchShardLearner(TorchLearner):
         optimizer = super()._made_optimizer()
         known = {id(x) for x in self._model.parameters()}
         is_alone = all(id(x) in known for x in trained(optimizer))
-        if needs_closure(type(optimizer)) or not is_alone:
+        cls: Any = type(optimizer)
+        if needs_closure(cls) or not is_alone:
             raise UnsupportedValueError(
-                f"train with the optimizer {type(optimizer).__name__} and shard='parameters'",
+                f"train with the optimizer {cls.__name__} and shard='parameters'",
                 "it looks at all parameters at once" if is_alone else "it trains more than the net",
                 "optimizer='adam', or leave out shard",
             )
@@ -132,7 +133,8 @@ class TorchShardLearner(TorchLearner):
         """Split the model where it is whole, on the device of the inputs, for a block there."""
         if not self.is_built:
             self.build(inputs)
-        device = self._device_of(inputs)
+        flat = flatten(inputs, self._framework.kinds, "train")
+        device: torch.device = next(x.device for x in flat.tensors.values())
         # FSDP asks for the current device, which is the first one, and not for that of a tensor.
         is_current = device.type == "cpu"
         with nullcontext() if is_current else torch.get_device_module(device).device(device):
@@ -154,10 +156,6 @@ class TorchShardLearner(TorchLearner):
         self._whole = _Whole.of(self._model, model, self._optimizer, device)
         self._device_type = device.type  # of autocast, which has seen the whole model elsewhere
         self._model = model
-
-    def _device_of(self, inputs: tuple[Any, ...]) -> torch.device:
-        flat = flatten(inputs, self._framework.kinds, "train")
-        return next(x.device for x in flat.tensors.values())
 
 
 class _Whole(NamedTuple):
@@ -182,6 +180,7 @@ class _Whole(NamedTuple):
         device: torch.device,
     ) -> _Whole:
         """Return the whole of a model, and let its optimizer train the parts."""
+        parts: dict[Tensor, Tensor]
         parts = dict(zip(model.parameters(), split.parameters(), strict=True))
         state = {**optimizer.state}
         found = cls(model, {part: whole for whole, part in parts.items()}, state)
@@ -198,14 +197,14 @@ class _Whole(NamedTuple):
     def fill(self, split: torch.nn.Module, optimizer: Any) -> None:
         """Gather what was learned, of one tensor after the other."""
         for part, whole in self.parameters.items():
-            whole.copy_(_gathered(part))
+            whole.copy_(part.full_tensor())
         for whole, part in zip(self.model.buffers(), split.buffers(), strict=True):
             whole.copy_(part)
         self.state.clear()
         for part, values in optimizer.state.items():
             whole = self.parameters[part]
             self.state[whole] = {
-                name: _gathered(value).to(whole.device) if isinstance(value, DTensor) else value
+                name: value.full_tensor().to(whole.device) if isinstance(value, DTensor) else value
                 for name, value in values.items()
             }
 
@@ -215,10 +214,6 @@ class _Whole(NamedTuple):
             group["params"] = [self.parameters[part] for part in group["params"]]
         optimizer.state.clear()
         optimizer.state.update(self.state)
-
-
-def _gathered(part: Any) -> Tensor:
-    return part.full_tensor()  # type: ignore[no-any-return]
 
 
 def _part_of(value: Any, part: Any, device: torch.device) -> Any:

@@ -66,13 +66,16 @@ def _make_storages() -> None:
     def resize_(self: Any, size: int) -> Any:
         if self.device.type != NAME:
             return change_size(self, size)
-        other = storage_type(size, device=self.device)
-        kept = min(size, self.nbytes())
-        bytes_of(other)[:kept] = bytes_of(self)[:kept]
-        self._swap_data_ptr_(other)
+        old, new = (storage_type(length, device=self.device) for length in (0, size))
+        self._swap_data_ptr_(old)  # of two storages with memory it swaps that of one size only
+        kept = min(size, old.nbytes())
+        bytes_of(new)[:kept] = bytes_of(old)[:kept]
+        self._swap_data_ptr_(new)
         return self
 
-    storage_type.__new__, storage_type.resize_ = new, resize_
+    storage_type.__new__ = new
+    if hasattr(storage_type, "_swap_data_ptr_"):  # not in every torch
+        storage_type.resize_ = resize_
 
 
 def _share_no_memory() -> None:

@@ -4,16 +4,18 @@ As a program it makes all of them, and keeps what this process has found in the 
 argument names, with its rank at the end.
 """
 
+import contextlib
 import os
 import pickle
 import sys
 import warnings
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 
 import d2ldev
-from d2ldev import Trainer
+from d2ldev import PeerLostError, Trainer
 
 RANK = int(os.environ.get("RANK", "0"))
 
@@ -255,11 +257,32 @@ def batch_norm():
     return _fit(net, batches((8, 8)), 2)
 
 
+def left():
+    """Return whether an error leaves the optimizer with the model, and that as it was."""
+    net = mlp()
+    optimizer = torch.optim.Adam(net.parameters())
+
+    def on_step_end(step, loss):
+        if step == 5:
+            raise ZeroDivisionError
+
+    values = {}
+    callback = SimpleNamespace(
+        on_epoch_end=lambda epoch, history: values.update(_values(net)), on_step_end=on_step_end
+    )
+    with contextlib.suppress(ZeroDivisionError, PeerLostError):
+        _shared(net, optimizer=optimizer, callback=callback)
+    own = {id(x) for x in optimizer.param_groups[0]["params"]} == {id(x) for x in net.parameters()}
+    state = {id(x) for x in optimizer.state} == {id(x) for x in net.parameters()}
+    return own, state, [np.array_equal(x, values[name]) for name, x in _values(net).items()]
+
+
 def main(path):
     warnings.simplefilter("ignore")
     d2ldev.set_backend("torch")
     found = {name: make() for name, make in RUNS.items()}
     found["batch_norm"] = batch_norm()
+    found["left"] = left()  # the last one: no process goes on with the others after an error
     with open(f"{path}{RANK}", "wb") as file:
         pickle.dump(found, file)
 

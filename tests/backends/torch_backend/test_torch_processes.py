@@ -74,6 +74,10 @@ def test_running_means_are_those_of_the_part_of_rank_0(together):
     assert history[1:] == history[:1] * (PROCESSES - 1)
 
 
+def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(together):
+    assert [found["left"] for found in together] == [(True, True, [True] * 4)] * PROCESSES
+
+
 # -- processes that fit starts --------------------------------------------------------------------
 
 

@@ -289,8 +289,9 @@ def test_a_context_of_one_that_is_not_there_is_refused(virtual, context):
         torch.empty(1, device="vgpu")
 
 
-def test_a_context_that_torch_s_own_code_enters_changes_nothing(virtual):
+def test_a_context_that_torch_s_own_code_enters_changes_what_it_asks_for_alone(virtual):
     with torch.vgpu.device(1):
+        assert torch.vgpu.current_device() == 1
         assert torch.empty(1, device="vgpu").device.index == 0
     storage = torch.ones(2).untyped_storage().to(device="vgpu:1")
     assert storage.device == torch.device("vgpu:1")

@@ -395,6 +395,17 @@ def test_a_storage_keeps_the_bytes_it_is_made_of(vgpu):
     assert (storage.device, storage.tolist()) == (vgpu, [1, 2, 3])
 
 
+def test_a_storage_changes_its_size_for_all_that_have_it(vgpu):
+    x = torch.arange(4, dtype=torch.uint8, device=vgpu)
+    view = x[1:]
+    x.untyped_storage().resize_(6)
+    assert x.untyped_storage().tolist()[:4] == [0, 1, 2, 3]
+    view[0] = 7
+    assert x.tolist() == [0, 7, 2, 3]
+    x.untyped_storage().resize_(0)
+    assert (x.untyped_storage().nbytes(), view.untyped_storage().nbytes()) == (0, 0)
+
+
 def test_a_storage_on_a_virtual_gpu_that_does_not_exist_is_not_made(virtual):
     with pytest.raises(DeviceUnavailableError):
         torch.UntypedStorage(8, device="vgpu:5")
@@ -410,11 +421,6 @@ def test_a_storage_is_read_written_and_moved(vgpu):
 def test_a_storage_on_the_cpu_is_what_it_was(virtual):
     assert torch.UntypedStorage(8).device == torch.UntypedStorage([1]).device == torch.device("cpu")
     assert torch.UntypedStorage(device="meta").device == torch.device("meta")
-
-
-def test_a_storage_does_not_grow(vgpu):
-    with pytest.raises(NotImplementedError):
-        torch.ones(2, device=vgpu).untyped_storage().resize_(100)
 
 
 def test_a_deep_copy_is_on_the_same_device(vgpu):

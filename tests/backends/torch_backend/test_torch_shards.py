@@ -1,0 +1,58 @@
+"""PyTorch with shard='parameters': what each GPU holds, and what FSDP cannot split."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from d2ldev_torch.training.shards import TorchShardLearner
+from processes_program import ScaledLoss, batches, mlp
+from several_gpus import SeenMemory
+
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.framework import Settings
+
+
+def test_each_gpu_holds_its_part_of_the_parameters_alone(virtual):
+    net = torch.nn.Sequential(torch.nn.Linear(3, 2000), torch.nn.Linear(2000, 4))
+    whole = sum(4 * x.numel() for x in net.parameters())
+    trainer = Trainer(2, 2, backend=virtual, shard="parameters")
+    seen = trainer.callback = SeenMemory(virtual, trainer)
+    trainer.fit(net, batches(), loss="cross_entropy", optimizer="adam")
+    # Parameters, gradients, and two tensors of the optimizer.
+    assert 0.5 * 4 * whole < max(seen.used) < 0.52 * 4 * whole
+    assert set(virtual.placement(net).values()) == {virtual.cpu()}
+
+
+def _with_scalar():
+    net = mlp()
+    net.factor = torch.nn.Parameter(torch.ones(()))
+    return net
+
+
+def _with_more():
+    net = mlp()
+    parameters = [*net.parameters(), *ScaledLoss().parameters()]
+    return net, torch.optim.SGD(parameters, lr=0.1)
+
+
+def _with_closure():
+    net = mlp()
+    return net, torch.optim.LBFGS(net.parameters())
+
+
+@pytest.mark.parametrize(
+    ("make", "precision", "fix"),
+    [
+        (lambda: (torch.compile(mlp(), backend="eager"), "sgd"), "model", r"net\[0\].compile"),
+        (lambda: (mlp(), "sgd"), "fp16", "precision='bf16'"),
+        (lambda: (_with_scalar(), "sgd"), "model", r"of shape \(1,\)"),
+        (_with_more, "model", "optimizer='adam'"),
+        (_with_closure, "model", "optimizer='adam'"),
+    ],
+    ids=["compiled", "fp16", "scalar", "more", "closure"],
+)
+def test_what_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
+    net, optimizer = make()
+    settings = Settings(optimizer=optimizer, precision=precision, shard="parameters")
+    with pytest.raises(UnsupportedValueError, match=fix):
+        TorchShardLearner(virtual.framework, net, settings, SimpleNamespace(size=2))
