@@ -792,6 +792,7 @@ class Backend:
         devices: Sequence[DeviceLike] | None = None,
         group: Group | None = None,
         shard: str | None = None,
+        batch_norm: str | None = None,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 
@@ -823,6 +824,8 @@ class Backend:
                 one alone. ``Trainer`` finds them.
             shard: ``'parameters'``: each of several devices or processes holds a part of the
                 parameters; the model itself is on the CPU.
+            batch_norm: ``'global'`` or ``'local'``: what the statistics of batch normalizations are
+                of, where several devices or processes train it; a model that has others is refused.
 
         Raises:
             UnsupportedValueError: if the framework cannot train with it.
@@ -863,6 +866,7 @@ class Backend:
                 precision,
                 methods,
                 shard,
+                batch_norm,
             )
         )
         if not is_trained:
@@ -886,6 +890,8 @@ class Backend:
                 "it is not the group of this process",
                 "group=backend.framework.group(), in a process of d2ldev launch",
             )
+        if settings.batch_norm is not None and (group is not None or len(them) > 1):
+            self.framework.parallel.check_batch_norm(model, settings.batch_norm)
         if group is not None:
             return self.framework.parallel.learner_of_group(model, settings, group)
         if len(them) < 2:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
-from d2ldev.framework.parallel import no_twin
+from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import named_tensors
@@ -52,6 +52,19 @@ class MXNetParallel(Parallel):
                 if parameter._data is not None:
                     parameter._init_grad()  # which a copy has lost
         return twin
+
+    def check_batch_norm(self, model: Any, wanted: str) -> None:
+        layers: list[Any] = []
+        if isinstance(model, mx.gluon.Block):
+            model.apply(layers.append)
+        for layer in layers:
+            if isinstance(layer, mx.gluon.nn.BatchNorm) and wanted == "global":
+                raise other_statistics(
+                    wanted,
+                    f"{layer.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
+                    "MXNet 1.9.1 takes no arrays of mx.np, with which Gluon computes here",
+                    "batch_norm='local'",
+                )
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)

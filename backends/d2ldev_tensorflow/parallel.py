@@ -17,7 +17,7 @@ import tensorflow as tf
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
-from d2ldev.framework.parallel import no_twin
+from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.processes.group import Group
 from d2ldev_tensorflow.devices import (
@@ -69,6 +69,19 @@ class TensorFlowParallel(Parallel):
             problem = "Keras makes a copy from its get_config(), which failed"
             raise no_twin(model, problem) from error
         return twin
+
+    def check_batch_norm(self, model: Any, wanted: str) -> None:
+        import keras
+
+        for layer in getattr(model, "submodules", ()):
+            if isinstance(layer, keras.layers.BatchNormalization):
+                is_global = layer.synchronized
+                if is_global != (wanted == "global"):
+                    raise other_statistics(
+                        wanted,
+                        f"the layer {layer.name} has synchronized={is_global}",
+                        f"keras.layers.BatchNormalization(synchronized={not is_global})",
+                    )
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         import keras

@@ -17,7 +17,7 @@ from torch import distributed
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import no_twin
+from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.processes.group import Group
 from d2ldev_torch.devices import Accelerator
 
@@ -42,6 +42,21 @@ class TorchParallel(Parallel):
         if not isinstance(model, torch.nn.Module):
             raise no_twin(model)
         return deepcopy(model)
+
+    def check_batch_norm(self, model: Any, wanted: str) -> None:
+        for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
+                kind = type(layer).__name__
+                if wanted == "global" and not isinstance(layer, torch.nn.SyncBatchNorm):
+                    raise other_statistics(
+                        wanted,
+                        f"the {kind} {name} has those of each process's part",
+                        "on GPUs of hardware net = "
+                        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+                    )
+                if wanted == "local" and isinstance(layer, torch.nn.SyncBatchNorm):
+                    problem = f"the {kind} {name} has those of all processes"
+                    raise other_statistics(wanted, problem, "torch.nn.BatchNorm2d")
 
     # -- several processes ------------------------------------------------------------------------
 

@@ -59,6 +59,20 @@ class Parallel:
         """
         raise no_twin(model)
 
+    def check_batch_norm(self, model: Any, wanted: str) -> None:
+        """Check that the batch normalizations of a model have the statistics that the user wants.
+
+        Called before several devices or processes train it. A framework without such layers leaves
+        it out.
+
+        Args:
+            model: which is to be trained.
+            wanted: ``'global'``: those of the whole batch; ``'local'``: those of a device's part.
+
+        Raises:
+            UnsupportedValueError: if they have the others (``other_statistics``).
+        """
+
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         """Return a model that several devices of this process train.
 
@@ -131,6 +145,13 @@ class Parallel:
             "the framework does not implement it",
             "start the program in one process",
         )
+
+
+def other_statistics(wanted: str, problem: str, fix: str) -> UnsupportedValueError:
+    """Return the error of batch normalizations that have not the statistics that are wanted."""
+    return UnsupportedValueError(
+        f"train with batch_norm={wanted!r}", problem, f"{fix}, or leave batch_norm out"
+    )
 
 
 def gpu_of_process(there: int, local_rank: int) -> int:

@@ -119,6 +119,8 @@ class Settings(NamedTuple):
             in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
         shard: ``'parameters'``: where several devices or processes train, each holds a part of the
             parameters and of the optimizer's state. None: each holds all of them.
+        batch_norm: ``'global'`` or ``'local'``: where several devices or processes train, batch
+            normalizations have the statistics of the whole batch, or of a part. None: as it is.
     """
 
     loss: Loss = "mse"
@@ -129,6 +131,7 @@ class Settings(NamedTuple):
     precision: str = "model"
     methods: tuple[str, str] | None = None
     shard: str | None = None
+    batch_norm: str | None = None
 
     def checked(self) -> Settings:
         """Return the settings with Python's own numbers.
@@ -162,12 +165,14 @@ class Settings(NamedTuple):
                 f"it is one of {', '.join(PRECISIONS)}",
                 "precision='bf16', or leave it out",
             )
-        if self.shard is not None and not _is_one_of(self.shard, ("parameters",)):
-            raise UnsupportedValueError(
-                f"train with shard={describe(self.shard)}",
-                "it is 'parameters', or None",
-                "shard='parameters', or leave it out",
-            )
+        for name, known in (("shard", ("parameters",)), ("batch_norm", ("global", "local"))):
+            value = getattr(self, name)
+            if value is not None and not _is_one_of(value, known):
+                raise UnsupportedValueError(
+                    f"train with {name}={describe(value)}",
+                    f"it is {' or '.join(map(repr, known))}, or None",
+                    f"{name}={known[0]!r}, or leave it out",
+                )
         if self.methods is not None and not (
             isinstance(self.methods, tuple)
             and len(self.methods) == 2

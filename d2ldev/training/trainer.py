@@ -91,6 +91,9 @@ class Trainer(Hooks):
         shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a part
             of the parameters and of the optimizer's state, in PyTorch and in JAX. The model itself
             is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
+        batch_norm: ``'global'`` or ``'local'``: what the statistics of batch normalizations are of
+            where several GPUs or processes train, the whole batch or a GPU's part of it. A model
+            whose layers have the others is refused. None: what the framework does.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
@@ -121,6 +124,7 @@ class Trainer(Hooks):
     accumulate: int = 1
     precision: str = "model"
     sharded: str | None = None  # ``shard`` is a method
+    batch_norm: str | None = None
 
     def __init__(
         self,
@@ -134,19 +138,22 @@ class Trainer(Hooks):
         accumulate: int = 1,
         precision: str = "model",
         shard: str | None = None,
+        batch_norm: str | None = None,
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
             "train", "max_epochs", max_epochs, least=0, fix="max_epochs=1"
         )
         self.gradient_clip_val = gradient_clip_val
-        self.accumulate, self.precision, self.sharded = accumulate, precision, shard
+        self.accumulate, self.precision = accumulate, precision
+        self.sharded, self.batch_norm = shard, batch_norm
         self.backend.framework.checked(
             Settings(
                 gradient_clip_val=gradient_clip_val,
                 accumulate=accumulate,
                 precision=precision,
                 shard=shard,
+                batch_norm=batch_norm,
             )
         )
         self.callback = callback
@@ -280,6 +287,7 @@ class Trainer(Hooks):
                 "accumulate": self.accumulate != 1,
                 "precision": self.precision != "model",
                 "shard": self.sharded is not None,
+                "batch_norm": self.batch_norm is not None,
             }
             _check_own_epoch(given, self._listeners(callbacks, "on_step_end"))
             self._data(train_data, val_data)
@@ -334,6 +342,7 @@ class Trainer(Hooks):
                 devices=(self.gpus if state is None else self.gpus[:1]) or None,
                 group=group,
                 shard=self.sharded,
+                batch_norm=self.batch_norm,
             )
             check_schedules(callbacks, learner.settings.optimizer)
             self._learner = learner

@@ -270,7 +270,7 @@ def right(backend: Backend, folder: Path) -> dict[str, Callable[[], Any]]:
         **dict.fromkeys(("args", "kwargs"), lambda: 1),
         "arrays": lambda: np.zeros((2, 2)),
         "scalars": lambda: backend.ones(()),
-        "shard": lambda: None,
+        **dict.fromkeys(("shard", "batch_norm"), lambda: None),
     }
 
 

@@ -17,7 +17,7 @@ from several_gpus import (
     trained,
 )
 
-from d2ldev import Trainer, gpu
+from d2ldev import Trainer, UnsupportedValueError, gpu
 
 
 class LeNet(nnx.Module):
@@ -191,3 +191,13 @@ def test_each_device_holds_its_part_of_the_arrays_alone(backend, options):
 def test_statistics_masks_and_counters_are_as_without_shared_parameters(backend):
     options = {"loss": "cross_entropy", "lr": 0.1, "shard": "parameters", "fits": 2}
     assert_same_as_one(backend, Normalized, flat_batches(12, 6), **options)
+
+
+def test_statistics_of_a_part_are_refused(backend):
+    options = {"loss": "cross_entropy", "lr": 0.1}
+    trainer = Trainer(1, 2, backend=backend, batch_norm="global")
+    trainer.fit(Normalized(), flat_batches(), **options)
+    trainer = Trainer(1, 2, backend=backend, batch_norm="local")
+    trainer.fit(Dense(), flat_batches(), **options)
+    with pytest.raises(UnsupportedValueError, match="the whole batch"):
+        trainer.fit(Normalized(), flat_batches(), **options)

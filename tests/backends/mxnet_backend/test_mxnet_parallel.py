@@ -13,7 +13,7 @@ from several_gpus import (
     trained,
 )
 
-from d2ldev import UnsupportedValueError, gpu
+from d2ldev import Trainer, UnsupportedValueError, gpu
 
 nn = mx.gluon.nn
 pytestmark = pytest.mark.usefixtures("set_np")
@@ -160,3 +160,13 @@ def test_a_hybridized_block_is_replicated(backend):
     first, second = backend.replicate(net, ["cpu", "gpu:1"])
     predictions = [net(x), first(x), second(backend.to(x, "gpu:1"))]
     assert len({backend.to_numpy(each).tobytes() for each in predictions}) == 1
+
+
+def test_statistics_of_the_whole_batch_are_refused(backend):
+    options = {"loss": "cross_entropy", "lr": 0.1}
+    trainer = Trainer(1, 2, backend=backend, batch_norm="local")
+    trainer.fit(normalized(), flat_batches(), **options)
+    with pytest.raises(UnsupportedValueError, match="SyncBatchNorm"):
+        Trainer(1, 2, backend=backend, batch_norm="global").fit(
+            normalized(), flat_batches(), **options
+        )

@@ -14,7 +14,7 @@ from several_gpus import (
     trained,
 )
 
-from d2ldev import UnsupportedValueError, gpu
+from d2ldev import Trainer, UnsupportedValueError, gpu
 
 layers = keras.layers
 
@@ -231,3 +231,13 @@ def test_a_model_without_a_configuration_is_not_replicated(backend):
 
     with pytest.raises(UnsupportedValueError, match="get_config"):
         backend.replicate(Closed(lambda x: x), ["cpu"])
+
+
+@pytest.mark.parametrize(("is_global", "other"), [(False, "global"), (True, "local")])
+def test_statistics_that_a_layer_has_not_are_refused(backend, is_global, other):
+    own = "global" if is_global else "local"
+    options = {"loss": "cross_entropy", "lr": 0.1}
+    net, data = normalized(synchronized=is_global), flat_batches()
+    Trainer(1, 2, backend=backend, batch_norm=own).fit(net, data, **options)
+    with pytest.raises(UnsupportedValueError, match=f"synchronized={not is_global}"):
+        Trainer(1, 2, backend=backend, batch_norm=other).fit(net, data, **options)

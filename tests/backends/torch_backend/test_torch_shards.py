@@ -56,3 +56,21 @@ def test_what_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
     settings = Settings(optimizer=optimizer, precision=precision, shard="parameters")
     with pytest.raises(UnsupportedValueError, match=fix):
         TorchShardLearner(virtual.framework, net, settings, SimpleNamespace(size=2))
+
+
+# -- batch normalization ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("layer", "here", "elsewhere", "fix"),
+    [
+        (torch.nn.BatchNorm1d, "local", "global", "convert_sync_batchnorm"),
+        (torch.nn.SyncBatchNorm, "global", "local", "torch.nn.BatchNorm2d"),
+    ],
+)
+def test_statistics_that_a_layer_has_not_are_refused(virtual, layer, here, elsewhere, fix):
+    parallel = virtual.framework.parallel
+    net = torch.nn.Sequential(torch.nn.Linear(3, 4), layer(4))
+    parallel.check_batch_norm(net, here)
+    with pytest.raises(UnsupportedValueError, match=f"(?s)1 has those of.*{fix}"):
+        parallel.check_batch_norm(net, elsewhere)
