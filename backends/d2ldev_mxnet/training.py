@@ -9,7 +9,7 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training, Weighted
+from d2ldev.framework import Framework, Learner, Settings, Sharded, Tensor, Training, Weighted
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -18,6 +18,7 @@ from d2ldev.framework.training import (
     WEIGHT_DECAY,
     refused_state,
 )
+from d2ldev.operations.parallel import PartSampler
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import (
     check_labels,
@@ -63,8 +64,13 @@ class MXNetTraining(Training):
         framework: whose models are trained.
     """
 
+    sharded_types = (mx.gluon.data.DataLoader,)
+
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
+
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        return ShardedLoader(loader, rank, size)
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         return MXNetLearner(self._framework, model, settings)
@@ -88,6 +94,37 @@ class MXNetTraining(Training):
         if type(state) is not int or state not in _SEEDS:
             raise refused_state("generator", f"{describe(state)} is no state of one")
         return lambda: mx.random.seed(state)
+
+
+class ShardedLoader:
+    """The batches of a Gluon loader, of which one process reads its examples only.
+
+    Args:
+        loader: the other loader.
+        rank, size: the number of the process, from 0, and how many there are.
+    """
+
+    def __init__(self, loader: Any, rank: int, size: int) -> None:
+        self._parts = PartSampler(loader._batch_sampler, rank, size)
+        # Gluon's loaders do not show what they were made with.
+        self._loader = mx.gluon.data.DataLoader(
+            loader._dataset,
+            batch_sampler=self._parts,
+            batchify_fn=loader._batchify_fn,
+            num_workers=loader._num_workers,
+            pin_memory=loader._pin_memory,
+            pin_device_id=loader._pin_device_id,
+            prefetch=loader._prefetch,
+            thread_pool=loader._thread_pool,
+            timeout=loader._timeout,
+        )
+
+    def __len__(self) -> int:
+        return len(self._parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self._loader:
+            yield Sharded(batch, *self._parts.counts.popleft())
 
 
 class MXNetLearner(Learner):

@@ -73,7 +73,7 @@ class TensorFlowParallel(Parallel):
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         import keras
 
-        for layer in getattr(model, "submodules", ()):
+        for layer in model._flatten_layers() if isinstance(model, keras.Layer) else ():
             if isinstance(layer, keras.layers.BatchNormalization):
                 is_global = layer.synchronized
                 if is_global != (wanted == "global"):

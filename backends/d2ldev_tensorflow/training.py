@@ -36,6 +36,7 @@ from d2ldev.operations.steps import (
 )
 from d2ldev_tensorflow import compiled
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
+from d2ldev_tensorflow.sharding import ShardedDataset
 
 _log = logging.getLogger("d2ldev")
 
@@ -59,8 +60,13 @@ class TensorFlowTraining(Training):
         framework: whose they are.
     """
 
+    sharded_types = (tf.data.Dataset,)
+
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
+
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        return ShardedDataset(loader, rank, size)
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         if settings.optimizer is not None:

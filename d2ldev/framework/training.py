@@ -71,10 +71,12 @@ class Sharded:
         operands: its part, or the first example of the batch if it has none.
         number: how many examples of the batch are its own.
         length: how many examples the batch has.
+        content: what is the same in all processes that have read the same batch.
     """
 
-    def __init__(self, operands: Any, number: int, length: int) -> None:
+    def __init__(self, operands: Any, number: int, length: int, content: str = "") -> None:
         self.operands, self.number, self.length = operands, number, length
+        self.content = content
 
 
 def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
@@ -401,9 +403,11 @@ class Training:
 
     Attributes:
         loader_types: the classes of its loaders that ``loader_state`` knows.
+        sharded_types: those that ``sharded`` takes.
     """
 
     loader_types: tuple[type, ...] = ()
+    sharded_types: tuple[type, ...] = ()
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         """Return a model that is placed, with its loss and optimizer; the settings are checked.
@@ -472,11 +476,11 @@ class Training:
         Called by ``Trainer.shard``.
 
         Args:
-            loader: of ``loader_types``.
+            loader: of ``sharded_types``.
             rank, size: the number of the process, from 0, and how many there are.
 
         Returns:
-            A loader of these types, with the batches in the same order.
+            A loader with the batches in the same order; of ``loader_types``, if the other one is.
 
         Raises:
             UnsupportedValueError: for a loader whose examples cannot be chosen by number.

@@ -5,7 +5,8 @@ Source: D2L, sections 13.5 and 13.6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
@@ -135,6 +136,35 @@ class Whole:
             if self._shapes[key]
         }
         return self._flat.unflatten(rows)
+
+
+class PartSampler:
+    """The numbers of one process's examples of each batch, for a loader that chooses by number.
+
+    Args:
+        batches: yields the numbers of the examples of each batch.
+        rank, size: the number of the process, from 0, and how many there are.
+
+    Attributes:
+        sampler: that of ``batches``, whose generator the order depends on.
+        counts: how many examples of each batch drawn so far are its own, and how many it has.
+    """
+
+    def __init__(self, batches: Any, rank: int, size: int) -> None:
+        self._batches, self._rank, self._size = batches, rank, size
+        self.sampler = getattr(batches, "sampler", None)
+        self.counts: deque[tuple[int, int]] = deque()
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.counts.clear()
+        for numbers in self._batches:
+            start, stop = bounds(len(numbers), self._rank, self._size)
+            self.counts.append((stop - start, len(numbers)))
+            # A process without examples computes with the first one.
+            yield numbers[start:stop] or numbers[:1]
+
+    def __len__(self) -> int:
+        return len(self._batches)
 
 
 def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str) -> Tensor:

@@ -46,7 +46,7 @@ class Portions:
                 number, length = batch.number, batch.length
                 portion = Portion(number, length, number / length)
                 self._waiting.append(
-                    _Taken(portion, None, f"{length} examples", "", is_sharded=True)
+                    _Taken(portion, None, f"{length} examples", batch.content, is_sharded=True)
                 )
                 yield batch.operands
                 continue

@@ -302,8 +302,12 @@ def framework_of(x: Any) -> Framework:
     ) from broken
 
 
-def framework_of_loader(x: Any) -> Framework | None:
+def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None:
     """Return the framework whose loader ``x`` is; None if it is no framework's.
+
+    Args:
+        x: anything.
+        types: which of the attributes of ``Training`` has the classes.
 
     The classes' modules are asked first: a framework that happens to be imported is left alone.
     """
@@ -315,7 +319,7 @@ def framework_of_loader(x: Any) -> Framework | None:
             framework = get_framework(name)
         except D2LDevError:
             continue
-        if isinstance(x, framework.training.loader_types):
+        if isinstance(x, getattr(framework.training, types)):
             return framework
     return None
 

@@ -432,8 +432,9 @@ class Trainer(Hooks):
         and none is seen twice.
 
         Args:
-            data: an ``ArrayLoader``, or a ``DataLoader`` of PyTorch's that chooses its examples by
-                number.
+            data: an ``ArrayLoader``; a ``DataLoader`` of PyTorch's or of Gluon's that chooses its
+                examples by number; or a ``tf.data.Dataset`` of batches, which TensorFlow's threads
+                make whole, and of which the process's part alone comes out.
 
         Returns:
             For ``fit`` alone: a loader with as many batches, in the same order. Without a launch,
@@ -448,7 +449,7 @@ class Trainer(Hooks):
             return data
         if isinstance(data, ArrayLoader):
             return data.sharded(peers.rank, peers.world_size)
-        framework = framework_of_loader(data)
+        framework = framework_of_loader(data, "sharded_types")
         if framework is None:
             raise refused_shard(data)
         return framework.training.sharded(data, peers.rank, peers.world_size)

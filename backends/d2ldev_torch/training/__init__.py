@@ -26,7 +26,7 @@ class TorchTraining(Training):
         accelerator: of its devices.
     """
 
-    loader_types = (torch.utils.data.DataLoader,)
+    loader_types = sharded_types = (torch.utils.data.DataLoader,)
 
     def __init__(self, framework: Framework, accelerator: Accelerator) -> None:
         self._framework = framework

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset
 
 from d2ldev.framework import Sharded
-from d2ldev.framework.training import bounds, refused_shard
+from d2ldev.framework.training import refused_shard
+from d2ldev.operations.parallel import PartSampler
 
 
 class ShardedLoader(DataLoader[Any]):
@@ -23,7 +23,7 @@ class ShardedLoader(DataLoader[Any]):
     def __init__(self, loader: DataLoader[Any], rank: int, size: int) -> None:
         if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
             raise refused_shard(loader)
-        self._parts = _Parts(loader.batch_sampler, rank, size)
+        self._parts = PartSampler(loader.batch_sampler, rank, size)
         super().__init__(
             loader.dataset,
             batch_sampler=self._parts,
@@ -42,28 +42,3 @@ class ShardedLoader(DataLoader[Any]):
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         for batch in super().__iter__():
             yield Sharded(batch, *self._parts.counts.popleft())
-
-
-class _Parts(Sampler[list[int]]):
-    """The numbers of one process's examples of each batch.
-
-    Attributes:
-        sampler: that of the other loader, whose generator the order depends on.
-        counts: how many examples of each batch drawn so far are its own, and how many it has.
-    """
-
-    def __init__(self, batches: Any, rank: int, size: int) -> None:
-        self._batches, self._rank, self._size = batches, rank, size
-        self.sampler = getattr(batches, "sampler", None)
-        self.counts: deque[tuple[int, int]] = deque()
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self.counts.clear()
-        for numbers in self._batches:
-            start, stop = bounds(len(numbers), self._rank, self._size)
-            self.counts.append((stop - start, len(numbers)))
-            # A process without examples computes with the first one.
-            yield numbers[start:stop] or numbers[:1]
-
-    def __len__(self) -> int:
-        return len(self._batches)

@@ -334,3 +334,22 @@ def test_a_trainer_that_was_built_before_the_model_was_placed_trains_it(backend)
         return [learner.step((x, True), y)[0].item() for _ in range(4)]
 
     assert losses("gpu:1") == losses("cpu")
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1, "thread_pool": True}], ids=str)
+def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(backend, options):
+    loader = mx.gluon.data.DataLoader(np.arange(13), 4, shuffle=True, **options)
+
+    def read(loader):
+        np.random.seed(5)
+        return list(loader)
+
+    shards = [read(backend.framework.training.sharded(loader, i, 3)) for i in range(3)]
+    batches = [
+        np.concatenate([shard.operands.asnumpy()[: shard.number] for shard in parts]).tolist()
+        for parts in zip(*shards, strict=True)
+    ]
+    assert batches == [x.asnumpy().tolist() for x in read(loader)]
+    assert sorted(itertools.chain(*batches)) == list(range(13))
+    assert [shard.length for shard in shards[0]] == [4, 4, 4, 1]
+    assert [shard.number for shard in shards[2]] == [1, 1, 1, 0]

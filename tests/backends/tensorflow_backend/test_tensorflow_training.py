@@ -463,3 +463,42 @@ def test_an_optimizer_that_is_built_already_is_given_a_scale_for_float16(backend
 def test_a_tf_module_has_no_policy(backend):
     with pytest.raises(UnsupportedValueError, match=r"a tf\.Module has no dtype policy"):
         backend.learner(Plain(), precision="bf16")
+
+
+def _sharded(backend, dataset, size=3):
+    return [backend.framework.training.sharded(dataset, rank, size) for rank in range(size)]
+
+
+def test_a_sharded_dataset_has_each_example_once_and_in_the_same_batches(backend):
+    numbers = np.random.default_rng(5).permutation(13)
+    dataset = tf.data.Dataset.from_tensor_slices({"x": numbers, "y": -numbers}).batch(4)
+    shards = [list(each) for each in _sharded(backend, dataset)]
+    batches = [
+        np.concatenate([shard.operands["x"].numpy()[: shard.number] for shard in parts]).tolist()
+        for parts in zip(*shards, strict=True)
+    ]
+    assert list(itertools.chain(*batches)) == numbers.tolist()
+    assert [shard.length for shard in shards[0]] == [4, 4, 4, 1] == [*map(len, batches)]
+    assert [shard.number for shard in shards[2]] == [1, 1, 1, 0]
+    contents = [[shard.content for shard in each] for each in shards]
+    assert contents[0] == contents[1] == contents[2]
+    assert len(set(contents[0])) == 4
+
+
+def test_what_a_sharded_dataset_maps_is_done_for_the_part_alone(backend):
+    seen = []
+
+    def read(x, y):
+        tf.py_function(lambda x: seen.extend(x.numpy().tolist()), [x], [])
+        return x * 2, y
+
+    dataset = tf.data.Dataset.from_tensor_slices((np.arange(5), np.arange(5))).batch(5)
+    first, second = (list(each.map(read)) for each in _sharded(backend, dataset, 2))
+    assert sorted(seen) == [0, 1, 2, 3, 4]
+    assert [x.numpy().tolist() for x in first[0].operands] == [[0, 2, 4], [0, 1, 2]]
+    assert [x.numpy().tolist() for x in second[0].operands] == [[6, 8], [3, 4]]
+
+
+def test_a_dataset_of_examples_is_not_sharded(backend):
+    with pytest.raises(UnsupportedValueError, match="nobody knows its examples"):
+        backend.framework.training.sharded(tf.data.Dataset.range(3), 0, 2)

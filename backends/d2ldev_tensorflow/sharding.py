@@ -1,0 +1,78 @@
+"""Datasets of which one process has its part of each batch."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from d2ldev.framework import Sharded
+from d2ldev.framework.training import bounds, refused_shard
+
+# ``autograph`` would write a file of Python for each function that it converts.
+_AS_IT_IS = tf.autograph.experimental.do_not_convert
+
+
+class ShardedDataset:
+    """The batches of a ``tf.data.Dataset``, of which one process has its part.
+
+    The dataset itself is gone through whole, as with ``AutoShardPolicy.DATA``: it alone knows which
+    examples make a batch. What ``map`` does is done for the part alone.
+
+    Args:
+        dataset: of batches.
+        rank, size: the number of the process, from 0, and how many there are.
+    """
+
+    def __init__(self, dataset: Any, rank: int, size: int) -> None:
+        specs = tf.nest.flatten(dataset.element_spec)
+        are_batches = (isinstance(x, tf.TensorSpec) and x.shape.rank != 0 for x in specs)
+        if not specs or not all(are_batches):
+            raise refused_shard(dataset)
+
+        def part_of(length: Any) -> Any:
+            start, stop = bounds(int(length), rank, size)
+            # A process without examples computes with the first one.
+            return np.array([start, stop, stop - start] if stop > start else [0, 1, 0])
+
+        def cut(*batch: Any) -> Any:
+            parts = tf.nest.flatten(batch)
+            length = tf.shape(parts[0])[0]
+            found = tf.numpy_function(part_of, [length], tf.int64, stateful=False)
+            start, stop, number = tf.unstack(found, num=3)
+            with tf.control_dependencies(
+                [tf.debugging.assert_equal(tf.shape(x)[0], length) for x in parts]
+            ):
+                own = tf.nest.map_structure(lambda x: x[start:stop], batch)
+            # A dataset that shuffles without a seed has other batches in each process.
+            content = tf.strings.to_hash_bucket_fast(tf.io.serialize_tensor(parts[-1]), 2**62)
+            return own, number, length, content
+
+        self._dataset = dataset.map(_AS_IT_IS(cut), tf.data.AUTOTUNE)
+        self._is_tuple = isinstance(dataset.element_spec, tuple)
+
+    def map(self, function: Callable[..., Any]) -> ShardedDataset:
+        """Return the dataset with ``function(*batch)`` of each part, as ``tf.data`` has it.
+
+        It is traced without ``autograph``: what depends on the values of tensors is ``tf.cond``.
+        """
+
+        def mapped(own: Any, *others: Any) -> Any:
+            new = function(*own)
+            return new if isinstance(new, tuple) else (new,), *others
+
+        other = copy.copy(self)
+        other._dataset = self._dataset.map(_AS_IT_IS(mapped), tf.data.AUTOTUNE)
+        other._is_tuple = len(other._dataset.element_spec[0]) > 1
+        return other
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        for own, number, length, content in self._dataset.prefetch(tf.data.AUTOTUNE):
+            operands = own if self._is_tuple else own[0]
+            yield Sharded(operands, int(number), int(length), f"batch {int(content):x}")
