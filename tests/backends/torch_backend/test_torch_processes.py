@@ -2,20 +2,22 @@
 
 import os
 import pickle
+import random
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from launched import free_port, variables
+from launched import free_port, run_processes, variables
 from processes import searched
 from processes_program import RUNS, batches, mlp
 
 from d2ldev import Trainer
 
-PROCESSES = 3
+nightly = pytest.mark.nightly
 # Processes add up in another order, and in bfloat16 and float16 with few digits.
 TOLERANCES = dict.fromkeys(
     ("bf16", "shared: bf16", "fp16 with a step left out", "fp16, accumulated"), 2e-3
@@ -23,9 +25,10 @@ TOLERANCES = dict.fromkeys(
 TOLERANCE = 2e-6
 
 
-@pytest.fixture(scope="module")
-def together(tmp_path_factory):
-    """What each of three processes has found in the runs of ``processes_program``."""
+@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=nightly) for n in (2, 4))])
+def together(request, tmp_path_factory):
+    """What each of several processes has found in the runs of ``processes_program``."""
+    number = request.param
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
@@ -34,16 +37,16 @@ def together(tmp_path_factory):
     processes = [
         subprocess.Popen(
             [sys.executable, program, folder / "found"],
-            env=kept | variables(rank, PROCESSES, port),
+            env=kept | variables(rank, number, port),
             stderr=subprocess.PIPE,
             text=True,
         )
-        for rank in range(PROCESSES)
+        for rank in range(number)
     ]
     said = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * PROCESSES, said
-    assert said == [""] * PROCESSES
-    return [pickle.loads((folder / f"found{rank}").read_bytes()) for rank in range(PROCESSES)]
+    assert [process.returncode for process in processes] == [0] * number, said
+    assert said == [""] * number
+    return [pickle.loads((folder / f"found{rank}").read_bytes()) for rank in range(number)]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -71,11 +74,46 @@ def test_running_means_are_those_of_the_part_of_rank_0(together):
     for found in values[1:]:
         for key, x in values[0].items():
             assert np.array_equal(found[key], x), key
-    assert history[1:] == history[:1] * (PROCESSES - 1)
+    assert history[1:] == history[:-1]
 
 
 def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(together):
-    assert [found["left"] for found in together] == [(True, True, [True] * 4)] * PROCESSES
+    assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
+
+
+LOST = """
+import os, signal, sys, threading
+from d2ldev import Trainer
+from processes_program import batches, mlp
+
+how, delay, shard, path = sys.argv[1:]
+lost = threading.Timer(float(delay), os.kill, (os.getpid(), getattr(signal, how)))
+
+def begin(epoch, history):
+    if epoch == 0 and os.environ["RANK"] == "1":
+        lost.start()
+
+trainer = Trainer(10**6, backend="torch", shard=shard or None, callback=begin)
+trainer.fit(mlp(), batches(), loss="cross_entropy", optimizer="adam", checkpoint=path)
+"""
+
+
+@nightly
+@pytest.mark.parametrize("shard", ["", "parameters"])
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, number):
+    delay, path = random.uniform(0, 2), tmp_path / "run"
+    folder = Path(__file__).parent
+    begin = time.monotonic()
+    ended = run_processes(LOST, how, delay, shard, path, number=3, timeout=5, lost=1, path=[folder])
+    assert time.monotonic() - begin < 60, delay
+    for other in (ended[0], ended[2]):
+        assert other.returncode == 1, (delay, other.stderr)
+        assert "PeerLostError: cannot train in 3 processes: rank 1 on " in other.stderr, delay
+    # Its file is whole.
+    options = {"loss": "cross_entropy", "optimizer": "adam", "checkpoint": path}
+    Trainer(1, backend=torch_backend).fit(mlp(), batches(), resume=True, **options)
 
 
 # -- processes that fit starts --------------------------------------------------------------------
