@@ -36,7 +36,7 @@ class Both(Dense):
 def _of_both(both, y):
     prediction, transposed = both
     losses = optax.softmax_cross_entropy_with_integer_labels(prediction, y)
-    return losses.mean() + transposed.max()
+    return losses.mean() + transposed.mean()
 
 
 def _accuracy(both, y):
