@@ -201,3 +201,28 @@ def test_statistics_of_a_part_are_refused(backend):
     trainer.fit(Dense(), flat_batches(), **options)
     with pytest.raises(UnsupportedValueError, match="the whole batch"):
         trainer.fit(Normalized(), flat_batches(), **options)
+
+
+class Embedded(Dense):
+    def __init__(self):
+        rngs = nnx.Rngs(0)
+        self.embed, self.norm = nnx.Embed(10, 8, rngs=rngs), nnx.LayerNorm(8, rngs=rngs)
+        self.dense = nnx.Linear(8, CLASSES, rngs=rngs)
+
+    def __call__(self, x):
+        return self.dense(self.norm(self.embed(x.astype(int) % 10).mean(1)))
+
+
+def test_arrays_are_spread_after_a_step_as_before_it(backend):
+    """XLA would choose another axis for one of these."""
+    seen = set()
+
+    def on_step_end(step, loss):
+        for x in jax.live_arrays():
+            if x.shape == (10, 8) and len(x.devices()) == 2:
+                seen.add(x.sharding.shard_shape(x.shape))
+
+    trainer = Trainer(2, 2, backend=backend, shard="parameters", accumulate=2)
+    trainer.callback = SimpleNamespace(on_step_end=on_step_end)
+    trainer.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
+    assert seen == {(5, 8)}
