@@ -1,5 +1,6 @@
 """PyTorch with shard='parameters': what each GPU holds, and what FSDP cannot split."""
 
+from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
@@ -11,13 +12,19 @@ from several_gpus import SeenMemory
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework import Settings
 
+LOSS = "cross_entropy"
 
-def test_each_gpu_holds_its_part_of_the_parameters_alone(virtual):
+
+def test_each_gpu_holds_its_part_and_computes_in_as_few_bits_as_one(virtual):
+    torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 2000), torch.nn.Linear(2000, 4))
     whole = sum(4 * x.numel() for x in net.parameters())
-    trainer = Trainer(2, 2, backend=virtual, shard="parameters")
+    options = {"backend": virtual, "precision": "bf16"}
+    (loss,) = Trainer(1, 1, **options).fit(deepcopy(net), batches((6,)), loss=LOSS)["loss"]
+    trainer = Trainer(2, 2, shard="parameters", **options)
     seen = trainer.callback = SeenMemory(virtual, trainer)
-    trainer.fit(net, batches(), loss="cross_entropy", optimizer="adam")
+    history = trainer.fit(net, batches((6,)), loss=LOSS, optimizer="adam")
+    assert history["loss"][0] == pytest.approx(loss, rel=1e-6)
     # Parameters, gradients, and two tensors of the optimizer.
     assert 0.5 * 4 * whole < max(seen.used) < 0.52 * 4 * whole
     assert set(virtual.placement(net).values()) == {virtual.cpu()}
