@@ -282,16 +282,8 @@ class Trainer(Hooks):
                 "metrics": bool(metrics),
                 "checkpoint": checkpoint is not None,
                 "resume": resume,
-                "progress": self.progress,
-                "num_gpus": len(self.gpus) > 1,
-                "accumulate": self.accumulate != 1,
-                "precision": self.precision != "model",
-                "shard": self.sharded is not None,
-                "batch_norm": self.batch_norm is not None,
             }
-            _check_own_epoch(given, self._listeners(callbacks, "on_step_end"))
-            self._data(train_data, val_data)
-            return self._fit_by_the_book(self._prepared_model(model), callbacks)
+            return self._fit_by_the_book(model, train_data, val_data, callbacks, given)
         if hasattr(self, "clip_gradients"):
             raise _ignored(
                 "a clip_gradients of your own",
@@ -363,26 +355,10 @@ class Trainer(Hooks):
                     run.resume(self.device, lambda: loop.first_inputs(train_data))
                 elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)
-                is_shown = self.progress and team.is_first
-                with shown(is_shown, self.max_epochs, run.epoch) as progress:
+                with shown(self.progress and team.is_first, self.max_epochs, run.epoch) as progress:
                     running = loop._replace(progress=progress, interruption=interruption)
-                    for epoch in range(run.epoch, self.max_epochs if state is None else 0):
-                        if interruption.is_pressed:
-                            break
-                        self.epoch = epoch
-                        found = running.train(train_data, run)
-                        if val_data is not None and not interruption.is_pressed:
-                            after = running.evaluate(val_data)
-                            found |= {f"val_{name}": value for name, value in after.items()}
-                        if interruption.is_pressed:
-                            break
-                        run.record(found)
-                        progress.end_epoch(run.epoch, found)
-                        if on_epoch_end:
-                            learner.sync()  # the user's model is as it is after the last step
-                        for listener in on_epoch_end:
-                            listener(epoch, run.history)
-                        run.save(self.device)
+                    if state is None:
+                        self._run_epochs(running, run, train_data, val_data, on_epoch_end)
                 team.end()
                 if (path := result()) is not None:
                     run.hand_over(path, self.device)
@@ -393,8 +369,53 @@ class Trainer(Hooks):
             learner.sync()
             return run.history
 
-    def _fit_by_the_book(self, model: Any, callbacks: Sequence[Any]) -> History:
+    def _run_epochs(
+        self,
+        loop: Loop,
+        run: Run,
+        train_data: Iterable[Any],
+        val_data: Iterable[Any] | None,
+        listeners: Sequence[Any],
+    ) -> None:
+        """Train for the epochs that a run has left; Ctrl-C ends it."""
+        for epoch in range(run.epoch, self.max_epochs):
+            if loop.interruption.is_pressed:
+                return
+            self.epoch = epoch
+            found = loop.train(train_data, run)
+            if val_data is not None and not loop.interruption.is_pressed:
+                after = loop.evaluate(val_data)
+                found |= {f"val_{name}": value for name, value in after.items()}
+            if loop.interruption.is_pressed:
+                return
+            run.record(found)
+            loop.progress.end_epoch(run.epoch, found)
+            if listeners:
+                loop.learner.sync()  # the user's model is as it is after the last step
+            for listener in listeners:
+                listener(epoch, run.history)
+            run.save(self.device)
+
+    def _fit_by_the_book(
+        self,
+        model: Any,
+        train_data: Any,
+        val_data: Any,
+        callbacks: Sequence[Any],
+        given: Mapping[str, bool],
+    ) -> History:
         """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does."""
+        of_the_trainer = {
+            "progress": self.progress,
+            "num_gpus": len(self.gpus) > 1,
+            "accumulate": self.accumulate != 1,
+            "precision": self.precision != "model",
+            "shard": self.sharded is not None,
+            "batch_norm": self.batch_norm is not None,
+        }
+        _check_own_epoch({**given, **of_the_trainer}, self._listeners(callbacks, "on_step_end"))
+        self._data(train_data, val_data)
+        model = self._prepared_model(model)
         self.model = model
         if not hasattr(model, "trainer"):
             model.trainer = self
