@@ -8,6 +8,7 @@ from weakref import WeakSet
 
 import pytest
 from d2ldev_reference import ReferenceFramework
+from processes import run_python
 
 import d2ldev
 from d2ldev import Backend, DeviceMismatchError, cpu, gpu, scopes
@@ -170,6 +171,43 @@ def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, kin
         left += [inside] * (inside != (cpu(), False))
     assert number > 10
     assert left == []
+
+
+# -- the collector -----------------------------------------------------------------------------
+
+
+def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
+    # In a process of its own: Python 3.11 has ended in a segmentation fault.
+    program = """
+    import gc, random
+    import d2ldev
+
+    backend = d2ldev.get_backend("reference")
+    chosen = random.Random(1)
+
+    class Cycle:
+        pass
+
+    def entered(place):
+        with backend.on(place), backend.strict(), d2ldev.use_backend(backend):
+            yield
+
+    wrong = []
+    for _ in range(800):
+        garbage = Cycle()
+        garbage.itself, garbage.generator = garbage, entered("gpu:1")
+        next(garbage.generator)
+        del garbage
+        gc.set_threshold(gc.get_count()[0] + chosen.randrange(60), 1000, 1000)
+        with backend.on("gpu:0"), backend.strict(), d2ldev.use_backend(backend):
+            gc.set_threshold(0)
+        gc.collect()
+        state = str(backend.device_of(backend.ones(1))), backend.framework.strictness.in_force()
+        wrong += [state] * (state != ("cpu", False))
+    show(wrong[:3])
+    """
+    variables = {"D2LDEV_VIRTUAL_GPUS": "2", "PYTHONMALLOC": "debug"}  # freed memory is overwritten
+    assert run_python(program, environment=variables) == [[]]
 
 
 # -- the framework's own scopes ---------------------------------------------------------------
