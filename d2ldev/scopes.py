@@ -201,6 +201,16 @@ class Scopes(Generic[T]):
         self._entries.set(kept)
         self._value.set(kept[-1].value if kept else None)
 
+    def leave_innermost(self, belongs: Callable[[Entry[T]], bool], left: list[Entry[T]]) -> None:
+        """Leave the innermost block of which something is true, and put its entry into a list.
+
+        A call with the same list leaves the same block, however far the first one came.
+        """
+        if not left and (entry := self.find(belongs)) is not None:
+            left.append(entry)
+        for entry in left:
+            self.leave(entry)
+
     def find(self, belongs: Callable[[Entry[T]], bool]) -> Entry[T] | None:
         """Return the innermost block of which something is true: here, else anywhere."""
         candidates = (*reversed(self._entries.get()), *reversed(list(self._open)))
