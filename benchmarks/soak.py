@@ -4,9 +4,9 @@
 
 Each framework has an equal part of the minutes, in a process of its own with two virtual GPUs. It
 goes through the same rounds: moves, scopes, strict blocks, fits, prefetching that is closed early,
-logs, files, tensors that come and go on virtual GPUs; and launches, each hundredth round. After the collector has run and the allocator
-has given back what it can, the process is measured. The folder gets ``soak-NAME.json`` with all
-samples and what was found, and ``soak-NAME.png`` with the curves.
+logs, files, tensors that come and go on virtual GPUs; and launches, each hundredth round. After the
+collector has run and the allocator has given back what it can, the process is measured. The folder
+gets ``soak-NAME.json`` with all samples and what was found, and ``soak-NAME.png`` with the curves.
 
 What is measured is flat if the straight line through the samples of the last two thirds (the median
 of the slopes between all pairs, of Theil and Sen) rises by no more than ``TOLERANCES`` over

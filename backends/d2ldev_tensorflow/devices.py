@@ -222,7 +222,8 @@ def _run_operations_by_themselves() -> None:
 
     TensorFlow makes a function of each operation. What that needs of another device, as shapes and
     axes are for a virtual GPU, is sent and received under a name that calls in all threads have in
-    common: they take each other's, of another shape, and may read beyond it.
+    common: threads take each other's. In return TensorFlow's own constants of int32 are on a
+    virtual GPU, where on a real one they stay in the host's memory.
     https://github.com/tensorflow/tensorflow/issues/62523
     """
     pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context()._handle, False)
