@@ -4,9 +4,9 @@
 
 Each framework has an equal part of the minutes, in a process of its own with two virtual GPUs. It
 goes through the same rounds: moves, scopes, strict blocks, fits, prefetching that is closed early,
-logs, files, tensors that come and go on virtual GPUs. After the collector has run and the allocator
-has given back what it can, the process is measured. The folder gets ``soak-NAME.json`` with all
-samples and what was found, and ``soak-NAME.png`` with the curves.
+logs, files, tensors that come and go on virtual GPUs; and launches, each hundredth round. After the
+collector has run and the allocator has given back what it can, the process is measured. The folder
+gets ``soak-NAME.json`` with all samples and what was found, and ``soak-NAME.png`` with the curves.
 
 What is measured is flat if the straight line through the samples of the last two thirds (the median
 of the slopes between all pairs, of Theil and Sen) rises by no more than ``TOLERANCES`` over
@@ -36,6 +36,7 @@ from typing import Any
 import numpy as np
 
 import d2ldev
+from d2ldev.launch.launcher import Launch, launch
 
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet", "reference")
 # A part of the median, and a number: what the samples of two thirds of a run may rise by.
@@ -107,6 +108,8 @@ def one_round(backend: d2ldev.Backend, folder: Path, number: int) -> None:
     in_threads(backend)
     if "train" not in backend.framework.cannot:
         fit(backend, folder, rng)
+        if number % 100 == 1:  # a process needs longer to import its framework than a round takes
+            launches(backend, rng)
     backend.synchronize()
 
 
@@ -210,6 +213,17 @@ def fit(backend: d2ldev.Backend, folder: Path, rng: np.random.Generator) -> None
     with suppress(ZeroDivisionError):
         trainer = d2ldev.Trainer(1, backend=backend, callback=stop)
         trainer.fit(backend.mlp([4, 8, 1]), loader)
+
+
+def launches(backend: d2ldev.Backend, rng: np.random.Generator) -> None:
+    """Train on all GPUs, by processes where the framework needs them, and launch two processes."""
+    x = rng.normal(size=(32, 4)).astype("float32")
+    loader = d2ldev.ArrayLoader(x, x.sum(1, keepdims=True), batch_size=8)
+    trainer = d2ldev.Trainer(1, backend.num_gpus(), backend=backend)
+    trainer.fit(backend.mlp([4, 8, 1]), loader)
+    program = f"import d2ldev; d2ldev.get_backend({backend.name!r}).ones(3)"
+    status = launch(Launch((sys.executable, "-c", program), 2))
+    assert not status, status
 
 
 # -- what the samples say ---------------------------------------------------------------------

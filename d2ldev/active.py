@@ -118,14 +118,19 @@ class use_backend:  # noqa: N801  # it reads as a verb in a with statement
 
     def __enter__(self) -> Backend:
         found = get_backend(self._name)
-        self._entered.append(enter(found.framework))
+        entry = enter(found.framework)
+        try:
+            self._entered.append(entry)
+        except BaseException:  # Ctrl-C
+            surely(scoped.leave, entry)
+            raise
         return found
 
     def __exit__(self, *exception: object) -> None:
         # Another thread or task may have entered the same object.
-        entry = scoped.find(lambda each: each in self._entered)
-        if entry is not None:
-            surely(scoped.leave, entry)
+        left: list[Entry[Framework]] = []
+        surely(scoped.leave_innermost, lambda each: each in self._entered, left)
+        for entry in left:
             self._entered.remove(entry)
 
 

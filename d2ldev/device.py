@@ -16,7 +16,7 @@ from functools import total_ordering
 from typing import Any, NoReturn, Protocol
 
 from d2ldev.errors import InvalidDeviceError, shown
-from d2ldev.scopes import Scopes, surely
+from d2ldev.scopes import Entry, Scopes, surely
 
 _CPU = "cpu"
 _GPU = "gpu"
@@ -137,11 +137,9 @@ class Device:
 
     def __exit__(self, *exception: Any) -> bool | None:
         # A device is one object for all threads, which cannot keep what it entered.
-        entry = _entered.find(lambda each: each.value[0] is self)
-        if entry is None:
-            return None
-        surely(_entered.leave, entry)
-        return entry.value[1].__exit__(*exception)
+        left: list[Entry[Any]] = []
+        surely(_entered.leave_innermost, lambda each: each.value[0] is self, left)
+        return left[0].value[1].__exit__(*exception) if left else None
 
     def __str__(self) -> str:
         return _CPU if self.kind == _CPU else f"{self.kind}:{self.index}"

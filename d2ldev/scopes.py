@@ -13,8 +13,9 @@ from __future__ import annotations
 import operator
 import threading
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from contextvars import ContextVar, Token
+from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
 from weakref import WeakSet, ref
 
@@ -41,13 +42,50 @@ def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
     return mark
 
 
+class _Change(threading.local):
+    """Whether this thread enters or leaves a block just now, and what it has to leave next.
+
+    The collector closes generators at any point, and what they leave must not come in the middle of
+    another change. Up to Python 3.11 that may be a ``ContextVar.set``, which reads on in a mapping
+    that the ``set`` of the generator's block has freed: threads that dropped generators ended in a
+    segmentation fault. Since Python 3.12 it is between two instructions, where the one overwrites
+    what the other has set. So a block that ends there is left as soon as the change is made.
+    """
+
+    def __init__(self) -> None:
+        self.is_made = False
+        self.next: list[Callable[[], None]] = []
+
+    def go_on(self) -> None:
+        """Leave what has ended meanwhile."""
+        while self.next:
+            with suppress(ScopeError):  # which the collector could only print
+                self.next[0]()
+            del self.next[0]
+
+
+_change = _Change()
+
+
 def surely(leave: Callable[P, None], *arguments: P.args, **named: P.kwargs) -> None:
-    """Call what leaves a block; do it again if Ctrl-C interrupts it, which is raised afterwards."""
+    """Call what leaves a block; do it again if Ctrl-C interrupts it, which is raised afterwards.
+
+    While this thread makes another change it is called after that.
+    """
+    if _change.is_made:
+        _change.next.append(partial(leave, *arguments, **named))
+        return
     try:
-        leave(*arguments, **named)
-    except KeyboardInterrupt:
-        leave(*arguments, **named)
-        raise
+        _change.is_made = True
+        try:
+            leave(*arguments, **named)
+        except KeyboardInterrupt:
+            leave(*arguments, **named)
+            raise
+        finally:
+            _change.go_on()
+    finally:
+        _change.is_made = False
 
 
 _owner: ContextVar[None] = ContextVar("d2ldev_owner")
@@ -116,14 +154,21 @@ class Scopes(Generic[T]):
 
     def enter(self, value: T) -> Entry[T]:
         """Make a value the current one; the entry is what ``leave`` takes."""
-        entry = Entry(value)
+        is_part, _change.is_made = _change.is_made, True
+        entry = None
         try:
+            entry = Entry(value)
             self._entries.set((*self.entries(), entry))
             self._open[entry] = None
             self._value.set(value)
+            if not is_part:
+                _change.go_on()
         except BaseException:  # Ctrl-C
-            self.leave(entry)
+            if entry is not None:
+                self.leave(entry)
             raise
+        finally:
+            _change.is_made = is_part
         return entry
 
     def leave(self, entry: Entry[T]) -> None:
@@ -140,19 +185,31 @@ class Scopes(Generic[T]):
 
     def get(self) -> T | None:
         """Return the value of the innermost block that was not left elsewhere, and forget those."""
-        entries = self._entries.get()
-        if any(each in self._elsewhere for each in entries):
-            self._keep(each for each in entries if each not in self._elsewhere)
+        if any(each in self._elsewhere for each in self._entries.get()):
+            surely(self._forget)
         if not self._elsewhere:
             self.value = self._value
             if self._elsewhere:  # another thread has added one meanwhile
                 self.value = self
         return self._value.get()
 
+    def _forget(self) -> None:
+        self._keep(each for each in self._entries.get() if each not in self._elsewhere)
+
     def _keep(self, entries: Iterable[Entry[T]]) -> None:
         kept = tuple(entries)
         self._entries.set(kept)
         self._value.set(kept[-1].value if kept else None)
+
+    def leave_innermost(self, belongs: Callable[[Entry[T]], bool], left: list[Entry[T]]) -> None:
+        """Leave the innermost block of which something is true, and put its entry into a list.
+
+        A call with the same list leaves the same block, however far the first one came.
+        """
+        if not left and (entry := self.find(belongs)) is not None:
+            left.append(entry)
+        for entry in left:
+            self.leave(entry)
 
     def find(self, belongs: Callable[[Entry[T]], bool]) -> Entry[T] | None:
         """Return the innermost block of which something is true: here, else anywhere."""
@@ -214,15 +271,22 @@ class Contexts(threading.local):
 
     def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
         """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
-        self.settle()
-        entered = Entered(make, self._entered)
-        entered.context.__enter__()
+        is_part, _change.is_made = _change.is_made, True
+        entered = None
         try:
-            self._entered.append(entered)
-        except BaseException:  # Ctrl-C
-            entered.ended = True
             self.settle()
+            entered = Entered(make, self._entered)
+            entered.context.__enter__()
+            self._entered.append(entered)
+            if not is_part:
+                _change.go_on()
+        except BaseException:  # Ctrl-C
+            if entered is not None and entered in self._entered:
+                entered.ended = True
+                self.settle()
             raise
+        finally:
+            _change.is_made = is_part
         return entered
 
     def leave(self, entered: Entered, attempted: str) -> None:

@@ -5,7 +5,7 @@ Behaviour of TensorFlow that is put right, and where:
 - A device that does not exist means the CPU to it: devices are checked before any scope.
 - ``tensor.device`` is where the operation ran, which may not be where the bytes are:
   ``tensors.device_of``.
-- int32 tensors stay in the host's memory, whatever the scope
+- int32 tensors stay in the host's memory, whatever the scope (but on virtual GPUs)
   (https://github.com/tensorflow/tensorflow/issues/46833): ``tensors``.
 - Variables cannot move, and a model computes elsewhere than where it is: ``models``.
 - Operands on other devices are silently copied: ``strict``.

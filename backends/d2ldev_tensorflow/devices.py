@@ -14,6 +14,7 @@ from functools import lru_cache
 from typing import Any
 
 import tensorflow as tf
+from tensorflow.python import pywrap_tfe
 
 # Private, and the only place that says whether TensorFlow has started, and which scope is in force.
 from tensorflow.python.eager.context import async_wait, context
@@ -206,12 +207,26 @@ class TensorFlowDevices(Devices):
         if self.virtual_gpus is None:
             let_memory_grow()
         tf.config.list_logical_devices()
+        if self.virtual_gpus:
+            _run_operations_by_themselves()
         if self.count() < expected:
             warn(
                 f"tensorflow found {expected} GPUs and can use {self.count()}: its log says why "
                 "(a missing library, most often). fix: pip install 'd2ldev[tensorflow-cuda]'",
                 DeviceInitializationWarning,
             )
+
+
+def _run_operations_by_themselves() -> None:
+    """Let each operation of a thread have its own operands, whatever other threads compute.
+
+    TensorFlow makes a function of each operation. What that needs of another device, as shapes and
+    axes are for a virtual GPU, is sent and received under a name that calls in all threads have in
+    common: threads take each other's. In return TensorFlow's own constants of int32 are on a
+    virtual GPU, where on a real one they stay in the host's memory.
+    https://github.com/tensorflow/tensorflow/issues/62523
+    """
+    pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context()._handle, False)
 
 
 def has_started() -> bool:

@@ -69,7 +69,7 @@ class Strictness:
         """Be strict for the length of a block, in this thread or task only."""
         entry = self._blocks.enter(True)
         try:
-            self._begin(entry)
+            surely(self._begin, entry)
             with self._strict.scope(everywhere=False):
                 yield
         finally:

@@ -670,3 +670,43 @@ def test_gradients_are_where_the_tensor_is(backend, of):
             tape.watch(x)
             y = of(x)
         assert backend.device_of(tape.gradient(y, x)) is gpu(1)
+
+
+def test_what_64_threads_compute_in_blocks_that_end_in_any_order_is_their_own(run):
+    # In a process of its own: it has ended in a segmentation fault. The blocks of ``garbage`` are
+    # ended by the collector.
+    program = """
+import random, threading
+backend, wrong = d2ldev.get_backend("tensorflow"), []
+
+def entered(place):
+    with backend.on(place), backend.strict():
+        yield
+
+def work(number):
+    chosen = random.Random(number)
+    for _ in range(20):
+        blocks = [entered(chosen.choice(["cpu", "gpu:0", "gpu:1"])) for _ in range(4)]
+        for block in blocks:
+            next(block)
+        chosen.shuffle(blocks)
+        for block in blocks:
+            block.close()
+            garbage = [entered("gpu:1")]
+            next(garbage[0])
+            garbage.append(garbage)
+            x = tf.fill((number + 1, 2), float(number))
+            x = tf.transpose(backend.to(x, chosen.choice(["gpu:0", "gpu:1"])), (1, 0))
+            x = x + x[0, 0]
+            if (tuple(x.shape), float(x[1, number])) != ((2, number + 1), 2.0 * number):
+                wrong.append(number)
+
+threads = [threading.Thread(target=work, args=(number,)) for number in range(64)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+show(wrong)
+"""
+    # Freed memory is overwritten.
+    assert run(program, D2LDEV_VIRTUAL_GPUS="2", PYTHONMALLOC="debug") == [[]]

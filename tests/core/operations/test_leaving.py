@@ -8,9 +8,10 @@ from weakref import WeakSet
 
 import pytest
 from d2ldev_reference import ReferenceFramework
+from processes import run_python
 
 import d2ldev
-from d2ldev import Backend, DeviceMismatchError, cpu, gpu, scopes
+from d2ldev import Backend, DeviceMismatchError, active, cpu, device, gpu, scopes
 from d2ldev.scopes import Scopes
 
 
@@ -124,9 +125,10 @@ def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
 
 
 class Pressed:
-    """Ctrl-C, once, at a point of ``d2ldev.scopes`` at which Python looks for signals.
+    """Ctrl-C, once, at a point of a block's own code at which Python looks for signals.
 
-    These are the beginning of a function of Python's and the end of one of C's.
+    These are the beginning of a function of Python's and the end of one of C's. At the very call
+    of ``__exit__``, and of ``surely`` in it, nothing of d2ldev's runs that could see it.
     """
 
     def __init__(self, number):
@@ -136,7 +138,8 @@ class Pressed:
         code = frame.f_code
         # Not where a generator is closed, which is reported as a call.
         is_point = event in ("call", "c_return") and code.co_name not in ("surely", "<genexpr>")
-        if is_point and code.co_filename == scopes.__file__:
+        is_point &= (event, code.co_name) != ("call", "__exit__")
+        if is_point and code.co_filename in (scopes.__file__, active.__file__, device.__file__):
             self.number -= 1
             if not self.number:
                 sys.setprofile(None)
@@ -156,10 +159,15 @@ def pressed(number):
         sys.setprofile(before)
 
 
-@pytest.mark.parametrize("kind", ["on", "strict"])
-def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, kind):
+@pytest.mark.parametrize("kind", ["on", "device", "strict", "use_backend"])
+def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, other, kind):
     framework = reference.framework
-    make = {"on": lambda: reference.on("gpu:1"), "strict": reference.strict}[kind]
+    make = {
+        "on": lambda: reference.on("gpu:1"),
+        "device": lambda: gpu(1),
+        "strict": reference.strict,
+        "use_backend": lambda: d2ldev.use_backend(other),
+    }[kind]
     left, number, press = [], 0, None
     while press is None or press.number <= 0:
         number += 1
@@ -167,9 +175,47 @@ def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, kin
             pass
         gc.collect()
         inside = reference.device_of(reference.ones(1)), framework.strictness.in_force()
-        left += [inside] * (inside != (cpu(), False))
+        active_one = active.active_backend()
+        left += [(*inside, active_one)] * ((*inside, active_one) != (cpu(), False, reference))
     assert number > 10
     assert left == []
+
+
+# -- the collector -----------------------------------------------------------------------------
+
+
+def test_blocks_that_the_collector_ends_in_the_middle_of_others_are_left():
+    # In a process of its own: Python 3.11 has ended in a segmentation fault.
+    program = """
+    import gc, random
+    import d2ldev
+
+    backend = d2ldev.get_backend("reference")
+    chosen = random.Random(1)
+
+    class Cycle:
+        pass
+
+    def entered(place):
+        with backend.on(place), backend.strict(), d2ldev.use_backend(backend):
+            yield
+
+    wrong = []
+    for _ in range(800):
+        garbage = Cycle()
+        garbage.itself, garbage.generator = garbage, entered("gpu:1")
+        next(garbage.generator)
+        del garbage
+        gc.set_threshold(gc.get_count()[0] + chosen.randrange(60), 1000, 1000)
+        with backend.on("gpu:0"), backend.strict(), d2ldev.use_backend(backend):
+            gc.set_threshold(0)
+        gc.collect()
+        state = str(backend.device_of(backend.ones(1))), backend.framework.strictness.in_force()
+        wrong += [state] * (state != ("cpu", False))
+    show(wrong[:3])
+    """
+    variables = {"D2LDEV_VIRTUAL_GPUS": "2", "PYTHONMALLOC": "debug"}  # freed memory is overwritten
+    assert run_python(program, environment=variables) == [[]]
 
 
 # -- the framework's own scopes ---------------------------------------------------------------

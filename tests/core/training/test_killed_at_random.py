@@ -113,3 +113,42 @@ def test_only_the_epoch_is_done_again_that_was_under_way_or_being_written(told):
 def test_it_was_killed_as_often_as_it_was_to_be(told):
     assert told["statuses"].count(-9) == KILLS
     assert told["statuses"].count(0) == len(told["runs"])
+
+
+TERMINATED = """
+import os, random, signal, time
+import numpy as np
+import d2ldev
+from d2ldev import ArrayLoader, Trainer
+
+backend, rng = d2ldev.get_backend("reference"), random.Random(0)
+x = np.ones((4, 4), "float32")
+path = os.path.abspath("run.safetensors")
+
+def fit(epochs):
+    trainer = Trainer(epochs, backend=backend)
+    trainer.fit(backend.mlp([4, 300, 300, 1]), ArrayLoader(x, x[:, :1], batch_size=4), checkpoint=path)
+
+fit(1)
+statuses, most = [], 0
+for _ in range(30):
+    child = os.fork()
+    if not child:
+        fit(10_000)
+    time.sleep(rng.uniform(0.05, 0.15))
+    os.kill(child, signal.SIGTERM)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    backend.load(path)
+    most = max(most, len(os.listdir()))
+fit(1)
+show([statuses, most, os.listdir()])
+"""
+
+
+def test_a_run_that_is_told_to_end_leaves_a_whole_checkpoint_and_the_next_one_nothing_else(
+    tmp_path,
+):
+    statuses, most, left = run_python(TERMINATED, folder=tmp_path)[0]
+    assert statuses == [-15] * 30
+    assert most <= 2
+    assert left == ["run.safetensors"]
