@@ -35,8 +35,8 @@ from d2ldev.operations.steps import (
     own_loss,
 )
 from d2ldev_tensorflow import compiled
+from d2ldev_tensorflow.datasets import ShardedDataset
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
-from d2ldev_tensorflow.sharding import ShardedDataset
 
 _log = logging.getLogger("d2ldev")
 

@@ -99,10 +99,10 @@ class TorchParallel(Parallel):
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         # Some builds of torch have no torch.distributed.
         if settings.shard is not None:
-            from d2ldev_torch.training.shards import TorchShardLearner
+            from d2ldev_torch.training.sharded import TorchShardLearner
 
             return TorchShardLearner(self._framework, model, settings, group)
-        from d2ldev_torch.training.together import TorchGroupLearner
+        from d2ldev_torch.training.replicated import TorchGroupLearner
 
         return TorchGroupLearner(self._framework, model, settings, group)
 

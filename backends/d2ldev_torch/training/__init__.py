@@ -15,7 +15,7 @@ from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tenso
 from d2ldev.framework.training import refused_state
 from d2ldev_torch.devices import Accelerator
 from d2ldev_torch.training.learner import TorchLearner
-from d2ldev_torch.training.sharding import ShardedLoader
+from d2ldev_torch.training.loaders import ShardedLoader
 
 
 class TorchTraining(Training):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from d2ldev_torch.training.shards import TorchShardLearner
+from d2ldev_torch.training.sharded import TorchShardLearner
 from processes_program import ScaledLoss, batches, mlp
 from several_gpus import SeenMemory
 

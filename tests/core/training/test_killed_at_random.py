@@ -127,7 +127,8 @@ path = os.path.abspath("run.safetensors")
 
 def fit(epochs):
     trainer = Trainer(epochs, backend=backend)
-    trainer.fit(backend.mlp([4, 300, 300, 1]), ArrayLoader(x, x[:, :1], batch_size=4), checkpoint=path)
+    data = ArrayLoader(x, x[:, :1], batch_size=4)
+    trainer.fit(backend.mlp([4, 300, 300, 1]), data, checkpoint=path)
 
 fit(1)
 statuses, most = [], 0

@@ -20,7 +20,7 @@ from d2ldev.nesting.walk import flatten
 from d2ldev.processes.group import Group
 from d2ldev_torch.models import original
 from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
-from d2ldev_torch.training.together import begin_as_the_first, broadcast_buffers
+from d2ldev_torch.training.replicated import begin_as_the_first, broadcast_buffers
 
 # FSDP gathers the parameters of one unit at a time: of each module in one of these.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
