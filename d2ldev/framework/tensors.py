@@ -223,6 +223,13 @@ class Tensors(ABC):
         """
         return x
 
+    def pinned(self, x: Tensor) -> Tensor | None:
+        """Return a copy of a tensor of the CPU in memory that a GPU can copy from by itself.
+
+        None where the framework has no such memory for its GPUs.
+        """
+        return None
+
     # -- for loops --------------------------------------------------------------------------------
 
     in_flight: int | None = None
