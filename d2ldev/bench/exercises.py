@@ -29,11 +29,9 @@ from d2ldev.errors import (
 )
 from d2ldev.training.log import DeviceLog
 
-# Seconds for each row, about.
-_SECONDS = 0.2
-# Of one product; a size that would take longer is left out, so that a run takes minutes at most.
+# Seconds of one product: a size that would take longer is left out.
 _LONGEST = 0.5
-# Of products that are queued on each of two GPUs.
+# Seconds of products that are queued on each of two GPUs.
 _QUEUED = 0.02
 _SMALLEST = 16
 # TensorFloat-32, in which some frameworks multiply on a GPU, has 10 bits.
@@ -52,7 +50,7 @@ class Exercise:
         unit: of the rates.
         size: what its size is.
         default, small: the size, and one to try it out.
-        measure: yields the rows, for a backend and a size.
+        measure: yields the rows, for a backend, a size, and the seconds for each row.
         conclude: returns the sentence that follows from them.
     """
 
@@ -62,15 +60,15 @@ class Exercise:
     size: str
     default: int
     small: int
-    measure: Callable[[Backend, int], Iterator[Row]]
+    measure: Callable[[Backend, int, float], Iterator[Row]]
     conclude: Callable[[list[Row]], str]
 
-    def run(self, backend: Backend, size: int) -> Result:
+    def run(self, backend: Backend, size: int, seconds: float = 0.2) -> Result:
         """Measure it on a backend; an error of d2ldev's or of the framework's is in the result."""
         rows: list[Row] = []
         error = None
         try:
-            for row in self.measure(backend, size):
+            for row in self.measure(backend, size, seconds):
                 rows.append(row)  # noqa: PERF402 - what was measured before an error is kept
         except Exception as problem:  # whatever a framework raises
             error = said(problem) if isinstance(problem, D2LDevError) else _in_words(problem)
@@ -78,7 +76,7 @@ class Exercise:
         return Result(self.name, backend.name, self.question, self.unit, rows, conclusion, error)
 
 
-def matmul(backend: Backend, largest: int) -> Iterator[Row]:
+def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
     """Multiply square matrices from 16 x 16 up, on every device."""
     for device in backend.devices():
         size, row = min(_SMALLEST, largest), None
@@ -93,7 +91,7 @@ def matmul(backend: Backend, largest: int) -> Iterator[Row]:
                 with backend.on(device):
                     a, b = _matrices(backend, size, device)
                     _check(backend, a @ b, a, b, device)
-                    timing = backend.timeit(lambda a=a, b=b: a @ b, seconds=_SECONDS)
+                    timing = backend.timeit(lambda a=a, b=b: a @ b, seconds=seconds)
                 row = row.timed(timing, 2 * size**3 / 1e9)
             except OutOfDeviceMemoryError as error:
                 row = replace(row, note=_in_words(error))
@@ -101,7 +99,7 @@ def matmul(backend: Backend, largest: int) -> Iterator[Row]:
             size *= 2
 
 
-def parameters(backend: Backend, megabytes: int) -> Iterator[Row]:
+def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     """Write the parameters of an MLP on each device into a file, and read them back."""
     width = max(1, round((megabytes * 1e6 / 4 / _LAYERS) ** 0.5))
     with tempfile.TemporaryDirectory() as folder:
@@ -120,11 +118,11 @@ def parameters(backend: Backend, megabytes: int) -> Iterator[Row]:
                 "load_into": lambda net=net: backend.load_into(net, path),
             }
             for way, call in calls.items():
-                timing = backend.timeit(call, seconds=_SECONDS)
+                timing = backend.timeit(call, seconds=seconds)
                 yield _row(backend, way, device).timed(timing, work)
 
 
-def log(backend: Backend, products: int) -> Iterator[Row]:
+def log(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Log the Frobenius norms of products of 100 x 100: each at once, and through ``DeviceLog``."""
 
     def one_at_a_time(norm: Callable[[], Any], _device: Device) -> list[float]:
@@ -140,13 +138,9 @@ def log(backend: Backend, products: int) -> Iterator[Row]:
         with backend.on(device):
             a, b = _matrices(backend, _WIDTH, device)
             _check(backend, a @ b, a, b, device)
-            row, column = (
-                backend.ones(shape, device=device) for shape in ((1, _WIDTH), (_WIDTH, 1))
-            )
 
-            def norm(a: Any = a, b: Any = b, row: Any = row, column: Any = column) -> Any:
-                c = a @ b
-                return (row @ (c * c) @ column)[0, 0] ** 0.5
+            def norm(a: Any = a, b: Any = b) -> Any:
+                return backend.framework.tensors.norm(a @ b)
 
             expected = float(np.linalg.norm(backend.to_numpy(a) @ backend.to_numpy(b)))
             for way, call in (
@@ -157,11 +151,11 @@ def log(backend: Backend, products: int) -> Iterator[Row]:
                     _check_close(
                         np.array([found]), np.array([expected]), f"log norms {way}", device
                     )
-                timing = backend.timeit(call, norm, device, seconds=_SECONDS)
+                timing = backend.timeit(call, norm, device, seconds=seconds)
                 yield _row(backend, way, device).timed(timing, products)
 
 
-def two_gpus(backend: Backend, size: int) -> Iterator[Row]:
+def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
     """Multiply on two GPUs: one after the other, and both at once."""
     gpus = backend.devices()[1:3]
     ways = ("one after the other", "both at once")
@@ -188,11 +182,11 @@ def two_gpus(backend: Backend, size: int) -> Iterator[Row]:
 
     where, platform = " + ".join(map(str, gpus)), backend.platform(gpus[0])
     for way, waits in zip(ways, (True, False), strict=True):
-        timing = backend.timeit(multiply, waits=waits, seconds=_SECONDS)
+        timing = backend.timeit(multiply, waits=waits, seconds=seconds)
         yield Row(way, where, platform).timed(timing, 2 * products * 2 * size**3 / 1e9)
 
 
-def copies(backend: Backend, number: int) -> Iterator[Row]:
+def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
     """Copy the same bytes to each GPU: in many tensors of 4 kB, and in one."""
     values = np.arange(number * 1000, dtype="float32")
     large = backend.asarray(values, device=CPU)
@@ -207,12 +201,12 @@ def copies(backend: Backend, number: int) -> Iterator[Row]:
             for x in found:
                 _check_device(backend, x, gpu, "copy tensors")
             _check_equal(backend, found[-1], values[-found[-1].shape[0] :], "copy tensors")
-            timing = backend.timeit(call, gpu, seconds=_SECONDS)
+            timing = backend.timeit(call, gpu, seconds=seconds)
             yield _row(backend, way, gpu).timed(timing, values.nbytes / 1e6)
     yield from _without_gpu(backend, ways)
 
 
-def operands(backend: Backend, products: int) -> Iterator[Row]:
+def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Multiply an operand of the CPU on each GPU: moved once, each time, or by the framework."""
     ways = ("moving at each product", "moving once before", "leaving it to the framework")
     for gpu in backend.devices()[1:]:
@@ -249,11 +243,11 @@ def operands(backend: Backend, products: int) -> Iterator[Row]:
                 if backend.device_of(c) is not gpu:
                     yield replace(row, note=f"it computed on {backend.device_of(c)}")
                     continue
-                yield row.timed(backend.timeit(call, seconds=_SECONDS), products)
+                yield row.timed(backend.timeit(call, seconds=seconds), products)
     yield from _without_gpu(backend, ways)
 
 
-def numpy_in_loop(backend: Backend, products: int) -> Iterator[Row]:
+def numpy_in_loop(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Bring products of 100 x 100 to NumPy: in the loop, and after it."""
 
     def in_loop(a: Any, b: Any) -> list[Any]:
@@ -269,11 +263,11 @@ def numpy_in_loop(backend: Backend, products: int) -> Iterator[Row]:
             for way, call in (("NumPy in the loop", in_loop), ("NumPy after the loop", after)):
                 last = call(a, b)[-1]
                 _check_close(last, backend.to_numpy(a @ b), f"bring a product to {way}", device)
-                timing = backend.timeit(call, a, b, seconds=_SECONDS)
+                timing = backend.timeit(call, a, b, seconds=seconds)
                 yield _row(backend, way, device).timed(timing, products)
 
 
-def pinned(backend: Backend, megabytes: int) -> Iterator[Row]:
+def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     """Copy to each GPU from pageable and from pinned memory."""
     ways = ("pageable memory", "pinned memory")
     x = backend.ones(megabytes * 250_000, device=CPU)
@@ -283,8 +277,10 @@ def pinned(backend: Backend, megabytes: int) -> Iterator[Row]:
             if source is None:
                 yield replace(row, note=f"{backend.name} pins no memory for {gpu}")
                 continue
-            _check_device(backend, backend.to(source, gpu), gpu, "copy from the CPU")
-            timing = backend.timeit(backend.to, source, gpu, seconds=_SECONDS)
+            there = backend.to(source, gpu)
+            _check_device(backend, there, gpu, f"copy from {way}")
+            _check_equal(backend, there, backend.to_numpy(x), f"copy from {way}")
+            timing = backend.timeit(backend.to, source, gpu, seconds=seconds)
             yield row.timed(timing, megabytes)
     yield from _without_gpu(backend, ways)
 

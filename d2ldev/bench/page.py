@@ -86,13 +86,14 @@ def plot(results: Sequence[Result], kind: str) -> bytes:
     if lines[0][1][0].size:
         for label, rows in lines:
             axes.plot([row.size for row in rows], _rates(rows), marker="o", label=label)
-        axes.set(xscale="log", yscale="log", xlabel="width", ylabel=results[0].unit)
-        axes.legend()
+        axes.set_xscale("log", base=2)
+        axes.set(yscale="log", xlabel="width", ylabel=results[0].unit)
+        figure.legend(loc="outside right upper")
     else:
         axes.barh([label for label, _ in lines], [_rates(rows)[0] for _, rows in lines])
         axes.invert_yaxis()
         axes.set_xlabel(results[0].unit)
-    axes.set_title(results[0].question)
+    figure.suptitle(results[0].question)
     data = io.BytesIO()
     # Without its date, so that the same figures make the same file.
     figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)

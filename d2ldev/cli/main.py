@@ -136,7 +136,7 @@ def conformance(
 def bench(
     exercise: Annotated[
         str | None,
-        typer.Argument(metavar="[EXERCISE]", help=f"One of {', '.join(EXERCISES)}."),
+        typer.Argument(metavar="EXERCISE", help=f"One of {', '.join(EXERCISES)}."),
     ] = None,
     every_exercise: Annotated[bool, typer.Option("--all", help="Measure all exercises.")] = False,
     backends: Annotated[
