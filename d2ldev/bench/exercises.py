@@ -11,6 +11,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +114,9 @@ def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row
                 _check_device(backend, x, device, "read parameters")
                 _check_equal(backend, x, backend.to_numpy(tensors[name]), "read parameters")
             calls: dict[str, Callable[[], object]] = {
-                "save": lambda net=net: backend.save(net, path),
-                "load": lambda device=device: backend.load(path, device),
-                "load_into": lambda net=net: backend.load_into(net, path),
+                "save": partial(backend.save, net, path),
+                "load": partial(backend.load, path, device),
+                "load_into": partial(backend.load_into, net, path),
             }
             for way, call in calls.items():
                 timing = backend.timeit(call, seconds=seconds)
