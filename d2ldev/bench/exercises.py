@@ -172,14 +172,16 @@ def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
             once = backend.timeit(lambda a=a, b=b: a @ b, seconds=0).median
     products = max(1, int(_QUEUED / once))
 
-    def multiply(*, waits: bool) -> Any:
+    def multiply(*, waits: bool) -> list[Any]:
+        last = []
         for gpu, (a, b) in zip(gpus, pairs, strict=True):
             with backend.on(gpu):
                 for _ in range(products):
                     c = a @ b
+            last.append(c)
             if waits:
                 backend.synchronize(gpu)
-        return c
+        return last
 
     where, platform = " + ".join(map(str, gpus)), backend.platform(gpus[0])
     for way, waits in zip(ways, (True, False), strict=True):
