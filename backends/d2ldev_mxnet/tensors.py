@@ -194,6 +194,10 @@ class MXNetTensors(Tensors):
         with NumPySemantics():
             return mx.np.stack(xs)
 
+    def norm(self, x: Tensor) -> Tensor:
+        with NumPySemantics():
+            return mx.np.linalg.norm(x)
+
     def detached(self, x: Tensor) -> Tensor:
         return x.detach()
 

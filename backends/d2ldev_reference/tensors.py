@@ -99,6 +99,9 @@ class ReferenceTensors(Tensors):
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
         return xp.stack(list(xs))
 
+    def norm(self, x: Tensor) -> Tensor:
+        return xp.sqrt(xp.sum(x * x))
+
 
 def numpy_of(x: Tensor) -> np.ndarray[Any, Any]:
     """Return the NumPy array in a tensor.

@@ -245,6 +245,10 @@ class TensorFlowTensors(Tensors):
         with DefaultDevice(self._devices.native(self.device_of(xs[0]))):
             return tf.stack(xs)
 
+    def norm(self, x: Tensor) -> Tensor:
+        with tf.device(x.device):
+            return tf.norm(x)
+
     def detached(self, x: Tensor) -> Tensor:
         if not isinstance(x, tf.Variable):
             return x

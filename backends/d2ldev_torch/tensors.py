@@ -183,6 +183,10 @@ class TorchTensors(Tensors):
             return [x.clone() if x.is_cpu else self.copy(x, native) for x in xs]
         return self._devices.accelerator.copies(xs, native)
 
+    def pinned(self, x: Tensor) -> Tensor | None:
+        # A virtual GPU has none: there ``pin_memory`` is a copy.
+        return None if self._devices.accelerator.streams() is None else x.pin_memory()
+
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name
         # One copy: from a device, or within the CPU's memory; conjugated if ``x`` is lazily so.

@@ -11,6 +11,8 @@ from typing import Annotated
 import typer
 
 from d2ldev import __version__
+from d2ldev.bench.exercises import EXERCISES
+from d2ldev.cli import bench as bench_command
 from d2ldev.cli import conformance as conformance_command
 from d2ldev.cli import doctor as doctor_command
 from d2ldev.cli import tour as tour_command
@@ -128,6 +130,64 @@ def conformance(
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request, everywhere=everywhere))
+
+
+@app.command()
+def bench(
+    exercise: Annotated[
+        str | None,
+        typer.Argument(metavar="EXERCISE", help=f"One of {', '.join(EXERCISES)}."),
+    ] = None,
+    every_exercise: Annotated[bool, typer.Option("--all", help="Measure all exercises.")] = False,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--backend",
+            metavar="NAME",
+            help="Measure this backend; several are compared, each in a process of its own.",
+        ),
+    ] = None,
+    virtual_gpus: VirtualGpus = None,
+    size: Annotated[
+        int | None,
+        typer.Option(
+            "--size", metavar="N", min=1, max=65536, help="Of the exercise, instead of its own."
+        ),
+    ] = None,
+    is_small: Annotated[
+        bool, typer.Option("--small", help="Small sizes, to try it out; no figure means much.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            metavar="DIR",
+            file_okay=False,
+            resolve_path=True,
+            help="Write a page, plots and JSON into this folder.",
+        ),
+    ] = None,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
+    ] = False,
+) -> None:
+    """Measure the exercises of the chapter "GPUs" on every device of a backend."""
+    if every_exercise == (exercise is not None):
+        raise typer.BadParameter(f"say which exercise, or --all: {', '.join(EXERCISES)}")
+    if exercise is not None and exercise not in EXERCISES:
+        raise typer.BadParameter(f"no exercise {exercise!r}: there are {', '.join(EXERCISES)}")
+    if size is not None and (every_exercise or is_small):
+        raise typer.BadParameter("--size is of one exercise, and goes without --all and --small")
+    request = bench_command.Request(
+        exercises=tuple(EXERCISES) if exercise is None else (exercise,),
+        backends=tuple(backends or ()),
+        virtual_gpus=virtual_gpus,
+        size=size,
+        is_small=is_small,
+        out=out,
+        as_json=as_json,
+    )
+    raise typer.Exit(bench_command.run(request))
 
 
 @app.command(context_settings={"allow_interspersed_args": False})

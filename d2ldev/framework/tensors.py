@@ -223,6 +223,13 @@ class Tensors(ABC):
         """
         return x
 
+    def pinned(self, x: Tensor) -> Tensor | None:
+        """Return a copy of a tensor of the CPU in memory that a GPU can copy from by itself.
+
+        None where the framework has no such memory for its GPUs.
+        """
+        return None
+
     # -- for loops --------------------------------------------------------------------------------
 
     in_flight: int | None = None
@@ -239,6 +246,13 @@ class Tensors(ABC):
     @abstractmethod
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
         """Return tensors of one shape, dtype and device as one tensor with a new first axis."""
+
+    def norm(self, x: Tensor) -> Tensor:
+        """Return the square root of the sum of the squares, a scalar on the tensor's device.
+
+        For a framework whose tensors have no ``sum``, or whose sum has another shape than ``()``.
+        """
+        return (x * x).sum() ** 0.5
 
     def detached(self, x: Tensor) -> Tensor:
         """Return a tensor without its history; a scalar that can be kept for long.

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from d2ldev import settings as variables
+from d2ldev.bench.results import Result
 from d2ldev.cli.main import app
 from d2ldev.registry import selection
 
@@ -21,6 +22,7 @@ NUMBERS = st.one_of(
     st.integers().map(str),
     st.sampled_from(["9" * 5000, "-1", "1e3", "0x2", "nan", "٣", "²", " 2 ", "1_0", "+1"]),
 )
+NOTHING = {"name": "", "versions": {}, "notes": [], "error": None, "results": []}
 TEXTS = st.one_of(
     st.text(max_size=20),
     # What an argument that is no UTF-8 looks like in Python.
@@ -32,11 +34,21 @@ TEXTS = st.one_of(
 )
 NAMES = st.one_of(TEXTS, st.sampled_from(["reference", "torch", "tf", "refrence", "REFERENCE "]))
 OPTIONS = ["--json", "--all", "--help", "--virtual-gpus", "--require-gpus", "--everywhere"]
+OPTIONS += ["--backend", "--size", "--small", "--out"]
 WORDS = st.one_of(
-    st.sampled_from(["doctor", "tour", "conformance", "--version", "--report", *OPTIONS]), NAMES
+    st.sampled_from(["doctor", "tour", "bench", "conformance", "--version", "--report", *OPTIONS]),
+    NAMES,
 )
 COMMANDS = st.sampled_from(
-    [[], ["doctor"], ["tour"], ["conformance"], ["conformance", "reference"]]
+    [
+        [],
+        ["doctor"],
+        ["tour"],
+        ["bench"],
+        ["bench", "log"],
+        ["conformance"],
+        ["conformance", "reference"],
+    ]
 )
 VARIABLES = st.dictionaries(
     st.sampled_from([*variables.VARIABLES, "D2LDEV_", "D2LDEV_X"]),
@@ -52,6 +64,9 @@ def _without_work(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("d2ldev.cli.conformance._status_of", lambda request, suite: 0)
     monkeypatch.setattr("d2ldev.cli.tour.read_cells", lambda text: [])
+    empty = Result("log", "reference", "", "")
+    monkeypatch.setattr("d2ldev.cli.bench.Exercise.run", lambda self, backend, size: empty)
+    monkeypatch.setattr("d2ldev.cli.bench._measured_elsewhere", lambda request, name: (NOTHING, 0))
     monkeypatch.setattr("d2ldev.cli.examination.try_elsewhere", lambda report, notes: None)
 
 

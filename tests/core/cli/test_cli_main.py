@@ -16,7 +16,7 @@ def test_the_version_is_the_packages():
 
 def test_the_help_lists_the_commands():
     text = run_command("--help").stdout
-    assert all(command in text for command in ("doctor", "tour", "conformance"))
+    assert all(command in text for command in ("doctor", "tour", "bench", "conformance"))
 
 
 def test_an_unknown_command_is_a_usage_error():
@@ -34,6 +34,7 @@ COMMANDS = [
     ["doctor"],
     ["doctor", "--json"],
     ["tour"],
+    ["bench", "log", "--small"],
     ["conformance", "reference", "--", "-k", "nothing"],
     ["--version"],
 ]

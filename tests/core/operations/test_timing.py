@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 
 import pytest
 from d2ldev_reference import ReferenceFramework
@@ -49,6 +50,30 @@ def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
     monkeypatch.setattr(backend.framework.tensors, "to_numpy", read_late)
     with pytest.raises(DeviceUnavailableError, match="time what cpu computes: its synchronize"):
         backend.timeit(lambda: None, seconds=0)
+
+
+def test_what_a_call_returned_is_held_until_it_was_waited_for(backend, monkeypatch):
+    class Result:
+        pass
+
+    made, held = [], []
+
+    def function():
+        result = Result()
+        made.append(weakref.ref(result))
+        time.sleep(0.006)
+        return result
+
+    def synchronize(device):
+        held.append(made[-1]() is not None if made else True)
+
+    backend.timeit(function, seconds=0)  # ``synchronize`` is tried first
+    monkeypatch.setattr(backend.framework.devices, "synchronize", synchronize)
+    made.clear()
+    backend.timeit(function, seconds=0)
+    # Before each run and after it, and the CPU and a GPU each.
+    assert held[2:4] == [True, True]
+    assert held[6::4] == [True] * len(held[6::4])
 
 
 def test_what_the_function_raises_comes_out(backend):

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import array_api_strict as xp
 import d2ldev_reference.training
+from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend
 from d2ldev.device import CPU
@@ -514,3 +515,18 @@ class ClipsLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
         def spoilt(self, y):
             classes = self.parts["model"].layers[-1]["bias"].shape[0]
             return xp.clip(y, 0, classes - 1)
+
+
+# -- exercises ------------------------------------------------------------------------------------
+
+
+class TakesNormsOnTheCpu(Mutant, caught_by="bench.exercises-are-measured"):
+    class Tensors(ReferenceTensors):
+        def norm(self, x):
+            return super().norm(self.framework.backend.to(x, CPU))
+
+
+class PinsOtherNumbers(Mutant, caught_by="bench.exercises-are-measured"):
+    class Tensors(ReferenceTensors):
+        def pinned(self, x):
+            return x + 1

@@ -1,0 +1,380 @@
+"""How cost grows: leaves, parameters, threads, bytes in a file, and training steps.
+
+    python benchmarks/growth.py [--framework NAME] [--small] [--folder DIR] [--json FILE]
+                                [--plot FILE]
+
+Each row does the same with more and more, up to 10^6 leaves, 10^5 parameters, 64 threads, a file of
+4 GB and 10^5 steps. The time of a size is the median of three runs after one that does not count.
+The slope is that of a line through the logarithms of sizes and times, over the last two decades,
+where what each call costs once is small: 1 is linear, 2 is quadratic. Memory is what the process
+holds (its resident memory): its peak in a run, beside what was there before, and what is left of a
+size when all of it is gone.
+
+A size is left out where it would take longer than ``--seconds`` by what the one before took. Run it
+on a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import gc
+import json
+import math
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from measure import Result
+from overhead import document
+from rich.console import Console
+from rich.table import Table
+
+import d2ldev
+
+_MB = 10**6
+_RUNS = 3
+# Noise may make a line as steep; whatever is quadratic is steeper.
+_LINEAR = 1.15
+# Bytes of the process for each step more: a number in a log has 8, and an allocator's pages vary.
+_FLAT = 100
+_DECADES = 100
+
+
+@dataclass(frozen=True)
+class Growth:
+    """Work that is done in several sizes.
+
+    Args:
+        name: what is done.
+        statement: how.
+        unit: what a size counts.
+        sizes: ascending.
+        prepare: returns the call that is measured, for a size.
+        aim: of the memory: its unit, the most that it may be, and how it follows from the samples.
+    """
+
+    name: str
+    statement: str
+    unit: str
+    sizes: Sequence[int]
+    prepare: Callable[[int], Callable[[], object]]
+    memory: tuple[str, float, Callable[[Sequence[Sample]], float | None]] | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One size: the seconds of a run, and bytes of the process.
+
+    Args:
+        size: how much.
+        seconds: the median of the runs.
+        peak: the most that a run held beside what was there before.
+        left: what the process holds afterwards, more than before anything was made.
+    """
+
+    size: int
+    seconds: float
+    peak: int
+    left: int
+
+
+# -- what grows -----------------------------------------------------------------------------------
+
+
+def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterator[Growth]:
+    """Yield everything that is measured."""
+
+    def decades(most: int, small: int) -> list[int]:
+        return [10**i for i in range(round(math.log10(small if is_small else most)) + 1)]
+
+    leaves, parameters = decades(10**6, 10**3), decades(10**5, 10**2)
+    x = backend.ones(4)
+
+    def to(size: int) -> Callable[[], object]:
+        batch = _nesting([x] * size)
+        return lambda: backend.to(batch, "cpu")
+
+    def copy(size: int) -> Callable[[], object]:
+        batch = _nesting([backend.ones(4) for _ in range(size)])
+        return lambda: backend.copy(batch)
+
+    yield Growth("to, leaves that are there", "backend.to(batch, device)", "leaves", leaves, to)
+    yield Growth("copy, leaves of 16 bytes", "backend.copy(batch)", "leaves", leaves, copy)
+
+    def place(size: int) -> Callable[[], object]:
+        tensors = _named(backend, size)
+        return lambda: backend.place(tensors, "cpu")
+
+    def placement(size: int) -> Callable[[], object]:
+        net = backend.mlp([1] * (size // 2 + 2))
+        return lambda: backend.placement(backend.place(net, "cpu"))
+
+    def save(size: int) -> Callable[[], object]:
+        tensors = _named(backend, size)
+        return lambda: backend.save(tensors, folder / "parameters")
+
+    def load_into(size: int) -> Callable[[], object]:
+        tensors = _named(backend, size)
+        backend.save(tensors, folder / "parameters")
+        return lambda: backend.load_into(tensors, folder / "parameters")
+
+    for name, statement, prepare in (
+        ("place, parameters in a dict", "backend.place(parameters, device)", place),
+        ("place, parameters of a model", "backend.placement(backend.place(net, ...))", placement),
+        ("save, parameters of 16 bytes", "backend.save(parameters, path)", save),
+        ("load_into, parameters of 16 bytes", "backend.load_into(parameters, path)", load_into),
+    ):
+        # ``mlp`` takes 10,000 sizes at most.
+        sizes = [each for each in parameters if prepare is not placement or each <= 10**4]
+        yield Growth(name, statement, "parameters", sizes, prepare)
+
+    threads = [2**i for i in range(4 if is_small else 7)]
+    scope = "with backend.on(device): backend.ones(4)"
+    yield Growth(
+        "threads in scopes of their own", scope, "threads", threads, lambda n: _threads(backend, n)
+    )
+
+    def of_file(samples: Sequence[Sample]) -> float | None:
+        return samples[-1].peak / (samples[-1].size * _MB)
+
+    def save_megabytes(size: int) -> Callable[[], object]:
+        tensors = {str(i): backend.ones(_MB // 4) for i in range(size)}
+        return lambda: backend.save(tensors, folder / "large")
+
+    def load_megabytes(size: int) -> Callable[[], object]:
+        save_megabytes(size)()
+        return lambda: backend.load(folder / "large")
+
+    megabytes = [2**i for i in range(5 if is_small else 13)]
+    for name, statement, prepare, most in (
+        ("save, tensors of 1 MB", "backend.save(tensors, path)", save_megabytes, 0.1),
+        ("load, tensors of 1 MB", "backend.load(path)", load_megabytes, 1.1),
+    ):
+        yield Growth(name, statement, "MB", megabytes, prepare, ("of the file", most, of_file))
+
+    if "train" not in backend.framework.cannot:
+        steps = decades(10**5, 10**3)[1:]
+        memory = ("bytes a step", _FLAT, _bytes_a_step)
+        yield Growth(
+            "training", "Trainer(1).fit(net, batches)", "steps", steps, _training(backend), memory
+        )
+
+
+def _nesting(leaves: Sequence[Any]) -> list[Any]:
+    """Return leaves in dicts of ten, in a list."""
+    return [dict(enumerate(leaves[i : i + 10])) for i in range(0, len(leaves), 10)]
+
+
+def _named(backend: d2ldev.Backend, size: int) -> dict[str, Any]:
+    return {f"layer{i}.weight": backend.ones(4) for i in range(size)}
+
+
+def _threads(backend: d2ldev.Backend, number: int) -> Callable[[], object]:
+    """Return a call in which so many threads enter a scope a hundred times each."""
+    places = backend.devices()
+
+    def work(device: d2ldev.Device) -> None:
+        for _ in range(100):
+            with backend.on(device):
+                x = backend.ones(4)
+            if backend.device_of(x) is not device:
+                raise SystemExit(f"made on {backend.device_of(x)} in a scope of {device}")
+
+    def run() -> None:
+        them = [
+            threading.Thread(target=work, args=(places[i % len(places)],)) for i in range(number)
+        ]
+        for thread in them:
+            thread.start()
+        for thread in them:
+            thread.join()
+
+    return run
+
+
+def _training(backend: d2ldev.Backend) -> Callable[[int], Callable[[], object]]:
+    """Return what prepares a fit of so many steps, of one model that is compiled already."""
+    net = backend.mlp([4, 8, 1])
+    batch = (backend.ones((8, 4)), backend.ones((8, 1)))
+
+    def prepare(size: int) -> Callable[[], object]:
+        return lambda: d2ldev.Trainer(1, backend=backend).fit(net, [batch] * size)
+
+    return prepare
+
+
+def _bytes_a_step(samples: Sequence[Sample]) -> float | None:
+    """Return what the peak rose by from the size before the last, for each step more."""
+    if len(samples) < 2:
+        return None
+    before, last = samples[-2:]
+    return (last.peak - before.peak) / (last.size - before.size)
+
+
+# -- measuring ------------------------------------------------------------------------------------
+
+
+def samples_of(growth: Growth, seconds: float, wait: Callable[[], object]) -> list[Sample]:
+    """Measure the sizes, as far as each run takes no longer than that by the one before."""
+    found: list[Sample] = []
+    for size in growth.sizes:
+        if found and found[-1].seconds * size / found[-1].size > seconds:
+            break
+        begin = _resident()
+        call = growth.prepare(size)
+        call()
+        wait()
+        before = _resident()
+        _reset_peak()
+        times = []
+        gc.disable()  # as timeit does: Python's collector walks over all that there is
+        for _ in range(_RUNS):
+            started = time.perf_counter()
+            result = call()
+            wait()
+            times.append(time.perf_counter() - started)
+            del result
+        gc.enable()
+        peak = _status("VmHWM") - before
+        del call
+        found.append(Sample(size, median(times), max(peak, 0), _resident() - begin))
+    return found
+
+
+def slope(sizes: Sequence[float], values: Sequence[float]) -> float | None:
+    """Return the slope of the line through the logarithms, over the last two decades of sizes.
+
+    >>> slope([1, 10, 100, 1000], [5.0, 1.0, 10.0, 100.0])
+    1.0
+    >>> slope([10, 100], [1.0, 100.0])
+    2.0
+    """
+    pairs = [
+        (math.log10(size), math.log10(value))
+        for size, value in zip(sizes, values, strict=True)
+        if size * _DECADES >= sizes[-1] and value > 0
+    ]
+    if len(pairs) < 2:
+        return None
+    x, y = (sum(each) / len(pairs) for each in zip(*pairs, strict=True))
+    above = sum((a - x) * (b - y) for a, b in pairs)
+    return round(above / sum((a - x) ** 2 for a, _ in pairs), 3)
+
+
+def results_of(growth: Growth, samples: Sequence[Sample]) -> Iterator[Result]:
+    """Yield the slope of the times, and what is asked of the memory."""
+    first, last = samples[0], samples[-1]
+    name = f"{growth.name}: {first.size:,} to {last.size:,} {growth.unit}"
+    steepness = slope([s.size for s in samples], [s.seconds for s in samples])
+    times = last.seconds, first.seconds
+    left = "" if last.size == growth.sizes[-1] else f"{growth.sizes[-1]:,} would take too long"
+    against = f"{first.size:,} {growth.unit}"
+    yield Result(name, growth.statement, against, *times, steepness, "slope", _LINEAR, left)
+    if growth.memory is not None:
+        unit, most, value_of = growth.memory
+        value = value_of(samples)
+        yield Result(f"{name}: memory", growth.statement, against, *times, value, unit, most, left)
+
+
+def _resident() -> int:
+    """Return the bytes that the process holds, when what can be given back was given back."""
+    gc.collect()
+    with suppress(OSError, AttributeError):  # only glibc has it
+        ctypes.CDLL(None).malloc_trim(0)
+    return _status("VmRSS")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(name))
+
+
+def _reset_peak() -> None:
+    """Let the peak of the resident memory begin anew: see proc(5), clear_refs."""
+    Path("/proc/self/clear_refs").write_text("5")
+
+
+# -- the command ----------------------------------------------------------------------------------
+
+
+def table(title: str, growth: Growth, samples: Sequence[Sample], results: list[Result]) -> Table:
+    """Return the sizes of one growth, with what follows from them as the caption."""
+    verdicts = {True: "aim met", False: "AIM MISSED", None: "not measured"}
+    words = [
+        f"{'-' if result.value is None else f'{result.value:.3g}'} {result.unit} "
+        f"(at most {result.aim:g}): {verdicts[result.met]}"
+        for result in results
+    ]
+    made = Table(title=title, caption="; ".join(words))
+    for column in (growth.unit, "seconds", "microseconds each", "peak, MB", "left, MB"):
+        made.add_column(column, justify="right")
+    for each in samples:
+        peak, left = (f"{value / _MB:,.1f}" for value in (each.peak, each.left))
+        one = each.seconds * 1e6 / each.size
+        made.add_row(f"{each.size:,}", f"{each.seconds:.4g}", f"{one:,.3g}", peak, left)
+    return made
+
+
+def plot(measured: Sequence[tuple[Growth, Sequence[Sample]]], path: Path) -> None:
+    """Draw times and peaks over sizes, each growth in a plot of its own."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 2.6 * len(measured)), layout="constrained")
+    for (growth, samples), axes in zip(
+        measured, figure.subplots(len(measured), 2, squeeze=False), strict=True
+    ):
+        sizes = [each.size for each in samples]
+        axes[0].loglog(sizes, [each.seconds for each in samples], marker="o")
+        linear = [samples[-1].seconds * size / sizes[-1] for size in sizes]
+        axes[0].loglog(sizes, linear, linestyle=":", color="gray")
+        axes[0].set(xlabel=growth.unit, ylabel="seconds", title=growth.name)
+        axes[1].plot(sizes, [each.peak / _MB for each in samples], marker="o", label="peak")
+        axes[1].plot(sizes, [each.left / _MB for each in samples], marker="o", label="left")
+        axes[1].set(xscale="log", xlabel=growth.unit, ylabel="MB")
+        axes[1].legend()
+    figure.savefig(path)
+
+
+def main() -> None:
+    """Measure, print, and write the files that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    frameworks = ("torch", "jax", "tensorflow", "mxnet", "reference")
+    parser.add_argument("--framework", choices=frameworks, default="torch")
+    parser.add_argument("--small", action="store_true", help="small sizes, to try it out")
+    parser.add_argument("--only", default="", metavar="TEXT", help="what has it in its name")
+    parser.add_argument("--seconds", type=float, default=300, help="the most for one run")
+    parser.add_argument("--folder", type=Path, help="for files; the system's temporary folder")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw times and memory")
+    arguments = parser.parse_args()
+    os.environ.setdefault("D2LDEV_VIRTUAL_GPUS", "2")  # for the scopes
+    backend = d2ldev.get_backend(arguments.framework)
+    measured, results = [], []
+    with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
+        for growth in growths(backend, Path(folder), is_small=arguments.small):
+            if arguments.only not in growth.name:
+                continue
+            samples = samples_of(growth, arguments.seconds, backend.synchronize)
+            found = list(results_of(growth, samples))
+            title = f"{arguments.framework}, {growth.name}"
+            Console().print(table(title, growth, samples, found))
+            measured.append((growth, samples))
+            results += found
+    if arguments.json is not None:
+        made = document(results, arguments.framework)
+        made["samples"] = {growth.name: [vars(s) for s in samples] for growth, samples in measured}
+        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    if arguments.plot is not None:
+        plot(measured, arguments.plot)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,19 @@
+"""D2L 6.7.5: the exercises that ``d2ldev bench`` measures."""
+
+from __future__ import annotations
+
+import pytest
+
+from d2ldev.bench.exercises import EXERCISES
+from d2ldev_conformance.requirement import requirement
+
+SECTION = "6.7.5"
+
+
+@pytest.mark.parametrize("exercise", EXERCISES.values(), ids=EXERCISES.keys())
+@requirement("bench.exercises-are-measured", section=SECTION)
+def test_an_exercise_is_computed_right_and_where_its_rows_say(backend, exercise):
+    result = exercise.run(backend, exercise.small, seconds=0)
+    assert result.error is None
+    assert all((row.figures is None) == bool(row.note) for row in result.rows)
+    assert result.conclusion.endswith(".")

@@ -1,0 +1,106 @@
+"""One sentence for each exercise, drawn from the figures and from nothing else.
+
+The CPU computes for a virtual GPU: nothing about hardware follows from its figures. Two times of
+which the quartiles overlap, or that differ by less than a twentieth, are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from d2ldev.bench.results import VIRTUAL, Figures, Row, bests
+
+_SAME = 1.05
+
+
+def of_products(rows: Sequence[Row]) -> str:
+    """Say from which size on each GPU is faster than the CPU, and the best rates.
+
+    >>> of_products([Row('', 'cpu', 'cpu', 16, Figures(1.0, 1.0, 1.0, 2.0))])
+    'Here is no real GPU to compare the CPU with; the best rate is 2 GFLOP/s on cpu.'
+    """
+    times: dict[str, dict[int, float]] = {}
+    for device, of_it in _measured(rows).items():
+        times[device] = {row.size or 0: figures.seconds for row, figures in of_it}
+    best = bests([row for row in rows if row.platform != VIRTUAL])
+    peaks = ", ".join(f"{number(rate)} GFLOP/s on {device}" for device, rate in best.items())
+    found = [_crossover(gpu, times[gpu], times.get("cpu", {})) for gpu in times if gpu != "cpu"]
+    found = found or ["here is no real GPU to compare the CPU with"]
+    return _sentence([*found, f"the best rate is {peaks}"] if peaks else found, rows)
+
+
+def _crossover(device: str, gpu: Mapping[int, float], cpu: Mapping[int, float]) -> str:
+    sizes = sorted(gpu.keys() & cpu.keys())
+    if not sizes:
+        return f"no size was measured on both {device} and the CPU"
+    first = None
+    for size in reversed(sizes):
+        if gpu[size] >= cpu[size]:
+            break
+        first = size
+    if first is None:
+        return f"up to {sizes[-1]} x {sizes[-1]}, {device} is not faster than the CPU"
+    least = ", the smallest size," if first == sizes[0] else ""
+    return f"from {first} x {first}{least} on, {device} is faster than the CPU"
+
+
+def of_ways(rows: Sequence[Row]) -> str:
+    """Say of each device how fast its other ways are against the first one.
+
+    >>> of_ways([Row('one by one', 'gpu:0', 'cuda', None, Figures(6.0, 6.0, 6.0, 1.0)),
+    ...          Row('together', 'gpu:0', 'cuda', None, Figures(2.0, 2.0, 2.0, 3.0))])
+    'On gpu:0, together is 3 times as fast as one by one.'
+    """
+    parts = []
+    for device, ((first, before), *others) in _measured(rows).items():
+        parts += [
+            f"on {device}, {row.way} is {_against(figures, before)} {first.way}"
+            for row, figures in others
+        ]
+    return _sentence(parts, rows)
+
+
+def of_rates(rows: Sequence[Row]) -> str:
+    """Say of each device at which rate its ways move bytes."""
+    parts = []
+    for device, of_it in _measured(rows).items():
+        rates = [f"{row.way} moves {number(figures.rate)} MB/s" for row, figures in of_it]
+        parts.append(f"on {device}, {', '.join(rates)}")
+    return _sentence(parts, rows)
+
+
+def _against(figures: Figures, before: Figures) -> str:
+    ratio = before.seconds / figures.seconds
+    overlap = figures.low <= before.high and before.low <= figures.high
+    if overlap or 1 / _SAME < ratio < _SAME:
+        return "as fast as"
+    if ratio > 1:
+        return f"{number(ratio)} times as fast as"
+    return f"{number(1 / ratio)} times as slow as"
+
+
+def _measured(rows: Sequence[Row]) -> dict[str, list[tuple[Row, Figures]]]:
+    """Return what was measured on each device of the hardware."""
+    found: dict[str, list[tuple[Row, Figures]]] = {}
+    for row in rows:
+        if row.figures is not None and row.platform != VIRTUAL:
+            found.setdefault(row.device, []).append((row, row.figures))
+    return found
+
+
+def _sentence(parts: Sequence[str], rows: Sequence[Row]) -> str:
+    virtual = ", ".join(dict.fromkeys(row.device for row in rows if row.platform == VIRTUAL))
+    said = [*parts]
+    if virtual:
+        said.append(f"nothing about a GPU follows from what is virtual here ({virtual})")
+    text = "; ".join(said or ["nothing was compared here, and nothing follows"])
+    return f"{text[0].upper()}{text[1:]}."
+
+
+def number(value: float) -> str:
+    """Return a number with three digits.
+
+    >>> number(0.12345), number(2.0), number(12345.6)
+    ('0.123', '2', '12,346')
+    """
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

@@ -1,0 +1,437 @@
+"""The exercises: what is measured, on which devices, and how it is checked.
+
+Every result is looked at before it is timed: it has to be on the device that the row names, and to
+be right. Where something cannot be measured, the row says why, and has no figure.
+
+Source: D2L, section 6.7.5, and the side notes of section 6.7.2.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from d2ldev.backend import Backend
+from d2ldev.bench import conclusions
+from d2ldev.bench.results import Result, Row
+from d2ldev.device import CPU, Device
+from d2ldev.errors import (
+    D2LDevError,
+    DeviceMismatchError,
+    OutOfDeviceMemoryError,
+    UnsupportedValueError,
+    said,
+)
+from d2ldev.training.log import DeviceLog
+
+# Seconds of one product: a size that would take longer is left out.
+_LONGEST = 0.5
+# Seconds of products that are queued on each of two GPUs.
+_QUEUED = 0.02
+_SMALLEST = 16
+# TensorFloat-32, in which some frameworks multiply on a GPU, has 10 bits.
+_TOLERANCE = 1e-2
+_WIDTH = 100
+_LAYERS = 8
+
+
+@dataclass(frozen=True)
+class Exercise:
+    """One exercise.
+
+    Args:
+        name: of the subcommand.
+        question: what it answers.
+        unit: of the rates.
+        size: what its size is.
+        default, small: the size, and one to try it out.
+        measure: yields the rows, for a backend, a size, and the seconds for each row.
+        conclude: returns the sentence that follows from them.
+    """
+
+    name: str
+    question: str
+    unit: str
+    size: str
+    default: int
+    small: int
+    measure: Callable[[Backend, int, float], Iterator[Row]]
+    conclude: Callable[[list[Row]], str]
+
+    def run(self, backend: Backend, size: int, seconds: float = 0.2) -> Result:
+        """Measure it on a backend; an error of d2ldev's or of the framework's is in the result."""
+        rows: list[Row] = []
+        error = None
+        try:
+            for row in self.measure(backend, size, seconds):
+                rows.append(row)  # noqa: PERF402 - what was measured before an error is kept
+        except Exception as problem:  # whatever a framework raises
+            error = said(problem) if isinstance(problem, D2LDevError) else _in_words(problem)
+        conclusion = self.conclude(rows) if rows else ""
+        return Result(self.name, backend.name, self.question, self.unit, rows, conclusion, error)
+
+
+def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
+    """Multiply square matrices from 16 x 16 up, on every device."""
+    for device in backend.devices():
+        size, row = min(_SMALLEST, largest), None
+        while size <= largest:
+            way = f"{size} x {size}"
+            if row is not None and row.figures and 8 * row.figures.seconds > _LONGEST:
+                note = f"left out: a product would take about {8 * row.figures.seconds:.1g} s"
+                yield replace(_row(backend, way, device), size=size, note=note)
+                break
+            row = replace(_row(backend, way, device), size=size)
+            try:
+                with backend.on(device):
+                    a, b = _matrices(backend, size, device)
+                    _check(backend, a @ b, a, b, device)
+                    timing = backend.timeit(lambda a=a, b=b: a @ b, seconds=seconds)
+                row = row.timed(timing, 2 * size**3 / 1e9)
+            except OutOfDeviceMemoryError as error:
+                row = replace(row, note=_in_words(error))
+            yield row
+            size *= 2
+
+
+def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
+    """Write the parameters of an MLP on each device into a file, and read them back."""
+    width = max(1, round((megabytes * 1e6 / 4 / _LAYERS) ** 0.5))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "parameters")
+        for device in backend.devices():
+            net = backend.mlp([width] * (_LAYERS + 1), device=device)
+            tensors = backend.named_tensors(net)
+            work = sum(map(backend.framework.tensors.nbytes, tensors.values())) / 1e6
+            backend.save(net, path)
+            for name, x in backend.named_tensors(backend.load(path, device)).items():
+                _check_device(backend, x, device, "read parameters")
+                _check_equal(backend, x, backend.to_numpy(tensors[name]), "read parameters")
+            calls: dict[str, Callable[[], object]] = {
+                "save": partial(backend.save, net, path),
+                "load": partial(backend.load, path, device),
+                "load_into": partial(backend.load_into, net, path),
+            }
+            for way, call in calls.items():
+                timing = backend.timeit(call, seconds=seconds)
+                yield _row(backend, way, device).timed(timing, work)
+
+
+def log(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
+    """Log the Frobenius norms of products of 100 x 100: each at once, and through ``DeviceLog``."""
+
+    def one_at_a_time(norm: Callable[[], Any], _device: Device) -> list[float]:
+        return [float(backend.to_numpy(norm())) for _ in range(products)]
+
+    def through_log(norm: Callable[[], Any], device: Device) -> list[float]:
+        kept = DeviceLog(backend, device, max_pending=products)
+        for _ in range(products):
+            kept.add(norm=norm())
+        return kept.flush()["norm"]
+
+    for device in backend.devices():
+        with backend.on(device):
+            a, b = _matrices(backend, _WIDTH, device)
+            _check(backend, a @ b, a, b, device)
+
+            def norm(a: Any = a, b: Any = b) -> Any:
+                return backend.framework.tensors.norm(a @ b)
+
+            expected = float(np.linalg.norm(backend.to_numpy(a) @ backend.to_numpy(b)))
+            for way, call in (
+                ("one at a time", one_at_a_time),
+                ("a DeviceLog with one transfer", through_log),
+            ):
+                for found in call(norm, device):
+                    _check_close(
+                        np.array([found]), np.array([expected]), f"log norms {way}", device
+                    )
+                timing = backend.timeit(call, norm, device, seconds=seconds)
+                yield _row(backend, way, device).timed(timing, products)
+
+
+def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
+    """Multiply on two GPUs: one after the other, and both at once."""
+    gpus = backend.devices()[1:3]
+    ways = ("one after the other", "both at once")
+    if len(gpus) < 2:
+        note = f"needs two GPUs: {backend.name} has {len(gpus)} here"
+        yield from (Row(way, "gpu:0 + gpu:1", "-", note=note) for way in ways)
+        return
+    pairs = [_matrices(backend, size, gpu) for gpu in gpus]
+
+    for gpu, (a, b) in zip(gpus, pairs, strict=True):
+        with backend.on(gpu):
+            _check(backend, a @ b, a, b, gpu)
+            once = backend.timeit(lambda a=a, b=b: a @ b, seconds=0).median
+    products = max(1, int(_QUEUED / once))
+
+    def multiply(*, waits: bool) -> list[Any]:
+        last = []
+        for gpu, (a, b) in zip(gpus, pairs, strict=True):
+            with backend.on(gpu):
+                for _ in range(products):
+                    c = a @ b
+            last.append(c)
+            if waits:
+                backend.synchronize(gpu)
+        return last
+
+    where, platform = " + ".join(map(str, gpus)), backend.platform(gpus[0])
+    for way, waits in zip(ways, (True, False), strict=True):
+        timing = backend.timeit(multiply, waits=waits, seconds=seconds)
+        yield Row(way, where, platform).timed(timing, 2 * products * 2 * size**3 / 1e9)
+
+
+def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
+    """Copy the same bytes to each GPU: in many tensors of 4 kB, and in one."""
+    values = np.arange(number * 1000, dtype="float32")
+    large = backend.asarray(values, device=CPU)
+    small = [backend.asarray(part, device=CPU) for part in values.reshape(number, 1000)]
+    ways: dict[str, Callable[[Device], list[Any]]] = {
+        f"{number} copies": lambda gpu: [backend.to(x, gpu) for x in small],
+        "one copy": lambda gpu: [backend.to(large, gpu)],
+    }
+    for gpu in backend.devices()[1:]:
+        for way, call in ways.items():
+            found = call(gpu)
+            for x in found:
+                _check_device(backend, x, gpu, "copy tensors")
+            _check_equal(backend, found[-1], values[-found[-1].shape[0] :], "copy tensors")
+            timing = backend.timeit(call, gpu, seconds=seconds)
+            yield _row(backend, way, gpu).timed(timing, values.nbytes / 1e6)
+    yield from _without_gpu(backend, ways)
+
+
+def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
+    """Multiply an operand of the CPU on each GPU: moved once, each time, or by the framework."""
+    ways = ("moving at each product", "moving once before", "leaving it to the framework")
+    for gpu in backend.devices()[1:]:
+        a, b = _matrices(backend, _WIDTH, gpu)
+        there = backend.copy(a, CPU)
+
+        def explicit(a: Any = there, b: Any = b, gpu: Device = gpu) -> Any:
+            for _ in range(products):
+                c = backend.to(a, gpu) @ b
+            return c
+
+        def once(a: Any = there, b: Any = b, gpu: Device = gpu) -> Any:
+            a = backend.to(a, gpu)
+            for _ in range(products):
+                c = a @ b
+            return c
+
+        def implicit(a: Any = there, b: Any = b) -> Any:
+            for _ in range(products):
+                c = a @ b
+            return c
+
+        for way, call in zip(ways, (explicit, once, implicit), strict=True):
+            row = _row(backend, way, gpu)
+            with backend.on(gpu):
+                try:
+                    c = call()
+                except Exception as error:
+                    if call is not implicit:
+                        raise
+                    yield replace(row, note=f"{backend.name} refuses it: {_in_words(error)}")
+                    continue
+                _check(backend, c, a, b, gpu if call is not implicit else backend.device_of(c))
+                if backend.device_of(c) is not gpu:
+                    yield replace(row, note=f"it computed on {backend.device_of(c)}")
+                    continue
+                yield row.timed(backend.timeit(call, seconds=seconds), products)
+    yield from _without_gpu(backend, ways)
+
+
+def numpy_in_loop(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
+    """Bring products of 100 x 100 to NumPy: in the loop, and after it."""
+
+    def in_loop(a: Any, b: Any) -> list[Any]:
+        return [backend.to_numpy(a @ b) for _ in range(products)]
+
+    def after(a: Any, b: Any) -> list[Any]:
+        return [backend.to_numpy(c) for c in [a @ b for _ in range(products)]]
+
+    for device in backend.devices():
+        with backend.on(device):
+            a, b = _matrices(backend, _WIDTH, device)
+            _check(backend, a @ b, a, b, device)
+            for way, call in (("NumPy in the loop", in_loop), ("NumPy after the loop", after)):
+                last = call(a, b)[-1]
+                _check_close(last, backend.to_numpy(a @ b), f"bring a product to {way}", device)
+                timing = backend.timeit(call, a, b, seconds=seconds)
+                yield _row(backend, way, device).timed(timing, products)
+
+
+def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
+    """Copy to each GPU from pageable and from pinned memory."""
+    ways = ("pageable memory", "pinned memory")
+    x = backend.ones(megabytes * 250_000, device=CPU)
+    for gpu in backend.devices()[1:]:
+        for way, source in zip(ways, (x, backend.framework.tensors.pinned(x)), strict=True):
+            row = _row(backend, way, gpu)
+            if source is None:
+                yield replace(row, note=f"{backend.name} pins no memory for {gpu}")
+                continue
+            there = backend.to(source, gpu)
+            _check_device(backend, there, gpu, f"copy from {way}")
+            _check_equal(backend, there, backend.to_numpy(x), f"copy from {way}")
+            timing = backend.timeit(backend.to, source, gpu, seconds=seconds)
+            yield row.timed(timing, megabytes)
+    yield from _without_gpu(backend, ways)
+
+
+EXERCISES = {
+    exercise.name: exercise
+    for exercise in (
+        Exercise(
+            "matmul",
+            "From which size on is a product of matrices faster on a GPU than on the CPU?",
+            "GFLOP/s",
+            "the width of the largest matrices",
+            8192,
+            64,
+            matmul,
+            conclusions.of_products,
+        ),
+        Exercise(
+            "parameters",
+            "How fast are parameters on a device written into a file, and read from it?",
+            "MB/s",
+            "the parameters in MB",
+            64,
+            1,
+            parameters,
+            conclusions.of_rates,
+        ),
+        Exercise(
+            "log",
+            "What does it cost to log the norm of each product at once?",
+            "products/s",
+            "the number of products",
+            1000,
+            10,
+            log,
+            conclusions.of_ways,
+        ),
+        Exercise(
+            "two-gpus",
+            "Do two GPUs compute at the same time?",
+            "GFLOP/s",
+            "the width of the matrices",
+            2048,
+            64,
+            two_gpus,
+            conclusions.of_ways,
+        ),
+        Exercise(
+            "copies",
+            "What do many small copies cost against a large one?",
+            "MB/s",
+            "the number of copies",
+            1000,
+            10,
+            copies,
+            conclusions.of_ways,
+        ),
+        Exercise(
+            "operands",
+            "What does an operand cost that is not where it is computed with?",
+            "products/s",
+            "the number of products",
+            1000,
+            10,
+            operands,
+            conclusions.of_ways,
+        ),
+        Exercise(
+            "numpy",
+            "What does it cost to convert each result to NumPy in the loop?",
+            "products/s",
+            "the number of products",
+            1000,
+            10,
+            numpy_in_loop,
+            conclusions.of_ways,
+        ),
+        Exercise(
+            "pinned",
+            "How much faster is a copy from pinned memory?",
+            "MB/s",
+            "MB",
+            64,
+            1,
+            pinned,
+            conclusions.of_ways,
+        ),
+    )
+}
+
+
+def _row(backend: Backend, way: str, device: Device) -> Row:
+    return Row(way, str(device), backend.platform(device))
+
+
+def _without_gpu(backend: Backend, ways: Any) -> Iterator[Row]:
+    """Yield rows that say why, if there is no GPU."""
+    if not backend.num_gpus():
+        note = f"needs a GPU: {backend.name} has none here"
+        yield from (Row(way, "gpu:0", "-", note=note) for way in ways)
+
+
+def _matrices(backend: Backend, size: int, device: Device) -> tuple[Any, Any]:
+    a, b = (backend.randn((size, size), seed=seed, device=device) for seed in (0, 1))
+    return a, b
+
+
+def _check(backend: Backend, c: Any, a: Any, b: Any, device: Device) -> None:
+    """Check that ``c`` is ``a @ b``, and where.
+
+    Both are multiplied by a vector of 1 and -1, which takes no third of the product's time.
+    """
+    attempted = "time a product"
+    _check_device(backend, c, device, attempted)
+    found, left, right = (backend.to_numpy(x).astype("float64") for x in (c, a, b))
+    signs = np.random.default_rng(0).choice([-1.0, 1.0], found.shape[-1])
+    _check_close(found @ signs, left @ (right @ signs), attempted, device)
+
+
+def _check_close(found: Any, expected: Any, attempted: str, device: Device) -> None:
+    error = float(np.linalg.norm(found - expected) / np.linalg.norm(expected))
+    if not error <= _TOLERANCE:
+        raise UnsupportedValueError(
+            attempted,
+            f"its result is wrong by {error:.2g} of its norm",
+            "a framework that computes right: d2ldev doctor",
+            [device],
+        )
+
+
+def _check_equal(backend: Backend, x: Any, expected: Any, attempted: str) -> None:
+    if not np.array_equal(backend.to_numpy(x), expected):
+        raise UnsupportedValueError(
+            attempted, "other values arrived", "d2ldev doctor", [backend.device_of(x)]
+        )
+
+
+def _check_device(backend: Backend, x: Any, device: Device, attempted: str) -> None:
+    there = backend.device_of(x)
+    if there is not device:
+        raise DeviceMismatchError(
+            f"{attempted} on {device}",
+            f"the result is on {there}",
+            "a framework that computes where it is told to: d2ldev doctor",
+            [device, there],
+        )
+
+
+def _in_words(error: Exception) -> str:
+    """Return the first line of an error."""
+    return f"{type(error).__name__}: {said(error)}".partition("\n")[0][:200]

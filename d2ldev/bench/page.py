@@ -1,0 +1,195 @@
+"""Results for people: plots, and one page that compares backends and needs no network."""
+
+from __future__ import annotations
+
+import base64
+import html
+import importlib
+import io
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from d2ldev.bench.conclusions import number
+from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests
+from d2ldev.errors import BackendNotInstalledError
+from d2ldev.files.format.atomic import replacing
+
+_TIMES = ((1, "s"), (1e3, "ms"), (1e6, "us"))
+_STYLE = """
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
+table { border-collapse: collapse; font-size: 14px; margin: 1rem 0 }
+th, td { border-bottom: 1px solid #ccc; padding: .2rem .7rem; text-align: left }
+td:nth-child(n+3) { text-align: right; white-space: nowrap }
+img { max-width: 100%; background: white }
+.error { color: #b00 }
+"""
+
+
+def require_matplotlib() -> None:
+    """Check, before anything is measured, that plots can be drawn.
+
+    Raises:
+        BackendNotInstalledError: if matplotlib is missing.
+    """
+    try:
+        importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise BackendNotInstalledError(
+            "draw what was measured",
+            f"matplotlib cannot be imported: {error}",
+            "pip install 'd2ldev[plots]', or leave out --out",
+        ) from error
+
+
+def write(folder: Path, document: Mapping[str, Any], results: Sequence[Result]) -> None:
+    """Write ``results.json``, the plots of each exercise, and ``index.html``.
+
+    Args:
+        folder: one that exists; files of these names are replaced, each as a whole.
+        document: what ``results.json`` holds.
+        results: of any number of exercises and backends.
+
+    Raises:
+        OSError: if they cannot be written.
+    """
+    by_exercise: dict[str, list[Result]] = {}
+    for result in results:
+        by_exercise.setdefault(result.exercise, []).append(result)
+    parts = []
+    for exercise, of_it in by_exercise.items():
+        drawn = {kind: plot(of_it, kind) for kind in ("svg", "png")}
+        for kind, data in drawn.items():
+            if data:
+                _replace(folder / f"{exercise}.{kind}", data)
+        parts.append(_section(of_it, drawn["svg"]))
+    _replace(folder / "results.json", json.dumps(document, indent=2).encode())
+    _replace(folder / "index.html", _page(document, "\n".join(parts)).encode())
+
+
+def _replace(path: Path, data: bytes) -> None:
+    with replacing(str(path)) as descriptor, os.fdopen(descriptor, "wb", closefd=False) as file:
+        file.write(data)
+
+
+def plot(results: Sequence[Result], kind: str) -> bytes:
+    """Return a picture of one exercise on all backends: ``'svg'`` or ``'png'``; empty if empty."""
+    lines = list(_lines(results))
+    if not lines:
+        return b""
+    figure = importlib.import_module("matplotlib.figure").Figure(
+        figsize=(8, 4.5 if lines[0][1][0].size else 1.5 + 0.35 * len(lines)), layout="constrained"
+    )
+    axes = figure.subplots()
+    if lines[0][1][0].size:
+        for label, rows in lines:
+            axes.plot([row.size for row in rows], _rates(rows), marker="o", label=label)
+        axes.set_xscale("log", base=2)
+        axes.set(yscale="log", xlabel="width", ylabel=results[0].unit)
+        figure.legend(loc="outside right upper")
+    else:
+        axes.barh([label for label, _ in lines], [_rates(rows)[0] for _, rows in lines])
+        axes.invert_yaxis()
+        axes.set_xlabel(results[0].unit)
+    figure.suptitle(results[0].question)
+    data = io.BytesIO()
+    # Without its date, so that the same figures make the same file.
+    figure.savefig(data, format=kind, metadata={"Date": None} if kind == "svg" else None)
+    return data.getvalue()
+
+
+def _lines(results: Sequence[Result]) -> Iterator[tuple[str, list[Row]]]:
+    """Yield what a plot shows, with its label: all sizes of a device, or one way there."""
+    lines: dict[str, list[Row]] = {}
+    for result in results:
+        for row in result.rows:
+            if row.figures is not None:
+                label = f"{result.backend}, {place(row)}"
+                lines.setdefault(label if row.size else f"{label}: {row.way}", []).append(row)
+    yield from lines.items()
+
+
+def _rates(rows: Sequence[Row]) -> list[float]:
+    return [row.figures.rate for row in rows if row.figures is not None]
+
+
+def place(row: Row) -> str:
+    """Return the device of a row, and whether it is virtual."""
+    return f"{row.device} (virtual)" if row.platform == VIRTUAL else row.device
+
+
+def columns(result: Result) -> list[str]:
+    """Return the heads of what ``cells`` yields."""
+    return ["device", "what", "time (quartiles)", result.unit, "of its best"]
+
+
+def cells(result: Result) -> Iterator[list[str]]:
+    """Yield the cells of each row."""
+    best = bests(result.rows)
+    for row in result.rows:
+        figures = ["-", "-", "-"]
+        if found := row.figures:
+            part = found.rate / best[row.device]
+            figures = [_time(found), number(found.rate), f"{part:.0%}"]
+        yield [place(row), row.way, *figures]
+
+
+def remarks(result: Result) -> list[str]:
+    """Return why rows have no figures, each with its row."""
+    return [f"{place(row)}, {row.way}: {row.note}" for row in result.rows if row.note]
+
+
+def _time(found: Figures) -> str:
+    factor, unit = next((each for each in _TIMES if found.seconds * each[0] >= 1), _TIMES[-1])
+    median, low, high = (number(x * factor) for x in (found.seconds, found.low, found.high))
+    return f"{median} {unit} ({low} to {high})"
+
+
+def _section(results: Sequence[Result], picture: bytes) -> str:
+    title = html.escape(f"{results[0].exercise}: {results[0].question}")
+    lines = [f"<h2>{title}</h2>"]
+    if picture:
+        data = base64.b64encode(picture).decode()
+        lines.append(f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">')
+    for result in results:
+        lines += [
+            f"<h3>{html.escape(result.backend)}</h3>",
+            f"<p>{html.escape(result.conclusion)}</p>",
+        ]
+        if result.error is not None:
+            lines.append(f'<pre class="error">{html.escape(result.error)}</pre>')
+        if result.rows:
+            lines += ["<table>", _line("th", columns(result))]
+            lines += [*(_line("td", row) for row in cells(result)), "</table>"]
+        lines += [f"<p>{html.escape(remark)}</p>" for remark in remarks(result)]
+    return "\n".join(lines)
+
+
+def _line(tag: str, texts: Sequence[str]) -> str:
+    return f"<tr>{''.join(f'<{tag}>{html.escape(text)}</{tag}>' for text in texts)}</tr>"
+
+
+def _page(document: Mapping[str, Any], body: str) -> str:
+    facts = []
+    for backend in document["backends"]:
+        versions = ", ".join(f"{name} {version}" for name, version in backend["versions"].items())
+        text = f"{backend['name']}: {versions or 'no versions'}"
+        facts.append(f"<li>{html.escape(text)}</li>")
+        if backend["error"] is not None:
+            facts.append(f'<li><pre class="error">{html.escape(backend["error"])}</pre></li>')
+    common = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head><meta charset="utf-8"><title>d2ldev bench</title><style>{_STYLE}</style></head>
+<body>
+<h1>d2ldev bench</h1>
+<p>{html.escape(document["date"])}: {html.escape(common)}</p>
+<ul>{"".join(facts)}</ul>
+<p>A time is the median of several runs; every device is waited for before and after each.
+The best of a device is the highest rate in its table: of products, the peak that was measured.</p>
+{body}
+</body>
+</html>
+"""

@@ -1,0 +1,224 @@
+"""``d2ldev bench``: the exercises of D2L's section 6.7.5, measured on every device of a backend.
+
+The document of ``--json``, and of ``results.json``, has these keys:
+
+- ``date``, and ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``.
+- ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``notes`` (the warnings
+  of d2ldev), ``error`` (why it could not be used, or null) and ``results``.
+- A result has ``exercise``, ``backend``, ``question``, ``unit``, ``rows``, ``best`` (device -> its
+  highest rate: of products, the measured peak), ``conclusion``, and ``error``, null if the
+  exercise was done to its end.
+- A row has ``way``, ``device``, ``platform``, ``size`` (or null), ``note`` and ``figures``:
+  ``seconds`` (the median), ``low``, ``high`` (the quartiles) and ``rate``; null where nothing was
+  measured, and the note says why.
+
+The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
+after Ctrl-C.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from d2ldev.active import active_backend, get_backend
+from d2ldev.bench import page
+from d2ldev.bench.exercises import EXERCISES, Exercise
+from d2ldev.bench.results import Result, result_from
+from d2ldev.cli.examination import installed_version, versions
+from d2ldev.cli.screen import (
+    collected_warnings,
+    complain,
+    exit_status,
+    in_words,
+    make_console,
+    only_for_the_result,
+)
+from d2ldev.errors import CheckpointError, D2LDevError, UnknownBackendError
+from d2ldev.registry import discovery, selection
+
+_INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was asked for on the command line.
+
+    Args:
+        exercises: their names.
+        backends: their names; none is the active one.
+        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment.
+        size: of the one exercise; None is its default.
+        is_small: whether each exercise has its small size.
+        out: the folder for page, plots and JSON; None writes none.
+        as_json: whether to print the document instead of tables.
+    """
+
+    exercises: tuple[str, ...]
+    backends: tuple[str, ...] = ()
+    virtual_gpus: int | None = None
+    size: int | None = None
+    is_small: bool = False
+    out: Path | None = None
+    as_json: bool = False
+
+    def size_of(self, exercise: Exercise) -> int:
+        """Return the size of an exercise."""
+        if self.size is not None:
+            return self.size
+        return exercise.small if self.is_small else exercise.default
+
+    def command(self, backend: str) -> list[str]:
+        """Return the command that measures one backend in a process of its own."""
+        argv = [sys.executable, "-P", "-m", "d2ldev", "bench", "--backend", backend, "--json"]
+        argv += self.exercises if len(self.exercises) == 1 else ("--all",)
+        for option, value in (("--virtual-gpus", self.virtual_gpus), ("--size", self.size)):
+            argv += [] if value is None else [option, str(value)]
+        return [*argv, "--small"] if self.is_small else argv
+
+
+def run(request: Request) -> int:
+    """Measure, show and write the results, and return the exit status."""
+    try:
+        for name in request.backends:
+            _check_name(name)
+        if request.out is not None:
+            page.require_matplotlib()
+            with _writing(request.out):
+                request.out.mkdir(parents=True, exist_ok=True)
+                tempfile.TemporaryFile(dir=request.out).close()
+        if request.as_json:
+            with only_for_the_result():
+                document, status = _measured(request)
+            sys.stdout.write(json.dumps(document, indent=2) + "\n")
+        else:
+            document, status = _measured(request)
+            show(make_console(), document)
+        if request.out is not None:
+            with _writing(request.out):
+                page.write(request.out, document, results_of(document))
+    except D2LDevError as error:
+        complain(str(error))
+        return exit_status(error)
+    except KeyboardInterrupt:
+        complain("cannot go on measuring: interrupted, and nothing was written")
+        return _INTERRUPTED
+    return status
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(
+            f"write the results into {folder}",
+            error.strerror or in_words(error),
+            "--out DIR, a folder that can be written",
+        ) from error
+
+
+def _check_name(name: str) -> None:
+    known = discovery.known_backends()
+    if discovery.canonical_name(name) not in known:
+        raise UnknownBackendError(
+            f"measure the backend {name!r}",
+            f"there are {', '.join(sorted(known))}",
+            f"--backend {next(iter(known))}",
+        )
+
+
+def _measured(request: Request) -> tuple[dict[str, Any], int]:
+    """Return the document and the exit status."""
+    if len(request.backends) > 1:
+        found = [_measured_elsewhere(request, name) for name in request.backends]
+    else:
+        found = [_measured_here(request)]
+    document = {
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "versions": versions(),
+        "backends": [backend for backend, _ in found],
+    }
+    return document, max(status for _, status in found)
+
+
+def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
+    """Return what one backend's part of the document is, and the exit status."""
+    made: dict[str, Any] = {"name": "", "versions": {}, "notes": [], "error": None, "results": []}
+    with collected_warnings() as notes:
+        made["notes"] = notes
+        try:
+            if request.virtual_gpus is not None:
+                selection.virtual_gpus(request.virtual_gpus)
+            backend = get_backend(request.backends[0]) if request.backends else active_backend()
+        except Exception as error:  # a third party's ``__init__`` may raise anything
+            made["name"] = request.backends[0] if request.backends else "-"
+            made["error"] = str(error) if isinstance(error, D2LDevError) else in_words(error)
+            return made, exit_status(error)
+        made["name"] = backend.name
+        made["versions"] = {name: installed_version(name) for name in backend.distributions}
+        progress = Console(stderr=True)
+        for name in request.exercises:
+            exercise = EXERCISES[name]
+            with progress.status(f"{backend.name}: {name}"):
+                result = exercise.run(backend, request.size_of(exercise))
+            made["results"].append(result.as_json())
+    return made, int(any(result["error"] is not None for result in made["results"]))
+
+
+def _measured_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int]:
+    """Measure a backend in a process of its own: TensorFlow and MXNet cannot share one."""
+    # With the packages of this process, also if it runs in a checkout.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(  # noqa: S603
+        request.command(name), env=environment, stdout=subprocess.PIPE, text=True, check=False
+    )
+    try:
+        made: dict[str, Any] = json.loads(done.stdout)["backends"][0]
+    except ValueError:
+        error = f"measuring {name} ended with status {done.returncode}"
+        made = {"name": name, "versions": {}, "notes": [], "error": error, "results": []}
+    return made, done.returncode and 1
+
+
+def results_of(document: dict[str, Any]) -> list[Result]:
+    """Return the results of all backends."""
+    return [
+        result_from(result) for backend in document["backends"] for result in backend["results"]
+    ]
+
+
+def show(console: Console, document: dict[str, Any]) -> None:
+    """Print the tables, each with its conclusion; errors go to the standard error."""
+    for result in results_of(document):
+        title = f"\n{result.backend}, {result.exercise}: {result.question}"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+        for number, name in enumerate(page.columns(result)):
+            table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
+        for texts in page.cells(result):
+            table.add_row(*map(Text, texts))
+        console.print(table)
+        for remark in page.remarks(result):
+            console.print(Text(remark, style="dim"))
+        console.print(Text(result.conclusion, style="green"))
+        if result.error is not None:
+            complain(result.error)
+    for backend in document["backends"]:
+        for note in backend["notes"]:
+            console.print(Text.assemble(("note: ", "bold yellow"), note))
+        if backend["error"] is not None:
+            complain(backend["error"])

@@ -1,0 +1,130 @@
+"""The exercises: what they refuse to show, and the reasons of rows without figures."""
+
+import pytest
+from d2ldev_reference import ReferenceFramework
+
+import d2ldev
+from d2ldev import OutOfDeviceMemoryError
+from d2ldev.bench import exercises
+from d2ldev.bench.exercises import EXERCISES
+from d2ldev.device import CPU, gpu
+
+
+@pytest.fixture
+def backend():
+    return d2ldev.Backend(ReferenceFramework(virtual_gpus=1))
+
+
+def run(name, backend, size=None):
+    exercise = EXERCISES[name]
+    return exercise.run(backend, size or exercise.small, seconds=0)
+
+
+def test_a_result_that_is_wrong_is_an_error_and_has_no_figures(backend, monkeypatch):
+    to_numpy = backend.framework.tensors.to_numpy
+    monkeypatch.setattr(backend.framework.tensors, "to_numpy", lambda x: to_numpy(x) + 1)
+    result = run("matmul", backend)
+    assert "time a product: its result is wrong by" in result.error
+    assert result.rows == []
+
+
+def test_a_result_that_is_elsewhere_is_an_error_and_has_no_figures(backend, monkeypatch):
+    monkeypatch.setattr(backend, "device_of", lambda x: CPU)
+    result = run("matmul", backend)
+    assert "cannot time a product on gpu:0: the result is on cpu" in result.error
+    assert {row.device for row in result.rows} == {"cpu"}
+
+
+def test_other_norms_than_those_of_the_products_are_an_error(backend, monkeypatch):
+    norm = backend.framework.tensors.norm
+    monkeypatch.setattr(backend.framework.tensors, "norm", lambda x: norm(x) * 2)
+    assert (
+        "log norms one at a time: its result is wrong by 1 of its norm" in run("log", backend).error
+    )
+
+
+def test_an_error_of_the_framework_is_in_the_result_with_the_rows_before_it(backend, monkeypatch):
+    def fail(obj, path):
+        raise RuntimeError("no such engine")
+
+    monkeypatch.setattr(backend, "load_into", fail)
+    result = run("parameters", backend)
+    assert result.error == "RuntimeError: no such engine"
+    assert [row.way for row in result.rows] == ["save", "load"]
+
+
+def test_products_are_of_all_powers_of_2_up_to_the_size(backend):
+    rows = run("matmul", backend, 70).rows
+    assert [(row.device, row.size) for row in rows] == [
+        (device, size) for device in ("cpu", "gpu:0") for size in (16, 32, 64)
+    ]
+
+
+def test_a_size_below_the_first_one_is_measured_alone(backend):
+    assert [row.size for row in run("matmul", backend, 3).rows] == [3, 3]
+
+
+def test_a_product_that_would_take_too_long_is_left_out_with_its_reason(backend, monkeypatch):
+    monkeypatch.setattr(exercises, "_LONGEST", 0)
+    _, second = run("matmul", backend).rows[:2]
+    assert (second.size, second.figures) == (32, None)
+    assert second.note.startswith("left out: a product would take about ")
+
+
+def test_a_product_for_which_the_memory_is_too_small_says_so(backend, monkeypatch):
+    def fail(shape, **options):
+        raise OutOfDeviceMemoryError("make a tensor", "there are 3 bytes", "a smaller one")
+
+    monkeypatch.setattr(backend, "randn", fail)
+    result = run("matmul", backend, 16)
+    assert result.error is None
+    assert {row.note for row in result.rows} == {
+        "OutOfDeviceMemoryError: cannot make a tensor: there are 3 bytes"
+    }
+
+
+@pytest.mark.parametrize("name", ["copies", "operands", "pinned"])
+def test_without_a_gpu_the_rows_say_that_they_need_one(name):
+    rows = run(name, d2ldev.Backend(ReferenceFramework(virtual_gpus=0))).rows
+    assert {(row.note, row.figures) for row in rows} == {
+        ("needs a GPU: reference has none here", None)
+    }
+
+
+def test_with_one_gpu_the_rows_of_two_say_that_they_need_two(backend):
+    rows = run("two-gpus", backend).rows
+    assert {(row.note, row.figures) for row in rows} == {
+        ("needs two GPUs: reference has 1 here", None)
+    }
+
+
+def test_an_operand_that_the_framework_refuses_to_move_has_its_words(backend):
+    refused = run("operands", backend).rows[-1]
+    assert refused.figures is None
+    assert refused.note.startswith("reference refuses it: ValueError: ")
+
+
+def test_memory_that_is_not_pinned_has_no_figures(backend):
+    pageable, pinned = run("pinned", backend).rows
+    assert pageable.figures is not None
+    assert (pinned.figures, pinned.note) == (None, "reference pins no memory for gpu:0")
+
+
+def test_memory_that_is_pinned_is_measured(backend, monkeypatch):
+    monkeypatch.setattr(backend.framework.tensors, "pinned", backend.copy)
+    assert run("pinned", backend).rows[1].figures is not None
+
+
+def test_the_rate_is_the_work_by_the_median(backend):
+    row = run("matmul", backend, 16).rows[0]
+    assert row.figures.rate == pytest.approx(2 * 16**3 / 1e9 / row.figures.seconds)
+
+
+def test_parameters_are_of_the_size_that_was_asked_for(backend):
+    save = run("parameters", backend, 2).rows[0]
+    assert save.figures.rate * save.figures.seconds == pytest.approx(2, rel=0.01)
+
+
+def test_the_device_of_a_row_is_virtual_where_the_backends_is(backend):
+    platforms = {row.device: row.platform for row in run("numpy", backend).rows}
+    assert platforms == {"cpu": "cpu", "gpu:0": backend.platform(gpu())}
