@@ -4,7 +4,7 @@ Every error says what was attempted, what stood in the way, which devices were i
 and the line that fixes it. Each class is also the built-in exception that a caller who
 does not know d2ldev would catch.
 
-Held by ``tests/core/test_errors.py`` and the requirements ``errors.*`` of the conformance suite.
+Held by ``tests/core/package/test_errors.py`` and the requirements ``errors.*`` of the suite.
 """
 
 from __future__ import annotations

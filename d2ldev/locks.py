@@ -5,7 +5,7 @@ d2ldev has no other kind of lock.
 A fork copies the memory and one thread. A lock that another thread held would stay locked in the
 child for ever.
 
-Held by ``tests/core/test_locks.py``.
+Held by ``tests/core/package/test_locks.py``.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ With ``from d2ldev.native import torch as d2l`` the chapter runs as it is printe
 ``torch.ones(2, 3, device=d2l.try_gpu(1))``, on virtual GPUs as well. Any known backend is had by
 its name; importing this module imports none of them.
 
-Held by ``tests/core/test_native.py`` and the ``test_<framework>_chapter.py`` of each backend.
+Held by ``tests/core/package/test_native.py`` and each backend's ``test_<framework>_chapter.py``.
 
 Source: D2L, section 6.7.1, "Computing Devices".
 """

@@ -11,7 +11,7 @@ import d2ldev
 
 TESTS = Path(__file__).parent.parent
 CONFTEST, PROCESSES = (
-    (TESTS / name).read_text(encoding="utf-8") for name in ("conftest.py", "processes.py")
+    (TESTS / name).read_text(encoding="utf-8") for name in ("conftest.py", "helpers/processes.py")
 )
 
 

@@ -14,8 +14,8 @@ from mutants import MUTANTS, Crashing, Hanging, Queued
 from processes import searched
 
 HERE = Path(__file__).parent
-for module in pkgutil.iter_modules(mutants.__path__):
-    importlib.import_module(f"mutants.{module.name}")
+for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
+    importlib.import_module(module.name)
 TIME_LIMIT = 120
 """Seconds for one mutant."""
 PARTS = 8

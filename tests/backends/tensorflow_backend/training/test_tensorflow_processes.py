@@ -203,11 +203,12 @@ def folder(tmp_path_factory):
     """What two processes have learned."""
     folder = tmp_path_factory.mktemp("processes")
     here = Path(__file__).parent
+    helpers = here.parents[2] / "helpers"
     program = folder / "program.py"
     program.write_text(
         f"import pathlib, sys, warnings\n"
         f"warnings.simplefilter('ignore')\n"
-        f"sys.path += [{str(here)!r}, {str(here.parents[1])!r}]\n"
+        f"sys.path += [{str(here)!r}, {str(helpers)!r}]\n"
         f"from test_tensorflow_processes import learn_all\n"
         f"learn_all(pathlib.Path({str(folder)!r}))\n"
     )

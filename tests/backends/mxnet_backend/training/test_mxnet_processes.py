@@ -49,7 +49,7 @@ def started(command, size, **more):
     """Start processes of one launch; them, and the port by which their servers are known."""
     port = free_port()
     common = {
-        "PYTHONPATH": searched([Path(__file__).parents[2]]),
+        "PYTHONPATH": searched([Path(__file__).parents[3] / "helpers"]),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "D2LDEV_PEER_TIMEOUT": str(TIMEOUT),

@@ -18,7 +18,7 @@ from test_jax_parallel import Dense, LeNet, Normalized, Own, Scaled
 import d2ldev
 
 HERE = Path(__file__).parent
-PATH = [HERE, HERE.parents[1]]
+PATH = [HERE, HERE.parents[2] / "helpers"]
 # XLA adds up the gradients of parts in another order.
 DIGITS = 1e-4
 

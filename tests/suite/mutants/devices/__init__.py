@@ -1,0 +1,1 @@
+"""Faults of the room of devices, and of what stands on it."""
