@@ -31,6 +31,9 @@ from d2ldev.training.order import checked_random_state, random_state
 # How many seconds the other processes have to end by themselves after one has failed.
 PATIENCE = 5.0
 
+# Not "fork": a driver does not go on in a copy of the process that has begun to use it.
+START_METHOD = "spawn"
+
 _BEGUN = b"begun"
 
 # Where this process, which ``fit`` has started, leaves what it has learned.
@@ -65,7 +68,7 @@ def trained_in_processes(
             Path(folder, "work").write_bytes(pickle.dumps(work))
         except Exception as error:  # pickle raises many kinds
             raise _not_sent(number, said(error)) from error
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []
         receivers = []
         try:

@@ -11,7 +11,7 @@ from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_value
 
 SECTION = "13.6"
 
-pytestmark = pytest.mark.needs_gpus(2)
+pytestmark = [pytest.mark.needs_gpus(2), pytest.mark.usefixtures("copied_processes")]
 
 
 def _data(examples=14, batch_size=5):

@@ -1,0 +1,35 @@
+"""How the processes are started that train together."""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing import forkserver
+
+import pytest
+
+from d2ldev import Backend, settings
+from d2ldev.training import spawning
+
+# Imported by the process that is copied, not here.
+_PRELOADED = "d2ldev_conformance.suite.parallel.preloaded"
+
+
+@pytest.fixture(scope="module")
+def copied_processes(backend: Backend) -> Iterator[None]:
+    """Lets ``fit`` start copies of one process, in which the framework is imported once.
+
+    Only with virtual GPUs: a driver does not go on in a copy. The processes of a user are new ones.
+    """
+    virtual_gpus = backend.framework.virtual_gpus
+    is_possible = "forkserver" in multiprocessing.get_all_start_methods()
+    if not (virtual_gpus and is_possible and backend.framework.parallel.process_per_device):
+        yield
+        return
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(settings.BACKEND, backend.name)
+        patch.setenv(settings.VIRTUAL_GPUS, str(virtual_gpus))
+        multiprocessing.set_forkserver_preload([_PRELOADED])
+        forkserver.ensure_running()
+        patch.setattr(spawning, "START_METHOD", "forkserver")
+        yield
