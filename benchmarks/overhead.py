@@ -13,6 +13,7 @@ import argparse
 import datetime
 import importlib.metadata
 import json
+import os
 import platform
 from dataclasses import asdict
 from pathlib import Path
@@ -72,7 +73,7 @@ def document(results: list[Result], framework: str) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
         "versions": {name: _version(name) for name in distributions},
         "results": [{**asdict(result), "met": result.met} for result in results],
     }

@@ -1,7 +1,8 @@
 """Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
 
 ``conformance/results/*.json`` are reports of the suite, ``benchmarks/results/*.json`` those
-of the benchmarks. Nothing in the documents that is a figure of ours is typed by hand.
+of the benchmarks. Nothing in the documents that is a figure of ours is typed by hand. What was
+measured on a CPU is a ratio, which another machine gives again, more or less, unlike milliseconds.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ def with_tables(text: str) -> str:
     tables = {
         "support": support_rows(),
         "overhead": overhead_rows(),
-        "log": time_rows("device-log-*"),
-        "training": time_rows("training-*"),
-        "files": time_rows("files-*"),
+        "log": ratio_rows("device-log-*"),
+        "training": ratio_rows("training-*"),
+        "files": ratio_rows("files-*"),
     }
     for name, rows in tables.items():
         block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
@@ -72,26 +73,44 @@ def overhead_rows() -> Iterator[str]:
         ours, theirs = (
             f"`{_in_a_cell(result[side])}`" for side in ("ours_statement", "theirs_statement")
         )
-        yield f"| {framework} | {result['name']} | {ours} | {theirs} | {_figure(result)} |"
+        yield f"| {framework} | {_name(result)} | {ours} | {theirs} | {_figure(result)} |"
+    yield from _circumstances("overhead-*")
 
 
-def time_rows(files: str) -> Iterator[str]:
-    """Return one row, with both times, for each comparison in the files of that name."""
-    yield "| framework | what | with d2ldev | against | without | ratio | aim |"
-    yield "|---|---|---|---|---|---|---|"
+def ratio_rows(files: str) -> Iterator[str]:
+    """Return one row for each comparison in the files of that name."""
+    yield "| framework | what | against | ratio | aim |"
+    yield "|---|---|---|---|---|"
     for framework, result in _results(files):
-        ours, theirs = (f"{result[side] * 1e3:.3g} ms" for side in ("ours", "theirs"))
         against = _in_a_cell(result["theirs_statement"])
-        figures = f"{ours} | {against} | {theirs} | {_figure(result)}"
-        yield f"| {framework} | {result['name']} | {figures} |"
+        yield f"| {framework} | {_name(result)} | {against} | {_figure(result)} |"
+    yield from _circumstances(files)
+
+
+def _circumstances(files: str) -> Iterator[str]:
+    """Return when, on what and with what each of the files was measured."""
+    lines = []
+    for document in _documents(ROOT / "benchmarks" / "results", files):
+        there = [f"{name} {version}" for name, version in document["versions"].items() if version]
+        what = ", ".join([document["machine"], f"Python {document['python']}", *there])
+        lines.append(f"- {_framework(document)}: {document['date']}, {what}")
+    yield ""
+    yield from dict.fromkeys(lines)  # one for two files that were measured together
+
+
+def _name(result: dict[str, Any]) -> str:
+    """Return what was measured, with what to know about it."""
+    return f"{result['name']} ({result['note']})" if result["note"] else str(result["name"])
 
 
 def _figure(result: dict[str, Any]) -> str:
     """Return the cells of the ratio and of its aim, which is marked where it is missed."""
-    unit = "" if result["unit"] == "ratio" else f" {result['unit']}"
-    aim = "" if result["aim"] is None else f"{result['aim']:g}"
+    value, aim, unit = result["value"], result["aim"], result["unit"]
+    if unit not in ("ratio", "of theirs"):  # a time, of which the aim is the measure
+        value, aim, unit = value / aim, 1, "of the aim"
+    shown = f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
     missed = " **missed**" if result["met"] is False else ""
-    return f"{result['value']:.3g}{unit} | {aim}{missed}"
+    return f"{shown} | {'' if aim is None else f'{aim:g}'}{missed}"
 
 
 def _in_a_cell(statement: str) -> str:
@@ -102,9 +121,14 @@ def _in_a_cell(statement: str) -> str:
 def _results(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each result of the benchmarks in files of that name, with its framework."""
     for document in _documents(ROOT / "benchmarks" / "results", files):
-        framework = next(name for name in document["versions"] if name != "d2ldev")
         for result in document["results"]:
-            yield framework.removesuffix("-cpu"), result
+            yield _framework(document), result
+
+
+def _framework(document: dict[str, Any]) -> str:
+    """Return the framework of a document: the first of its distributions that is not d2ldev."""
+    framework = next(name for name in document["versions"] if name != "d2ldev")
+    return str(framework).removesuffix("-cpu")
 
 
 def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:

@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import shutil
 from pathlib import Path
 from types import FunctionType
 
@@ -106,6 +107,40 @@ def test_every_row_of_a_speed_table_names_its_framework():
 def test_every_row_of_a_table_is_one_line(name):
     rows = [line for line in DOCUMENTS[name].splitlines() if line.startswith("|")]
     assert [row for row in rows if not row.endswith("|")] == []
+
+
+def test_results_that_change_change_the_documents(tool, tmp_path, monkeypatch):
+    results = tmp_path / "benchmarks" / "results"
+    shutil.copytree(ROOT / "benchmarks" / "results", results)
+    shutil.copytree(ROOT / "conformance" / "results", tmp_path / "conformance" / "results")
+    monkeypatch.setitem(tool["with_tables"].__globals__, "ROOT", tmp_path)
+    before = DOCUMENTS["speed.md"]
+    assert tool["with_tables"](before) == before
+    for path in results.glob("*.json"):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        for change in (
+            lambda document: document["results"][0].update(value=123456.0, met=False),
+            lambda document: document.update(date="1999-12-31"),
+            lambda document: document.update(machine="an abacus"),
+            lambda document: document["versions"].update(d2ldev="99"),
+        ):
+            changed = json.loads(json.dumps(document))
+            change(changed)
+            path.write_text(json.dumps(changed), encoding="utf-8")
+            assert tool["with_tables"](before) != before
+        path.write_text(json.dumps(document), encoding="utf-8")
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_no_figure_is_typed_by_hand(name):
+    # Timeouts, which are no measurements, are in seconds.
+    text = re.sub(r"<!-- (\w+) -->.*?<!-- end of \1 -->", "", DOCUMENTS[name], flags=re.DOTALL)
+    unit = r"(?:ns|us|µs|ms|[kMG]i?B/s|[MGT]FLOPS|%|times (?:as|faster|slower)|x faster)"
+    assert re.findall(rf"\b\d[\d.]* ?{unit}(?!\w)", text) == []
+
+
+def test_times_of_a_cpu_are_ratios():
+    assert re.findall(r"\b[\d.]+ (?:ns|us|ms)\b", DOCUMENTS["speed.md"]) == []
 
 
 def test_every_missed_aim_is_marked():
