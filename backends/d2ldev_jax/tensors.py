@@ -72,8 +72,8 @@ class JaxTensors(Tensors):
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
         self._places = devices.places
-        # The device of each sharding in which an array was seen.
-        self._seen: dict[jax.sharding.Sharding, Device] = {}
+        # The device of each native device and kind of memory in which an array was seen.
+        self._seen: dict[tuple[jax.Device, str | None], Device] = {}
         # Without a seed, a key is the number of the draw, folded into a root of this process.
         # Threads can share a count without a lock.
         self._root = int.from_bytes(os.urandom(4))
@@ -82,10 +82,12 @@ class JaxTensors(Tensors):
     # -- asking -----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
-        # Cheaper than ``x.device``. Unusual arrays are checked closely below.
+        # Unusual arrays are checked closely below. ``_device`` is private: ``x.device`` takes ten
+        # times as long, and shardings, of which each array has its own, are compared in Python.
         try:
             if not x.is_deleted():
-                return self._seen[x.sharding]
+                sharding = x.sharding
+                return self._seen[sharding._device, sharding.memory_kind]
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         return self._looked_up(x)
@@ -127,7 +129,7 @@ class JaxTensors(Tensors):
                 f"{kind} belongs to {device}, but its bytes are in the host's memory ({memory})",
                 f"x = jax.device_put(x, backend.native('{device}')) brings them there",
             )
-        self._seen[x.sharding] = device
+        self._seen[native, memory] = device
         return device
 
     @property
