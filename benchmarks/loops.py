@@ -5,7 +5,8 @@ Each waits for the device once per epoch, when it reads the last loss, as the fa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 LEARNING_RATE = 0.1
@@ -21,11 +22,13 @@ class Framework(NamedTuple):
         lenet: makes LeNet, as D2L has it (section 7.6).
         is_channels_last: whether its convolutions take images of shape ``(n, 28, 28, 1)``.
         loops: the name of a hand-written loop -> makes an epoch of it for a model.
+        fits: the name of the framework's own method that trains -> the same.
     """
 
     lenet: Callable[[], Any]
     is_channels_last: bool
     loops: dict[str, Callable[[Any], Epoch]]
+    fits: Mapping[str, Callable[[Any], Epoch]] = MappingProxyType({})
 
 
 def torch_framework() -> Framework:
@@ -159,7 +162,29 @@ def tensorflow_framework() -> Framework:
 
         return epoch
 
-    return Framework(lenet, True, {"@tf.function": loop})
+    def fit(model: Any) -> Epoch:
+        loss_object = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(keras.optimizers.SGD(LEARNING_RATE), loss_object)
+
+        def epoch(batches: Batches) -> object:
+            return model.fit(_Sequence(batches), epochs=1, verbose=0, shuffle=False)
+
+        class _Sequence(keras.utils.PyDataset):
+            """Batches that are tensors already, as Keras takes them."""
+
+            def __init__(self, batches: Batches) -> None:
+                super().__init__()
+                self._batches = batches
+
+            def __len__(self) -> int:
+                return len(self._batches)
+
+            def __getitem__(self, i: int) -> Any:
+                return self._batches[i]
+
+        return epoch
+
+    return Framework(lenet, True, {"@tf.function": loop}, {"model.fit": fit})
 
 
 def mxnet_framework() -> Framework:

@@ -97,8 +97,8 @@ def jax_rows() -> Iterator[Row]:
     }
     yield from _rows(
         names,
-        to=("jax.device_put(x, native)", 0.10),
-        batch=("jax.device_put(batch, native)", 0.10),
+        to=("jax.device_put(x, native)", 0.03),
+        batch=("jax.device_put(batch, native)", 0.06),
         ones="jnp.ones((2, 3), device=native)",
         place="by_hand(twin, next(natives))",
     )
@@ -144,7 +144,7 @@ def tensorflow_rows() -> Iterator[Row]:
     }
     yield from _rows(
         names,
-        to=("identity(x, native)", 0.10),
+        to=("identity(x, native)", 0.015),
         batch=("identity(batch, native)", None),
         ones="ones(native)",
         place="by_hand(twin, next(natives))",
@@ -175,7 +175,7 @@ def mxnet_rows() -> Iterator[Row]:
     }
     yield from _rows(
         names,
-        to=("x.as_in_ctx(native)", 1.0),
+        to=("x.as_in_ctx(native)", 0.70),
         batch=("{'x': x.as_in_ctx(native), 'y': [x.as_in_ctx(native) for x in (x, x)]}", None),
         ones="mx.np.ones((2, 3), ctx=native)",
         place="by_hand(twin, next(natives))",
@@ -221,7 +221,7 @@ def _rows(
     """Make the same five comparisons for each framework."""
     yield Comparison("to, a tensor that is there", "backend.to(x, device)", *to, names)
     yield Comparison("to, a batch that is there", "backend.to(batch, device)", *batch, names)
-    yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.10, names)
+    yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.05, names)
     ours = "backend.place(model, next(devices))"
     yield Comparison(f"place, {_LAYERS} layers that move", ours, place, 1.10, names)
 

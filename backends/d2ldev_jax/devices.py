@@ -20,6 +20,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
+from functools import cached_property
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
@@ -279,8 +280,12 @@ class HardwareDevices(JaxDevices):
         names = {platform} if platform == "tpu" else {platform, "gpu"}
         if allowed and not names & set(allowed.split(",")):
             return False
-        points = entry_points(group="jax_plugins")
-        return platform == "tpu" or any(platform in point.value for point in points)
+        return platform == "tpu" or any(platform in name for name in self._plugins)
+
+    @cached_property
+    def _plugins(self) -> list[str]:
+        """The modules of JAX's plugins, which it loads once; to find them takes milliseconds."""
+        return [point.value for point in entry_points(group="jax_plugins")]
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""

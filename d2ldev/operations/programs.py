@@ -217,9 +217,14 @@ def _is_simple(value: Any) -> bool:
 
 def _is_installed(module: str) -> bool:
     """Return whether a module is Python's, a package's, or d2ldev's."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""  # none in a notebook
+    return _is_package(module, file)
+
+
+@lru_cache(maxsize=4096)  # a fit asks a thousand times, about a hundred modules
+def _is_package(module: str, file: str) -> bool:
     if module.startswith("d2ldev") or module in sys.builtin_module_names:
         return True
-    file = getattr(sys.modules.get(module), "__file__", None) or ""  # none in a notebook
     return file.startswith(_STANDARD_LIBRARY) or _INSTALLED.search(file) is not None
 
 
