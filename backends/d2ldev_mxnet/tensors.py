@@ -22,7 +22,8 @@ from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _NDArray = mx.nd.NDArray
 _library = mx.base._LIB
-_get_context = _library.MXNDArrayGetContext
+# It reads two numbers. To give up Python's lock for that takes a tenth of the call.
+_get_context = ctypes.PyDLL(None, handle=_library._handle).MXNDArrayGetContext
 # MXNet hands numbers to its operators as doubles.
 _EXACT = 2**53
 # The wheels are built without ``USE_INT64_TENSOR_SIZE``.
