@@ -218,8 +218,10 @@ def _rows(
     ones: str,
     place: str,
 ) -> Iterator[Row]:
-    """Make the same five comparisons for each framework."""
+    """Make the same comparisons for each framework, and show what the question alone takes."""
     yield Comparison("to, a tensor that is there", "backend.to(x, device)", *to, names)
+    floor = "to, a tensor that is there: device_of alone"
+    yield Comparison(floor, "backend.device_of(x)", to[0], None, names)
     yield Comparison("to, a batch that is there", "backend.to(batch, device)", *batch, names)
     yield Comparison("ones", "backend.ones((2, 3), device=device)", ones, 1.05, names)
     ours = "backend.place(model, next(devices))"
