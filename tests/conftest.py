@@ -10,7 +10,7 @@ from processes import make_backend, make_package
 import d2ldev
 from d2ldev.registry import selection
 
-pytest_plugins = ["pytester"]
+pytest_plugins = ["pytester", "machines"]
 
 
 def pytest_configure(config):

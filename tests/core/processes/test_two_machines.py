@@ -1,11 +1,11 @@
-"""Two machines, as two network namespaces with addresses of their own and a cable between them."""
+"""Two machines: what they learn, and what ends when one cannot be reached."""
 
-import os
 import subprocess
 import time
 
 import pytest
 from launched import LIMIT, command, environment, shown, written
+from machines import ip, launched_on
 
 TRAIN = """
 import d2ldev, numpy as np
@@ -22,55 +22,6 @@ def train(epochs=3, callback=None):
 TIMEOUT = 2
 SOON = 30
 """Seconds, on a machine that is busy."""
-
-
-def ip(*arguments):
-    done = subprocess.run(
-        ["ip", *map(str, arguments)], capture_output=True, text=True, timeout=LIMIT, check=False
-    )
-    return done.returncode, done.stderr.strip()
-
-
-@pytest.fixture
-def machines():
-    """The names of two namespaces, which are 10.77.0.1 and 10.77.0.2."""
-    names = [f"d2ldev-{os.getpid()}-{i}" for i in (0, 1)]
-    cables = [f"d2l{os.getpid()}{end}"[:15] for end in "ab"]
-    try:
-        made = []
-        for name in names:
-            made += [("netns", "add", name), ("-n", name, "link", "set", "lo", "up")]
-        made.append(("link", "add", cables[0], "type", "veth", "peer", "name", cables[1]))
-        for i, (name, cable) in enumerate(zip(names, cables, strict=True)):
-            made += [
-                ("link", "set", cable, "netns", name),
-                ("-n", name, "link", "set", cable, "name", "cable"),
-                ("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", "cable"),
-                ("-n", name, "link", "set", "cable", "up"),
-            ]
-        for arguments in made:
-            try:
-                status, problem = ip(*arguments)
-            except FileNotFoundError:
-                status, problem = 1, "there is no command ip"
-            if status:
-                pytest.skip(f"no namespace can be made here: {problem}")
-        yield names
-    finally:
-        for name in names:
-            if os.path.exists(f"/run/netns/{name}"):
-                ip("netns", "delete", name)
-
-
-def launched_on(machine, rank, program, *options):
-    address = ["--nodes", 2, "--node-rank", rank, "--address", "10.77.0.1:29500"]
-    return subprocess.Popen(
-        ["ip", "netns", "exec", machine, *command(*address, *options, program)],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_they_learn_what_one_machine_learns(machines, tmp_path):

@@ -14,12 +14,15 @@ import process_runs
 import pytest
 from d2ldev_mxnet import servers
 from launched import environment, free_port, variables
+from lost_processes import assert_all_end
+from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from several_gpus import TOLERANCE
 
 from d2ldev import UnsupportedValueError
 
 pytestmark = pytest.mark.usefixtures("set_np")
+nightly = pytest.mark.nightly
 
 LIMIT = 120
 TIMEOUT = 3
@@ -162,6 +165,16 @@ def test_three_processes_learn_what_one_learns(tmp_path):
         assert_same(found[0][case], found[2][case])
 
 
+@nightly
+@pytest.mark.parametrize(("size", "num_gpus"), [(3, 1), (4, 0)])
+def test_any_number_of_processes_learns_what_one_learns(tmp_path, size, num_gpus):
+    first, *others = made(process_runs.CASES, tmp_path, size, num_gpus)
+    for case in process_runs.CASES:
+        assert_same_as_one(first[case], case, 0)
+        for other in others:
+            assert_same(first[case], other[case])
+
+
 def begun(folder):
     """Start two processes, and wait until both train."""
     processes, port = started(["-c", LONG], 2, FOLDER=str(folder))
@@ -185,6 +198,13 @@ def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
     assert not left(port)
 
 
+@nightly
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, number):
+    assert_all_end(backend, tmp_path, how)
+
+
 def test_a_lost_server_ends_all(tmp_path):
     processes, port = begun(tmp_path)
     (*_, server) = sorted({*alive(port)} - {process.pid for process in processes})
@@ -203,3 +223,8 @@ def test_variables_of_another_launch_of_mxnet_are_refused(monkeypatch):
     group = namedtuple("Group", "size")(2)
     with pytest.raises(UnsupportedValueError, match="unset DMLC_ROLE DMLC_PS_ROOT_URI: "):
         servers.Servers(group)
+
+
+@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=nightly)])
+def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
+    assert_two_machines_learn_what_one_process_learns("mxnet", machines, tmp_path, processes)

@@ -15,10 +15,13 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from lost_processes import assert_all_end
+from machines import assert_two_machines_learn_what_one_process_learns
 from several_gpus import CLASSES, FEATURES, TOLERANCE, flat_batches, images, trained
 
 from d2ldev import UnsupportedValueError
 
+nightly = pytest.mark.nightly
 layers = keras.layers
 
 
@@ -198,9 +201,15 @@ def learn_all(folder):
         (folder / f"{case}-{rank}.json").write_text(json.dumps(history))
 
 
+@pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=nightly) for n in (3, 4))])
+def size(request):
+    """How many processes train."""
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    """What two processes have learned."""
+def folder(tmp_path_factory, size):
+    """What several processes have learned."""
     folder = tmp_path_factory.mktemp("processes")
     here = Path(__file__).parent
     helpers = here.parents[2] / "helpers"
@@ -213,7 +222,7 @@ def folder(tmp_path_factory):
         f"learn_all(pathlib.Path({str(folder)!r}))\n"
     )
     done = subprocess.run(
-        [sys.executable, "-m", "d2ldev", "launch", "--processes", "2", str(program)],
+        [sys.executable, "-m", "d2ldev", "launch", "--processes", str(size), str(program)],
         env={**os.environ, "D2LDEV_VIRTUAL_GPUS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"},
         capture_output=True,
         text=True,
@@ -232,7 +241,7 @@ def learned(folder, case, rank=0):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist for variables")  # as Keras says of it
 @pytest.mark.parametrize("case", [case for case in CASES if case not in OF_THEIR_OWN])
-def test_two_processes_learn_what_one_does(backend, folder, case):
+def test_several_processes_learn_what_one_does(backend, folder, case):
     (values, history), (expected, curves) = learned(folder, case), learn(backend, case)
     tolerance = _COARSE.get(case, TOLERANCE)
     assert len(values) == len(expected)
@@ -244,31 +253,46 @@ def test_two_processes_learn_what_one_does(backend, folder, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_both_processes_end_with_the_same(folder, case):
-    values, others = learned(folder, case)[0], learned(folder, case, 1)[0]
-    assert len(values) == len(others)
-    for value, other in zip(values.values(), others.values(), strict=True):
-        np.testing.assert_array_equal(value, other)
+def test_all_processes_end_with_the_same(folder, size, case):
+    values = learned(folder, case)[0]
+    for rank in range(1, size):
+        others = learned(folder, case, rank)[0]
+        assert len(values) == len(others)
+        for value, other in zip(values.values(), others.values(), strict=True):
+            np.testing.assert_array_equal(value, other)
 
 
-def test_statistics_are_those_of_the_first_process(folder):
+def test_statistics_are_those_of_the_first_process(folder, size):
     values, _ = learned(folder, "normalized")
     (mean,) = (value for name, value in values.items() if "moving_mean" in name)
     expected = np.zeros(FEATURES)
     for x, _ in 2 * even():
-        expected = (expected + x[:2].mean(0)) / 2
+        expected = (expected + x[: -(-len(x) // size)].mean(0)) / 2
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_process_has_its_own_devices_alone(folder, rank):
-    known = json.loads((folder / f"known-{rank}.json").read_text())
-    assert known["devices"] == ["cpu", "gpu:0"]
-    assert known["placed"] == "gpu:0"
-    assert not known["strategy"]
+def test_a_process_has_its_own_devices_alone(folder, size):
+    for rank in range(size):
+        known = json.loads((folder / f"known-{rank}.json").read_text())
+        assert known["devices"] == ["cpu", "gpu:0"]
+        assert known["placed"] == "gpu:0"
+        assert not known["strategy"]
 
 
 def test_a_process_joins_before_tensorflow_begins(backend):
     group = SimpleNamespace(size=2)
     with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
         backend.framework.parallel.join(group)
+
+
+@nightly
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, number):
+    assert_all_end(backend, tmp_path, how)
+
+
+@nightly
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
+    assert_two_machines_learn_what_one_process_learns("tensorflow", machines, tmp_path, processes)

@@ -2,16 +2,16 @@
 
 import os
 import pickle
-import random
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from launched import free_port, run_processes, variables
+from launched import free_port, variables
+from lost_processes import assert_all_end
+from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from processes_program import RUNS, batches, mlp
 
@@ -81,39 +81,12 @@ def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(toget
     assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
 
 
-LOST = """
-import os, signal, sys, threading
-from d2ldev import Trainer
-from processes_program import batches, mlp
-
-how, delay, shard, path = sys.argv[1:]
-lost = threading.Timer(float(delay), os.kill, (os.getpid(), getattr(signal, how)))
-
-def begin(epoch, history):
-    if epoch == 0 and os.environ["RANK"] == "1":
-        lost.start()
-
-trainer = Trainer(10**6, backend="torch", shard=shard or None, callback=begin)
-trainer.fit(mlp(), batches(), loss="cross_entropy", optimizer="adam", checkpoint=path)
-"""
-
-
 @nightly
 @pytest.mark.parametrize("shard", ["", "parameters"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 @pytest.mark.parametrize("number", range(3))
 def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, number):
-    delay, path = random.uniform(0, 2), tmp_path / "run"
-    folder = Path(__file__).parent
-    begin = time.monotonic()
-    ended = run_processes(LOST, how, delay, shard, path, number=3, timeout=5, lost=1, path=[folder])
-    assert time.monotonic() - begin < 60, delay
-    for other in (ended[0], ended[2]):
-        assert other.returncode == 1, (delay, other.stderr)
-        assert "PeerLostError: cannot train in 3 processes: rank 1 on " in other.stderr, delay
-    # Its file is whole.
-    options = {"loss": "cross_entropy", "optimizer": "adam", "checkpoint": path}
-    Trainer(1, backend=torch_backend).fit(mlp(), batches(), resume=True, **options)
+    assert_all_end(torch_backend, tmp_path, how, shard)
 
 
 # -- processes that fit starts --------------------------------------------------------------------
@@ -140,3 +113,9 @@ def test_a_model_with_lazy_modules_comes_back_built(virtual):
         return net[0].weight.detach().cpu()
 
     torch.testing.assert_close(fit(2), fit(1))
+
+
+@nightly
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
+    assert_two_machines_learn_what_one_process_learns("torch", machines, tmp_path, processes)
