@@ -105,6 +105,11 @@ def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
         torch.testing.assert_close(x, y)
 
 
+def test_processes_on_virtual_gpus_print_nothing(virtual, capfd):
+    Trainer(1, 2, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_model_with_lazy_modules_comes_back_built(virtual):
     def fit(number):
         torch.manual_seed(0)
