@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import threading
 import time
 
 import numpy as np
@@ -258,10 +259,28 @@ def test_a_copy_of_a_process_holds_no_connection_and_cannot_train():
     assert "made by a fork" in second.text
 
 
+def test_a_process_that_gives_up_ends_the_work_of_all():
+    """As a thread does it that has seen the end of an engine."""
+
+    def body(rank):
+        group = d2ldev.get_backend("reference").framework.group()
+        with group.working():
+            if rank == 1:
+                thread = threading.Thread(target=group.give_up, args=("its server has ended",))
+                thread.start()
+                thread.join()
+                group.check()
+            return group.gather("what rank 1 does not come to")
+
+    for each in together(body, 3, timeout=30):
+        assert each.error == "PeerLostError"
+        assert "rank 1 on" in each.text
+        assert "is lost: its server has ended. Rank" in each.text
+        assert each.seconds < BOUND
+
+
 def test_nothing_is_left_of_a_group_that_was_left():
     def body(rank):
-        import threading
-
         before = set(os.listdir("/proc/self/fd")) if os.path.exists("/proc/self/fd") else set()
         threads = threading.active_count()
         train()
