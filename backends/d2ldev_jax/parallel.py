@@ -127,12 +127,9 @@ class JaxParallel(Parallel):
         from d2ldev_jax.training.places import SeveralProcesses
 
         if settings.shard is not None:
-            raise UnsupportedValueError(
-                f"train with shard={settings.shard!r} in {group.size} processes",
-                "with JAX the devices of one process share the parameters",
-                "Trainer(max_epochs, num_gpus=2, shard='parameters') in one process, or "
-                "D2LDEV_BACKEND=torch",
-            )
+            from d2ldev_jax.training.sharded import JaxShardLearner
+
+            return JaxShardLearner(self._framework, model, settings, group)
         return JaxLearner(
             self._framework, model, settings, lambda native: SeveralProcesses(group, native)
         )

@@ -129,9 +129,8 @@ class JaxLearner(Learner):
         self._sums, self._scaler, self._rate = self._places.whole(
             (self._sums, self._scaler, self._rate)
         )
-        self._take()
-        arrays = self._model_arrays, self._optimizer_arrays, self._scaler
-        self._model_arrays, self._optimizer_arrays, self._scaler = self._places.of_the_first(arrays)
+        self._take(self._places.begun)
+        self._scaler = self._places.of_the_first(self._scaler)
 
     def sync(self) -> None:
         if not self._is_synced:
@@ -179,8 +178,9 @@ class JaxLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        arrays, (inputs, y) = self._places.alone(self._model_arrays, (inputs, y))
-        loss, prediction = self._places.local(self._evaluate(arrays, inputs, y))
+        arrays, batch = self._places.alone(self._model_arrays, (inputs, y), self.portion)
+        results = self._evaluate(arrays, *batch)
+        loss, prediction = self._places.evaluated(results, self.portion)
         return loss, prediction
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
@@ -202,14 +202,19 @@ class JaxLearner(Learner):
 
         return put
 
-    def _take(self) -> None:
-        """Take the arrays from the model and the optimizer."""
-        model_split, self._model_arrays = self._settled(self._model)
+    def _take(self, put: Callable[[list[Any]], list[Any]] | None = None) -> None:
+        """Take the arrays from the model and the optimizer.
+
+        Args:
+            put: brings them to where a step takes them.
+        """
+        put = put or self._places.held
+        model_split, self._model_arrays = self._settled(self._model, put)
         own = self._optimizer.tx
         if self._rate is not None:
             self._optimizer.tx = _with_any_rate(self.settings.optimizer)
         try:
-            optimizer_split, self._optimizer_arrays = self._settled(self._optimizer)
+            optimizer_split, self._optimizer_arrays = self._settled(self._optimizer, put)
         finally:
             self._optimizer.tx = own
         if self._splits != (model_split, optimizer_split):
@@ -236,7 +241,9 @@ class JaxLearner(Learner):
         methods = self.settings.methods
         return _own_comparison(methods, is_step=True), _own_comparison(methods, is_step=False)
 
-    def _settled(self, obj: Any) -> tuple[_Split, list[Tensor]]:
+    def _settled(
+        self, obj: Any, put: Callable[[list[Any]], list[Any]]
+    ) -> tuple[_Split, list[Tensor]]:
         """Split an object; its arrays are as a step returns them, so that a step is traced once."""
         split, leaves = _split(obj)
         strong = [
@@ -245,7 +252,7 @@ class JaxLearner(Learner):
             else jnp.asarray(x, jnp.result_type(x))
             for x in leaves
         ]
-        return split, self._places.held(strong)
+        return split, put(strong)
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:

@@ -7,7 +7,7 @@ XLA makes the program of each, and adds up the gradients of their parts.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -45,6 +45,10 @@ class OneDevice:
         """Return a nesting of the model's arrays as a step takes them, the same on all devices."""
         return jax.device_put(arrays, self._native)
 
+    def begun(self, arrays: list[Any]) -> list[Any]:
+        """Return the first process's arrays of the model or the optimizer, as a step takes them."""
+        return self.held(arrays)
+
     def of_the_first(self, arrays: Any) -> Any:
         """Return the arrays of the first process, of those that ``whole`` has returned."""
         return arrays
@@ -58,9 +62,15 @@ class OneDevice:
         """
         return batch
 
-    def alone(self, arrays: list[Any], batch: Any) -> tuple[list[Any], Any]:
+    def alone(
+        self, arrays: list[Any], batch: Any, _portion: Portion | None = None
+    ) -> tuple[list[Any], Any]:
         """Return the model's arrays and a batch for a program of this process alone."""
         return arrays, batch
+
+    def evaluated(self, results: Any, _portion: Portion | None) -> Any:
+        """Return the loss and the prediction of a batch, on this process's first device."""
+        return self.local(results)
 
     def local(self, results: Any) -> Any:
         """Return what is the same on all devices, on this process's first."""
@@ -99,7 +109,9 @@ class SeveralDevices(OneDevice):
         places = [self._split if is_even and rank else self._whole for rank in ranks]
         return jax.tree.unflatten(structure, jax.device_put(leaves, places))
 
-    def alone(self, arrays: list[Any], batch: Any) -> tuple[list[Any], Any]:
+    def alone(
+        self, arrays: list[Any], batch: Any, _portion: Portion | None = None
+    ) -> tuple[list[Any], Any]:
         return arrays, self.given(batch, None)
 
     def local(self, results: Any) -> Any:
@@ -165,6 +177,9 @@ class SeveralProcesses(OneDevice):
     def whole(self, arrays: Any) -> Any:
         return jax.tree.map(self._everywhere, jax.device_put(self.local(arrays), self._native))
 
+    def begun(self, arrays: list[Any]) -> list[Any]:
+        return self.of_the_first(self.held(arrays))  # type: ignore[no-any-return]
+
     def of_the_first(self, arrays: Any) -> Any:
         leaves, structure = jax.tree.flatten(self.local(arrays))
         own = [self._part_of(self._size, x[None]) for x in leaves]
@@ -191,7 +206,9 @@ class SeveralProcesses(OneDevice):
         others = (wholes.get(i, x) for i, x in enumerate(leaves))
         return jax.tree.unflatten(structure, others)
 
-    def alone(self, arrays: list[Any], batch: Any) -> tuple[list[Any], Any]:
+    def alone(
+        self, arrays: list[Any], batch: Any, _portion: Portion | None = None
+    ) -> tuple[list[Any], Any]:
         return self.local(arrays), batch
 
     def local(self, results: Any) -> Any:
@@ -223,6 +240,57 @@ class SeveralProcesses(OneDevice):
             return x
         start, stop = bounds(portion.length, self._rank, self._size)
         return x[start:stop] if portion.number else x[:1]
+
+
+class ShardedProcesses(SeveralProcesses):
+    """A device of each of several processes, which holds a part of the model's arrays.
+
+    What is whole on a device for a moment is one array.
+
+    Args:
+        group: the processes.
+        native: JAX's device in this one.
+        home: where the user's own model is, whole.
+    """
+
+    def __init__(self, group: Group, native: jax.Device, home: jax.Device) -> None:
+        super().__init__(group, native)
+        self.split = self._split
+        self._home = home
+
+    def held(self, arrays: list[Any]) -> list[Any]:
+        return [self._own_part(x, spread(self._split, x)) for x in arrays]
+
+    def begun(self, arrays: list[Any]) -> list[Any]:
+        found = []
+        for x in arrays:
+            own = self._part_of(self._size, jax.device_put(x, self._native)[None])
+            found.append(jax.block_until_ready(_first(spread(self._split, x))(own)))
+        return found
+
+    def home(self, arrays: list[Any]) -> list[Any]:
+        return [jax.block_until_ready(jax.device_put(self._local(x), self._home)) for x in arrays]
+
+    def alone(
+        self, arrays: list[Any], batch: Any, portion: Portion | None = None
+    ) -> tuple[list[Any], Any]:
+        """Return what all processes evaluate together: none of them has all of the model."""
+        return arrays, self.given(batch, portion)
+
+    def evaluated(self, results: Any, portion: Portion | None) -> Any:
+        loss, prediction = results
+        return self.local(loss), self.part(prediction, portion)
+
+    def _own_part(self, x: Tensor, sharding: NamedSharding) -> Tensor:
+        rows = sharding.addressable_devices_indices_map(x.shape)[self._native]
+        part = jax.device_put(x[rows], self._native)
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, [part])
+
+
+@cache
+def _first(sharding: NamedSharding) -> Any:
+    """Return a function that spreads the first of several arrays."""
+    return jax.jit(lambda xs: xs[0], out_shardings=sharding)
 
 
 def _shardings(natives: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:

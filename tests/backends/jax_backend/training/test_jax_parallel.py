@@ -18,7 +18,6 @@ from several_gpus import (
 )
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
-from d2ldev.framework import Settings
 
 
 class LeNet(nnx.Module):
@@ -227,9 +226,3 @@ def test_arrays_are_spread_after_a_step_as_before_it(backend):
     trainer.callback = SimpleNamespace(on_step_end=on_step_end)
     trainer.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
     assert seen == {(5, 8)}
-
-
-def test_processes_do_not_share_parameters(backend):
-    settings = Settings(shard="parameters")
-    with pytest.raises(UnsupportedValueError, match="in one process"):
-        backend.framework.parallel.learner_of_group(Dense(), settings, SimpleNamespace(size=2))

@@ -12,6 +12,8 @@ import numpy as np
 import optax
 import pytest
 from launched import run_processes
+from lost_processes import assert_all_end
+from machines import assert_two_machines_learn_what_one_process_learns
 from several_gpus import flat_batches, images, trained
 from test_jax_parallel import Dense, LeNet, Normalized, Own, Scaled
 
@@ -47,19 +49,28 @@ def _scheduled(_model):
     return optax.adam(optax.cosine_decay_schedule(0.1, 10))
 
 
+SHARED = {"shard": "parameters"}
 CASES = {
     "convolutions": (LeNet, images(28, 28, 1), {"lr": 0.1}),
     "statistics and masks": (Normalized, flat_batches(), {"optimizer": "adam"}),
     "method": (Own, flat_batches(), {"lr": 0.1, "loss": None, "metrics": ()}),
     "fp16": (Dense, flat_batches(12, 4), {"lr": 0.1, "precision": "fp16", "accumulate": 2}),
+    "shared": (Normalized, flat_batches(), {"optimizer": "adam", "fits": 2} | SHARED),
 }
 MORE = {
+    "shared method": (Own, flat_batches(), {"lr": 0.1, "loss": None, "metrics": ()} | SHARED),
+    "shared, accumulated": (
+        LeNet,
+        images(28, 28, 1),
+        {"optimizer": "momentum", "accumulate": 2, "gradient_clip_val": 0.1} | SHARED,
+    ),
+    "shared fp16": (Dense, flat_batches(7), {"optimizer": "adam", "precision": "fp16"} | SHARED),
     "two predictions": (Both, flat_batches(12, 4), {"loss": _of_both, "metrics": [_accuracy]}),
     "optax": (Dense, flat_batches(), {"optimizer": _scheduled, "fits": 2}),
     "numbers": (Scaled, [(x, 2.5, y) for x, y in flat_batches(7)], {"lr": 0.1}),
     "bf16": (Dense, flat_batches(), {"lr": 0.1, "precision": "bf16", "accumulate": 2}),
 }
-FEWER_DIGITS = {"bf16": 2e-3, "fp16": 1e-3}
+FEWER_DIGITS = {"bf16": 2e-3, "fp16": 1e-3, "shared fp16": 1e-3}
 
 
 def main():
@@ -157,6 +168,13 @@ def test_the_loss_of_the_process_with_the_service_of_jax_is_an_error_of_the_othe
     assert "PeerLostError: cannot train in 2 processes: rank 0 on " in other.stderr
 
 
+@pytest.mark.nightly
+@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("number", range(3))
+def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, number):
+    assert_all_end(backend, tmp_path, how)
+
+
 def test_a_program_may_initialize_jax_itself():
     environment = {"OWN_ADDRESS": _free_address()}
     found = _found(_trained(2, 0, "method", environment=environment, timeout=30))
@@ -181,3 +199,9 @@ def test_devices_that_jax_has_looked_for_before_are_refused():
     done = _trained(2, 0, how="in use")
     assert [each.returncode for each in done] == [1, 1]
     assert "d2ldev.set_backend('jax')" in done[0].stderr + done[1].stderr
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("processes", [1, 2])
+def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
+    assert_two_machines_learn_what_one_process_learns("jax", machines, tmp_path, processes)
