@@ -1,6 +1,7 @@
 """How training in several processes scales, and what ``Trainer`` costs over a hand-written loop.
 
     python benchmarks/scaling.py [--framework NAME] [--processes 1 2 4] [--gpus]
+                                 [--epochs N] [--steps N] [--batch N]
                                  [--json FILE] [--plot FILE]
 
 Weak scaling gives each process a batch of one size, strong scaling a part of one batch. In each
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,7 +24,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch
@@ -33,10 +35,21 @@ import d2ldev
 from d2ldev.training.trainer import Trainer
 
 AIM = 1.05
-_BATCH = 256
-_STEPS = 20
 _WARM_UP = 2
-_EPOCHS = 15
+
+
+class Sizes(NamedTuple):
+    """How much is measured.
+
+    Args:
+        epochs: of each side.
+        steps: of an epoch.
+        batch: the examples of a batch, of each process in weak scaling.
+    """
+
+    epochs: int = 15
+    steps: int = 20
+    batch: int = 256
 
 
 def torch_loop(model: Any, _native: Any, _batch: int) -> Epoch:
@@ -183,7 +196,7 @@ LOOPS: dict[str, Callable[[Any, Any, int], Epoch]] = {
 # -- in each process ------------------------------------------------------------------------------
 
 
-def measure(name: str, is_on_gpus: bool) -> list[dict[str, Any]]:
+def measure(name: str, sizes: Sizes, is_on_gpus: bool) -> list[dict[str, Any]]:
     """Return what this process measures of each model and each kind of scaling."""
     backend, framework = d2ldev.get_backend(name), FRAMEWORKS[name]()
     images = (28, 28, 1) if framework.is_channels_last else (1, 28, 28)
@@ -195,16 +208,17 @@ def measure(name: str, is_on_gpus: bool) -> list[dict[str, Any]]:
     processes = int(os.environ.get("WORLD_SIZE", "1"))
     for model, make_model, shape in cases:
         for kind in ("weak", "strong") if processes > 1 else ("both",):
-            size = _BATCH * processes if kind == "weak" else _BATCH
-            ours, theirs = _epochs(backend, make_model, size, shape, LOOPS[name], is_on_gpus)
+            size = sizes.batch * processes if kind == "weak" else sizes.batch
+            of_kind = sizes._replace(batch=size)
+            ours, theirs = _epochs(backend, make_model, of_kind, shape, LOOPS[name], is_on_gpus)
             found.append(
                 {
                     "model": model,
                     "scaling": kind,
                     "processes": processes,
                     "batch": size,
-                    "ours": median(ours) / _STEPS,
-                    "theirs": median(theirs) / _STEPS,
+                    "ours": median(ours) / sizes.steps,
+                    "theirs": median(theirs) / sizes.steps,
                     "ratio": median(a / b for a, b in zip(ours, theirs, strict=True)),
                 }
             )
@@ -214,13 +228,13 @@ def measure(name: str, is_on_gpus: bool) -> list[dict[str, Any]]:
 def _epochs(
     backend: d2ldev.Backend,
     make_model: Callable[[], Any],
-    size: int,
+    sizes: Sizes,
     shape: tuple[int, ...],
     make_loop: Callable[[Any, Any, int], Epoch],
     is_on_gpus: bool,
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each epoch of ours, and of the hand-written one after it."""
-    draw = np.random.default_rng(0)
+    draw, size = np.random.default_rng(0), sizes.batch
     inputs, labels = draw.standard_normal((size, *shape), "float32"), draw.integers(0, 10, size)
     batch = backend.asarray(inputs, device="cpu"), backend.asarray(labels, device="cpu")
     rank, processes = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
@@ -239,13 +253,13 @@ def _epochs(
         backend.synchronize()
         between = time.perf_counter()
         ours.append(between - began)
-        epoch_of_theirs([part] * _STEPS)
+        epoch_of_theirs([part] * sizes.steps)
         backend.synchronize()
         began = time.perf_counter()
         theirs.append(began - between)
 
-    trainer = Trainer(_WARM_UP + _EPOCHS, int(is_on_gpus), backend=backend, callback=callback)
-    trainer.fit(make_model(), [batch] * _STEPS, loss="cross_entropy", lr=LEARNING_RATE)
+    trainer = Trainer(_WARM_UP + sizes.epochs, int(is_on_gpus), backend=backend, callback=callback)
+    trainer.fit(make_model(), [batch] * sizes.steps, loss="cross_entropy", lr=LEARNING_RATE)
     return ours[_WARM_UP:], theirs[_WARM_UP:]
 
 
@@ -262,14 +276,21 @@ def launched(arguments: argparse.Namespace, processes: int) -> list[dict[str, An
         port = probe.getsockname()[1]
     common = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes, "MASTER_PORT": port}
     command = [sys.executable, __file__, "--framework", arguments.framework, "--measure"]
+    for name in Sizes._fields:
+        command += [f"--{name}", str(getattr(arguments, name))]
     command += ["--gpus"] if arguments.gpus else []
-    started = []
-    for rank in range(processes):
-        variables = {**common, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
-        environment = os.environ | {name: str(value) for name, value in variables.items()}
-        environment.setdefault("OMP_NUM_THREADS", "1")
-        started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))  # noqa: S603
-    outputs = [process.communicate()[0] for process in started]
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for rank in range(processes):
+            variables = {**common, "RANK": rank, "LOCAL_RANK": rank, "MASTER_ADDR": "127.0.0.1"}
+            environment = os.environ | {name: str(value) for name, value in variables.items()}
+            environment.setdefault("OMP_NUM_THREADS", "1")
+            started.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE))  # noqa: S603
+        outputs = [process.communicate()[0] for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
     if any(process.returncode for process in started):
         raise SystemExit(1)
     found: list[dict[str, Any]] = json.loads(outputs[0].decode().splitlines()[-1])
@@ -337,6 +358,8 @@ def main() -> None:
     parser.add_argument("--framework", choices=LOOPS, default="torch")
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
     parser.add_argument("--gpus", action="store_true", help="train each process on a GPU")
+    for name, value in Sizes()._asdict().items():
+        parser.add_argument(f"--{name}", type=int, default=value, metavar="N")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the speeds")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
@@ -344,8 +367,11 @@ def main() -> None:
     if arguments.measure:
         if not arguments.gpus:
             _pin()
-        print(json.dumps(measure(arguments.framework, arguments.gpus)))
+        sizes = Sizes(*(getattr(arguments, name) for name in Sizes._fields))
+        print(json.dumps(measure(arguments.framework, sizes, arguments.gpus)))
         return
+    # So that its processes are ended, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     found = [row for number in arguments.processes for row in launched(arguments, number)]
     where = "on GPUs" if arguments.gpus else "on the CPU"
     Console().print(table(f"d2ldev and {arguments.framework}'s own loop, {where}", found))
