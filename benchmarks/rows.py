@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import batches
+from loops import FRAMEWORKS as TRAINED
 from measure import Addition, Comparison, ProcessComparison, Row
 
 _LAYERS = 50
@@ -70,8 +71,60 @@ def torch_rows() -> Iterator[Row]:
 
 
 def virtual_torch_rows() -> Iterator[Row]:
-    """Compare with PyTorch on two virtual GPUs: what moves between them."""
-    yield from batches.torch_rows(_with_two_virtual_gpus("torch"))
+    """Compare with PyTorch on two virtual GPUs: what moves between them, and what is computed."""
+    backend = _with_two_virtual_gpus("torch")
+    yield from batches.torch_rows(backend)
+    yield from _virtual_operation_rows(backend)
+
+
+def _virtual_operation_rows(backend: Any) -> Iterator[Row]:
+    """Compare operations on a virtual GPU of PyTorch's with the CPU's, and with what they need."""
+    import torch
+
+    there, here = backend.native("gpu:0"), torch.device("cpu")
+    x, y = torch.randn(8, 8), torch.randn(8, 8)
+    lenet, loop = TRAINED["torch"]().lenet, next(iter(TRAINED["torch"]().loops.values()))
+    images, labels = torch.randn(128, 1, 28, 28), torch.randint(10, (128,))
+    names: dict[str, Any] = {"x": x, "y": y, "x_gpu": x.to(there), "y_gpu": y.to(there)}
+    names |= {"relu": torch.relu, "floor": _floor_kernel(x, y)}
+    for native, suffix in ((here, ""), (there, "_gpu")):
+        names[f"epoch{suffix}"] = loop(lenet().to(native))
+        names[f"batches{suffix}"] = [(images.to(native), labels.to(native))] * 2
+    for name, ours, theirs, aim in (
+        ("x + y", "x_gpu + y_gpu", "x + y", 5.0),
+        ("relu", "relu(x_gpu)", "relu(x)", 5.0),
+        ("matmul", "x_gpu @ y_gpu", "x @ y", 5.0),
+        ("the least that x + y can cost", "floor(x_gpu, y_gpu)", "x + y", None),
+        ("epoch of LeNet on gpu:0 against cpu", "epoch_gpu(batches_gpu)", "epoch(batches)", 2.0),
+    ):
+        title = name if "against" in name else f"{name} on a virtual GPU against the CPU"
+        note = "a Python kernel that runs the CPU's and makes no result" if aim is None else ""
+        yield Comparison(title, ours, theirs, aim, names, note)
+
+
+def _floor_kernel(x: Any, y: Any) -> Any:
+    """Return an operator whose Python kernel runs the CPU's on given tensors, and nothing else.
+
+    No virtual GPU whose kernels are in Python can be faster; the CPU's result is thrown away,
+    because what makes a tensor on the virtual GPU of it is ours.
+    """
+    import torch
+
+    library = torch.library.Library("d2ldev_floor", "DEF")
+    library.define("plus(Tensor x, Tensor y) -> Tensor")
+    on_cpu = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+    add = torch.ops.aten.add.Tensor._handle.redispatch_boxed
+
+    def plus(x_gpu: Any, _y_gpu: Any) -> Any:
+        add(on_cpu, x, y)
+        return x_gpu
+
+    library.impl("plus", plus, "PrivateUse1")
+    _kept.append(library)  # its kernels go with it
+    return torch.ops.d2ldev_floor.plus
+
+
+_kept: list[Any] = []
 
 
 def jax_rows() -> Iterator[Row]:

@@ -21,8 +21,10 @@ from d2ldev_torch.virtual.memory import (
     CPU_KEYS,
     as_cpu,
     as_virtual,
+    forget_origin,
     join_memory,
     not_dense,
+    origin_of,
     resize,
 )
 
@@ -54,6 +56,10 @@ _HOST_RESULTS = {"_pack_padded_sequence": (1,), "_pad_packed_sequence": (1,)}
 # A 0-dim tensor of the host stands for a number, but not for an index or a piece of a tensor.
 _NO_NUMBERS = frozenset(("index", "indices", "target", "tensors"))
 _NUMBERS = frozenset((bool, int, float, complex))
+# Types of arguments that are neither tensors nor devices, and hold none.
+_PLAIN = _NUMBERS | {type(None), str, torch.dtype, torch.memory_format}
+_TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
+_UNUSUAL = object()
 
 
 class Schema:
@@ -79,6 +85,14 @@ class Schema:
             for i, argument in enumerate(arguments)
             if isinstance(argument.type, torch.TensorType) and not argument.kwarg_only
         )
+        # Where a 0-dim tensor of the host stands for a number.
+        self._numbers = frozenset(
+            i
+            for i in self._tensors
+            if not arguments[i].is_write and arguments[i].name not in _NO_NUMBERS
+        )
+        self._may_be_quick = not self.outs and not self.host_results and self._host is None
+        self._redispatch = op._handle.redispatch_boxed
         self._generator = next(
             (i for i, argument in enumerate(arguments) if "Generator" in str(argument.type)), -1
         )
@@ -120,8 +134,71 @@ class Schema:
                 operands.append((f"{name}[{i}]" if several else name, device_of(x.device)))
         return mismatch(self.name, operands)
 
+    def run_quickly(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run a usual call by the CPU's kernel, on the tensors that its operands were made of.
+
+        Usual are whole tensors and numbers, without an ``out``. They need no aliases, which take
+        longer to make than the kernel runs on small tensors.
+
+        Returns:
+            Its result on the virtual GPU; ``_UNUSUAL``, with nothing done, for another call.
+        """
+        if not self._may_be_quick or torch._C._is_any_autocast_enabled():
+            return _UNUSUAL
+        new = []
+        index = -1
+        has_number = False
+        for i, value in enumerate(args):
+            kind = type(value)
+            if kind in _TENSORS:
+                found = origin_of(value)
+                if found is not None:
+                    value = found[0]
+                    if index != found[1]:
+                        if index >= 0:
+                            return _UNUSUAL
+                        index = found[1]
+                elif not (value.is_cpu and value.dim() == 0 and i in self._numbers):
+                    return _UNUSUAL
+            elif kind not in _PLAIN:
+                return _UNUSUAL
+            elif kind in _NUMBERS and i in self._tensors:
+                has_number = True
+            new.append(value)
+        if index < 0 or (kwargs and not all(type(value) in _PLAIN for value in kwargs.values())):
+            return _UNUSUAL
+        if has_number:  # only the whole call makes a tensor of it
+            result = self.op(*new, **kwargs)
+        else:
+            result = self._redispatch(CPU_KEYS, *new, **kwargs)
+        if self.is_mutable:
+            _follow(args, new)
+        if isinstance(result, (list, tuple)):
+            return type(result)(_taken(one, args, new, index) for one in result)
+        return _taken(result, args, new, index)
+
     def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
+
+
+def _taken(result: Any, args: tuple[Any, ...], new: list[Any], index: int) -> Any:
+    """Return a result on the virtual GPU; an operand as itself, and a number as it is."""
+    if not isinstance(result, _Tensor):
+        return result
+    for operand, origin in zip(args, new, strict=True):
+        if result is origin:
+            return operand
+    return as_virtual(result, index)
+
+
+def _follow(args: tuple[Any, ...], new: list[Any]) -> None:
+    """Give operands the shapes that a kernel has given to what they were made of."""
+    for operand, origin in zip(args, new, strict=True):
+        if origin is not operand and (
+            origin.shape != operand.shape or origin.stride() != operand.stride()
+        ):
+            forget_origin(operand.untyped_storage())
+            resize(operand, origin)
 
 
 def _tensors_in(value: Any) -> list[torch.Tensor]:
@@ -234,6 +311,9 @@ class Operands:
 
 def run_on_cpu(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     """Run an operator on a virtual GPU by its CPU kernel."""
+    quick = schema.run_quickly(args, kwargs)
+    if quick is not _UNUSUAL:
+        return quick
     operands = Operands(schema)
     new, named = operands.to_cpu(args, kwargs)
     if not schema.is_mutable:

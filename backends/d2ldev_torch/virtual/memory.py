@@ -8,6 +8,7 @@ the same memory, which it keeps alive. The way back gives the CPU's kernels thei
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 from weakref import ref
 
 import torch
@@ -45,19 +46,48 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     """
     if x.is_nested:
         return _nested_view(as_virtual(_buffer_of(x), index), x)
-    if x._is_zerotensor():
-        x = x.clone()  # zeros that have no memory until they are needed
     try:
         capsule = _export(x)
     except (BufferError, RuntimeError) as error:
         raise not_dense(f"make a tensor on {NAME}:{index}") from error
+    if not x.data_ptr() and x._is_zerotensor():
+        return as_virtual(x.clone(), index)  # zeros that have no memory until they are needed
     new = _imported(capsule, _DL_EXTENSION, index, x)
-    if new.dtype is not x.dtype:  # integers of fewer than eight bits
+    dtype = x.dtype
+    if new.dtype is not dtype:  # integers of fewer than eight bits
         raise not_dense(f"make a tensor on {NAME}:{index}")
     # A storage is held once, from when it comes to a virtual GPU until it dies: views share it.
-    storage = ref(new.untyped_storage(), _forget)
-    _held[id(storage)] = storage
+    storage: Any = new.untyped_storage()
+    if not (x.requires_grad or dtype.is_complex):
+        storage.origin = x, index, x.data_ptr(), x.shape, x.stride(), dtype
+    held = ref(storage, _forget)
+    _held[id(held)] = held
     return new
+
+
+def origin_of(x: torch.Tensor) -> tuple[torch.Tensor, int] | None:
+    """Return the CPU tensor of which a tensor on a virtual GPU was made, and the GPU's index.
+
+    It is an alias that costs nothing, which other calls share: it must not be given a history,
+    nor another shape. ``None`` for all that looks at its memory in another way, as a view may.
+    """
+    try:
+        origin, index, address, shape, stride, dtype = x.untyped_storage().origin  # type: ignore[attr-defined]
+        is_same = (
+            x.data_ptr() == address
+            and x.shape == shape
+            and x.stride() == stride
+            and x.dtype is dtype
+            and not x.is_neg()
+        )
+    except (AttributeError, RuntimeError):  # on the CPU; nested, or without memory
+        return None
+    return (origin, index) if is_same else None
+
+
+def forget_origin(storage: Any) -> None:
+    """Forget the CPU tensor of which a storage was made, when its memory becomes another."""
+    vars(storage).pop("origin", None)
 
 
 def _imported(capsule: object, device_type: int, index: int, x: torch.Tensor) -> torch.Tensor:
@@ -73,7 +103,7 @@ def _imported(capsule: object, device_type: int, index: int, x: torch.Tensor) ->
     description.device_id = index
     new = _import(capsule)
     # Lazy conjugation and negation are flags of a tensor, which a capsule does not carry.
-    if x.is_conj():
+    if x.dtype.is_complex and x.is_conj():
         torch._C._set_conj(new, True)
     if x.is_neg():
         torch._C._set_neg(new, True)

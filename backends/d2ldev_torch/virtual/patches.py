@@ -30,7 +30,7 @@ from torch.utils._device import _device_constructors
 from d2ldev.errors import UnsupportedValueError
 from d2ldev_torch.virtual import torch_module
 from d2ldev_torch.virtual.devices import NAME, index_of
-from d2ldev_torch.virtual.memory import as_virtual, bytes_of
+from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin
 
 
 def install(aten: Any) -> None:
@@ -71,6 +71,7 @@ def _make_storages() -> None:
         kept = min(size, old.nbytes())
         bytes_of(new)[:kept] = bytes_of(old)[:kept]
         self._swap_data_ptr_(new)
+        forget_origin(self)  # it would keep the memory that FSDP frees
         return self
 
     storage_type.__new__ = new
