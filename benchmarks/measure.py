@@ -69,13 +69,13 @@ class ProcessComparison:
         name: what is compared.
         ours: the program with d2ldev.
         theirs: the program without.
-        aim: the milliseconds that ours should take more at most.
+        aim: the milliseconds that ours should take more at most; None for information.
     """
 
     name: str
     ours: str
     theirs: str
-    aim: float
+    aim: float | None
     note: str = ""
 
 

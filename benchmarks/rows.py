@@ -20,7 +20,14 @@ _LAYERS = 50
 
 def import_rows() -> Iterator[Row]:
     """Measure what importing d2ldev costs, whatever the framework."""
-    yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=30)
+    yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=15)
+    yield ProcessComparison(
+        "import what d2ldev needs of Python's library",
+        "import contextvars, copy, enum, functools, numbers, re, threading, typing, weakref",
+        "pass",
+        aim=None,
+        note="the floor of the row above",
+    )
 
 
 def torch_rows() -> Iterator[Row]:
@@ -55,19 +62,50 @@ def torch_rows() -> Iterator[Row]:
         ) -> Comparison:
             return Comparison(name, f"{via}.{ours}", theirs, aim, names, note)
 
-        yield row("to, a tensor that is there", "to(x, device)", "x.to(native)", 1.0)
-        yield row("device_of", "device_of(x)", "x.device", 2.5)
+        yield row("to, a tensor that is there", "to(x, device)", "x.to(native)", 0.75)
+        yield row("device_of", "device_of(x)", "x.device", 1.7)
         ones, zeros = "ones((2, 3), device=device)", "zeros((2, 3), device=device)"
-        yield row("ones", ones, "torch.ones((2, 3), device=native)", 1.10)
+        yield row("ones", ones, "torch.ones((2, 3), device=native)", 1.05)
         yield row("ones, separate sizes", ones, "torch.ones(2, 3, device=native)", None)
         yield row("zeros", zeros, "torch.zeros((2, 3), device=native)", None)
         theirs = "" if accelerate else "send_to_device(batch, native)"
-        yield row("to, a batch that is there", "to(batch, device)", theirs, 0.4, accelerate)
+        yield row("to, a batch that is there", "to(batch, device)", theirs, 0.30, accelerate)
         yield row("place, 50 layers there", "place(model, device)", "model.to(native)", 1.10)
 
+    yield from _call_rows(x)
     yield from batches.placement_rows(d2ldev.backend)
     yield from _strict_rows(1.05)
     yield _first_use("torch", "import torch; torch.ones(2, 3)")
+
+
+def _call_rows(x: Any) -> Iterator[Row]:
+    """Compare methods of Python that do nothing but torch's own call with that call: the floors."""
+
+    class Room:
+        def device_of(self, x: Any) -> Any:
+            return x.device
+
+        def copy(self, x: Any) -> Any:
+            return x.clone()
+
+    class Handle:
+        def __init__(self, room: Any) -> None:
+            self.room = room
+
+        def device_of(self, x: Any) -> Any:
+            return self.room.device_of(x)
+
+        def copy(self, x: Any) -> Any:
+            return self.room.copy(x)
+
+    names = {"room": Room(), "handle": Handle(Room()), "x": x}
+    for name, method, theirs in (
+        ("device_of", "device_of", "x.device"),
+        ("copy", "copy", "x.clone()"),
+    ):
+        for calls, owner in (("one call", "room"), ("a call of a room", "handle")):
+            title = f"floor of {name}: {calls} in Python"
+            yield Comparison(title, f"{owner}.{method}(x)", theirs, None, names)
 
 
 def virtual_torch_rows() -> Iterator[Row]:

@@ -28,19 +28,9 @@ from d2ldev.framework import (
     Tensor,
 )
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import (
-    creation,
-    devices,
-    mlp,
-    moving,
-    parallel,
-    placing,
-    prefetching,
-    timing,
-)
+from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import together
-from d2ldev.operations.steps import check_labels
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:
@@ -240,7 +230,9 @@ class Backend:
         >>> backend.timeit(lambda: X @ X)                                  # doctest: +SKIP
         <41.3 us (40.9 to 42.2), 198 runs of 122, cpu, gpu:0>
         """
-        return timing.timeit(self.framework, function, args, kwargs, seconds)
+        from d2ldev.operations.timing import timeit
+
+        return timeit(self.framework, function, args, kwargs, seconds)
 
     def is_idle(self, device: DeviceLike = None) -> bool:
         """Return whether all work queued on a device (None: on every device) is done."""
@@ -535,7 +527,11 @@ class Backend:
         Raises:
             As ``to``.
         """
-        return moving.copy(self.framework, x, device)
+        framework = self.framework
+        if device is None and framework.kinds[type(x)] is TENSOR:  # the common call
+            place = framework.tensors.device_of(x)
+            return moving.copied(framework, framework.tensors.copy, x, place, "copy a tensor")
+        return moving.copy(framework, x, device)
 
     def split(self, batch: Any, devices: Sequence[DeviceLike]) -> list[Any]:
         """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.
@@ -557,8 +553,9 @@ class Backend:
 
         >>> parts = backend.split((X, y), backend.try_all_gpus())          # doctest: +SKIP
         """
-        attempted = "split a batch"
-        return parallel.split(self.framework, batch, together(self.framework, devices, attempted))
+        from d2ldev.operations.parallel import split
+
+        return split(self.framework, batch, together(self.framework, devices, "split a batch"))
 
     def replicate(self, obj: Any, devices: Sequence[DeviceLike]) -> list[Any]:
         """Give each device a copy of parameters or of a model: ``get_params`` of section 13.5.
@@ -578,8 +575,10 @@ class Backend:
 
         >>> first, second = backend.replicate(net, ['gpu:0', 'gpu:1'])     # doctest: +SKIP
         """
+        from d2ldev.operations.parallel import replicate
+
         attempted = f"replicate {type(obj).__name__}"
-        return parallel.replicate(self.framework, obj, together(self.framework, devices, attempted))
+        return replicate(self.framework, obj, together(self.framework, devices, attempted))
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         """Return the values of a tensor in a NumPy array that the caller owns.
@@ -631,7 +630,9 @@ class Backend:
         Raises:
             UnsupportedValueError: for fewer than two sizes, or another activation.
         """
-        return mlp.mlp(self.framework, sizes, activation, device, seed)
+        from d2ldev.operations.mlp import mlp
+
+        return mlp(self.framework, sizes, activation, device, seed)
 
     def place(self, obj: Any, device: DeviceLike) -> Any:
         """Move a model, an optimizer or a parameter pytree to a device, all of it, once.
@@ -919,6 +920,8 @@ class Backend:
         >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
         tensor(0.8750)
         """
+        from d2ldev.operations.steps import check_labels
+
         attempted = "measure the accuracy of a prediction"
         for x in (prediction, y):
             creation.require_tensor(self.framework, x, attempted)
@@ -960,7 +963,9 @@ class Backend:
         >>> for X, y in backend.prefetch(loader, 'gpu:0'):                 # doctest: +SKIP
         ...     loss, prediction = learner.step((X,), y)
         """
-        return prefetching.prefetch(self.framework, batches, device, depth)
+        from d2ldev.operations.prefetching import prefetch
+
+        return prefetch(self.framework, batches, device, depth)
 
     # -- strictness -------------------------------------------------------------------------------
 

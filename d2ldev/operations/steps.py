@@ -211,22 +211,23 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
     """
     logits, labels = tuple(prediction), tuple(y)
     rows = logits[:-1]
+    is_one_each = len(rows) == len(labels) and (
+        rows == labels
+        or all(a == b for a, b in zip(rows, labels, strict=True) if None not in (a, b))
+    )
+    if logits and is_one_each and dtype.startswith(("int", "uint")):
+        return
+    # Put into words only now: every step comes here.
     attempted = f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}"
-    known = zip(rows, labels, strict=False)
-    if (
-        not logits
-        or len(rows) != len(labels)
-        or any(a != b for a, b in known if None not in (a, b))
-    ):
+    if not logits or not is_one_each:
         raise UnsupportedValueError(
             attempted,
             "there is one label for each row of logits, which has one number for each class",
             "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot",
         )
-    if not dtype.startswith(("int", "uint")):
-        raise UnsupportedValueError(
-            attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
-        )
+    raise UnsupportedValueError(
+        attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
+    )
 
 
 def check_weights(losses: Iterable[int | None], weights: Iterable[int | None]) -> None:

@@ -34,6 +34,24 @@ def test_what_only_a_launch_needs_is_not_imported():
     assert run_python(code) == [[]]
 
 
+def test_operations_that_few_programs_need_are_imported_at_their_first_use():
+    code = """
+        import sys
+        from d2ldev import backend, use_backend
+        rare = {"mlp", "parallel", "prefetching", "steps", "timing"}
+        def loaded():
+            return sorted(m for m in rare if f"d2ldev.operations.{m}" in sys.modules)
+        before = loaded()
+        with use_backend("reference") as b:
+            b.mlp([2, 2])
+            list(b.prefetch([b.ones(2)], "cpu"))
+            b.split(b.ones(2), ["cpu"])
+            b.timeit(lambda: None, seconds=0.001)
+        show([before, [m for m in loaded() if m != "steps"]])
+    """
+    assert run_python(code) == [[[], ["mlp", "parallel", "prefetching", "timing"]]]
+
+
 def test_what_is_not_there_is_an_attribute_error():
     with pytest.raises(AttributeError, match="Traineer"):
         d2ldev.Traineer  # noqa: B018
