@@ -490,8 +490,9 @@ def results():
     return json.loads(done.stdout)
 
 
-def test_there_are_rows_for_the_handle_and_for_the_backend(results):
-    assert {name.partition(".")[0] for name, _, _ in results} == {"backend", "d2l"}
+def test_there_are_rows_for_the_handle_and_for_the_backend_and_for_what_calls_cost(results):
+    owners = {name.partition(".")[0] for name, _, _ in results}
+    assert owners == {"backend", "d2l", "handle", "room"}
 
 
 def test_both_sides_of_every_row_give_the_same(results):
