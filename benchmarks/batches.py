@@ -70,7 +70,7 @@ def tensorflow_rows(backend: Any) -> Iterator[Row]:
 
     def move(value: Any, target: str) -> Any:
         with tf.device(target):
-            return _walked(value, tf.identity)
+            return walked(value, tf.identity)
 
     names = {"move": move, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
     moves, copies = {"by hand": "move(batch, native)"}, {"by hand": "move(batch, cpu)"}
@@ -81,7 +81,7 @@ def mxnet_rows(backend: Any) -> Iterator[Row]:
     """Compare with a walk by hand."""
     native = backend.native("gpu:1")
     names = {
-        "walked": _walked,
+        "walked": walked,
         "native": native,
         "move": lambda x: x.as_in_ctx(native),
         "copy": lambda x: x.copy(),
@@ -153,7 +153,8 @@ def _nothing() -> None:
     """Wait for nothing: torch's virtual GPUs have copied when the call returns."""
 
 
-def _nested(tensors: list[Any]) -> dict[str, dict[str, Any]]:
+def nested(tensors: list[Any]) -> dict[str, dict[str, Any]]:
+    """Return tensors in a dict of dicts of three."""
     return {
         f"part {i}": {f"x{j}": x for j, x in enumerate(tensors[i : i + 3])}
         for i in range(0, len(tensors), 3)
@@ -165,14 +166,14 @@ _FORMS: dict[str, Callable[[list[Any]], Any]] = {
     "list of tuples": lambda tensors: [
         tuple(tensors[i : i + 3]) for i in range(0, len(tensors), 3)
     ],
-    "dict of dicts": _nested,
+    "dict of dicts": nested,
 }
 
 
-def _walked(value: Any, change: Callable[[Any], Any]) -> Any:
+def walked(value: Any, change: Callable[[Any], Any]) -> Any:
     """Walk a batch as one does by hand, for the containers that one has."""
     if isinstance(value, dict):
-        return {key: _walked(inner, change) for key, inner in value.items()}
+        return {key: walked(inner, change) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
-        return type(value)([_walked(inner, change) for inner in value])
+        return type(value)([walked(inner, change) for inner in value])
     return change(value)

@@ -126,22 +126,6 @@ def tensorflow_framework() -> Framework:
     """Follow https://www.tensorflow.org/tutorials/quickstart/advanced."""
     import keras
     import tensorflow as tf
-    from keras import layers
-
-    def lenet() -> Any:
-        return keras.Sequential(
-            [
-                keras.Input((28, 28, 1)),
-                layers.Conv2D(6, 5, activation="sigmoid", padding="same"),
-                layers.AvgPool2D(2, 2),
-                layers.Conv2D(16, 5, activation="sigmoid"),
-                layers.AvgPool2D(2, 2),
-                layers.Flatten(),
-                layers.Dense(120, activation="sigmoid"),
-                layers.Dense(84, activation="sigmoid"),
-                layers.Dense(10),
-            ]
-        )
 
     def loop(model: Any) -> Epoch:
         loss_object = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -184,7 +168,27 @@ def tensorflow_framework() -> Framework:
 
         return epoch
 
-    return Framework(lenet, True, {"@tf.function": loop}, {"model.fit": fit})
+    return Framework(keras_lenet, True, {"@tf.function": loop}, {"model.fit": fit})
+
+
+def keras_lenet(shape: tuple[int, ...] = (28, 28, 1)) -> Any:
+    """Return LeNet in the layers of Keras, on whichever framework Keras runs."""
+    import keras
+    from keras import layers
+
+    return keras.Sequential(
+        [
+            keras.Input(shape),
+            layers.Conv2D(6, 5, activation="sigmoid", padding="same"),
+            layers.AvgPool2D(2, 2),
+            layers.Conv2D(16, 5, activation="sigmoid"),
+            layers.AvgPool2D(2, 2),
+            layers.Flatten(),
+            layers.Dense(120, activation="sigmoid"),
+            layers.Dense(84, activation="sigmoid"),
+            layers.Dense(10),
+        ]
+    )
 
 
 def mxnet_framework() -> Framework:

@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from statistics import median
@@ -131,18 +131,18 @@ def measure(row: Row) -> Result:
     """Run one comparison."""
     if isinstance(row, ProcessComparison):
         ours, theirs = _interleaved(
-            lambda: _process(row.ours)[0], lambda: _process(row.theirs)[0], _PROCESS_ROUNDS
+            lambda: process(row.ours)[0], lambda: process(row.theirs)[0], _PROCESS_ROUNDS
         )
         return _result(row, ours, theirs, (ours - theirs) * 1000, "ms more")
     if isinstance(row, Addition):
         program = _STAGES.format(theirs=row.theirs, ours=row.ours)
-        samples = [json.loads(_process(program)[1]) for _ in range(_PROCESS_ROUNDS)]
+        samples = [json.loads(process(program)[1]) for _ in range(_PROCESS_ROUNDS)]
         theirs, ours = (median(sample) for sample in zip(*samples, strict=True))
         return _result(row, ours, theirs, ours / theirs, "of theirs")
     if not row.theirs:
         return _result(row, None, None, None, "ratio")
-    ours_in_context = _sampler(row.ours, row.names, row.within, row.finish)
-    plain = _sampler(row.theirs, row.names, nullcontext, row.finish)
+    ours_in_context = sampler(row.ours, row.names, row.within, row.finish)
+    plain = sampler(row.theirs, row.names, nullcontext, row.finish)
     ours, theirs = _interleaved(ours_in_context, plain, _ROUNDS)
     return _result(row, ours, theirs, ours / theirs, "ratio")
 
@@ -157,15 +157,23 @@ def _interleaved(
     ours: Callable[[], float], theirs: Callable[[], float], rounds: int
 ) -> tuple[float, float]:
     """Return the medians of both, measured in turn."""
-    ours(), theirs()  # the first time of each is not like the others
-    samples: tuple[list[float], list[float]] = ([], [])
+    first, second = in_turn((ours, theirs), rounds)
+    return median(first), median(second)
+
+
+def in_turn(sides: Sequence[Callable[[], float]], rounds: int) -> list[list[float]]:
+    """Return the samples of each side, of which every round takes one, in changing order."""
+    for side in sides:
+        side()  # the first time of each is not like the others
+    samples: list[list[float]] = [[] for _ in sides]
     for number in range(rounds):
-        for which in (0, 1) if number % 2 else (1, 0):
-            samples[which].append((ours, theirs)[which]())
-    return median(samples[0]), median(samples[1])
+        order = range(len(sides))
+        for which in order if number % 2 else reversed(order):
+            samples[which].append(sides[which]())
+    return samples
 
 
-def _sampler(
+def sampler(
     statement: str,
     names: Mapping[str, Any],
     within: Callable[[], AbstractContextManager[Any]],
@@ -188,7 +196,7 @@ def _sampler(
     return lambda: sample(number) / number
 
 
-def _process(program: str) -> tuple[float, str]:
+def process(program: str) -> tuple[float, str]:
     """Return the seconds that a program takes in an interpreter of its own, and its output."""
     command = [sys.executable, "-c", program]
     # With bytecode, as every installed package has it: else the compiling of ours is measured.

@@ -15,6 +15,7 @@ import importlib.metadata
 import json
 import os
 import platform
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,8 @@ import d2ldev
 _TIMES = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (float("inf"), 1e3, "ms"))
 
 
-def _time(seconds: float | None) -> str:
+def time_text(seconds: float | None) -> str:
+    """Return a time in the unit that suits it."""
     if seconds is None:
         return "-"
     factor, unit = next((factor, unit) for limit, factor, unit in _TIMES if seconds < limit)
@@ -57,8 +59,8 @@ def table(title: str, results: list[Result]) -> Table:
             f"{result.name} ({result.note})" if result.note else result.name,
             result.ours_statement,
             result.theirs_statement,
-            _time(result.ours),
-            _time(result.theirs),
+            time_text(result.ours),
+            time_text(result.theirs),
             value,
             _aim(result),
             met,
@@ -66,10 +68,14 @@ def table(title: str, results: list[Result]) -> Table:
     return made
 
 
-def document(results: list[Result], framework: str) -> dict[str, Any]:
-    """Return the results with what they were measured on, for a file."""
+def document(
+    results: Sequence[Result],
+    framework: str,
+    others: tuple[str, ...] = ("accelerate", "lightning-fabric"),
+) -> dict[str, Any]:
+    """Return the results with what they were measured on, and with which others, for a file."""
     backend = d2ldev.get_backend(framework.removesuffix("-virtual"))
-    distributions = ("d2ldev", *backend.distributions, "accelerate", "lightning-fabric")
+    distributions = ("d2ldev", *backend.distributions, *others)
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),

@@ -34,8 +34,8 @@ from d2ldev.training.trainer import Trainer
 
 AIM = 1.02
 AIM_OF_A_SECOND_FIT = 1.0
-_WARM_UP = 3
-_EPOCHS = 81
+WARM_UP = 3
+EPOCHS = 81
 _FITS = 41
 _SHORT = 10  # batches of a short fit
 
@@ -44,12 +44,12 @@ def results(name: str) -> list[Result]:
     """Return every comparison for one framework."""
     backend, framework = d2ldev.get_backend(name), FRAMEWORKS[name]()
     found = []
-    for case, make_model, batches in _cases(backend, framework):
+    for case, make_model, batches in cases(backend, framework):
         for described, make_epoch in framework.loops.items():
-            ours, theirs = _epochs(backend, make_model, batches, make_epoch)
+            ours, theirs = epochs(backend, make_model, batches, make_epoch)
             statement = "Trainer(epochs).fit(net, batches)"
             found.append(_result(case, statement, described, ours, theirs, AIM))
-    for case, make_model, batches in _cases(backend, framework):
+    for case, make_model, batches in cases(backend, framework):
         short = batches[:_SHORT]
         model = case.removeprefix("an epoch of ").partition(",")[0]
         case = f"a second fit of one epoch, {model}, {len(short)} batches of {len(short[0][1])}"
@@ -75,7 +75,7 @@ def _result(
     return Result(case, statement, described, *times, ratio, "ratio", aim, "")
 
 
-def _cases(
+def cases(
     backend: d2ldev.Backend, framework: Framework
 ) -> list[tuple[str, Callable[[], Any], Batches]]:
     """Return two models of the book with the sizes of its batches: sections 5.2 and 7.6."""
@@ -112,7 +112,7 @@ def _hybridized(model: Any) -> Any:
     return model
 
 
-def _epochs(
+def epochs(
     backend: d2ldev.Backend,
     make_model: Callable[[], Any],
     batches: Batches,
@@ -134,9 +134,9 @@ def _epochs(
         began = time.perf_counter()
         theirs.append(began - between)
 
-    trainer = Trainer(_WARM_UP + _EPOCHS, backend=backend, callback=callback)
+    trainer = Trainer(WARM_UP + EPOCHS, backend=backend, callback=callback)
     trainer.fit(make_model(), batches, loss="cross_entropy", lr=LEARNING_RATE)
-    return ours[_WARM_UP:], theirs[_WARM_UP:]
+    return ours[WARM_UP:], theirs[WARM_UP:]
 
 
 def _second_fits(
@@ -159,7 +159,7 @@ def _second_fits(
         return time.perf_counter() - began
 
     pairs = [(seconds(fit), seconds(lambda: epoch_of_theirs(batches))) for _ in range(_FITS)]
-    ours, theirs = zip(*pairs[_WARM_UP:], strict=True)
+    ours, theirs = zip(*pairs[WARM_UP:], strict=True)
     return list(ours), list(theirs)
 
 

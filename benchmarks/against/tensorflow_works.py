@@ -1,0 +1,116 @@
+"""The work on TensorFlow, and who else can do it.
+
+array-api-compat does not know TensorFlow. TensorLy moves no tensor: it makes a variable through
+NumPy; and its backend changes the operators of every tensor when it is imported, so that only its
+import is here. Keras has no call that moves a tensor or places a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from against import common
+from against.programs import first_tensor_work, import_work
+from against.work import NATIVE, Work
+
+_IDENTITY = (
+    "d2ldev copies all or nothing, keeps ties, and knows any container; by hand it is one walk "
+    "for the containers that one has"
+)
+
+
+def works(backend: Any, folder: Path) -> Iterator[Work]:
+    """Yield each piece of work."""
+    import tensorflow as tf
+
+    def moved(value: Any, target: str) -> Any:
+        with tf.device(target):
+            return tf.nest.map_structure(tf.identity, value)
+
+    def ones(target: str) -> Any:
+        with tf.device(target):
+            return tf.ones((2, 3))
+
+    def by_hand(model: Any, target: str) -> None:
+        with tf.device(target):
+            for variable in model.variables:
+                variable._value = tf.Variable(variable._value)
+
+    names = {"tf": tf, "moved": moved, "ones": ones, "by_hand": by_hand}
+    one, many = {NATIVE: "moved(x, native)"}, {NATIVE: "moved(batch, native)"}
+    for source, target in (("cpu", "cpu"), ("gpu:0", "gpu:1"), ("cpu", "gpu:1")):
+        yield from common.moves(
+            backend,
+            source,
+            target,
+            one,
+            many,
+            names=names,
+            peers=_NAMES,
+            reasons={NATIVE: _IDENTITY},
+        )
+    look_up = {NATIVE: "x.backing_device"}, {"einops": "get_backend(x)"}
+    yield from common.look_up(backend, "gpu:0", *look_up, names, _NAMES)
+    made = {
+        NATIVE: "ones(native)",
+        "Keras 3": "with keras.device(native): keras.ops.ones((2, 3))",
+    }
+    yield from common.creation(backend, "gpu:0", made, names, _NAMES)
+    there = {NATIVE: "by_hand(model, native)"}
+    moving = {NATIVE: "by_hand(twin, next(natives))"}
+    yield from common.placing(backend, "gpu:0", there, moving, names, _NAMES)
+    yield from _files(backend, folder, names)
+    yield from import_work("Keras 3", "TensorLy", "einops")
+    yield from first_tensor_work(
+        "tensorflow",
+        "import tensorflow as tf; tf.ones((2, 3))",
+        {
+            "Keras 3": "import keras; keras.ops.ones((2, 3))",
+            "TensorLy": "import tensorly as tl; tl.set_backend('tensorflow'); tl.ones((2, 3))",
+        },
+    )
+
+
+def _files(backend: Any, folder: Path, names: dict[str, Any]) -> Iterator[Work]:
+    checkpoint = "tf.train.Checkpoint(net=net)"
+    ways = {
+        "safetensors": (
+            "save_file(tensors, folder / 'theirs.safetensors')",
+            "load_file(folder / 'theirs.safetensors')",
+        ),
+    }
+    model_ways = {
+        NATIVE: (
+            f"{checkpoint}.write(str(folder / 'net'))",
+            f"{checkpoint}.read(str(folder / 'net'))",
+        ),
+        "Keras 3": (
+            "net.save_weights(folder / 'net.weights.h5')",
+            "net.load_weights(folder / 'net.weights.h5')",
+        ),
+    }
+    total = "sum(float(tf.reduce_sum(x)) for x in {}.values())"
+    yield from common.files(backend, folder, ways, model_ways, names, _NAMES, total=total)
+
+
+def _keras() -> dict[str, Any]:
+    import keras
+
+    return {"keras": keras}
+
+
+def _einops() -> dict[str, Any]:
+    from einops._backends import get_backend
+
+    return {"get_backend": get_backend}
+
+
+def _safetensors() -> dict[str, Any]:
+    from safetensors.tensorflow import load_file, save_file
+
+    return {"load_file": load_file, "save_file": save_file}
+
+
+_NAMES = {"Keras 3": _keras, "einops": _einops, "safetensors": _safetensors}
