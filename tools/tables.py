@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,7 @@ def with_tables(text: str) -> str:
         "log": ratio_rows("device-log-*"),
         "training": ratio_rows("training-*"),
         "files": ratio_rows("files-*"),
+        "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():
         block = "\n".join([f"<!-- {name} -->", *rows, f"<!-- end of {name} -->"])
@@ -101,6 +102,27 @@ def _circumstances(files: str) -> Iterator[str]:
 def _name(result: dict[str, Any]) -> str:
     """Return what was measured, with what to know about it."""
     return f"{result['name']} ({result['note']})" if result["note"] else str(result["name"])
+
+
+def peer_rows(results: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
+    """Return one row for each comparison with a peer: those that miss their aim come first.
+
+    Args:
+        results: of the benchmark of the peers, each with its framework.
+    """
+    columns = ("what", "against", "ratio", "half of the rounds", "aim")
+    yield f"| framework | {' | '.join(columns)} | why |"
+    yield "|---|---|---|---|---|---|---|"
+    for framework, result in sorted(results, key=lambda each: each[1]["met"] is not False):
+        if result["value"] is None:
+            figures = f" | | {result['aim']:g}"
+        else:
+            ratio, aim = _figure(result).split(" | ")
+            low, high = result["spread"]
+            figures = f"{ratio} | {low:.3g} to {high:.3g} | {aim}"
+        what = f"{framework} | {result['name']} | {result['against']}"
+        why = result["note"] or ("not explained" if result["met"] is False else "")
+        yield f"| {what} | {figures} | {why} |"
 
 
 def _figure(result: dict[str, Any]) -> str:

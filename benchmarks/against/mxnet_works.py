@@ -62,6 +62,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     )
 
 
-def _waited(value: Any) -> None:
-    """Wait for each array of a nesting: MXNet computes in threads of its own."""
+def _waited(value: Any) -> Any:
+    """Return a nesting when each of its arrays is computed: MXNet has threads for that."""
     walked(value, lambda x: x.wait_to_read())
+    return value

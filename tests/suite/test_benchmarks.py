@@ -5,6 +5,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 DEVICE_LOG = """
 import json, sys
@@ -66,3 +68,67 @@ def test_the_results_of_device_logs_name_where_they_were_measured():
 def test_the_results_of_files_are_of_every_framework():
     assert len(kept("files")) >= 4
     assert all(document["machine"] and len(document["results"]) == 3 for document in kept("files"))
+
+
+# -- the peers -------------------------------------------------------------------------------------
+
+WHAT = ("a name", "ours()", "theirs()")
+
+
+@pytest.fixture(scope="module")
+def work():
+    # In this process the modules of the benchmarks would lie beside those of the tests.
+    path = sys.path[:]
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        from against import work
+    finally:
+        sys.path[:] = path
+    return work
+
+
+def test_a_ratio_is_the_median_of_the_rounds(work):
+    result = work.compared(WHAT, "einops", ([1, 2, 9, 4, 5], [1, 1, 3, 1, 1]), 1.0, "because")
+    assert (result.value, result.spread) == (3, (2, 4))
+    assert (result.ours, result.theirs) == (4, 1)
+
+
+@pytest.mark.parametrize(("ours", "note", "met"), [(2, "because", False), (1, "", True)])
+def test_the_reason_is_told_where_the_aim_is_missed(work, ours, note, met):
+    result = work.compared(WHAT, "einops", ([ours] * 3, [1] * 3), 1.0, "because")
+    assert (result.note, result.met) == (note, met)
+
+
+def test_the_rows_that_miss_their_aim_come_first(work):
+    made = [
+        work.compared((name, "", ""), "einops", ([x] * 3, [1] * 3), 1.0, "") for name, x in ROWS
+    ]
+    made.insert(1, work.not_installed(WHAT, "einops", 1.0))
+    assert [row.name for row in work.missed_first(made)] == ["c", "d", "a", "a name", "b"]
+
+
+ROWS = (("a", 0.5), ("b", 1.0), ("c", 1.1), ("d", 3.0))
+
+
+def test_a_peer_that_is_missing_is_named_with_what_installs_it(work, monkeypatch):
+    missing = work.Peer("einops", "no_such_module.at_all", "the-package")
+    monkeypatch.setitem(work.PEERS, "einops", missing)
+    names = {"einops": lambda: pytest.fail("asked for the names of what is not installed")}
+    each = work.Work("a name", "None", {"native": "0", "einops": "1"}, peers=names, rounds=2)
+    native, theirs = work.measured(each)
+    assert native.value > 0
+    assert (theirs.value, theirs.met) == (None, None)
+    assert theirs.note == "not installed: pip install the-package"
+
+
+def test_a_peer_has_the_aim_of_being_ahead_and_the_native_call_its_own(work):
+    each = work.Work("a name", "None", {"by hand": "1", "native": "0"}, aim=7, rounds=2)
+    assert {row.against: row.aim for row in work.measured(each)} == {"by hand": 1.0, "native": 7}
+
+
+def test_every_way_runs_once_in_each_round(work):
+    ran = []
+    sides = [lambda name=name: ran.append(name) or len(ran) for name in "abc"]
+    samples = work.in_turn(sides, 4)
+    assert "".join(ran) == "abc" + "cba" + "abc" + "cba" + "abc"
+    assert samples == [[6, 7, 12, 13], [5, 8, 11, 14], [4, 9, 10, 15]]

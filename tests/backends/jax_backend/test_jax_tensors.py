@@ -9,6 +9,7 @@ import optax
 import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, UnsupportedValueError, cpu, gpu
 
@@ -452,3 +453,9 @@ def test_a_traced_scalar_is_refused_with_what_to_do(backend):
         step(jnp.ones(2))
     assert caught.value.fix == "return loss from what is compiled, and log what it returns"
     assert log.flush() == {}
+
+
+def test_both_sides_of_every_row_of_the_peers_give_the_same():
+    rows = peer_rows("jax")
+    assert len(rows) > 10
+    assert [row for row in rows if row[2] != row[3]] == []

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 from d2ldev_mxnet.tensors import Exported
+from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, gpu
 
@@ -295,3 +296,9 @@ def test_a_global_seed_decides_new_layers_and_dropout(backend):
             return net(mx.np.ones((4, 3))).asnumpy()
 
     assert drawn().tobytes() == drawn().tobytes()
+
+
+def test_both_sides_of_every_row_of_the_peers_give_the_same():
+    rows = peer_rows("mxnet")
+    assert len(rows) > 10
+    assert [row for row in rows if row[2] != row[3]] == []

@@ -6,6 +6,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
 
@@ -420,3 +421,9 @@ def test_the_value_of_a_variable_is_the_one_it_had(backend):
         log.add(loss=variable)
         variable.assign(2.0)
     assert log.last() == {"loss": 1.0}
+
+
+def test_both_sides_of_every_row_of_the_peers_give_the_same():
+    rows = peer_rows("tensorflow")
+    assert len(rows) > 10
+    assert [row for row in rows if row[2] != row[3]] == []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from d2ldev_torch.tensors import TorchTensors
+from peer_rows import peer_rows
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
 
@@ -504,3 +505,9 @@ def test_the_results_that_are_kept_name_what_they_were_measured_on():
     kept = json.loads((BENCHMARKS / "results" / "overhead-torch-cpu.json").read_text())
     assert kept["versions"]["torch"]
     assert all(row["value"] > 0 for row in kept["results"])
+
+
+def test_both_sides_of_every_row_of_the_peers_give_the_same():
+    rows = peer_rows("torch")
+    assert len(rows) > 10
+    assert [row for row in rows if row[2] != row[3]] == []
