@@ -117,6 +117,7 @@ def epochs(
     make_model: Callable[[], Any],
     batches: Batches,
     make_epoch: Callable[[Any], Epoch],
+    number: int = EPOCHS,
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each epoch of ours, and of the native one after it."""
     epoch_of_theirs = make_epoch(make_model())
@@ -134,7 +135,7 @@ def epochs(
         began = time.perf_counter()
         theirs.append(began - between)
 
-    trainer = Trainer(WARM_UP + EPOCHS, backend=backend, callback=callback)
+    trainer = Trainer(WARM_UP + number, backend=backend, callback=callback)
     trainer.fit(make_model(), batches, loss="cross_entropy", lr=LEARNING_RATE)
     return ours[WARM_UP:], theirs[WARM_UP:]
 

@@ -140,4 +140,14 @@ def backend_of(x: Any) -> Backend:
     Raises:
         UnsupportedValueError: if it is no tensor of any backend.
     """
-    return backend_for(framework_of(x))
+    found = _of_type.get(type(x))
+    if found is None:
+        found = backend_for(framework_of(x))
+        if len(_of_type) < _MOST_TYPES:
+            _of_type[type(x)] = found
+    return found
+
+
+_MOST_TYPES = 1024
+_of_type: dict[type, Backend] = {}
+"""The backend of each type of tensor that was asked for: who asks has little else to do."""

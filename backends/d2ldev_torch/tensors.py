@@ -71,8 +71,9 @@ class TorchTensors(Tensors):
             if x.is_cpu:
                 return CPU
             native = x.device
-            if native in self._places:
-                return self._places[native]
+            place = self._places.get(native)  # one search: torch hashes its devices slowly
+            if place is not None:
+                return place
         except AttributeError:
             native = None
         device = self._devices.from_native(native)

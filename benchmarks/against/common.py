@@ -29,7 +29,7 @@ def tensor_names(backend: Any, device: str, **more: Any) -> dict[str, Any]:
 
     return {
         "backend": d2ldev.backend,
-        "d2ldev": d2ldev,
+        "backend_of": d2ldev.backend_of,
         "device": backend.device(device),
         "native": backend.native(device),
         "x": backend.full((_FLOATS,), 1.0, device=device),
@@ -93,7 +93,7 @@ def look_up(
     used = {**tensor_names(backend, device), **names}
     for name, ours, theirs in (
         ("device_of", "backend.device_of(x)", devices),
-        ("the framework of a tensor", "d2ldev.backend_of(x)", frameworks),
+        ("the framework of a tensor", "backend_of(x)", frameworks),
     ):
         reasons = dict.fromkeys(theirs, _LOOK_UP)
         if theirs:

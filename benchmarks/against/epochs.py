@@ -11,17 +11,16 @@ from typing import Any
 
 from against.work import AIM, AIM_OF_WORK, NATIVE, PEERS, Against, compared, not_installed
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, keras_lenet
-from training import EPOCHS, WARM_UP, cases, epochs
+from training import WARM_UP, cases, epochs
 
 Loop = Callable[[Any], Epoch]
 
+_EPOCHS = 41
 _OURS = "Trainer(epochs).fit(net, batches)"
-_REASONS = {
-    "jax.jit of the split": "the trainer calls callbacks, hooks and its log at each step, which a "
-    "step of less than a millisecond feels",
-    "@tf.function": "the trainer calls callbacks, hooks and its log at each step, which a step of "
-    "less than a millisecond feels",
-}
+_REASON = (
+    "the trainer adds a few calls of Python to a step, for its callbacks, hooks and log, which "
+    "steps of less than a millisecond feel"
+)
 
 
 def results(backend: Any, only: str = "") -> Iterator[Against]:
@@ -40,8 +39,8 @@ def results(backend: Any, only: str = "") -> Iterator[Against]:
             if peer in PEERS and not PEERS[peer].is_installed:
                 yield not_installed(what, peer, aim)
                 continue
-            samples = epochs(backend, make_model, batches, loop)
-            yield compared(what, peer, samples, aim, _REASONS.get(described, ""))
+            samples = epochs(backend, make_model, batches, loop, _EPOCHS)
+            yield compared(what, peer, samples, aim, _REASON)
 
 
 def _fabric(model: Any) -> Epoch:
@@ -176,7 +175,7 @@ def _keras_models(framework: str) -> list[Callable[[], Any]]:
 
 def _keras(make_keras: Callable[[], Any]) -> list[tuple[str, str, Loop]]:
     def loop(_model: Any) -> Epoch:
-        return Fit(make_keras(), WARM_UP + EPOCHS)
+        return Fit(make_keras(), WARM_UP + _EPOCHS)
 
     return [("Keras 3", "model.fit(batches)", loop)]
 

@@ -32,6 +32,7 @@ def first_tensor_work(name: str, native: str, peers: Mapping[str, str]) -> Itera
         "first import and one tensor",
         f"from d2ldev import {name} as d2l; d2l.ones((2, 3))",
         {NATIVE: native, **peers},
+        reasons={NATIVE: "d2ldev is imported besides, and finds the framework and its devices"},
         rounds=PROGRAMS,
         is_program=True,
     )
