@@ -8,7 +8,7 @@ Each row does the same with more and more, up to 10^6 leaves, 10^5 parameters, 6
 The slope is that of a line through the logarithms of sizes and times, over the last two decades,
 where what each call costs once is small: 1 is linear, 2 is quadratic. Memory is what the process
 holds (its resident memory): its peak in a run, beside what was there before, and what is left of a
-size when all of it is gone.
+size when all of it is gone. The peak is that of one more run, which is not timed.
 
 A size is left out where it would take longer than ``--seconds`` by what the one before took. Run it
 on a machine that does nothing else.
@@ -232,8 +232,6 @@ def samples_of(growth: Growth, seconds: float, wait: Callable[[], object]) -> li
         call = growth.prepare(size)
         call()
         wait()
-        before = _resident()
-        _reset_peak()
         times = []
         gc.disable()  # as timeit does: Python's collector walks over all that there is
         for _ in range(_RUNS):
@@ -242,8 +240,13 @@ def samples_of(growth: Growth, seconds: float, wait: Callable[[], object]) -> li
             wait()
             times.append(time.perf_counter() - started)
             del result
-        gc.enable()
+        gc.enable()  # MXNet's arrays are in circles, which nothing else ends
+        before = _resident()
+        _reset_peak()
+        result = call()
+        wait()
         peak = _status("VmHWM") - before
+        del result
         del call
         found.append(Sample(size, median(times), max(peak, 0), _resident() - begin))
     return found

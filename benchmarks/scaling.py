@@ -28,6 +28,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch
+from measure import Result
+from overhead import document
 from rich.console import Console
 from rich.table import Table
 
@@ -334,6 +336,19 @@ def table(title: str, found: Iterable[dict[str, Any]]) -> Table:
     return view
 
 
+def results_of(found: Iterable[dict[str, Any]]) -> list[Result]:
+    """Return a step of ours against one by hand, in the form of the other benchmarks' results."""
+    results = []
+    for (model, kind), rows in curves(found).items():
+        for row in rows:
+            processes, batch = row["processes"], row["batch"]
+            speed = "" if row["speed"] is None else f"{row['speed']:.2f} times as fast as one"
+            name = f"{model}, {kind} scaling, {processes} processes, {batch} examples a batch"
+            times = row["ours"], row["theirs"], row["ratio"]
+            results.append(Result(name, "Trainer", "the loop by hand", *times, "ratio", AIM, speed))
+    return results
+
+
 def plot(found: Iterable[dict[str, Any]], path: Path) -> None:
     """Draw the speed against one process over the number of processes."""
     from matplotlib.figure import Figure
@@ -376,8 +391,8 @@ def main() -> None:
     where = "on GPUs" if arguments.gpus else "on the CPU"
     Console().print(table(f"d2ldev and {arguments.framework}'s own loop, {where}", found))
     if arguments.json is not None:
-        results = {"framework": arguments.framework, "aim": AIM, "results": found}
-        arguments.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+        made = document(results_of(found), arguments.framework) | {"rows": found}
+        arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     if arguments.plot is not None:
         plot(found, arguments.plot)
 

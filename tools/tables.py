@@ -31,6 +31,8 @@ def with_tables(text: str) -> str:
         "log": ratio_rows("device-log-*"),
         "training": ratio_rows("training-*"),
         "files": ratio_rows("files-*"),
+        "scaling": ratio_rows("scaling-*"),
+        "growth": ratio_rows("growth-*"),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():
@@ -128,7 +130,7 @@ def peer_rows(results: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
 def _figure(result: dict[str, Any]) -> str:
     """Return the cells of the ratio and of its aim, which is marked where it is missed."""
     value, aim, unit = result["value"], result["aim"], result["unit"]
-    if unit not in ("ratio", "of theirs"):  # a time, of which the aim is the measure
+    if unit == "ms more":  # a time, of which the aim is the measure
         value, aim, unit = value / aim, 1, "of the aim"
     shown = f"{value:.3g}" if unit == "ratio" else f"{value:.3g} {unit}"
     missed = " **missed**" if result["met"] is False else ""

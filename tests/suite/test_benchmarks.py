@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -132,3 +133,51 @@ def test_every_way_runs_once_in_each_round(work):
     samples = work.in_turn(sides, 4)
     assert "".join(ran) == "abc" + "cba" + "abc" + "cba" + "abc"
     assert samples == [[6, 7, 12, 13], [5, 8, 11, 14], [4, 9, 10, 15]]
+
+
+# -- how cost grows --------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def growth():
+    path = sys.path[:]
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        import growth
+    finally:
+        sys.path[:] = path
+    return growth
+
+
+@pytest.mark.parametrize(("power", "met"), [(1, True), (2, False)])
+def test_what_is_quadratic_misses_its_aim(growth, power, met):
+    samples = [growth.Sample(size, 1e-6 * size**power, 0, 0) for size in (10, 100, 1000)]
+    work = growth.Growth("work", "work()", "leaves", (10, 100, 1000), lambda size: lambda: None)
+    (result,) = growth.results_of(work, samples)
+    assert result.value == pytest.approx(power)
+    assert result.met is met
+
+
+def test_memory_that_grows_with_the_steps_misses_its_aim(growth):
+    memory = ("bytes a step", 100, growth._bytes_a_step)
+    work = growth.Growth("work", "work()", "steps", (10, 1010), lambda size: None, memory)
+    samples = [growth.Sample(10, 1, 0, 0), growth.Sample(1010, 101, 500_000, 0)]
+    _, result = growth.results_of(work, samples)
+    assert (result.value, result.met) == (500, False)
+
+
+def test_a_size_that_would_take_too_long_is_left_out_and_named(growth):
+    def prepare(size):
+        return lambda: time.sleep(0.01 * size)
+
+    work = growth.Growth("work", "work()", "leaves", (1, 1000), prepare)
+    samples = growth.samples_of(work, 1, lambda: None)
+    assert [sample.size for sample in samples] == [1]
+    assert next(iter(growth.results_of(work, samples))).note == "1,000 would take too long"
+
+
+def test_a_peak_is_what_a_run_holds_beside_what_was_there(growth):
+    kept = [bytearray(2**25)]
+    work = growth.Growth("work", "", "bytes", (2**25,), lambda size: lambda: kept and b"x" * size)
+    (sample,) = growth.samples_of(work, 60, lambda: None)
+    assert 2**25 <= sample.peak < 1.5 * 2**25
