@@ -37,8 +37,8 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 - ``torch.compile`` needs ``backend='eager'``: its default compiler does not know the device.
 
 Sparse and quantized tensors are refused by name. Optimizers take ``foreach=True`` by default, as
-on GPUs. An operation costs about five microseconds more than on the CPU, most of which are a kernel
-in Python and a capsule for its result; views and ``out`` cost twice that, for aliases.
+on GPUs. What an operation costs more than on the CPU is a kernel in Python and a capsule for its
+result. Views of operands, and above all ``out``, cost more, for aliases.
 """
 
 import torch

@@ -1,5 +1,7 @@
 """What a backend has around the import of its framework is entered for the user's import, too."""
 
+import zipfile
+
 import pytest
 from processes import make_distribution, make_package, run_python
 
@@ -80,3 +82,64 @@ def test_nobody_comes_between_whose_distribution_announces_the_name_of_another(m
 def test_to_look_whether_a_framework_is_there_enters_nothing(mxnet):
     code = f"{SEEN}show(['mxnet' in d2ldev.available_backends(), seen])"
     assert run_python(code, path=[mxnet]) == [[True, []]]
+
+
+def test_d2ldev_imported_again_enters_it_once(mxnet):
+    code = f"""{SEEN}
+import importlib
+importlib.reload(d2ldev)
+import mxnet
+show(seen)
+"""
+    assert run_python(code, path=[mxnet]) == [["before", "mxnet", "after"]]
+
+
+def test_two_who_ask_all_others_end(mxnet):
+    code = f"""{SEEN}
+class Finder:
+    def find_spec(self, name, path, target=None):
+        if name == "mxnet":
+            for finder in sys.meta_path:
+                if finder is not self and (spec := finder.find_spec(name, path, target)):
+                    return spec
+
+sys.meta_path.insert(1, Finder())
+import mxnet
+show(seen)
+"""
+    assert run_python(code, path=[mxnet]) == [["before", "mxnet", "after"]]
+
+
+def test_a_finder_of_before_python_3_4_is_passed_over(mxnet):
+    code = f"""{SEEN}
+class Finder:
+    def find_module(self, name, path=None):
+        return None
+
+sys.meta_path.insert(0, Finder())
+import mxnet
+show(seen)
+"""
+    assert run_python(code, path=[mxnet]) == [["before", "mxnet", "after"]]
+
+
+def test_a_framework_that_was_looked_for_before_is_imported_out_of_an_archive(mxnet):
+    with zipfile.ZipFile(mxnet / "archive.zip", "w") as archive:
+        archive.write(mxnet / "mxnet" / "__init__.py", "mxnet/__init__.py")
+    code = f"""{SEEN}
+import importlib.util
+importlib.util.find_spec("mxnet")
+import mxnet
+show([seen, type(mxnet.__loader__).__name__])
+"""
+    found = run_python(code, path=[mxnet / "archive.zip"])
+    assert found == [[["before", "mxnet", "after"], "zipimporter"]]
+
+
+def test_what_is_found_can_be_pickled_and_read(mxnet):
+    code = f"""{SEEN}
+import importlib.util, pickle
+spec = pickle.loads(pickle.dumps(importlib.util.find_spec("mxnet")))
+show([spec.name, "append" in spec.loader.get_source("mxnet"), seen])
+"""
+    assert run_python(code, path=[mxnet]) == [["mxnet", True, []]]
