@@ -52,7 +52,8 @@ class ShardedDataset:
             return own, number, length, content
 
         self._dataset = dataset.map(_AS_IT_IS(cut), tf.data.AUTOTUNE)
-        self._is_tuple = isinstance(dataset.element_spec, tuple)
+        # A named tuple is one argument, as ``tf.data`` has it.
+        self._is_tuple = type(dataset.element_spec) is tuple
 
     def map(self, function: Callable[..., Any]) -> ShardedDataset:
         """Return the dataset with ``function(*batch)`` of each part, as ``tf.data`` has it.
@@ -62,7 +63,7 @@ class ShardedDataset:
 
         def mapped(own: Any, *others: Any) -> Any:
             new = function(*own)
-            return new if isinstance(new, tuple) else (new,), *others
+            return new if type(new) is tuple else (new,), *others
 
         other = copy.copy(self)
         other._dataset = self._dataset.map(_AS_IT_IS(mapped), tf.data.AUTOTUNE)

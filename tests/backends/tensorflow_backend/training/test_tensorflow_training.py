@@ -1,5 +1,6 @@
 """``TensorFlowLearner``: steps of training of Keras' models and ``tf.Module``s."""
 
+import collections
 import itertools
 
 import keras
@@ -497,6 +498,20 @@ def test_what_a_sharded_dataset_maps_is_done_for_the_part_alone(backend):
     assert sorted(seen) == [0, 1, 2, 3, 4]
     assert [x.numpy().tolist() for x in first[0].operands] == [[0, 2, 4], [0, 1, 2]]
     assert [x.numpy().tolist() for x in second[0].operands] == [[6, 8], [3, 4]]
+
+
+def test_a_sharded_dataset_hands_over_named_tuples_as_the_dataset_does(backend):
+    pair = collections.namedtuple("Pair", "x y")
+    dataset = tf.data.Dataset.from_tensor_slices(pair(np.arange(5), -np.arange(5))).batch(5)
+
+    def double(batch):  # one argument
+        return pair(batch.x * 2, batch.y)
+
+    _, second = _sharded(backend, dataset, 2)
+    for shard, x in ((second, [3, 4]), (second.map(double).map(double), [12, 16])):
+        (part,) = shard
+        assert type(part.operands).__name__ == "Pair"
+        assert part.operands.x.numpy().tolist() == x
 
 
 def test_a_dataset_of_examples_is_not_sharded(backend):
