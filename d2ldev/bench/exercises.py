@@ -78,13 +78,17 @@ class Exercise:
 
 
 def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
-    """Multiply square matrices from 16 x 16 up, on every device."""
+    """Multiply square matrices on every device, each twice as wide, up to the largest."""
+    sizes = [min(_SMALLEST, largest)]
+    while sizes[-1] < largest:
+        sizes.append(min(2 * sizes[-1], largest))
     for device in backend.devices():
-        size, row = min(_SMALLEST, largest), None
-        while size <= largest:
+        row = None
+        for before, size in zip([sizes[0], *sizes], sizes, strict=False):
             way = f"{size} x {size}"
-            if row is not None and row.figures and 8 * row.figures.seconds > _LONGEST:
-                note = f"left out: a product would take about {8 * row.figures.seconds:.1g} s"
+            work = (size / before) ** 3
+            if row is not None and row.figures and work * row.figures.seconds > _LONGEST:
+                note = f"left out: a product would take about {work * row.figures.seconds:.1g} s"
                 yield replace(_row(backend, way, device), size=size, note=note)
                 break
             row = replace(_row(backend, way, device), size=size)
@@ -97,7 +101,6 @@ def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
             except OutOfDeviceMemoryError as error:
                 row = replace(row, note=_in_words(error))
             yield row
-            size *= 2
 
 
 def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:

@@ -53,10 +53,13 @@ def test_an_error_of_the_framework_is_in_the_result_with_the_rows_before_it(back
     assert [row.way for row in result.rows] == ["save", "load"]
 
 
-def test_products_are_of_all_powers_of_2_up_to_the_size(backend):
-    rows = run("matmul", backend, 70).rows
+@pytest.mark.parametrize(
+    ("largest", "sizes"), [(64, (16, 32, 64)), (70, (16, 32, 64, 70))], ids=["power", "between"]
+)
+def test_products_are_of_powers_of_2_and_of_the_size(backend, largest, sizes):
+    rows = run("matmul", backend, largest).rows
     assert [(row.device, row.size) for row in rows] == [
-        (device, size) for device in ("cpu", "gpu:0") for size in (16, 32, 64)
+        (device, size) for device in ("cpu", "gpu:0") for size in sizes
     ]
 
 
