@@ -161,7 +161,7 @@ class PartSampler:
             start, stop = bounds(len(numbers), self._rank, self._size)
             self.counts.append((stop - start, len(numbers)))
             # A process without examples computes with the first one.
-            yield numbers[start:stop] or numbers[:1]
+            yield numbers[start:stop] if stop > start else numbers[:1]
 
     def __len__(self) -> int:
         return len(self._batches)
