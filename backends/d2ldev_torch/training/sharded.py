@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
@@ -20,10 +19,13 @@ from d2ldev.nesting.walk import flatten
 from d2ldev.processes.group import Group
 from d2ldev_torch.models import original
 from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
+from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.replicated import begin_as_the_first, broadcast_buffers
 
 # FSDP gathers the parameters of one unit at a time: of each module in one of these.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
+# What it knows of a parameter is of its rows and columns, in place: torch refuses that for a part.
+_OF_WHOLE_PARAMETERS = (torch.optim.Adafactor,)
 
 
 class TorchShardLearner(TorchLearner):
@@ -69,10 +71,10 @@ class TorchShardLearner(TorchLearner):
         known = {id(x) for x in self._model.parameters()}
         is_alone = all(id(x) in known for x in trained(optimizer))
         cls: Any = type(optimizer)
-        if needs_closure(cls) or not is_alone:
+        if needs_closure(cls) or cls in _OF_WHOLE_PARAMETERS or not is_alone:
             raise UnsupportedValueError(
                 f"train with the optimizer {cls.__name__} and shard='parameters'",
-                "it looks at all parameters at once" if is_alone else "it trains more than the net",
+                "it looks at whole parameters" if is_alone else "it trains more than the net",
                 "optimizer='adam', or leave out shard",
             )
         return optimizer
@@ -149,11 +151,14 @@ class TorchShardLearner(TorchLearner):
                 distributed.broadcast(x.data, 0)
             begin_as_the_first(self._optimizer, self._mapped)
             self._has_begun = True
-        model = _split(self._model, DeviceMesh(device.type, range(self._size)))
+        plain = PlainAttributes(self._model)
+        mesh = DeviceMesh(device.type, range(self._size))
+        model = _split(plain, mesh, device)
         for name in self.settings.methods or ():
             if hasattr(model, name):
                 register_fsdp_forward_method(model, name)
-        self._whole = _Whole.of(self._model, model, self._optimizer, device)
+        plain.begin(model)
+        self._whole = _Whole.of(self._model, model, self._optimizer, device, plain)
         self._device_type = device.type  # of autocast, which has seen the whole model elsewhere
         self._model = model
 
@@ -165,11 +170,13 @@ class _Whole(NamedTuple):
         model: the whole one.
         parameters: of it, by their parts.
         state: of the optimizer, for the whole ones.
+        plain: the attributes of the whole one that are none of torch's.
     """
 
     model: torch.nn.Module
     parameters: dict[Tensor, Tensor]
     state: dict[Tensor, dict[str, Any]]
+    plain: PlainAttributes
 
     @classmethod
     def of(
@@ -178,12 +185,13 @@ class _Whole(NamedTuple):
         split: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
         device: torch.device,
+        plain: PlainAttributes,
     ) -> _Whole:
         """Return the whole of a model, and let its optimizer train the parts."""
         parts: dict[Tensor, Tensor]
         parts = dict(zip(model.parameters(), split.parameters(), strict=True))
         state = {**optimizer.state}
-        found = cls(model, {part: whole for whole, part in parts.items()}, state)
+        found = cls(model, {part: whole for whole, part in parts.items()}, state, plain)
         optimizer.state.clear()
         for x, values in state.items():
             optimizer.state[parts[x]] = {
@@ -200,6 +208,7 @@ class _Whole(NamedTuple):
             whole.copy_(part.full_tensor())
         for whole, part in zip(self.model.buffers(), split.buffers(), strict=True):
             whole.copy_(part)
+        self.plain.bring_back(split)
         self.state.clear()
         for part, values in optimizer.state.items():
             whole = self.parameters[part]
@@ -234,15 +243,9 @@ def _part_of(value: Any, part: Any, device: torch.device) -> Any:
     )
 
 
-def _split(model: torch.nn.Module, mesh: DeviceMesh) -> torch.nn.Module:
-    """Return a copy of a module of which each process has a part; only its tensors are copied."""
-    others = {
-        id(value): value
-        for module in model.modules()
-        for name, value in vars(module).items()
-        if not name.startswith("_")
-    }
-    copy = deepcopy(model, others)
+def _split(plain: PlainAttributes, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
+    """Return a copy of a module of which each process has a part."""
+    copy = plain.copied(device)
     for unit in _units(copy):
         fully_shard(unit, mesh=mesh, reshard_after_forward=True)
     return copy

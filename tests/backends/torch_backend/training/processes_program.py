@@ -48,6 +48,29 @@ class Branches(torch.nn.Module):
         return torch.where(of_rare[:, None], self.rare(x), self.common(x))
 
 
+class Plain(torch.nn.Module):
+    """A model with layers, a method, tensors and a number in attributes unknown to torch."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.a, self.b = torch.nn.Linear(3, 4), torch.nn.Linear(4, 3)
+        self.steps = [self.a, torch.tanh]
+        self.last = self.outputs
+        self.scales = {"outputs": torch.full((3,), 2.0)}
+        self.calls = 0
+
+    def outputs(self, x):
+        return self.b(x) * self.scales["outputs"]
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        for step in self.steps:
+            x = step(x)
+        return self.last(x) * min(1.0, self.calls / 8)
+
+
 class Own(torch.nn.Module):
     """A model that gives its loss itself."""
 

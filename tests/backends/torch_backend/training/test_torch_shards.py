@@ -1,12 +1,14 @@
 """PyTorch with shard='parameters': what each GPU holds, and what FSDP cannot split."""
 
+import threading
 from copy import deepcopy
 from types import SimpleNamespace
 
 import pytest
 import torch
+from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.sharded import TorchShardLearner
-from processes_program import ScaledLoss, batches, mlp
+from processes_program import Plain, ScaledLoss, batches, mlp
 from several_gpus import SeenMemory
 
 from d2ldev import Trainer, UnsupportedValueError
@@ -47,6 +49,11 @@ def _with_closure():
     return net, torch.optim.LBFGS(net.parameters())
 
 
+def _with_adafactor():
+    net = mlp()
+    return net, torch.optim.Adafactor(net.parameters())
+
+
 @pytest.mark.parametrize(
     ("make", "precision", "fix"),
     [
@@ -55,14 +62,64 @@ def _with_closure():
         (lambda: (_with_scalar(), "sgd"), "model", r"of shape \(1,\)"),
         (_with_more, "model", "optimizer='adam'"),
         (_with_closure, "model", "optimizer='adam'"),
+        (_with_adafactor, "model", "optimizer='adam'"),
     ],
-    ids=["compiled", "fp16", "scalar", "more", "closure"],
+    ids=["compiled", "fp16", "scalar", "more", "closure", "adafactor"],
 )
 def test_what_fsdp_cannot_split_is_refused(virtual, make, precision, fix):
     net, optimizer = make()
     settings = Settings(optimizer=optimizer, precision=precision, shard="parameters")
     with pytest.raises(UnsupportedValueError, match=fix):
         TorchShardLearner(virtual.framework, net, settings, SimpleNamespace(size=2))
+
+
+# -- plain attributes of the model -----------------------------------------------------------------
+
+
+class Calls:
+    """Has what was learned gathered after each epoch."""
+
+    def on_epoch_end(self, epoch, history):
+        """Do nothing else."""
+
+
+def test_layers_methods_tensors_and_numbers_in_plain_attributes_are_those_of_the_parts(virtual):
+    histories = [
+        Trainer(3, number, backend=virtual, callback=Calls(), **options).fit(
+            Plain(), batches((4, 4)), loss=LOSS, lr=0.5
+        )
+        for number, options in ((1, {}), (2, {"shard": "parameters"}))
+    ]
+    one, two = histories
+    assert one["loss"][2] < one["loss"][0]
+    assert two["loss"] == pytest.approx(one["loss"], rel=1e-5)
+
+
+def _with_parameter():
+    net = Plain()
+    net.weights = {"first": [net.a.weight]}
+    return net
+
+
+def test_a_parameter_in_a_plain_attribute_is_refused():
+    with pytest.raises(UnsupportedValueError, match=r"Plain\.weights holds a parameter"):
+        PlainAttributes(_with_parameter())
+
+
+def test_what_forward_bound_anew_comes_back_as_the_model_s_own():
+    net = Plain()
+    net.handle, net.kept = threading.Lock(), []
+    attributes = PlainAttributes(net)
+    copy = attributes.copied(torch.device("cpu"))
+    attributes.begin(copy)
+    copy.kept.append(1)
+    copy.calls, copy.chosen, copy.output = 3, [copy.b], torch.ones(2)
+    attributes.bring_back(copy)
+    assert copy.steps[0] is copy.a is not net.a
+    assert net.steps[0] is net.a
+    assert (net.kept, net.calls, net.chosen) == ([1], 3, [net.b])
+    assert net.output.tolist() == [1, 1]
+    assert copy.handle is net.handle
 
 
 # -- batch normalization ---------------------------------------------------------------------------
