@@ -285,7 +285,7 @@ def work(backend):
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
 def test_waiting_is_over_when_all_results_are_there(backend, work, device):
-    results = work(device)
+    results = work(device, count=48)  # also where other programs delay this thread
     assert not backend.is_idle(device)
     backend.synchronize(device)
     assert backend.is_idle(device)
