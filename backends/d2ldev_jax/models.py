@@ -66,7 +66,8 @@ class JaxModels(Models):
         return nnx.Sequential(*made[:-1])
 
     def parts(self, obj: Any) -> Iterator[Part]:
-        if isinstance(obj, sys.modules["flax.nnx"].Variable):
+        nnx = sys.modules.get("flax.nnx")  # which linen does not import
+        if nnx is not None and isinstance(obj, nnx.Variable):
             yield _part_of(obj)
             return
         attributes = vars(obj)

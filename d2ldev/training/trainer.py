@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -172,10 +173,11 @@ class Trainer(Hooks):
 
         Args:
             ignore: the names of those that are left out, as all with a leading underscore are.
+                ``shard`` becomes ``sharded``, because it is a method.
         """
         for name, value in sys._getframe(1).f_locals.items():
             if name not in {*ignore, "self"} and not name.startswith("_"):
-                setattr(self, name, value)
+                setattr(self, "sharded" if name == "shard" else name, value)
 
     # -- training -------------------------------------------------------------------------
 
@@ -421,8 +423,13 @@ class Trainer(Hooks):
             model.trainer = self
         uncover_loss(model)
         self.optim = model.configure_optimizers()
-        batches = map(self._prepared_batch, self.train_dataloader)
+        taken: list[Any] = []
+        batches = map(self._prepared_batch, _noted(self.train_dataloader, taken))
         self.backend.framework.training.begin_module(model, self.optim, batches)
+        data = self.train_dataloader
+        # Data that begins only once has not the batch any more that was looked at.
+        if taken and self.max_epochs == 1 and iter(data) is iter(data):
+            self.train_dataloader = chain(taken, data)
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
@@ -575,6 +582,8 @@ class Trainer(Hooks):
 
     def _evaluator(self, model: Any, **settings: Any) -> Learner:
         """Return the learner of a prepared model that is not trained."""
+        if isinstance(getattr(model, "trainer", None), Trainer):
+            model.trainer = self  # a linen module's parameters are in its trainer's state
         return self.backend.learner(model, **settings, precision=self.precision, is_trained=False)
 
     def _prepared_for_use(self, model: Any, data: Any, verb: str) -> Any:
@@ -607,6 +616,13 @@ class Trainer(Hooks):
             return {}
         own = self.backend.framework.training.metrics(learner.model)
         return named_metrics(self.backend, own)
+
+
+def _noted(batches: Iterable[Any], taken: list[Any]) -> Iterator[Any]:
+    """Yield batches, each of which is in a list from then on."""
+    for batch in batches:
+        taken.append(batch)
+        yield batch
 
 
 def _gpus(backend: Backend, wanted: int) -> list[Device]:

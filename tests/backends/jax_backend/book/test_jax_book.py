@@ -11,6 +11,7 @@ import pytest
 from book import HyperParameters, ProgressBoard, adding_with
 from flax import linen as nn
 from jax import numpy as jnp
+from processes import run_python
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.training.trainer import Trainer
@@ -384,6 +385,51 @@ def test_the_trainer_validates_and_predicts_with_its_state(trained_with, data, n
     assert loss == pytest.approx(history["val_loss"][-1], rel=1e-6)
     predictions = np.concatenate([trained_with.to_numpy(x) for x in trainer.predict(model, data)])
     assert np.mean((predictions - data.y[16:]) ** 2) / 2 == pytest.approx(loss, rel=1e-5)
+
+
+def test_each_trainer_predicts_with_its_own_state(trained_with, data):
+    model = LinearRegression(lr=0.1)
+    short, longer, untrained = (Trainer(n, backend=trained_with) for n in (1, 20, 1))
+    for trainer in (short, longer):
+        trainer.fit(model, data)
+    with pytest.raises(UnsupportedValueError, match=r"trainer.fit\(module, data\)"):
+        untrained.predict(model, data)
+    losses = []
+    for trainer in (short, longer):
+        predictions = [trained_with.to_numpy(x) for x in trainer.predict(model, data)]
+        losses.append(float(np.mean((np.concatenate(predictions) - data.y[16:]) ** 2)))
+    assert losses[1] < 0.1 * losses[0]
+
+
+class Once:
+    """Batches that can be read once."""
+
+    def __init__(self, batches):
+        self.batches = iter(batches)
+
+    def __iter__(self):
+        return self.batches
+
+    def __len__(self):
+        return 4  # which the book's plots divide by
+
+
+@pytest.mark.usefixtures("the_books_epochs")
+def test_the_books_epoch_has_all_batches_that_can_be_read_once(trained_with, data):
+    trainer = Trainer(1, backend=trained_with)
+    trainer.fit(LinearRegression(lr=0.1), Once(data.train_dataloader()))
+    assert trainer.train_batch_idx == 4
+
+
+def test_a_linen_module_needs_nothing_that_it_does_not_import():
+    code = """
+        import jax, sys, d2ldev
+        from flax import linen
+        backend = d2ldev.get_backend("jax")
+        placed = backend.place(linen.Dense(3), "cpu")
+        show([type(placed).__name__, "flax.nnx" in sys.modules])
+    """
+    assert run_python(code, hide=()) == [["Dense", False]]
 
 
 def test_gradients_are_clipped(trained_with, data):
