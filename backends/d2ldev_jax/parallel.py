@@ -6,6 +6,7 @@ Between processes it is ``jax.distributed``, with NCCL on CUDA and gloo on the C
 from __future__ import annotations
 
 import atexit
+import faulthandler
 import os
 import sys
 from collections.abc import Sequence
@@ -75,6 +76,7 @@ class JaxParallel(Parallel):
             self._start(group)
         if not jax.distributed.is_initialized():
             atexit.unregister(end_at_once)
+            atexit.register(end_in_time_if_failed, group)
         found = jax.process_count(), jax.process_index()
         if found != (group.size, group.rank):
             raise UnsupportedValueError(
@@ -147,6 +149,19 @@ def _end_if_failed(group: Group) -> None:
             with suppress(OSError, ValueError):
                 stream.flush()
         os._exit(1)
+
+
+def end_in_time_if_failed(group: Group) -> None:
+    """End a process whose group has failed, if it does not end by itself within ``timeout``.
+
+    JAX's client of the CPU waits at exit for what it computes, and that for a process that is
+    stopped. By then no thread of Python's runs any more.
+    """
+    try:
+        group.check()
+    except D2LDevError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(group.timeout, exit=True, file=nowhere)
 
 
 def _listen_at(host: str) -> None:

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -205,3 +206,28 @@ def test_devices_that_jax_has_looked_for_before_are_refused():
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
     assert_two_machines_learn_what_one_process_learns("jax", machines, tmp_path, processes)
+
+
+# What JAX waits for at exit, for a process that is stopped, is in the place of the second sleep.
+AT_EXIT = """
+import atexit, sys, time
+from types import SimpleNamespace
+from d2ldev import PeerLostError
+from d2ldev_jax.parallel import end_in_time_if_failed
+
+def check():
+    if sys.argv[1] == "failed":
+        raise PeerLostError("train", "rank 1 is lost", "start it again")
+
+atexit.register(time.sleep, float(sys.argv[2]))
+atexit.register(end_in_time_if_failed, SimpleNamespace(check=check, timeout=0.5))
+"""
+
+
+@pytest.mark.parametrize(
+    ("group", "seconds", "status"), [("failed", 60, 1), ("failed", 0, 0), ("whole", 1, 0)]
+)
+def test_the_exit_of_a_process_that_lost_another_is_bounded(group, seconds, status):
+    command = [sys.executable, "-c", AT_EXIT, group, str(seconds)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=45, check=False)
+    assert (done.returncode, done.stderr) == (status, "")
