@@ -419,8 +419,8 @@ class Trainer(Hooks):
         self._data(train_data, val_data)
         model = self._prepared_model(model)
         self.model = model
-        if not hasattr(model, "trainer"):
-            model.trainer = self
+        if isinstance(getattr(model, "trainer", None), Trainer | None):
+            model.trainer = self  # also where another one trained it before
         uncover_loss(model)
         self.optim = model.configure_optimizers()
         taken: list[Any] = []

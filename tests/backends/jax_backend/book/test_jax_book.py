@@ -401,6 +401,15 @@ def test_each_trainer_predicts_with_its_own_state(trained_with, data):
     assert losses[1] < 0.1 * losses[0]
 
 
+@pytest.mark.usefixtures("the_books_epochs")
+def test_the_books_epochs_find_the_state_of_each_trainer(trained_with, data):
+    model = LinearRegression(lr=0.1)
+    trainers = [Trainer(1, backend=trained_with) for _ in range(2)]
+    for trainer in trainers:
+        trainer.fit(model, data)
+    assert [int(trainer.state.step) for trainer in trainers] == [4, 4]
+
+
 class Once:
     """Batches that can be read once."""
 
