@@ -5,12 +5,13 @@ import tempfile
 import pytest
 from d2ldev_conformance.leaks import detect_leaks
 from hypothesis import HealthCheck, configuration, settings
+from machines import machines  # noqa: F401  # a fixture
 from processes import make_backend, make_package
 
 import d2ldev
 from d2ldev.registry import selection
 
-pytest_plugins = ["pytester", "machines"]
+pytest_plugins = ["pytester"]
 
 
 def pytest_configure(config):

@@ -10,18 +10,17 @@ from d2ldev_conformance.leaks import LeakError, detect_leaks
 import d2ldev
 
 TESTS = Path(__file__).parent.parent
-CONFTEST, PROCESSES = (
-    (TESTS / name).read_text(encoding="utf-8") for name in ("conftest.py", "helpers/processes.py")
-)
+CONFTEST = (TESTS / "conftest.py").read_text(encoding="utf-8")
 
 
 @pytest.fixture
-def run_test(pytester):
+def run_test(pytester, monkeypatch):
     """Runs the body of a test under the project's own conftest.py."""
+    path = [str(TESTS / "helpers"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(path))
 
     def run(*lines, how=pytester.runpytest_inprocess):
         pytester.makeconftest(CONFTEST)
-        pytester.makepyfile(processes=PROCESSES)
         body = "\n    ".join(lines)
         pytester.makepyfile(f"def test_it(tmp_path, monkeypatch):\n    {body}\n")
         return how("-p", "no:cacheprovider")
