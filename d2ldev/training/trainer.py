@@ -509,7 +509,7 @@ class Trainer(Hooks):
         {'loss': 0.13, 'accuracy': 0.96}
         """
         functions = named_metrics(self.backend, metrics)
-        with self._besides("validate"):
+        with self._besides("validate", model):
             batches = loader_of(data, "val_dataloader")
             prepared = self._prepared_for_use(model, batches, "validate")
             settings = self._own_settings(prepared, loss, "sgd", metrics)
@@ -544,7 +544,7 @@ class Trainer(Hooks):
 
         >>> trainer.predict(net, ArrayLoader(X, batch_size=32))            # doctest: +SKIP
         """
-        with self._besides("predict"):
+        with self._besides("predict", model):
             source = loader_of(data, "predict_dataloader", "val_dataloader")
             learner = self._evaluator(self._prepared_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
@@ -563,8 +563,16 @@ class Trainer(Hooks):
                 learner.sync()
 
     @contextmanager
-    def _besides(self, verb: str) -> Iterator[None]:
-        """Leave a run as it is, in whose callback this may be; its errors name this call."""
+    def _besides(self, verb: str, model: Any) -> Iterator[None]:
+        """Leave a run as it is, in whose callback this may be; its errors name this call.
+
+        A model that another trainer has trained is this one's meanwhile: the parameters of a linen
+        module are in the state of its trainer.
+        """
+        trainer = getattr(model, "trainer", None)
+        is_lent = isinstance(trainer, Trainer)
+        if is_lent:
+            model.trainer = self
         names = ("_learner", "_model", "val_batch_idx", "num_val_batches", "num_train_batches")
         kept = {name: getattr(self, name) for name in names}
         try:
@@ -579,11 +587,11 @@ class Trainer(Hooks):
             ) from error
         finally:
             vars(self).update(kept)
+            if is_lent:
+                model.trainer = trainer
 
     def _evaluator(self, model: Any, **settings: Any) -> Learner:
         """Return the learner of a prepared model that is not trained."""
-        if isinstance(getattr(model, "trainer", None), Trainer):
-            model.trainer = self  # a linen module's parameters are in its trainer's state
         return self.backend.learner(model, **settings, precision=self.precision, is_trained=False)
 
     def _prepared_for_use(self, model: Any, data: Any, verb: str) -> Any:

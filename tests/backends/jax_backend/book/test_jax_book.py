@@ -401,6 +401,18 @@ def test_each_trainer_predicts_with_its_own_state(trained_with, data):
     assert losses[1] < 0.1 * losses[0]
 
 
+def test_a_model_that_another_trainer_evaluates_keeps_its_own(trained_with, data):
+    model = LinearRegression(lr=0.1)
+    earlier, own = (Trainer(1, backend=trained_with) for _ in range(2))
+    for trainer in (earlier, own):
+        trainer.fit(model, data)
+    earlier.predict(model, data)
+    assert model.trainer is own
+    with pytest.raises(UnsupportedValueError, match="evaluate"):
+        Trainer(1, backend=trained_with).predict(model, data)
+    assert model.trainer is own
+
+
 @pytest.mark.usefixtures("the_books_epochs")
 def test_the_books_epochs_find_the_state_of_each_trainer(trained_with, data):
     model = LinearRegression(lr=0.1)
