@@ -528,10 +528,11 @@ class Backend:
             As ``to``.
         """
         framework = self.framework
-        if device is None and framework.kinds[type(x)] is TENSOR:  # the common call
-            place = framework.tensors.device_of(x)
+        target = None if device is None else devices.existing(framework, device, "copy a tensor")
+        if framework.kinds[type(x)] is TENSOR:  # the common call, without a detour
+            place = target or framework.tensors.device_of(x)
             return moving.copied(framework, framework.tensors.copy, x, place, "copy a tensor")
-        return moving.copy(framework, x, device)
+        return moving.copy(framework, x, target)
 
     def split(self, batch: Any, devices: Sequence[DeviceLike]) -> list[Any]:
         """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.

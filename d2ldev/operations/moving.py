@@ -74,14 +74,16 @@ def on_the_host(framework: Framework, x: Any) -> Any:
     return flat.unflatten(_tensors_of_data(framework, flat, CPU, attempted))
 
 
-def copy(framework: Framework, x: Any, device: DeviceLike) -> Any:
-    """Copy a tensor, or every tensor in a nesting, into new memory; see ``Backend.copy``."""
+def copy(framework: Framework, x: Any, target: Device | None) -> Any:
+    """Copy every tensor in a nesting into new memory; see ``Backend.copy``.
+
+    Args:
+        framework: whose tensors they are.
+        x: the nesting.
+        target: a device that exists; None leaves each tensor on its own.
+    """
     attempted = "copy a tensor"
-    target = None if device is None else devices.existing(framework, device, attempted)
     device_of = framework.tensors.device_of
-    if framework.kinds[type(x)] is TENSOR:
-        place = target or device_of(x)
-        return copied(framework, framework.tensors.copy, x, place, attempted)
     copy_all = framework.tensors.copy_all
     plain = plain_tensors(x, framework.kinds)
     if plain is not None:
