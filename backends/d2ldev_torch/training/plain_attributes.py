@@ -30,19 +30,22 @@ class PlainAttributes:
         self._shared: dict[int, Any] = {}
         self._tensors: dict[int, torch.Tensor] = {}
         self._before: list[dict[str, Any]] = []
-        self._copied: set[int] = set()
         own = {id(x): x for x in (*model.modules(), *model.parameters(), *model.buffers())}
-        for module in model.modules():
-            for name, value in _plain(module):
-                # Both have the model, and no forward computes with them.
-                if name == "trainer" or isinstance(value, torch.optim.Optimizer):
-                    self._shared[id(value)] = value
-                self._sort(f"{type(module).__name__}.{name}", value, own)
+        values = [
+            (f"{type(module).__name__}.{name}", name, value)
+            for module in model.modules()
+            for name, value in _plain(module)
+        ]
+        for _, name, value in values:
+            # Both have the model, and no forward computes with them.
+            if name == "trainer" or isinstance(value, torch.optim.Optimizer):
+                self._shared[id(value)] = value
+        for where, value in {id(value): (where, value) for where, _, value in values}.values():
+            if id(value) not in self._shared:
+                self._sort(where, value, own)
 
-    def _sort(self, name: str, value: Any, own: dict[int, Any]) -> None:
+    def _sort(self, where: str, value: Any, own: dict[int, Any]) -> None:
         """Find out whether a value is shared or copied."""
-        if id(value) in self._shared or id(value) in self._copied:
-            return
         memo = _Memo(own)
         try:
             deepcopy(value, memo)
@@ -52,14 +55,12 @@ class PlainAttributes:
         if any(isinstance(own[key], torch.nn.Parameter) for key in memo.met):
             raise UnsupportedValueError(
                 f"train the {type(self._model).__name__} with shard='parameters'",
-                f"{name} holds a parameter, in the place of which FSDP puts a part",
+                f"{where} holds a parameter, in the place of which FSDP puts a part",
                 "use it by its name in forward: self.layer.weight, or a torch.nn.ParameterList",
             )
         tensors = memo.tensors()
-        if memo.met or tensors:
-            self._copied.add(id(value))
-            self._tensors |= tensors
-        else:
+        self._tensors |= tensors
+        if not (memo.met or tensors):
             self._shared[id(value)] = value
 
     def copied(self, device: torch.device) -> torch.nn.Module:

@@ -208,7 +208,7 @@ def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processe
     assert_two_machines_learn_what_one_process_learns("jax", machines, tmp_path, processes)
 
 
-# What JAX waits for at exit, for a process that is stopped, is in the place of the second sleep.
+# The sleep is in the place of what JAX waits for at exit: what it computes with a stopped process.
 AT_EXIT = """
 import atexit, sys, time
 from types import SimpleNamespace
