@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import batches
+import natives
 from loops import FRAMEWORKS as TRAINED
 from measure import Addition, Comparison, ProcessComparison, Row
 
@@ -168,22 +169,13 @@ _kept: list[Any] = []
 def jax_rows() -> Iterator[Row]:
     """Compare with JAX: committed arrays, one ``device_put`` for a tree."""
     backend = _with_two_virtual_gpus("jax")
-    import jax
-    from flax import nnx
-
     device = backend.gpu(0)
     native = backend.native(device)
     x = backend.ones((2, 3), device=device)
-
-    def by_hand(model: Any, target: Any) -> None:
-        nnx.update(model, jax.device_put(nnx.state(model), target))
-
     names = {
         **_common_names(backend, x),
-        "jax": jax,
-        "jnp": jax.numpy,
+        **natives.jax_names(),
         "native": native,
-        "by_hand": by_hand,
         "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
     }
     yield from _rows(
@@ -206,31 +198,13 @@ def jax_rows() -> Iterator[Row]:
 def tensorflow_rows() -> Iterator[Row]:
     """Compare with TensorFlow, which copies with ``tf.identity``."""
     backend = _with_two_virtual_gpus("tensorflow")
-    import tensorflow as tf
-
     device = backend.gpu(0)
     native = backend.native(device)
     x = backend.ones((2, 3), device=device)
-
-    def identity(value: Any, target: str) -> Any:
-        with tf.device(target):
-            return tf.nest.map_structure(tf.identity, value)
-
-    def ones(target: str) -> Any:
-        with tf.device(target):
-            return tf.ones((2, 3))
-
-    def by_hand(model: Any, target: str) -> None:
-        with tf.device(target):
-            for variable in model.variables:
-                variable._value = tf.Variable(variable._value)
-
     names = {
         **_common_names(backend, x),
+        **natives.tensorflow_names(),
         "native": native,
-        "identity": identity,
-        "ones": ones,
-        "by_hand": by_hand,
         "natives": itertools.cycle([backend.native("gpu:0"), backend.native("gpu:1")]),
     }
     yield from _rows(

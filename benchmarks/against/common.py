@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -21,6 +22,13 @@ _LOOK_UP = (
     "a call through Python's own dispatch, around an attribute that the framework reads in C: "
     "device_of returns a Device of d2ldev's, which is the same on every framework"
 )
+
+
+SAFETENSORS = (
+    "save_file(tensors, folder / 'theirs.safetensors')",
+    "load_file(folder / 'theirs.safetensors')",
+)
+"""What saves and loads ``tensors`` with the library of that name."""
 
 
 def tensor_names(backend: Any, device: str, **more: Any) -> dict[str, Any]:
@@ -211,3 +219,33 @@ def files(
     ):
         theirs = {peer: way[which] for peer, way in model_ways.items()}
         yield Work(name, ours, theirs, names=used, reasons=reasons, **more)
+
+
+# -- the names of peers that are the same on several frameworks ------------------------------------
+
+
+def array_api_names() -> dict[str, Any]:
+    """Return what array-api-compat has."""
+    from array_api_compat import array_namespace, device, to_device
+
+    return {"array_namespace": array_namespace, "device_of": device, "to_device": to_device}
+
+
+def keras_names() -> dict[str, Any]:
+    """Return Keras, which has read by now on which framework it is to run."""
+    import keras
+
+    return {"keras": keras}
+
+
+def einops_names() -> dict[str, Any]:
+    """Return what of einops finds a tensor's framework."""
+    from einops._backends import get_backend
+
+    return {"get_backend": get_backend}
+
+
+def safetensors_names(framework: str, *more: str) -> dict[str, Any]:
+    """Return what safetensors has for a framework, as it names it: two functions, and more."""
+    module = importlib.import_module(f"safetensors.{framework}")
+    return {name: getattr(module, name) for name in ("load_file", "save_file", *more)}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from against.work import AIM, AIM_OF_WORK, NATIVE, PEERS, Against, compared, not_installed
@@ -50,21 +51,9 @@ def _fabric(model: Any) -> Epoch:
     from lightning_fabric import Fabric
 
     fabric = Fabric(accelerator="cpu", devices=1)
-    loss_fn = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     model, optimizer = fabric.setup(model, optimizer)
-
-    def epoch(batches: Batches) -> object:
-        model.train()
-        for batch in batches:
-            x, y = fabric.to_device(batch)
-            optimizer.zero_grad()
-            loss = loss_fn(model(x), y)
-            fabric.backward(loss)
-            optimizer.step()
-        return loss.item()
-
-    return epoch
+    return _epoch_of_torch(model, optimizer, fabric.to_device, fabric.backward)
 
 
 def _accelerate(model: Any) -> Epoch:
@@ -74,17 +63,30 @@ def _accelerate(model: Any) -> Epoch:
     from accelerate.utils import send_to_device
 
     accelerator = Accelerator(cpu=True)
-    loss_fn = torch.nn.CrossEntropyLoss()
     optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
     model, optimizer = accelerator.prepare(model, optimizer)
+    move = partial(send_to_device, device=accelerator.device)
+    return _epoch_of_torch(model, optimizer, move, accelerator.backward)
+
+
+def _epoch_of_torch(
+    model: Any,
+    optimizer: Any,
+    move: Callable[[Any], Any],
+    backward: Callable[[Any], object],
+) -> Epoch:
+    """Return the loop of both tutorials."""
+    import torch
+
+    loss_fn = torch.nn.CrossEntropyLoss()
 
     def epoch(batches: Batches) -> object:
         model.train()
         for batch in batches:
-            x, y = send_to_device(batch, accelerator.device)
+            x, y = move(batch)
             optimizer.zero_grad()
             loss = loss_fn(model(x), y)
-            accelerator.backward(loss)
+            backward(loss)
             optimizer.step()
         return loss.item()
 

@@ -8,12 +8,14 @@ interpreter of its own. What Keras makes on a device is not committed to it.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from against import common
 from against.programs import first_tensor_work, import_work
 from against.work import NATIVE, Work
+from natives import jax_names
 
 _PUT = "device_put is compiled code, around which d2ldev checks the devices first"
 
@@ -23,10 +25,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     import jax
     from flax import nnx
 
-    def by_hand(model: Any, target: Any) -> None:
-        nnx.update(model, jax.device_put(nnx.state(model), target))
-
-    names = {"jax": jax, "jnp": jax.numpy, "nnx": nnx, "by_hand": by_hand}
+    names = {**jax_names(), "nnx": nnx}
     # Each array is waited for by itself: waiting for a device takes longer than what is measured.
     names["ready"] = jax.block_until_ready
     put = "jax.device_put({}, native)"
@@ -74,10 +73,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
 
 def _files(backend: Any, folder: Path, names: dict[str, Any]) -> Iterator[Work]:
     ways = {
-        "safetensors": (
-            "save_file(tensors, folder / 'theirs.safetensors')",
-            "load_file(folder / 'theirs.safetensors')",
-        ),
+        "safetensors": common.SAFETENSORS,
         "orbax": (
             "saved(folder / 'orbax', tensors)",
             "orbax.restore(folder / 'orbax', target=tensors)",
@@ -93,30 +89,6 @@ def _files(backend: Any, folder: Path, names: dict[str, Any]) -> Iterator[Work]:
     yield from common.files(backend, folder, ways, model_ways, names, _NAMES, total=total)
 
 
-def _array_api_compat() -> dict[str, Any]:
-    from array_api_compat import array_namespace, device, to_device
-
-    return {"array_namespace": array_namespace, "device_of": device, "to_device": to_device}
-
-
-def _keras() -> dict[str, Any]:
-    import keras
-
-    return {"keras": keras}
-
-
-def _einops() -> dict[str, Any]:
-    from einops._backends import get_backend
-
-    return {"get_backend": get_backend}
-
-
-def _safetensors() -> dict[str, Any]:
-    from safetensors.flax import load_file, save_file
-
-    return {"load_file": load_file, "save_file": save_file}
-
-
 def _orbax() -> dict[str, Any]:
     from orbax.checkpoint import StandardCheckpointer
 
@@ -130,9 +102,9 @@ def _orbax() -> dict[str, Any]:
 
 
 _NAMES = {
-    "array-api-compat": _array_api_compat,
-    "Keras 3": _keras,
-    "einops": _einops,
-    "safetensors": _safetensors,
+    "array-api-compat": common.array_api_names,
+    "Keras 3": common.keras_names,
+    "einops": common.einops_names,
+    "safetensors": partial(common.safetensors_names, "flax"),
     "orbax": _orbax,
 }

@@ -8,12 +8,14 @@ import is here. Keras has no call that moves a tensor or places a model.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from against import common
 from against.programs import first_tensor_work, import_work
 from against.work import NATIVE, Work
+from natives import tensorflow_names
 
 _IDENTITY = (
     "d2ldev copies all or nothing, keeps ties, and knows any container; by hand it is one walk "
@@ -25,21 +27,8 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
     """Yield each piece of work."""
     import tensorflow as tf
 
-    def moved(value: Any, target: str) -> Any:
-        with tf.device(target):
-            return tf.nest.map_structure(tf.identity, value)
-
-    def ones(target: str) -> Any:
-        with tf.device(target):
-            return tf.ones((2, 3))
-
-    def by_hand(model: Any, target: str) -> None:
-        with tf.device(target):
-            for variable in model.variables:
-                variable._value = tf.Variable(variable._value)
-
-    names = {"tf": tf, "moved": moved, "ones": ones, "by_hand": by_hand}
-    one, many = {NATIVE: "moved(x, native)"}, {NATIVE: "moved(batch, native)"}
+    names = {"tf": tf, **tensorflow_names()}
+    one, many = {NATIVE: "identity(x, native)"}, {NATIVE: "identity(batch, native)"}
     for source, target in (("cpu", "cpu"), ("gpu:0", "gpu:1"), ("cpu", "gpu:1")):
         yield from common.moves(
             backend,
@@ -76,10 +65,7 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
 def _files(backend: Any, folder: Path, names: dict[str, Any]) -> Iterator[Work]:
     checkpoint = "tf.train.Checkpoint(net=net)"
     ways = {
-        "safetensors": (
-            "save_file(tensors, folder / 'theirs.safetensors')",
-            "load_file(folder / 'theirs.safetensors')",
-        ),
+        "safetensors": common.SAFETENSORS,
     }
     model_ways = {
         NATIVE: (
@@ -95,22 +81,8 @@ def _files(backend: Any, folder: Path, names: dict[str, Any]) -> Iterator[Work]:
     yield from common.files(backend, folder, ways, model_ways, names, _NAMES, total=total)
 
 
-def _keras() -> dict[str, Any]:
-    import keras
-
-    return {"keras": keras}
-
-
-def _einops() -> dict[str, Any]:
-    from einops._backends import get_backend
-
-    return {"get_backend": get_backend}
-
-
-def _safetensors() -> dict[str, Any]:
-    from safetensors.tensorflow import load_file, save_file
-
-    return {"load_file": load_file, "save_file": save_file}
-
-
-_NAMES = {"Keras 3": _keras, "einops": _einops, "safetensors": _safetensors}
+_NAMES = {
+    "Keras 3": common.keras_names,
+    "einops": common.einops_names,
+    "safetensors": partial(common.safetensors_names, "tensorflow"),
+}

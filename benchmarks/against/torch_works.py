@@ -8,6 +8,7 @@ device, which is the CPU here. Of einops there is what finds a tensor's framewor
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -110,10 +111,7 @@ def _files(backend: Any, folder: Path) -> Iterator[Work]:
     state, plain = "net.state_dict()", "folder / 'plain'"
     ways = {
         NATIVE: (f"torch.save(tensors, {plain})", f"torch.load({plain})"),
-        "safetensors": (
-            "save_file(tensors, folder / 'theirs.safetensors')",
-            "load_file(folder / 'theirs.safetensors')",
-        ),
+        "safetensors": common.SAFETENSORS,
         "accelerate": (
             "accelerate_save(tensors, folder / 'accelerate', safe_serialization=True)",
             "load_file(folder / 'accelerate')",
@@ -144,18 +142,12 @@ def _files(backend: Any, folder: Path) -> Iterator[Work]:
     )
 
 
-def _array_api_compat() -> dict[str, Any]:
-    from array_api_compat import array_namespace, device, to_device
-
-    return {"array_namespace": array_namespace, "device_of": device, "to_device": to_device}
-
-
 def _accelerate() -> dict[str, Any]:
     from accelerate import Accelerator, load_checkpoint_in_model
     from accelerate.utils import find_device, save, send_to_device
 
     return {
-        **_safetensors(),
+        **common.safetensors_names("torch"),
         "accelerator": Accelerator(cpu=True),
         "accelerate_save": save,
         "find_device": find_device,
@@ -172,12 +164,6 @@ def _fabric() -> dict[str, Any]:
     return {"fabric": fabric, "move_data_to_device": move_data_to_device}
 
 
-def _keras() -> dict[str, Any]:
-    import keras
-
-    return {"keras": keras}
-
-
 def _tensorly() -> dict[str, Any]:
     import tensorly
 
@@ -185,25 +171,12 @@ def _tensorly() -> dict[str, Any]:
     return {"tl": tensorly}
 
 
-def _einops() -> dict[str, Any]:
-    from einops._backends import get_backend
-
-    return {"get_backend": get_backend}
-
-
-def _safetensors() -> dict[str, Any]:
-    from safetensors import torch
-
-    wanted = ("load_file", "load_model", "save_file", "save_model")
-    return {name: getattr(torch, name) for name in wanted}
-
-
 _NAMES = {
-    "array-api-compat": _array_api_compat,
+    "array-api-compat": common.array_api_names,
     "accelerate": _accelerate,
     "Lightning Fabric": _fabric,
-    "Keras 3": _keras,
+    "Keras 3": common.keras_names,
     "TensorLy": _tensorly,
-    "einops": _einops,
-    "safetensors": _safetensors,
+    "einops": common.einops_names,
+    "safetensors": partial(common.safetensors_names, "torch", "load_model", "save_model"),
 }

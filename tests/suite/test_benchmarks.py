@@ -1,5 +1,6 @@
 """The benchmarks: both sides of a row do the same, and results are kept of every framework."""
 
+import importlib
 import json
 import subprocess
 import sys
@@ -49,6 +50,16 @@ def run(program, *arguments):
     return json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
+def imported(name):
+    """A module of the benchmarks, whose others do not stay beside those of the tests."""
+    path = sys.path[:]
+    sys.path.insert(0, str(BENCHMARKS))
+    try:
+        return importlib.import_module(name)
+    finally:
+        sys.path[:] = path
+
+
 def kept(name):
     return [json.loads(path.read_text()) for path in BENCHMARKS.glob(f"results/{name}-*.json")]
 
@@ -78,14 +89,7 @@ WHAT = ("a name", "ours()", "theirs()")
 
 @pytest.fixture(scope="module")
 def work():
-    # In this process the modules of the benchmarks would lie beside those of the tests.
-    path = sys.path[:]
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        from against import work
-    finally:
-        sys.path[:] = path
-    return work
+    return imported("against.work")
 
 
 def test_a_ratio_is_the_median_of_the_rounds(work):
@@ -140,13 +144,7 @@ def test_every_way_runs_once_in_each_round(work):
 
 @pytest.fixture(scope="module")
 def growth():
-    path = sys.path[:]
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import growth
-    finally:
-        sys.path[:] = path
-    return growth
+    return imported("growth")
 
 
 @pytest.mark.parametrize(("power", "met"), [(1, True), (2, False)])

@@ -1,0 +1,36 @@
+"""What takes more than one call of a framework: by hand, as one writes it without d2ldev."""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def jax_names() -> dict[str, Any]:
+    """Return ``by_hand``, which places a model of Flax's."""
+    import jax
+    from flax import nnx
+
+    def by_hand(model: Any, target: Any) -> None:
+        nnx.update(model, jax.device_put(nnx.state(model), target))
+
+    return {"jax": jax, "jnp": jax.numpy, "by_hand": by_hand}
+
+
+def tensorflow_names() -> dict[str, Any]:
+    """Return ``identity`` of a nesting, ``ones``, and ``by_hand``, which places a model."""
+    import tensorflow as tf
+
+    def identity(value: Any, target: str) -> Any:
+        with tf.device(target):
+            return tf.nest.map_structure(tf.identity, value)
+
+    def ones(target: str) -> Any:
+        with tf.device(target):
+            return tf.ones((2, 3))
+
+    def by_hand(model: Any, target: str) -> None:
+        with tf.device(target):
+            for variable in model.variables:
+                variable._value = tf.Variable(variable._value)
+
+    return {"identity": identity, "ones": ones, "by_hand": by_hand}
