@@ -4,7 +4,7 @@ from pathlib import Path
 
 from processes import run_python
 
-_EXAMPLES = Path(__file__).parents[2] / "examples"
+_EXAMPLES = Path(__file__).parents[3] / "examples"
 
 _RUN = """
 import contextlib, io, os, runpy, sys, tempfile
