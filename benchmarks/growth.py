@@ -46,6 +46,8 @@ _LINEAR = 1.15
 # Bytes of the process for each step more: a number in a log has 8, and an allocator's pages vary.
 _FLAT = 100
 _DECADES = 100
+# Of a parameter: a file of 10^5 with less in each is refused, because its header is most of it.
+_FLOATS = 256
 
 
 @dataclass(frozen=True)
@@ -129,8 +131,8 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     for name, statement, prepare in (
         ("place, parameters in a dict", "backend.place(parameters, device)", place),
         ("place, parameters of a model", "backend.placement(backend.place(net, ...))", placement),
-        ("save, parameters of 16 bytes", "backend.save(parameters, path)", save),
-        ("load_into, parameters of 16 bytes", "backend.load_into(parameters, path)", load_into),
+        ("save, parameters of 1 kB", "backend.save(parameters, path)", save),
+        ("load_into, parameters of 1 kB", "backend.load_into(parameters, path)", load_into),
     ):
         # ``mlp`` takes 10,000 sizes at most.
         sizes = [each for each in parameters if prepare is not placement or each <= 10**4]
@@ -174,7 +176,7 @@ def _nesting(leaves: Sequence[Any]) -> list[Any]:
 
 
 def _named(backend: d2ldev.Backend, size: int) -> dict[str, Any]:
-    return {f"layer{i}.weight": backend.ones(4) for i in range(size)}
+    return {f"layer{i}.weight": backend.ones(_FLOATS) for i in range(size)}
 
 
 def _threads(backend: d2ldev.Backend, number: int) -> Callable[[], object]:

@@ -25,7 +25,7 @@ _LOOK_UP = (
 
 
 SAFETENSORS = (
-    "save_file(tensors, folder / 'theirs.safetensors')",
+    "save_file(dict(tensors), folder / 'theirs.safetensors')",
     "load_file(folder / 'theirs.safetensors')",
 )
 """What saves and loads ``tensors`` with the library of that name."""
