@@ -6,9 +6,10 @@
 
 Weak scaling gives each process a batch of one size, strong scaling a part of one batch. In each
 process the trainer's epochs and those of the framework's own data-parallel loop take turns: the
-hand-written epoch is in the trainer's callback. Reported are the medians of rank 0, and of the
-ratios of two epochs side by side. On the CPU each process has a core of its own, as far as there
-are enough. With ``--gpus`` each has a GPU.
+hand-written epoch is in the trainer's callback. Both read whole batches, of which each process
+takes its part. Reported are the medians of rank 0, and of the ratios of two epochs side by side. On
+the CPU each process has a core of its own, as far as there are enough. With ``--gpus`` each has a
+GPU.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import numpy as np
-from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch
+from loops import FRAMEWORKS, LEARNING_RATE
 from measure import Result
 from overhead import document
 from rich.console import Console
@@ -38,6 +39,9 @@ from d2ldev.training.trainer import Trainer
 
 AIM = 1.05
 _WARM_UP = 2
+
+Batches = Iterable[tuple[Any, Any]]
+Epoch = Callable[[Batches], object]
 
 
 class Sizes(NamedTuple):
@@ -241,6 +245,12 @@ def _epochs(
     batch = backend.asarray(inputs, device="cpu"), backend.asarray(labels, device="cpu")
     rank, processes = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
     rows = slice(rank * size // processes, (rank + 1) * size // processes)
+
+    def parts() -> Batches:
+        for x, y in [batch] * sizes.steps:
+            own = (x, y) if processes == 1 else (x[rows], y[rows])
+            yield backend.to(own, trainer.device) if is_on_gpus else own
+
     ours: list[float] = []
     theirs: list[float] = []
     began = 0.0
@@ -251,11 +261,10 @@ def _epochs(
         if epoch_of_theirs is None:  # now the engine is started
             native = backend.native(trainer.device)
             epoch_of_theirs = make_loop(backend.place(make_model(), trainer.device), native, size)
-        part = backend.to(tuple(x[rows] for x in batch), trainer.device)
         backend.synchronize()
         between = time.perf_counter()
         ours.append(between - began)
-        epoch_of_theirs([part] * sizes.steps)
+        epoch_of_theirs(parts())
         backend.synchronize()
         began = time.perf_counter()
         theirs.append(began - between)
