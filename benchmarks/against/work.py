@@ -30,6 +30,9 @@ CALLS, LONG_CALLS, PROGRAMS = 101, 21, 5
 """Rounds: of calls, of calls that take milliseconds, and of programs."""
 
 
+_NEAR = "as fast within the spread: the aim lies in the half of the rounds"
+
+
 @dataclass(frozen=True)
 class Peer:
     """A library that does some of the same.
@@ -148,12 +151,14 @@ def compared(
         against: the name of the peer.
         samples: the seconds of each round.
         aim: the ratio that should not be exceeded.
-        reason: why it is, which is told where it is.
+        reason: why it is, which is told where it is; empty if nothing is known but how near it is.
     """
     ratios = [ours / theirs for ours, theirs in zip(*samples, strict=True)]
     low, middle, high = quantiles(ratios, n=4, method="inclusive")
     times = median(samples[0]), median(samples[1])
-    note = reason if middle > aim else ""
+    note = ""
+    if middle > aim:
+        note = reason or (_NEAR if low <= aim else "")
     return Against(*what, *times, middle, "ratio", aim, note, against, (low, high))
 
 

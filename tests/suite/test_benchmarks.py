@@ -104,6 +104,12 @@ def test_the_reason_is_told_where_the_aim_is_missed(work, ours, note, met):
     assert (result.note, result.met) == (note, met)
 
 
+def test_a_row_without_a_reason_says_where_the_aim_lies_in_the_spread(work):
+    samples = [0.9, 0.9, 1.1, 1.2, 1.2], [1] * 5
+    assert "within the spread" in work.compared(WHAT, "einops", samples, 1.0, "").note
+    assert not work.compared(WHAT, "einops", ([1.1] * 5, [1] * 5), 1.0, "").note
+
+
 def test_the_rows_that_miss_their_aim_come_first(work):
     made = [
         work.compared((name, "", ""), "einops", ([x] * 3, [1] * 3), 1.0, "") for name, x in ROWS
@@ -137,6 +143,14 @@ def test_every_way_runs_once_in_each_round(work):
     samples = work.in_turn(sides, 4)
     assert "".join(ran) == "abc" + "cba" + "abc" + "cba" + "abc"
     assert samples == [[6, 7, 12, 13], [5, 8, 11, 14], [4, 9, 10, 15]]
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "mxnet"])
+def test_no_row_that_is_kept_misses_its_aim_without_a_reason(framework):
+    path = BENCHMARKS / "results" / f"peers-{framework}.json"
+    rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+    assert rows
+    assert [row["name"] for row in rows if row["met"] is False and not row["note"]] == []
 
 
 # -- how cost grows --------------------------------------------------------------------------------
