@@ -221,7 +221,9 @@ class Backend:
 
         Returns:
             The median and the quartiles of the seconds that a call takes, the number of runs and of
-            calls in each, and the devices.
+            calls in each, and the devices. ``on_devices`` has the median by the clock of each
+            device that has one: torch's events on CUDA, ROCm, XPU and MPS. It is the time from the
+            first call's work to the end of the last one's, with the gaps between them.
 
         Raises:
             UnsupportedValueError: if the function cannot be called, or the seconds are no number.

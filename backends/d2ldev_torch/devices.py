@@ -71,6 +71,12 @@ class TorchDevices(Devices):
     def is_idle(self, device: Device) -> bool:
         return device is CPU or self.accelerator.is_idle(device.index)
 
+    def mark(self, device: Device) -> Any:
+        return None if device is CPU else self.accelerator.mark(device.index)
+
+    def seconds_between(self, begin: Any, end: Any) -> float:
+        return float(begin.elapsed_time(end)) / 1e3  # of milliseconds
+
     def memory(self, device: Device) -> Memory:
         return self.accelerator.memory(device.index)
 
@@ -132,6 +138,14 @@ class Accelerator:
         """Return whether nothing is queued on a device's current stream."""
         return not self._has_context(index) or self._module.current_stream(index).query()
 
+    def mark(self, index: int) -> Any:
+        """Return an event in a device's current stream; None for one without a context."""
+        if not self._has_context(index):
+            return None
+        event = self._module.Event(enable_timing=True)
+        event.record(self._module.current_stream(index))
+        return event
+
     def streams(self) -> ModuleType | None:
         """Return the module with ``Stream`` and ``stream``; None where there is one queue."""
         return self._module
@@ -182,6 +196,11 @@ class MetalAccelerator(Accelerator):
         event = torch.mps.Event()
         event.record()
         return bool(event.query())
+
+    def mark(self, index: int) -> Any:
+        event = torch.mps.Event(enable_timing=True)
+        event.record()
+        return event
 
     def streams(self) -> None:
         """Return None: Metal has one queue."""

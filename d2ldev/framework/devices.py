@@ -101,6 +101,25 @@ class Devices(ABC):
         """Return whether all work queued on a device is done, without waiting for it."""
         return True
 
+    def mark(self, device: Device) -> Any:
+        """Queue a mark on a device, which gets the time of the device's own clock when reached.
+
+        Called by ``backend.timeit``, before the calls that it measures and after them; what has no
+        context there gets none. The mark is in the queue that the framework uses now: work in
+        others is not between two marks.
+
+        Returns:
+            What ``seconds_between`` takes; None where the device has no such clock.
+        """
+        return None
+
+    def seconds_between(self, begin: Any, end: Any) -> float:
+        """Return the seconds between two marks of one device, both of which were reached.
+
+        By default for marks that are seconds themselves.
+        """
+        return float(end - begin)
+
     def memory(self, device: Device) -> Memory:
         """Return the memory of a GPU; that of the CPU is the process's."""
         return UNKNOWN_MEMORY

@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
+from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -39,6 +40,8 @@ class Timing(NamedTuple):
         runs: how often was measured.
         calls: how many calls each run had.
         devices: those that were waited for before and after each run.
+        on_devices: the median of the seconds that one call takes by a device's own clock, with the
+            gaps in which it waits for the next call; of those devices that have a clock.
     """
 
     median: float
@@ -47,6 +50,7 @@ class Timing(NamedTuple):
     runs: int
     calls: int
     devices: tuple[Device, ...]
+    on_devices: Mapping[Device, float] = MappingProxyType({})
 
     @property
     def iqr(self) -> float:
@@ -54,16 +58,26 @@ class Timing(NamedTuple):
         return self.high - self.low
 
     def __repr__(self) -> str:
-        unit, factor = next(
-            ((unit, factor) for unit, factor in _UNITS if self.median >= factor), _UNITS[-1]
-        )
+        unit, factor = _unit(self.median)
         numbers = [f"{each / factor:.4g}" for each in (self.median, self.low, self.high)]
         where = ", ".join(map(str, self.devices))
         times = f"{self.runs} runs of {self.calls}" if self.calls > 1 else f"{self.runs} runs"
-        return f"<{numbers[0]} {unit} ({numbers[1]} to {numbers[2]}), {times}, {where}>"
+        clocks = "".join(map(_by_clock, self.on_devices.items()))
+        return f"<{numbers[0]} {unit} ({numbers[1]} to {numbers[2]}), {times}, {where}{clocks}>"
 
 
 _UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+    """Return the unit in which a time is shown, and its seconds."""
+    return next((each for each in _UNITS if seconds >= each[1]), _UNITS[-1])
+
+
+def _by_clock(found: tuple[Device, float]) -> str:
+    device, seconds = found
+    unit, factor = _unit(seconds)
+    return f"; {seconds / factor:.4g} {unit} by the clock of {device}"
 
 
 def timeit(
@@ -97,36 +111,52 @@ def timeit(
     for device in places:
         _check_waiting(framework, device)
 
-    def run(calls: int) -> float:
+    def run(calls: int) -> tuple[float, dict[Device, float]]:
+        """Return the seconds of so many calls, and those by the clock of each device."""
         _wait(framework, places)
+        begins = _marks(framework, places)
         begin = time.perf_counter_ns()
         for _ in range(calls):
             # Kept until it was waited for: JAX waits for no array that nobody holds.
             kept = function(*args, **kwargs)
+        # All of them before a device is waited for: the others stand idle during the wait.
+        ends = _marks(framework, places)
         _wait(framework, places)
         taken = (time.perf_counter_ns() - begin) / 1e9
         del kept
-        return taken
+        between = framework.devices.seconds_between
+        return taken, {each: between(mark, ends[each]) for each, mark in begins.items()}
 
     run(1)  # compiles
-    calls, taken = 1, run(1)
+    calls, taken = 1, run(1)[0]
     while taken < _SHORTEST_RUN:
         calls = max(2 * calls, int(calls * _SHORTEST_RUN / max(taken, 1e-9)))
-        taken = run(calls)
+        taken = run(calls)[0]
     end = time.perf_counter() + float(seconds)
     found: list[float] = []
+    by_clock: dict[Device, list[float]] = {}
     while len(found) < _FEWEST_RUNS or (time.perf_counter() < end and len(found) < _MOST_RUNS):
-        found.append(run(calls) / calls)
+        taken, on_devices = run(calls)
+        found.append(taken / calls)
+        for device, elapsed in on_devices.items():
+            by_clock.setdefault(device, []).append(elapsed / calls)
     from statistics import median  # which takes a sixth of the time of ``import d2ldev``
 
     found.sort()
     low, high = found[len(found) // 4], found[-1 - len(found) // 4]
-    return Timing(median(found), low, high, len(found), calls, tuple(places))
+    clocks = {device: median(each) for device, each in by_clock.items()}
+    return Timing(median(found), low, high, len(found), calls, tuple(places), clocks)
 
 
 def _wait(framework: Framework, places: Sequence[Device]) -> None:
     for device in places:
         framework.devices.synchronize(device)
+
+
+def _marks(framework: Framework, places: Sequence[Device]) -> dict[Device, Any]:
+    """Return a mark in the queue of each device that has a clock."""
+    marks = {device: framework.devices.mark(device) for device in places}
+    return {device: mark for device, mark in marks.items() if mark is not None}
 
 
 def _check_waiting(framework: Framework, device: Device) -> None:

@@ -62,6 +62,9 @@ class VirtualAccelerator(Accelerator):
         """Return True: nothing is queued."""
         return True
 
+    def mark(self, index: int) -> None:
+        """Return None: it has no clock but the CPU's."""
+
     def streams(self) -> None:
         """Return None: nothing is queued."""
 

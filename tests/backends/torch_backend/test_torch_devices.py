@@ -133,7 +133,21 @@ class Driver:
 
     def current_stream(self, index):
         assert self.initialized, "asking for the stream makes a context"
-        return SimpleNamespace(query=lambda: not self.pending)
+        return SimpleNamespace(query=lambda: not self.pending, index=index)
+
+    class Event:
+        """An event that takes its time, in milliseconds, from the stream that it is recorded on."""
+
+        def __init__(self, *, enable_timing):
+            self.is_timed = enable_timing
+
+        def record(self, stream):
+            self.stream = stream.index
+
+        def elapsed_time(self, end):
+            assert self.is_timed
+            assert end.is_timed
+            return 250
 
     def get_device_properties(self, index):
         return SimpleNamespace(total_memory=1000)
@@ -196,6 +210,48 @@ def test_with_an_empty_stream_it_is_idle(awake):
 
 def test_its_memory_is_that_of_torch_s_allocator(awake):
     assert awake.memory(0) == Memory(10, 20, 1000)
+
+
+def test_a_mark_is_in_the_current_stream_of_its_own_device(awake):
+    assert TorchDevices(awake).mark(gpu(1)).stream == 1
+
+
+def test_between_two_marks_are_seconds(awake):
+    devices = TorchDevices(awake)
+    assert devices.seconds_between(devices.mark(gpu(1)), devices.mark(gpu(1))) == 0.25
+
+
+def test_the_cpu_has_no_clock_of_its_own(awake):
+    assert TorchDevices(awake).mark(cpu()) is None
+
+
+def test_before_its_start_no_mark_is_made(sleeping):
+    assert sleeping.mark(0) is None  # the driver would fail
+
+
+def test_a_gpu_without_a_context_gets_no_mark(awake, monkeypatch):
+    monkeypatch.setattr(
+        torch._C, "_test_hasPrimaryContext", lambda index: index == 1, raising=False
+    )
+    assert [awake.mark(index) is None for index in (0, 1)] == [True, False]
+
+
+def test_metal_s_marks_are_events_that_are_timed(monkeypatch):
+    recorded = []
+
+    class Event(Driver.Event):
+        def record(self):
+            recorded.append(self)
+
+    monkeypatch.setattr(torch.mps, "Event", Event)
+    devices = TorchDevices(MetalAccelerator())
+    begin, end = devices.mark(gpu()), devices.mark(gpu())
+    assert recorded == [begin, end]
+    assert devices.seconds_between(begin, end) == 0.25
+
+
+def test_virtual_gpus_have_no_clock(virtual):
+    assert virtual.timeit(lambda: None, seconds=0).on_devices == {}
 
 
 @pytest.mark.parametrize("has_context", [True, False])
