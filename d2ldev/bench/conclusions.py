@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from d2ldev.bench.results import VIRTUAL, Figures, Row, bests
+from d2ldev.bench.results import VIRTUAL, Figures, Row, bests, is_hardware
 
 _SAME = 1.05
 
@@ -44,8 +44,12 @@ def _crossover(device: str, gpu: Mapping[int, float], cpu: Mapping[int, float]) 
     return f"from {first} x {first}{least} on, {device} is faster than the CPU"
 
 
-def of_ways(rows: Sequence[Row]) -> str:
+def of_ways(rows: Sequence[Row], aim: float | None = None) -> str:
     """Say of each device how fast its other ways are against the first one.
+
+    Args:
+        rows: of which the first one of each device is what the others are compared with.
+        aim: how many times as fast as it they are to be on a GPU, at least.
 
     >>> of_ways([Row('one by one', 'gpu:0', 'cuda', None, Figures(6.0, 6.0, 6.0, 1.0)),
     ...          Row('together', 'gpu:0', 'cuda', None, Figures(2.0, 2.0, 2.0, 3.0))])
@@ -53,10 +57,12 @@ def of_ways(rows: Sequence[Row]) -> str:
     """
     parts = []
     for device, ((first, before), *others) in _measured(rows).items():
-        parts += [
-            f"on {device}, {row.way} is {_against(figures, before)} {first.way}"
-            for row, figures in others
-        ]
+        for row, figures in others:
+            said = f"on {device}, {row.way} is {_against(figures, before)} {first.way}"
+            if aim is not None and is_hardware(row.platform):
+                met = "met" if before.seconds >= aim * figures.seconds else "missed"
+                said += f" (the aim, at least {number(aim)} times as fast, is {met})"
+            parts.append(said)
     return _sentence(parts, rows)
 
 

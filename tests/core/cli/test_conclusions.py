@@ -3,6 +3,7 @@
 import pytest
 
 from d2ldev.bench.conclusions import of_products, of_rates, of_ways
+from d2ldev.bench.exercises import EXERCISES
 from d2ldev.bench.results import Figures, Row
 
 
@@ -62,6 +63,24 @@ def test_two_ways_are_compared_by_their_times(before, after, said):
 @pytest.mark.parametrize("seconds", [(6.0, 2.0), (2.0, 6.0)])
 def test_ways_of_which_the_quartiles_overlap_are_the_same(seconds):
     assert of_ways(ways(*seconds, spread=2.5)) == "On gpu:0, way 2 is as fast as way 1."
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [((5.0, 1.0), "met"), ((4.9, 1.0), "missed"), ((1.0, 5.0), "missed"), ((1.0, 1.0), "missed")],
+)
+def test_whether_a_gpu_is_as_many_times_as_fast_as_the_aim_is_said(seconds, said):
+    found = of_ways(ways(*seconds), aim=5.0)
+    assert found.endswith(f" way 1 (the aim, at least 5 times as fast, is {said}).")
+
+
+@pytest.mark.parametrize(("device", "platform"), [("cpu", "cpu"), ("gpu:0", "virtual")])
+def test_an_aim_is_one_of_gpus_that_are_real(device, platform):
+    assert "aim" not in of_ways(ways(6.0, 1.0, device=device, platform=platform), aim=5.0)
+
+
+def test_the_aim_of_a_log_is_said():
+    assert "at least 5 times as fast" in EXERCISES["log"].conclude(ways(6.0, 1.0))
 
 
 def test_three_ways_on_two_devices_are_each_compared_with_the_first_one_there():
