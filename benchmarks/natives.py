@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
+
+from batches import walked
 
 
 def jax_names() -> dict[str, Any]:
@@ -34,3 +37,34 @@ def tensorflow_names() -> dict[str, Any]:
                 variable._value = tf.Variable(variable._value)
 
     return {"identity": identity, "ones": ones, "by_hand": by_hand}
+
+
+def torch_copy(native: Any) -> Callable[[Any], Any]:
+    """Return what copies a nesting to a device; Python goes on if its memory is pinned."""
+    return lambda value: walked(value, lambda x: x.to(native, non_blocking=True))
+
+
+def jax_copy(native: Any) -> Callable[[Any], Any]:
+    """Return what copies a nesting to a device."""
+    import jax
+
+    return lambda value: jax.device_put(value, native)
+
+
+def tensorflow_copy(native: Any) -> Callable[[Any], Any]:
+    """Return what copies a nesting to a device."""
+    identity = tensorflow_names()["identity"]
+    return lambda value: identity(value, native)
+
+
+def mxnet_copy(native: Any) -> Callable[[Any], Any]:
+    """Return what copies a nesting to a device."""
+    return lambda value: walked(value, lambda x: x.as_in_ctx(native))
+
+
+COPIES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
+    "torch": torch_copy,
+    "jax": jax_copy,
+    "tensorflow": tensorflow_copy,
+    "mxnet": mxnet_copy,
+}

@@ -33,6 +33,7 @@ def with_tables(text: str) -> str:
         "files": ratio_rows("files-*"),
         "scaling": ratio_rows("scaling-*"),
         "growth": ratio_rows("growth-*"),
+        "transfers": ratio_rows("transfers-*"),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():

@@ -6,8 +6,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from d2ldev_reference import ReferenceFramework
+
+import d2ldev
 
 BENCHMARKS = Path(__file__).parent.parent.parent / "benchmarks"
 DEVICE_LOG = """
@@ -193,3 +197,147 @@ def test_a_peak_is_what_a_run_holds_beside_what_was_there(growth):
     work = growth.Growth("work", "", "bytes", (2**25,), lambda size: lambda: kept and b"x" * size)
     (sample,) = growth.samples_of(work, 60, lambda: None)
     assert 2**25 <= sample.peak < 1.5 * 2**25
+
+
+# -- what moves to a GPU ---------------------------------------------------------------------------
+
+
+class Counted(list):
+    """Batches that count how many of them were asked for."""
+
+    read = 0
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            self.read += 1
+            yield batch
+
+
+@pytest.fixture
+def transfers(monkeypatch):
+    module = imported("transfers")
+
+    def plain_copy(native):
+        copy = ReferenceFramework(1).tensors.copy
+        return lambda value: module.walked(value, lambda x: copy(x, native))
+
+    monkeypatch.setitem(module.COPIES, "reference", plain_copy)
+    return module
+
+
+@pytest.fixture
+def backend():
+    return d2ldev.Backend(ReferenceFramework(virtual_gpus=1))
+
+
+@pytest.fixture
+def place(transfers, backend):
+    return transfers.Place(backend, "gpu:0")
+
+
+def arrays(place, found):
+    """The values of a nesting, all of which is on the GPU."""
+    named = place.backend.named_tensors(found)
+    assert {place.backend.device_of(x) for x in named.values()} == {place.device}
+    return {name: place.backend.to_numpy(x).tolist() for name, x in named.items()}
+
+
+def test_both_sides_of_a_transfer_bring_the_same_to_the_gpu(transfers, place):
+    copies = [row for row in transfers.rows(place, transfers.SMALL) if "wait" in row.names]
+    counts = []
+    for row in copies:
+        found, batches = [], Counted(row.names.get("batches", []))
+        names = row.names | {"wait": found.append, "batches": batches}
+        exec(row.ours, dict(names))
+        exec(row.theirs, dict(names))
+        ours, theirs = (arrays(place, x) for x in found)
+        assert ours == theirs
+        counts.append((len(ours), batches.read))
+    assert counts == [(1, 0), (3, 0), (2, 2 * transfers.SMALL.batches)]
+
+
+def test_both_logs_have_the_same_norms_of_what_the_gpu_computes(transfers, place):
+    *_, row = transfers.rows(place, transfers.SMALL)
+    found = []
+
+    def noted(call):
+        new = place.backend.ones(1)
+        found.append((place.backend.device_of(new), call()))
+
+    for statement in (row.ours, row.theirs):
+        calls = {name: lambda call=row.names[name]: noted(call) for name in ("log", "read")}
+        exec(statement, {**row.names, **calls})
+    assert found[0] == found[1] == (place.device, [found[0][1][0]] * transfers.SMALL.products)
+
+
+def test_an_epoch_and_the_one_without_transfers_take_the_same_steps(transfers, place, monkeypatch):
+    epochs, plain, prefetch = [], [], place.backend.prefetch
+
+    def noted(batches, device):
+        batches = list(batches)
+        epochs.append([str(place.backend.device_of(x)) for x, _ in batches])
+        return prefetch(batches, device)
+
+    copy = place.plain
+    monkeypatch.setattr(place.backend, "prefetch", noted)
+    monkeypatch.setattr(place, "plain", lambda batch: plain.append(batch) or copy(batch))
+    transfers.epoch(place, transfers.SMALL._replace(epochs=1, batches=10))
+    assert epochs == [["cpu"] * 10, ["gpu:0"] * 10] * 3
+    assert len(plain) == 10 * len(epochs)
+
+
+@pytest.mark.parametrize(("computing", "ratio"), [(4, 6 / 5), (8, 6 / 8)])
+def test_an_epoch_is_compared_with_the_longer_of_both(
+    transfers, place, monkeypatch, computing, ratio
+):
+    def clock():
+        now = 0
+        while True:
+            for taken in (6, 5, computing, 5):
+                now += taken
+                yield now
+
+    monkeypatch.setattr(transfers, "time", SimpleNamespace(perf_counter=clock().__next__))
+    found = transfers.epoch(place, transfers.SMALL)
+    assert (found.ours, found.value) == (6, ratio)
+    alone = f"computing alone takes {computing / 6:.2f} of it, copying {5 / 6:.2f}"
+    assert alone in found.note
+
+
+@pytest.mark.parametrize("platform", ["cuda", "rocm", "mps"])
+def test_aims_are_those_of_hardware(transfers, backend, monkeypatch, platform):
+    monkeypatch.setattr(backend, "platform", lambda device: platform)
+    place = transfers.Place(backend, "gpu:0")
+    found = [*transfers.rows(place, transfers.SMALL), transfers.epoch(place, transfers.SMALL)]
+    assert [row.aim for row in found] == [1 / 0.95, 1 / 0.95, 1 / 0.95, 1 / 5, 1.05]
+    assert not any("hardware" in row.note for row in found)
+
+
+def test_memory_is_pinned_where_the_framework_can(transfers, backend, monkeypatch):
+    pinned = []
+    copy = backend.copy
+    monkeypatch.setattr(
+        backend.framework.tensors, "pinned", lambda x: pinned.append(copy(x)) or pinned[-1]
+    )
+    place = transfers.Place(backend, "gpu:0")
+    first, _, third, _ = transfers.rows(place, transfers.SMALL)
+    assert any(first.names["batch"] is x for x in pinned)
+    assert all(any(x is y for y in pinned) for batch in third.names["batches"] for x in batch)
+    assert third.note.startswith("from pinned memory")
+
+
+def test_what_moves_to_virtual_gpus_is_shown_without_an_aim(
+    transfers, tmp_path, monkeypatch, capsys
+):
+    small = transfers.Sizes(10, 2, 2, 2, 2, 1, 2)
+    monkeypatch.setattr(transfers, "SMALL", small)
+    file = tmp_path / "results.json"
+    arguments = ["transfers.py", "--framework", "reference", "--small", "--json", str(file)]
+    monkeypatch.setattr(sys, "argv", arguments)
+    transfers.main()
+    found = json.loads(file.read_text())
+    assert (found["device"], found["platform"]) == ("gpu:0", "virtual")
+    assert [(row["aim"], row["met"]) for row in found["results"]] == [(None, None)] * 5
+    assert all(row["value"] > 0 for row in found["results"])
+    assert all("nothing about hardware follows" in row["note"] for row in found["results"])
+    assert "what moves to gpu:0 (virtual), reference" in capsys.readouterr().out
