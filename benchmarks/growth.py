@@ -10,8 +10,8 @@ where what each call costs once is small: 1 is linear, 2 is quadratic. Memory is
 holds (its resident memory): its peak in a run, beside what was there before, and what is left of a
 size when all of it is gone. The peak is that of one more run, which is not timed.
 
-A size is left out where it would take longer than ``--seconds`` by what the one before took. Run it
-on a machine that does nothing else.
+A size is left out where it would take longer than ``--seconds`` by what the one before took, or
+where the framework has no model of so many layers. Run it on a machine that does nothing else.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import os
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +46,7 @@ _LINEAR = 1.15
 # Bytes of the process for each step more: a number in a log has 8, and an allocator's pages vary.
 _FLAT = 100
 _DECADES = 100
-# Of a parameter: a file of 10^5 with less in each is refused, because its header is most of it.
-_FLOATS = 256
+_FLOATS = 256  # of a parameter
 
 
 @dataclass(frozen=True)
@@ -134,8 +133,9 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         ("save, parameters of 1 kB", "backend.save(parameters, path)", save),
         ("load_into, parameters of 1 kB", "backend.load_into(parameters, path)", load_into),
     ):
-        # ``mlp`` takes 10,000 sizes at most.
-        sizes = [each for each in parameters if prepare is not placement or each <= 10**4]
+        # ``mlp`` takes 10,000 sizes at most; and a file of more, that are so small, is refused:
+        # a header that is most of its file could be made to fill the memory of who reads it.
+        sizes = [each for each in parameters if prepare is place or each <= 10**4]
         yield Growth(name, statement, "parameters", sizes, prepare)
 
     threads = [2**i for i in range(4 if is_small else 7)]
@@ -231,8 +231,11 @@ def samples_of(growth: Growth, seconds: float, wait: Callable[[], object]) -> li
         if found and found[-1].seconds * size / found[-1].size > seconds:
             break
         begin = _resident()
-        call = growth.prepare(size)
-        call()
+        try:
+            call = growth.prepare(size)
+            call()
+        except RecursionError:  # of Keras, which walks from layer to layer in a model of so many
+            break
         wait()
         times = []
         gc.disable()  # as timeit does: Python's collector walks over all that there is
@@ -280,7 +283,9 @@ def results_of(growth: Growth, samples: Sequence[Sample]) -> Iterator[Result]:
     name = f"{growth.name}: {first.size:,} to {last.size:,} {growth.unit}"
     steepness = slope([s.size for s in samples], [s.seconds for s in samples])
     times = last.seconds, first.seconds
-    left = "" if last.size == growth.sizes[-1] else f"{growth.sizes[-1]:,} would take too long"
+    left = ""
+    if last.size < growth.sizes[-1]:
+        left = f"{growth.sizes[-1]:,} would take too long, or are more than the framework can make"
     against = f"{first.size:,} {growth.unit}"
     yield Result(name, growth.statement, against, *times, steepness, "slope", _LINEAR, left)
     if growth.memory is not None:
@@ -328,22 +333,27 @@ def table(title: str, growth: Growth, samples: Sequence[Sample], results: list[R
     return made
 
 
-def plot(measured: Sequence[tuple[Growth, Sequence[Sample]]], path: Path) -> None:
-    """Draw times and peaks over sizes, each growth in a plot of its own."""
+def plot(measured: Mapping[str, Sequence[Sample]], path: Path) -> None:
+    """Draw times and peaks over sizes, each growth in a plot of its own.
+
+    Args:
+        measured: the name of a growth -> its sizes.
+        path: the file, of any kind that matplotlib writes.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(9, 2.6 * len(measured)), layout="constrained")
-    for (growth, samples), axes in zip(
-        measured, figure.subplots(len(measured), 2, squeeze=False), strict=True
+    for (name, samples), axes in zip(
+        measured.items(), figure.subplots(len(measured), 2, squeeze=False), strict=True
     ):
         sizes = [each.size for each in samples]
         axes[0].loglog(sizes, [each.seconds for each in samples], marker="o")
         linear = [samples[-1].seconds * size / sizes[-1] for size in sizes]
         axes[0].loglog(sizes, linear, linestyle=":", color="gray")
-        axes[0].set(xlabel=growth.unit, ylabel="seconds", title=growth.name)
+        axes[0].set(xlabel="how many", ylabel="seconds", title=name)
         axes[1].plot(sizes, [each.peak / _MB for each in samples], marker="o", label="peak")
         axes[1].plot(sizes, [each.left / _MB for each in samples], marker="o", label="left")
-        axes[1].set(xscale="log", xlabel=growth.unit, ylabel="MB")
+        axes[1].set(xscale="log", xlabel="how many", ylabel="MB")
         axes[1].legend()
     figure.savefig(path)
 
@@ -362,7 +372,8 @@ def main() -> None:
     arguments = parser.parse_args()
     os.environ.setdefault("D2LDEV_VIRTUAL_GPUS", "2")  # for the scopes
     backend = d2ldev.get_backend(arguments.framework)
-    measured, results = [], []
+    measured: dict[str, list[Sample]] = {}
+    results: list[Result] = []
     with tempfile.TemporaryDirectory(dir=arguments.folder) as folder:
         for growth in growths(backend, Path(folder), is_small=arguments.small):
             if arguments.only not in growth.name:
@@ -371,11 +382,11 @@ def main() -> None:
             found = list(results_of(growth, samples))
             title = f"{arguments.framework}, {growth.name}"
             Console().print(table(title, growth, samples, found))
-            measured.append((growth, samples))
+            measured[growth.name] = samples
             results += found
     if arguments.json is not None:
         made = document(results, arguments.framework)
-        made["samples"] = {growth.name: [vars(s) for s in samples] for growth, samples in measured}
+        made["samples"] = {name: [*map(vars, samples)] for name, samples in measured.items()}
         arguments.json.write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
     if arguments.plot is not None:
         plot(measured, arguments.plot)

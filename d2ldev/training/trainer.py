@@ -69,9 +69,9 @@ class Trainer(Hooks):
     In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length. ``pickle``
     sends them the trainer with its callbacks, the model and the data: so the program trains under
     ``if __name__ == "__main__":``, and its classes and functions are those of modules. What
-    callbacks change is changed in those processes. What comes back from rank 0 is the model, an
-    optimizer of the user's, the history, random numbers, and the state of callbacks with
-    ``state_dict``. Ctrl-C ends the processes and raises; nothing comes back then.
+    callbacks change is changed in those processes. What comes back from rank 0 is the model's
+    parameters and buffers, an optimizer of the user's, the history, random numbers, and the state
+    of callbacks with ``state_dict``. Ctrl-C ends the processes and raises; nothing comes back then.
 
     Args:
         max_epochs: how often the data is gone through.

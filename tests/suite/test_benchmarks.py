@@ -189,7 +189,19 @@ def test_a_size_that_would_take_too_long_is_left_out_and_named(growth):
     work = growth.Growth("work", "work()", "leaves", (1, 1000), prepare)
     samples = growth.samples_of(work, 1, lambda: None)
     assert [sample.size for sample in samples] == [1]
-    assert next(iter(growth.results_of(work, samples))).note == "1,000 would take too long"
+    assert next(iter(growth.results_of(work, samples))).note.startswith("1,000 would take too")
+
+
+def test_a_size_that_a_framework_cannot_make_ends_the_growth(growth):
+    def prepare(size):
+        def call():
+            if size == 100:
+                raise RecursionError
+
+        return call
+
+    work = growth.Growth("work", "work()", "layers", (1, 10, 100), prepare)
+    assert [sample.size for sample in growth.samples_of(work, 60, lambda: None)] == [1, 10]
 
 
 def test_a_peak_is_what_a_run_holds_beside_what_was_there(growth):

@@ -46,12 +46,16 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
     """The reference backend's several devices and processes, with the learners of the mutant."""
 
     def learner(self, model, settings, devices):
-        if settings.shard:  # the model comes on the CPU, and nothing is shared here
-            model = self.framework.backend.to(model, devices[0])
+        model = self._placed(model, settings, devices[0])
         return self.framework.ParallelLearner(self.framework, model, settings, devices)
 
     def learner_of_group(self, model, settings, group):
+        model = self._placed(model, settings, self.framework.backend.devices()[-1])
         return self.framework.GroupLearner(self.framework.tensors, model, settings, group)
+
+    def _placed(self, model, settings, device):
+        # A model that is to be shared comes on the CPU, and nothing is shared here.
+        return self.framework.backend.to(model, device) if settings.shard else model
 
 
 class Mutant(ReferenceFramework):

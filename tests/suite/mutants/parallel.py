@@ -225,6 +225,12 @@ class ForgetsTheOptimizerOfTheOthers(Mutant, caught_by="processes.resume-with-an
             super().replace({**parts, "optimizer": self.parts["optimizer"]})
 
 
+class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-parameters"):
+    class GroupLearner(ReferenceGroupLearner):
+        def _clipped(self, gradients):
+            return gradients if self.settings.shard else super()._clipped(gradients)
+
+
 class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
     class GroupLearner(ReferenceGroupLearner):
         def __init__(self, tensors, model, settings, group):

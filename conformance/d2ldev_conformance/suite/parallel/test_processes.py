@@ -56,6 +56,17 @@ CASES: dict[str, dict[str, Any]] = {
     "begun": {"epochs": 1, "optimizer": "adam", "checkpoint": "begun"},
     "resumed": {"optimizer": "adam", "checkpoint": "alone", "resume": True},
 }
+# Of these the parameters are shared, where the framework can.
+SHARED: dict[str, dict[str, Any]] = {
+    "shared": {
+        "optimizer": "adam",
+        "validates": True,
+        "gradient_clip_val": 0.05,
+        "accumulate": 2,
+        "epochs": 2,
+        "checkpoint": "shared",
+    },
+}
 
 
 def _arrays(examples):
@@ -110,6 +121,7 @@ def train(
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
     accumulate: int = 1,
+    shard: str | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Train a small model; return its parameters and the history.
@@ -126,7 +138,8 @@ def train(
     """
     backend.seed(rank if is_seeded_by_rank else 0)
     net = backend.mlp([3, 8, 3], seed=rank if is_seeded_by_rank else 0)
-    trainer = Trainer(epochs, num_gpus, gradient_clip_val, backend=backend, accumulate=accumulate)
+    given = {"backend": backend, "accumulate": accumulate, "shard": shard}
+    trainer = Trainer(epochs, num_gpus, gradient_clip_val, **given)
     length = other_examples if rank and other_examples else examples
     data = Batches(length, weights, ended if rank else None, is_shuffled)
     history = trainer.fit(
@@ -184,6 +197,8 @@ class _Runs:
         return train(self._backend, self.folder, num_gpus=self._num_gpus, **options)
 
 
+_SHARING = "train with sharded parameters"
+
 # One launch for all: the processes take longer to import a framework than to train.
 _RUNS: dict[tuple[str, int], _Runs] = {}
 
@@ -197,6 +212,9 @@ def runs(backend, num_gpus, tmp_path_factory):
         found = _Runs(backend, folder, num_gpus)
         found.alone(epochs=1, optimizer="adam", checkpoint="alone")
         cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
+        if _SHARING not in backend.framework.cannot:
+            shared = {"num_gpus": num_gpus, "shard": "parameters"}
+            cases |= {case: {**shared, **options} for case, options in SHARED.items()}
         done = _launched(backend, folder, cases)
         assert done.returncode == 0, done.stderr
         _RUNS[key] = found
@@ -264,6 +282,19 @@ def test_two_processes_go_on_with_the_run_of_one(runs):
 def test_one_process_goes_on_with_the_run_of_two(runs):
     resumed = runs.alone(optimizer="adam", checkpoint="begun", resume=True)
     assert_same_run(resumed, runs.alone(optimizer="adam"))
+
+
+@requirement("processes.share-the-parameters", section=SECTION)
+def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs):
+    backend.framework.require(_SHARING, "train with shard='parameters'", "leave shard out")
+    options = {name: value for name, value in SHARED["shared"].items() if name != "checkpoint"}
+    alone = runs.alone(**options)
+    assert_same_run(runs.together("shared"), alone)
+    assert_same_run(runs.together("shared", rank=1), alone)
+    # What the file has is whole.
+    options["epochs"] = 3
+    resumed = runs.alone(checkpoint="shared", resume=True, **options)
+    assert_same_run(resumed, runs.alone(**options))
 
 
 @requirement("processes.end-with-a-lost-one", section=SECTION)
