@@ -355,7 +355,7 @@ def plot(measured: Mapping[str, Sequence[Sample]], path: Path) -> None:
         axes[1].plot(sizes, [each.left / _MB for each in samples], marker="o", label="left")
         axes[1].set(xscale="log", xlabel="how many", ylabel="MB")
         axes[1].legend()
-    figure.savefig(path)
+    figure.savefig(path, dpi=70)
 
 
 def main() -> None:

@@ -377,7 +377,7 @@ def plot(found: Iterable[dict[str, Any]], path: Path) -> None:
     axes.set_xlabel("processes")
     axes.set_ylabel("examples per second, against one process")
     axes.legend()
-    figure.savefig(path)
+    figure.savefig(path, dpi=70)
 
 
 def main() -> None:

@@ -157,6 +157,29 @@ def test_no_row_that_is_kept_misses_its_aim_without_a_reason(framework):
     assert [row["name"] for row in rows if row["met"] is False and not row["note"]] == []
 
 
+# -- what is kept ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("framework", ["torch", "jax", "tensorflow", "mxnet"])
+@pytest.mark.parametrize("benchmark", ["growth", "scaling"])
+def test_a_kept_result_is_drawn_and_the_documents_show_it(benchmark, framework):
+    name = f"{benchmark}-{framework}-cpu"
+    results = BENCHMARKS / "results"
+    assert json.loads((results / f"{name}.json").read_text(encoding="utf-8"))["results"]
+    assert (results / "plots" / f"{name}.png").stat().st_size > 10_000
+    speed = BENCHMARKS.parent / "docs" / "speed.md"
+    assert f"results/plots/{name}.png" in speed.read_text(encoding="utf-8")
+
+
+def test_plots_are_drawn_of_the_results_that_are_kept(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(BENCHMARKS.parent / "tools"))
+    plots = imported("plots")
+    monkeypatch.setattr(plots, "PLOTS", tmp_path / "plots")
+    plots.main()
+    drawn = {path.stem for path in (tmp_path / "plots").iterdir()}
+    assert drawn == {path.stem for path in (BENCHMARKS / "results" / "plots").iterdir()}
+
+
 # -- how cost grows --------------------------------------------------------------------------------
 
 
