@@ -8,7 +8,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
-from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -50,7 +49,7 @@ class Timing(NamedTuple):
     runs: int
     calls: int
     devices: tuple[Device, ...]
-    on_devices: Mapping[Device, float] = MappingProxyType({})
+    on_devices: Mapping[Device, float]
 
     @property
     def iqr(self) -> float:

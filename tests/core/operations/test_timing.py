@@ -1,6 +1,7 @@
 """``timeit`` and ``Timer``: times that include what was queued."""
 
 import itertools
+import pickle
 import threading
 import time
 import weakref
@@ -104,6 +105,11 @@ def test_a_device_that_gets_its_clock_in_a_run_is_measured_from_the_next_one_on(
     assert clocked.timeit(lambda: time.sleep(0.006), seconds=0).on_devices == {gpu(): 6}
 
 
+def test_what_was_measured_can_be_sent_to_another_process(backend):
+    found = backend.timeit(lambda: None, seconds=0)
+    assert pickle.loads(pickle.dumps(found)) == found
+
+
 def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
     to_numpy = backend.framework.tensors.to_numpy
 
@@ -150,7 +156,7 @@ def test_what_the_function_raises_comes_out(backend):
     [(2.5, "2.5 s"), (2.5e-3, "2.5 ms"), (2.5e-6, "2.5 us"), (2.5e-9, "2.5 ns"), (0.0, "0 ns")],
 )
 def test_a_time_is_shown_in_its_unit(median, text):
-    timing = Timing(median, median, median, 5, 1, (d2ldev.cpu(),))
+    timing = Timing(median, median, median, 5, 1, (d2ldev.cpu(),), {})
     assert repr(timing).startswith(f"<{text} (")
     assert repr(timing).endswith("5 runs, cpu>")
 
@@ -161,7 +167,7 @@ def test_the_time_by_a_device_s_clock_is_shown_in_its_own_unit():
 
 
 def test_the_range_is_between_the_quartiles():
-    assert Timing(2.0, 1.5, 3.0, 5, 1, ()).iqr == 1.5
+    assert Timing(2.0, 1.5, 3.0, 5, 1, (), {}).iqr == 1.5
 
 
 def test_a_timer_records_what_lies_between_start_and_stop(backend, monkeypatch):
