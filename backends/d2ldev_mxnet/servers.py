@@ -208,9 +208,6 @@ def _check_environment(group: Group) -> None:
 def _addresses(group: Group) -> tuple[str, str]:
     """Return the numeric addresses of rank 0 and of this process."""
     hosts = [address.rpartition(":")[0] for address in group.addresses]
-    # On its own machine the name of rank 0 may stand for a loopback address.
-    seen = group.gather("the address of MXNet's scheduler", socket.gethostbyname(hosts[0]))
-    first = next((address for address in seen if not address.startswith("127.")), seen[0])
-    own = hosts[group.rank]
+    first, own = socket.gethostbyname(hosts[0]), hosts[group.rank]
     is_with_first = group.rank == 0 or own.startswith("127.")
     return first, first if is_with_first else own

@@ -123,6 +123,13 @@ def _listening(peers: Peers) -> socket.socket:
     return server
 
 
+def _is_loopback(host: str) -> bool:
+    """Return whether a name stands for an address here that no other machine reaches."""
+    with suppress(OSError, UnicodeError):  # it may be a name for the others alone
+        return socket.gethostbyname(host).startswith("127.")
+    return False
+
+
 class _Calls:
     """Those who have called rank 0.
 
@@ -205,11 +212,16 @@ class _Calls:
 
     def members(self) -> list[Member]:
         """Return who is there, by rank."""
+        own, calls = self._peers.address, dict(sorted(self.connections.items()))
+        outside = [call.here for call in calls.values() if not _is_loopback(call.there)]
+        # On its own machine the name of rank 0 may stand for 127.0.1.1, which others cannot reach.
+        if outside and _is_loopback(own):
+            own = outside[0]
+        hosts = {0: own}
+        for rank, call in calls.items():
+            hosts[rank] = own if outside and _is_loopback(call.there) else call.there
         return [
-            Member(
-                hello["host"],
-                f"{self.connections[rank].there if rank else self._peers.address}:{hello['port']}",
-            )
+            Member(hello["host"], f"{hosts[rank]}:{hello['port']}")
             for rank, hello in sorted(self._hellos.items())
         ]
 

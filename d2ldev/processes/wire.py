@@ -42,6 +42,11 @@ class Connection:
         """Return the address of the other process's machine."""
         return str(self._socket.getpeername()[0])
 
+    @property
+    def here(self) -> str:
+        """Return the address of this machine, as the other process has reached it."""
+        return str(self._socket.getsockname()[0])
+
     def send(self, message: dict[str, Any]) -> None:
         """Send a message; any thread may.
 

@@ -9,8 +9,14 @@ from launched import command, environment, shown, written
 
 LIMIT = 240
 """Seconds after which a launch that has not ended fails the test: four processes share cores."""
-FIRST = "10.77.0.1:29500"
+ADDRESSES = ("192.168.77.1", "192.168.77.2")
+"""Larger than 127.0.1.1: of two addresses gloo lets the smaller one listen."""
+PORT = 29500
 """Where the process with rank 0 listens."""
+# On its own machine the name of the first one is a loopback address, as Debian's installer has it.
+_HOSTS = ("127.0.1.1 first", f"{ADDRESSES[0]} first")
+# What ``ip netns exec`` runs has mounts of its own.
+_WITH_HOSTS = 'mount --bind "$0" /etc/hosts && exec "$@"'
 
 
 def ip(*arguments):
@@ -23,7 +29,7 @@ def ip(*arguments):
 
 @pytest.fixture
 def machines():
-    """The names of two namespaces, which are 10.77.0.1 and 10.77.0.2."""
+    """The names of two namespaces, which have ``ADDRESSES``."""
     names = [f"d2ldev-{os.getpid()}-{i}" for i in (0, 1)]
     cables = [f"d2l{os.getpid()}{end}"[:15] for end in "ab"]
     try:
@@ -35,7 +41,7 @@ def machines():
             made += [
                 ("link", "set", cable, "netns", name),
                 ("-n", name, "link", "set", cable, "name", "cable"),
-                ("-n", name, "address", "add", f"10.77.0.{i + 1}/24", "dev", "cable"),
+                ("-n", name, "address", "add", f"{ADDRESSES[i]}/24", "dev", "cable"),
                 ("-n", name, "link", "set", "cable", "up"),
             ]
         for arguments in made:
@@ -52,7 +58,7 @@ def machines():
                 ip("netns", "delete", name)
 
 
-def launched_on(machine, rank, program, *options, variables=None):
+def launched_on(machine, rank, program, *options, variables=None, hosts=None):
     """Launch a program on one of the machines.
 
     Args:
@@ -61,10 +67,19 @@ def launched_on(machine, rank, program, *options, variables=None):
         program: the path.
         options: of the launch.
         variables: more of them.
+        hosts: a folder for files of hosts, with which the first machine is called by its name; None
+            calls it by its address.
     """
-    address = ["--nodes", 2, "--node-rank", rank, "--address", FIRST]
+    host = ADDRESSES[0] if hosts is None else "first"
+    nodes = ["--nodes", 2, "--node-rank", rank, "--address", f"{host}:{PORT}"]
+    launch = command(*nodes, *options, program)
+    if hosts is not None:
+        path = os.path.join(hosts, f"hosts{rank}")
+        with open(path, "w") as file:
+            print("127.0.0.1 localhost", _HOSTS[rank], sep="\n", file=file)
+        launch = ["sh", "-c", _WITH_HOSTS, path, *launch]
     return subprocess.Popen(
-        ["ip", "netns", "exec", machine, *command(*address, *options, program)],
+        ["ip", "netns", "exec", machine, *launch],
         env=environment(**(variables or {})),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -99,7 +114,9 @@ def assert_two_machines_learn_what_one_process_learns(name, machines, folder, pr
     program = written(folder, _TRAIN)
     variables = {"D2LDEV_BACKEND": name, "TF_CPP_MIN_LOG_LEVEL": "3", "OMP_NUM_THREADS": "1"}
     launches = [
-        launched_on(machine, rank, program, "--processes", processes, variables=variables)
+        launched_on(
+            *(machine, rank, program, "--processes", processes), variables=variables, hosts=folder
+        )
         for rank, machine in enumerate(machines)
     ]
     found = {}

@@ -5,7 +5,7 @@ import time
 
 import pytest
 from launched import LIMIT, command, environment, shown, written
-from machines import ip, launched_on
+from machines import ADDRESSES, PORT, ip, launched_on
 
 TRAIN = """
 import d2ldev, numpy as np
@@ -45,6 +45,24 @@ def test_they_learn_what_one_machine_learns(machines, tmp_path):
         assert history["loss"] == pytest.approx(expected[1]["loss"], rel=1e-4)
 
 
+def test_all_can_be_reached_where_the_name_of_the_first_is_a_loopback_one(machines, tmp_path):
+    code = "from d2ldev import backend; show(backend.framework.group().addresses)"
+    program = written(tmp_path, code)
+    processes = [
+        launched_on(name, rank, program, "--processes", 2, hosts=tmp_path)
+        for rank, name in enumerate(machines)
+    ]
+    found = {}
+    for process in processes:
+        output, errors = process.communicate(timeout=LIMIT)
+        assert process.returncode == 0, errors
+        found |= shown(output)
+    for rank in range(4):
+        (addresses,) = found[rank]
+        hosts = [address.rpartition(":")[0] for address in addresses]
+        assert hosts == [ADDRESSES[0], ADDRESSES[0], ADDRESSES[1], ADDRESSES[1]]
+
+
 def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
     code = TRAIN + 'train(10_000, callback=lambda epoch, history: epoch == 1 and show("begun"))'
     program = written(tmp_path, code)
@@ -71,6 +89,6 @@ def test_a_machine_that_does_not_answer_ends_the_other(machines, tmp_path):
     ]
     errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1]
-    assert "PeerLostError: cannot meet 2 processes at 10.77.0.1:29500" in errors[0]
+    assert f"PeerLostError: cannot meet 2 processes at {ADDRESSES[0]}:{PORT}" in errors[0]
     assert "there came no 1" in errors[0]
     assert "rank 0 does not answer" in errors[1]
