@@ -134,7 +134,7 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         ("load_into, parameters of 1 kB", "backend.load_into(parameters, path)", load_into),
     ):
         # ``mlp`` takes 10,000 sizes at most; and a file of more, that are so small, is refused:
-        # a header that is most of its file could be made to fill the memory of who reads it.
+        # to read its header could take more memory than four times the file.
         sizes = [each for each in parameters if prepare is place or each <= 10**4]
         yield Growth(name, statement, "parameters", sizes, prepare)
 
@@ -233,9 +233,9 @@ def samples_of(growth: Growth, seconds: float, wait: Callable[[], object]) -> li
         begin = _resident()
         try:
             call = growth.prepare(size)
-            call()
         except RecursionError:  # of Keras, which walks from layer to layer in a model of so many
             break
+        call()
         wait()
         times = []
         gc.disable()  # as timeit does: Python's collector walks over all that there is

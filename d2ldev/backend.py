@@ -222,8 +222,9 @@ class Backend:
         Returns:
             The median and the quartiles of the seconds that a call takes, the number of runs and of
             calls in each, and the devices. ``on_devices`` has the median by the clock of each
-            device that has one: torch's events on CUDA, ROCm, XPU and MPS. It is the time from the
-            first call's work to the end of the last one's, with the gaps between them.
+            device that has one: torch's events on CUDA, ROCm, XPU and MPS. It begins before the
+            first call and ends when the device's current stream is done: a device that does nothing
+            has the time in which Python queued, and work in other streams is not in it.
 
         Raises:
             UnsupportedValueError: if the function cannot be called, or the seconds are no number.

@@ -30,7 +30,7 @@ CALLS, LONG_CALLS, PROGRAMS = 101, 21, 5
 """Rounds: of calls, of calls that take milliseconds, and of programs."""
 
 
-_NEAR = "as fast within the spread: the aim lies in the half of the rounds"
+_NEAR = "the aim lies between the quartiles of the rounds"
 
 
 @dataclass(frozen=True)

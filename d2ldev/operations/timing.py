@@ -39,8 +39,8 @@ class Timing(NamedTuple):
         runs: how often was measured.
         calls: how many calls each run had.
         devices: those that were waited for before and after each run.
-        on_devices: the median of the seconds that one call takes by a device's own clock, with the
-            gaps in which it waits for the next call; of those devices that have a clock.
+        on_devices: the median of the seconds that one call takes by a device's own clock, until its
+            current stream is done, with the gaps in which it waits; of those that have a clock.
     """
 
     median: float
