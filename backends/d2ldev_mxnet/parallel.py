@@ -325,7 +325,7 @@ class MXNetGroupLearner(MXNetLearner):
                     gradients[-1][()] = 0
         if used != self._used:
             self._used, self._own_uses = used, mx.np.array(used, ctx=self._users.ctx)
-        self._users[()] = self._own_uses
+        self._own_uses.copyto(self._users)
         self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._users])
         if not all(used):
             # Another process may use them, for its part of the batch.

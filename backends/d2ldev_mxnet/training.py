@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -152,7 +153,10 @@ class MXNetLearner(Learner):
         self._model = model
         self._sums: list[Any] = []
         _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
-        self._loss = loss_among(settings, _LOSSES)
+        # A block of this learner's own: threads must not share one.
+        blocks = lru_cache(_MeanOfClasses)
+        losses = {"mse": _mse, "bce": _bce, "cross_entropy": partial(_cross_entropy, blocks)}
+        self._loss = loss_among(settings, losses)
         self._trainer = self._made(settings)
 
     def _made(self, settings: Settings) -> Any:
@@ -326,18 +330,45 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     return _mean((prediction - y) ** 2, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _cross_entropy(
+    mean_of_classes: Callable[[int], Any], prediction: Tensor, y: Tensor, weights: Any = None
+) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
     prediction, y = _counted(prediction, y, weights)
-    picked = mx.npx.pick(mx.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     if y.dtype not in (np.int32, np.int64):
         # MXNet compares in the dtype of labels, in which 200 may be -56:
         # https://github.com/apache/mxnet/issues/16964
         y = y.astype("int64")
+    classes = prediction.shape[-1]
+    if weights is None:
+        return mean_of_classes(classes)(prediction, y)
+    return _mean(_losses_of_classes(mx, prediction, y, classes), weights)
+
+
+def _losses_of_classes(space: Any, prediction: Any, y: Any, classes: int) -> Any:
+    """Return the loss of each example, by MXNet's functions of arrays or those of symbols."""
+    picked = space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     # A label that is out of range was taken for the nearest class. Checking for such labels would
     # wait for the device: instead their losses are divided by 0. (Beside a number, ``where`` has
     # the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
-    return _mean(-(picked / (y >= 0) / (y < prediction.shape[-1])), weights)
+    return -(picked / (y >= 0) / (y < classes))
+
+
+class _MeanOfClasses(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """The mean of the losses of examples that weigh the same, as one call of MXNet's.
+
+    Args:
+        classes: how many there are.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self._classes = classes
+        self.hybridize()
+
+    def hybrid_forward(self, space: Any, prediction: Any, y: Any) -> Any:
+        """Compute it; of arrays, or of symbols."""
+        return _losses_of_classes(space, prediction, y, self._classes).mean()
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
@@ -367,13 +398,6 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
     total = weights.sum()
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
-
-
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
-    "mse": _mse,
-    "cross_entropy": _cross_entropy,
-    "bce": _bce,
-}
 
 
 def _as_numpy(x: Any) -> Any:
