@@ -121,6 +121,7 @@ class _Shared:
         # goes in one message with those of its dtype.
         part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
         self._used = part.used
+        self._unused: list[bool] = []
         self.part = part
         options: Any = {_IN_FORWARD: False}
         self.reducing = DistributedDataParallel(part, **options)
@@ -149,10 +150,13 @@ class _Shared:
             waited_for: the parameters that have no part in the reduction yet.
         """
         unused = [x.grad is None for x in self.trained]
-        flags = torch.tensor([not is_unused for is_unused in unused]).to(self._used)
+        if unused != self._unused:
+            self._unused = unused
+            self._uses = torch.tensor([not is_unused for is_unused in unused]).to(self._used)
         self._used.grad = None
         zeros = [torch.zeros_like(x) for x in waited_for]
-        torch.autograd.backward([self._used, *waited_for], [flags, *zeros])
+        # A copy, into which DDP writes what all have.
+        torch.autograd.backward([self._used, *waited_for], [self._uses.clone(), *zeros])
         if any(unused):
             assert self._used.grad is not None
             for x, share in zip(self.trained, self._used.grad.tolist(), strict=True):
