@@ -366,9 +366,9 @@ def results_of(found: Iterable[dict[str, Any]]) -> list[Result]:
     results = []
     for (model, kind), rows in curves(found).items():
         for row in rows:
-            processes, batch = row["processes"], row["batch"]
+            processes = f"{row['processes']} process{'' if row['processes'] == 1 else 'es'}"
             speed = "" if row["speed"] is None else f"{row['speed']:.2f} times as fast as one"
-            name = f"{model}, {kind} scaling, {processes} processes, {batch} examples a batch"
+            name = f"{model}, {kind} scaling, {processes}, {row['batch']} examples a batch"
             times = row["ours"], row["theirs"], row["ratio"]
             results.append(Result(name, "Trainer", "the loop by hand", *times, "ratio", AIM, speed))
     return results
