@@ -51,6 +51,9 @@ class Timing(NamedTuple):
     devices: tuple[Device, ...]
     on_devices: Mapping[Device, float]
 
+    def __hash__(self) -> int:
+        return hash(self[:-1])  # a mapping has none
+
     @property
     def iqr(self) -> float:
         """The interquartile range, in seconds."""
