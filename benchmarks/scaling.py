@@ -1,18 +1,18 @@
 """How training in several processes scales, and what ``Trainer`` costs over a hand-written loop.
 
     python benchmarks/scaling.py [--framework NAME] [--processes 1 2 4] [--gpus]
-                                 [--epochs N] [--steps N] [--batch N]
+                                 [--models N] [--epochs N] [--steps N] [--batch N]
                                  [--json FILE] [--plot FILE]
 
 Weak scaling gives each process a batch of one size, strong scaling a part of one batch. In each
 process the trainer's epochs and those of the framework's own data-parallel loop take turns: the
 hand-written epoch is in the trainer's callback. Both read whole batches, of which each process
-takes its part. The trainer's model is made before the other one for half of the epochs, and after
-it for the others: where its memory is can make a fifth of the time. The C library keeps what is
-freed, so that no side pays for pages of the system. Reported are the medians of
-rank 0, and of the ratios of two epochs side by side. On the CPU each process has a core of its own,
-as far as there are enough. With ``--gpus`` each has a GPU, and the loop by hand copies its part
-from pinned memory, where the framework pins any.
+takes its part. Where a model lies in memory can make a fifth of the time. So several are made,
+elsewhere each time, the trainer's before the other one and after it. The C library keeps what is
+freed, so that no side pays for pages of the system. Reported are the medians of rank 0, and of the
+ratios of two epochs side by side. On the CPU each process has a core of its own, as far as there
+are enough. With ``--gpus`` each has a GPU, and the loop by hand copies its part from pinned memory,
+where the framework pins any.
 """
 
 from __future__ import annotations
@@ -43,6 +43,7 @@ from d2ldev.training.trainer import Trainer
 
 AIM = 1.05
 _WARM_UP = 2
+_LARGEST_GAP = 2**17  # bytes between models
 
 Batches = Iterable[tuple[Any, Any]]
 Epoch = Callable[[Batches], object]
@@ -52,12 +53,14 @@ class Sizes(NamedTuple):
     """How much is measured.
 
     Args:
-        epochs: of each side, in each of the two orders.
+        models: of each side by hand; the trainer has two beside each.
+        epochs: of each side, with each of the trainer's models.
         steps: of an epoch.
         batch: the examples of a batch, of each process in weak scaling.
     """
 
-    epochs: int = 15
+    models: int = 3
+    epochs: int = 4
     steps: int = 20
     batch: int = 256
 
@@ -243,7 +246,7 @@ def _epochs(
     make_loop: Callable[[Any, Any, int], Epoch],
     is_on_gpus: bool,
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of each epoch of ours, and of the hand-written one after it, twice."""
+    """Return the seconds of each epoch of ours, and of the hand-written one after it."""
     draw, size = np.random.default_rng(0), sizes.batch
     inputs, labels = draw.standard_normal((size, *shape), "float32"), draw.integers(0, 10, size)
     batch = backend.asarray(inputs, device="cpu"), backend.asarray(labels, device="cpu")
@@ -283,10 +286,15 @@ def _epochs(
         theirs.append(began - between)
 
     epochs = _WARM_UP + sizes.epochs
-    for _ in range(2):  # for the second time after the hand-written loop has made its model
+    between_models = []
+    for number in range(2 * sizes.models):
+        # So that the next model does not lie where the last one did.
+        between_models.append(np.empty(draw.integers(_LARGEST_GAP), "uint8"))
+        if number % 2 == 0:  # else the trainer's model is made after that of the other loop
+            epoch_of_theirs = None
         trainer = Trainer(epochs, int(is_on_gpus), backend=backend, callback=callback)
         trainer.fit(make_model(), [batch] * sizes.steps, loss="cross_entropy", lr=LEARNING_RATE)
-    kept = [i for i in range(2 * epochs) if i % epochs >= _WARM_UP]
+    kept = [i for i in range(len(ours)) if i % epochs >= _WARM_UP]
     return [ours[i] for i in kept], [theirs[i] for i in kept]
 
 
