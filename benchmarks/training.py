@@ -38,7 +38,7 @@ from d2ldev.training.trainer import Trainer
 AIM = 1.02
 AIM_OF_A_SECOND_FIT = 1.0
 WARM_UP = 3
-EPOCHS = 80
+EPOCHS = 40  # of each side, in each of the two orders
 _FITS = 41
 _SHORT = 10  # batches of a short fit
 
@@ -120,7 +120,7 @@ def epochs(
     make_model: Callable[[], Any],
     batches: Batches,
     make_epoch: Callable[[Any], Epoch],
-    number: int = EPOCHS,
+    in_each_order: int = EPOCHS,
 ) -> tuple[list[float], list[float]]:
     """Return the seconds of each epoch of ours, and of the native one after it."""
     ours: list[float] = []
@@ -128,7 +128,7 @@ def epochs(
     for is_ours_first in (False, True):
         model = make_model() if is_ours_first else None
         epoch_of_theirs = make_epoch(make_model())
-        samples = _in_turn(backend, model or make_model(), batches, epoch_of_theirs, number // 2)
+        samples = _in_turn(backend, model or make_model(), batches, epoch_of_theirs, in_each_order)
         ours += samples[0]
         theirs += samples[1]
     return ours, theirs

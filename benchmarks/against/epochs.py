@@ -16,7 +16,7 @@ from training import WARM_UP, cases, epochs
 
 Loop = Callable[[Any], Epoch]
 
-_EPOCHS = 40
+_EPOCHS = 20  # of each side, in each order
 _OURS = "Trainer(epochs).fit(net, batches)"
 _REASON = (
     "the trainer adds a few calls of Python to a step, for its callbacks, hooks and log, which "
@@ -178,7 +178,7 @@ def _keras_models(framework: str) -> list[Callable[[], Any]]:
 
 def _keras(make_keras: Callable[[], Any]) -> list[tuple[str, str, Loop]]:
     def loop(_model: Any) -> Epoch:
-        return Fit(make_keras(), WARM_UP + _EPOCHS // 2)
+        return Fit(make_keras(), WARM_UP + _EPOCHS)
 
     return [("Keras 3", "model.fit(batches)", loop)]
 
