@@ -68,3 +68,9 @@ COPIES: dict[str, Callable[[Any], Callable[[Any], Any]]] = {
     "tensorflow": tensorflow_copy,
     "mxnet": mxnet_copy,
 }
+
+
+def pinned(backend: Any, value: Any) -> Any:
+    """Return a nesting of the CPU's tensors in pinned memory, or as it is where none is pinned."""
+    move = backend.framework.tensors.pinned
+    return walked(value, lambda x: x if (there := move(x)) is None else there)

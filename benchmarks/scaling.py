@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE
 from measure import Result, keep_freed_memory
-from natives import COPIES
+from natives import COPIES, pinned
 from overhead import document
 from rich.console import Console
 from rich.table import Table
@@ -253,17 +253,17 @@ def _epochs(
     rank, processes = (int(os.environ.get(name, value)) for name, value in _ALONE.items())
     rows = slice(rank * size // processes, (rank + 1) * size // processes)
 
-    def parts() -> Batches:
-        for x, y in [batch] * sizes.steps:
-            own = (x, y) if processes == 1 else (x[rows], y[rows])
-            yield own
+    def part() -> tuple[Any, Any]:
+        x, y = batch
+        return (x, y) if processes == 1 else (x[rows], y[rows])
 
-    def copies() -> Batches:
-        pinned = backend.framework.tensors.pinned
-        whole = batch if processes == 1 else (batch[0][rows], batch[1][rows])
-        # Once, so that the loop by hand has nothing to do but to copy it.
-        own = tuple(x if (there := pinned(x)) is None else there for x in whole)
-        copied = COPIES[backend.name](backend.native(trainer.device))
+    def parts() -> Batches:
+        if not is_on_gpus:
+            for _ in range(sizes.steps):
+                yield part()
+            return
+        # Pinned once, so that the loop by hand has nothing to do but to copy it.
+        own, copied = pinned(backend, part()), COPIES[backend.name](backend.native(trainer.device))
         for _ in range(sizes.steps):
             yield copied(own)
 
@@ -280,7 +280,7 @@ def _epochs(
         backend.synchronize()
         between = time.perf_counter()
         ours.append(between - began)
-        epoch_of_theirs(copies() if is_on_gpus else parts())
+        epoch_of_theirs(parts())
         backend.synchronize()
         began = time.perf_counter()
         theirs.append(began - between)

@@ -24,9 +24,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from batches import walked
 from measure import Comparison, Result, measure
-from natives import COPIES
+from natives import COPIES, pinned
 from overhead import document, table
 from rich.console import Console
 
@@ -87,7 +86,7 @@ class Place:
 
     def of_host(self, value: Any) -> Any:
         """Return a nesting of the CPU's tensors in the memory that is copied from."""
-        return walked(value, self.backend.framework.tensors.pinned) if self.pins else value
+        return pinned(self.backend, value)
 
     def wait(self, found: Any) -> Any:
         """Return what was copied, when it is there: JAX waits for no array that nobody holds."""

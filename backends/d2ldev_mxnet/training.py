@@ -154,8 +154,8 @@ class MXNetLearner(Learner):
         self._sums: list[Any] = []
         _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
         # A block of this learner's own: threads must not share one.
-        blocks = lru_cache(_MeanOfClasses)
-        losses = {"mse": _mse, "bce": _bce, "cross_entropy": partial(_cross_entropy, blocks)}
+        mean_for = lru_cache(_MeanCrossEntropy)
+        losses = {"mse": _mse, "bce": _bce, "cross_entropy": partial(_cross_entropy, mean_for)}
         self._loss = loss_among(settings, losses)
         self._trainer = self._made(settings)
 
@@ -331,7 +331,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 
 
 def _cross_entropy(
-    mean_of_classes: Callable[[int], Any], prediction: Tensor, y: Tensor, weights: Any = None
+    mean_for: Callable[[int], Any], prediction: Tensor, y: Tensor, weights: Any = None
 ) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
     prediction, y = _counted(prediction, y, weights)
@@ -341,12 +341,12 @@ def _cross_entropy(
         y = y.astype("int64")
     classes = prediction.shape[-1]
     if weights is None:
-        return mean_of_classes(classes)(prediction, y)
-    return _mean(_losses_of_classes(mx, prediction, y, classes), weights)
+        return mean_for(classes)(prediction, y)
+    return _mean(_cross_entropies(mx, prediction, y, classes), weights)
 
 
-def _losses_of_classes(space: Any, prediction: Any, y: Any, classes: int) -> Any:
-    """Return the loss of each example, by MXNet's functions of arrays or those of symbols."""
+def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> Any:
+    """Return the loss of each example, by MXNet's functions of arrays or by those of symbols."""
     picked = space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
     # A label that is out of range was taken for the nearest class. Checking for such labels would
     # wait for the device: instead their losses are divided by 0. (Beside a number, ``where`` has
@@ -354,8 +354,8 @@ def _losses_of_classes(space: Any, prediction: Any, y: Any, classes: int) -> Any
     return -(picked / (y >= 0) / (y < classes))
 
 
-class _MeanOfClasses(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """The mean of the losses of examples that weigh the same, as one call of MXNet's.
+class _MeanCrossEntropy(mx.gluon.HybridBlock):  # type: ignore[misc]
+    """The mean cross-entropy of examples that weigh the same, as one call of MXNet's.
 
     Args:
         classes: how many there are.
@@ -367,8 +367,8 @@ class _MeanOfClasses(mx.gluon.HybridBlock):  # type: ignore[misc]
         self.hybridize()
 
     def hybrid_forward(self, space: Any, prediction: Any, y: Any) -> Any:
-        """Compute it; of arrays, or of symbols."""
-        return _losses_of_classes(space, prediction, y, self._classes).mean()
+        """Compute it by MXNet's functions of arrays, or by those of symbols."""
+        return _cross_entropies(space, prediction, y, self._classes).mean()
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

@@ -252,7 +252,7 @@ def transfers(monkeypatch):
 
     def plain_copy(native):
         copy = ReferenceFramework(1).tensors.copy
-        return lambda value: module.walked(value, lambda x: copy(x, native))
+        return lambda value: imported("batches").walked(value, lambda x: copy(x, native))
 
     monkeypatch.setitem(module.COPIES, "reference", plain_copy)
     return module

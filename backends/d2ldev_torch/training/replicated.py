@@ -150,7 +150,7 @@ class _Shared:
             waited_for: the parameters that have no part in the reduction yet.
         """
         unused = [x.grad is None for x in self.trained]
-        if unused != self._unused:
+        if unused != self._unused:  # else a copy from the host would wait for a GPU in each step
             self._unused = unused
             self._uses = torch.tensor([not is_unused for is_unused in unused]).to(self._used)
         self._used.grad = None
