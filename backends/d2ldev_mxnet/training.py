@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -153,10 +154,7 @@ class MXNetLearner(Learner):
         self._model = model
         self._sums: list[Any] = []
         _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
-        # A block of this learner's own: threads must not share one.
-        mean_for = lru_cache(_MeanCrossEntropy)
-        losses = {"mse": _mse, "bce": _bce, "cross_entropy": partial(_cross_entropy, mean_for)}
-        self._loss = loss_among(settings, losses)
+        self._loss = loss_among(settings, _LOSSES)
         self._trainer = self._made(settings)
 
     def _made(self, settings: Settings) -> Any:
@@ -330,9 +328,7 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     return _mean((prediction - y) ** 2, weights)
 
 
-def _cross_entropy(
-    mean_for: Callable[[int], Any], prediction: Tensor, y: Tensor, weights: Any = None
-) -> Tensor:
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
     prediction, y = _counted(prediction, y, weights)
     if y.dtype not in (np.int32, np.int64):
@@ -341,7 +337,7 @@ def _cross_entropy(
         y = y.astype("int64")
     classes = prediction.shape[-1]
     if weights is None:
-        return mean_for(classes)(prediction, y)
+        return _blocks.mean_for(classes)(prediction, y)
     return _mean(_cross_entropies(mx, prediction, y, classes), weights)
 
 
@@ -371,6 +367,16 @@ class _MeanCrossEntropy(mx.gluon.HybridBlock):  # type: ignore[misc]
         return _cross_entropies(space, prediction, y, self._classes).mean()
 
 
+class _Blocks(threading.local):
+    """The blocks of a thread, which must not share one with another; a second ``fit`` has them."""
+
+    def __init__(self) -> None:
+        self.mean_for = lru_cache(_MeanCrossEntropy)
+
+
+_blocks = _Blocks()
+
+
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
@@ -398,6 +404,13 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
     total = weights.sum()
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
+
+
+_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    "mse": _mse,
+    "cross_entropy": _cross_entropy,
+    "bce": _bce,
+}
 
 
 def _as_numpy(x: Any) -> Any:
