@@ -46,7 +46,9 @@ _LINEAR = 1.15
 # Bytes of the process for each step more: a number in a log has 8, and an allocator's pages vary.
 _FLAT = 100
 _DECADES = 100
-_FLOATS = 256  # of a parameter
+# Of a parameter: a file of 10^5 that are smaller is refused, because to read its header could take
+# more than four times the file.
+_FLOATS = 1024
 
 
 @dataclass(frozen=True)
@@ -130,12 +132,11 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     for name, statement, prepare in (
         ("place, parameters in a dict", "backend.place(parameters, device)", place),
         ("place, parameters of a model", "backend.placement(backend.place(net, ...))", placement),
-        ("save, parameters of 1 kB", "backend.save(parameters, path)", save),
-        ("load_into, parameters of 1 kB", "backend.load_into(parameters, path)", load_into),
+        ("save, parameters of 4 kB", "backend.save(parameters, path)", save),
+        ("load_into, parameters of 4 kB", "backend.load_into(parameters, path)", load_into),
     ):
-        # ``mlp`` takes 10,000 sizes at most; and a file of more, that are so small, is refused:
-        # to read its header could take more memory than four times the file.
-        sizes = [each for each in parameters if prepare is place or each <= 10**4]
+        # ``mlp`` takes 10,000 sizes at most.
+        sizes = [each for each in parameters if prepare is not placement or each <= 10**4]
         yield Growth(name, statement, "parameters", sizes, prepare)
 
     threads = [2**i for i in range(4 if is_small else 7)]
