@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 # How many containers a batch may have before it is looked at more closely.
 _CONTAINERS = 10_000
+_TENSORS = {TENSOR}
 # NumPy's seeding takes the square of the length of a seed.
 _SEED_BITS = 128
 
@@ -266,6 +267,8 @@ def check_places(batch: Any, kinds: Kinds) -> None:
     Raises:
         UnsupportedValueError: if it has too many, or a container in it cannot be taken apart.
     """
+    if type(batch) is tuple and _TENSORS.issuperset(map(kinds.__getitem__, map(type, batch))):
+        return  # the common batch
     attempted = "train on a batch"
     try:
         is_small = every((batch,), kinds, lambda _: True, True, [_CONTAINERS])

@@ -131,10 +131,12 @@ class Hooks:
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
         """Yield the batches on the device: ahead of their use, unless the user prepares them."""
         source, kinds = spared(data), self.backend.framework.kinds
-        if self.gpus and not self._overrides("prepare_batch"):
+        if self._overrides("prepare_batch"):
+            moved = moved_ahead(source, 0, self._prepared_batch)
+        elif self.gpus:
             moved = self.backend.prefetch(source, self.device)
         else:
-            moved = moved_ahead(source, 0, self._prepared_batch)
+            moved = moved_ahead(source, 0, self.prepare_batch)
         with closing(moved):
             for batch in moved:
                 check_places(batch, kinds)

@@ -20,7 +20,7 @@ from d2ldev.training.data import (
 )
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import Interruption, spared
-from d2ldev.training.log import DeviceLog
+from d2ldev.training.log import DeviceLog, LogOfLoop
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.progress import Progress
 from d2ldev.training.run import Run
@@ -59,8 +59,9 @@ class Loop(NamedTuple):
         trainer, learner, team = self.trainer, self.learner, self.team
         team.begin_epoch(run.epoch, trainer.device)
         # Where the losses are, also if a hook has moved the model.
-        log = DeviceLog(trainer.backend, values=False)
+        log = LogOfLoop(trainer.backend)
         operands = self._operands()
+        is_shown, is_saved = self.progress.is_shown, run.is_saved_within
         self.progress.begin_epoch(trainer.num_train_batches or None)
         with closing(self._from_where_it_was(data, run, log)) as batches:
             for number, batch in self.interruption.until_pressed(batches):
@@ -72,12 +73,15 @@ class Loop(NamedTuple):
                     check_number_of_inputs(inputs, learner.input_names, error)
                     raise
                 self._add(log, counted, loss, prediction, y)
-                self.progress.step(number + 1, counted.examples, log)
-                if not learner.pending:
+                # A call that does nothing takes long after a step: none of it is in the caches.
+                if is_shown:
+                    self.progress.step(number + 1, counted.examples, log)
+                if self.on_step_end and not learner.pending:
                     self._end_step(run.step, loss)
                 run.step += 1
                 trainer.train_batch_idx += 1
-                run.save_within(number + 1, log, trainer.device)
+                if is_saved:
+                    run.save_within(number + 1, log, trainer.device)
         if learner.pending:
             learner.flush()
             self._end_step(run.step - 1, loss)
@@ -90,7 +94,7 @@ class Loop(NamedTuple):
 
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
         """Go through the data without training; return what ``train`` does."""
-        log = DeviceLog(self.trainer.backend, values=False)
+        log = LogOfLoop(self.trainer.backend)
         operands = self._operands()
         with closing(self.prepared(self.team.parts(data, is_trained=False))) as batches:
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
@@ -121,7 +125,7 @@ class Loop(NamedTuple):
         self, data: Iterable[Any], run: Run, log: DeviceLog
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
-        if not run.is_within and run.until_saved() is None:
+        if not run.is_within and not run.is_saved_within:
             with closing(self.prepared(self.team.parts(data))) as batches:
                 yield from enumerate(batches)
             return
@@ -173,6 +177,9 @@ class Loop(NamedTuple):
 
     def _add(self, log: DeviceLog, counted: Counted, loss: Any, prediction: Any, y: Any) -> None:
         """Log the loss and the metrics of a batch."""
+        if not self.metrics:
+            log.add(counted.in_loss, loss=loss)
+            return
         y = unweighted(y)
         measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
         if counted.in_loss == counted.in_metrics:

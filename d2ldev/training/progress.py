@@ -19,6 +19,9 @@ _PAUSE = 0.5
 class Progress:
     """Shows nothing; ``shown`` has one that shows bars."""
 
+    is_shown = False
+    """Whether ``step`` has to be told of each batch."""
+
     def begin_epoch(self, batches: int | None) -> None:
         """Begin an epoch with so many batches; None if that is not known."""
 
@@ -58,6 +61,8 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress]:
 
 
 class _Bars(Progress):
+    is_shown = True
+
     def __init__(self, bars: rich.progress.Progress, epochs: int, done: int) -> None:
         self._bars = bars
         self._epochs = bars.add_task("epoch", total=epochs, completed=done, words="")

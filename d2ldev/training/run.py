@@ -184,6 +184,11 @@ class Run:
         """Whether the run goes on within an epoch."""
         return self._within is not None
 
+    @property
+    def is_saved_within(self) -> bool:
+        """Whether ``save_within`` saves now and then."""
+        return self._saving.every is not None
+
     def until_saved(self) -> int | None:
         """Return how many steps there are until ``save_within`` saves; None if it never does."""
         every = self._saving.every

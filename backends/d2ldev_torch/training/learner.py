@@ -55,9 +55,9 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    check_labels(prediction.shape, y.shape, str(y.dtype).removeprefix("torch."))
-    prediction, y = _counted(prediction, y, weights)
     shape = y.shape
+    _check_labels(prediction.shape, shape, y.dtype)
+    prediction, y = _counted(prediction, y, weights)
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
     # torch wants labels of 64 bits; other frameworks make them with 32.
@@ -65,6 +65,11 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
         prediction, y.long(), ignore_index=_NO_LABEL, reduction=_reduction(weights)
     )
     return losses if weights is None else _mean(losses.reshape(shape), weights)
+
+
+@lru_cache(maxsize=128)  # a step looks only whether it knows the shapes
+def _check_labels(prediction: torch.Size, y: torch.Size, dtype: torch.dtype) -> None:
+    check_labels(prediction, y, str(dtype).removeprefix("torch."))
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
@@ -238,31 +243,33 @@ class TorchLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._optimizer is None:
             self.build(inputs)
-        self._train()
+        if not self._model.training:
+            self._train()
         optimizer: Any = self._optimizer
         cls: type = type(optimizer)
-        results: list[tuple[Tensor, Any]] = []
-
-        def compute() -> Tensor:
-            if not self.pending:
-                optimizer.zero_grad()
-            loss, prediction = self._differentiated(inputs, y)
-            if not results:
-                results.append((loss, prediction))
-            return loss
-
-        def compute_anew() -> Tensor:
-            loss = self._of_the_whole_batch(compute())
-            self._clip(optimizer)
-            return loss
-
         if needs_closure(cls):
-            optimizer.step(compute_anew)
-            return results[0]
-        compute()
+            return self._searched(optimizer, inputs, y)
+        if not self.pending:
+            optimizer.zero_grad()
+        found = self._differentiated(inputs, y)
         self.pending += 1
         if self.pending == self.settings.accumulate:
             self.flush()
+        return found
+
+    def _searched(self, optimizer: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Take a step of an optimizer that computes the loss several times; return the first."""
+        results: list[tuple[Tensor, Any]] = []
+
+        def compute_anew() -> Tensor:
+            optimizer.zero_grad()
+            results.append(self._differentiated(inputs, y))
+            loss = self._of_the_whole_batch(results[-1][0])
+            self._clip(optimizer)
+            del results[1:]
+            return loss
+
+        optimizer.step(compute_anew)
         return results[0]
 
     def flush(self) -> None:
@@ -314,8 +321,9 @@ class TorchLearner(Learner):
             return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
         prediction = self._predicted(inputs)
         loss = self._loss(prediction, y)
-        shape = loss.shape if isinstance(loss, torch.Tensor) else None
-        check_loss(shape, loss, self.settings.loss)
+        if not isinstance(self.settings.loss, str):
+            shape = loss.shape if isinstance(loss, torch.Tensor) else None
+            check_loss(shape, loss, self.settings.loss)
         return loss, prediction
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
@@ -349,12 +357,13 @@ class TorchLearner(Learner):
     # fine-tuned. They stay in it here. Only the model's own flag is asked in every step.
 
     def _train(self) -> None:
-        if not self._model.training:
-            self._model.train()
-            frozen = set(self._frozen)
-            for name, module in self._named_modules():
-                if name in frozen:
-                    module.training = False
+        if self._model.training:
+            return
+        self._model.train()
+        frozen = set(self._frozen)
+        for name, module in self._named_modules():
+            if name in frozen:
+                module.training = False
 
     def _evaluate(self) -> None:
         if self._model.training:

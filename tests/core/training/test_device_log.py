@@ -8,6 +8,7 @@ import pytest
 
 import d2ldev
 from d2ldev import DeviceLog, UnsupportedValueError
+from d2ldev.training.log import LogOfLoop
 
 
 @pytest.fixture
@@ -214,3 +215,35 @@ def test_a_log_that_was_brought_over_waits_for_nothing(reference, monkeypatch):
     for number in range(5):
         log.add(loss=reference.full((), number))
     assert waited == []
+
+
+@pytest.mark.parametrize("number", [0, 1, 2, 16, 17, 40])
+def test_the_log_of_a_loop_has_what_was_added_in_blocks(reference, scalar, number):
+    log, plain = LogOfLoop(reference), DeviceLog(reference)
+    for value in range(number):
+        for each in (log, plain):
+            each.add(value + 1, loss=scalar(float(value)))
+    assert log.state_dict() == plain.state_dict()
+    assert (log.means(), log.last()) == (plain.means(), plain.last())
+
+
+@pytest.mark.parametrize("ask", ["means", "last", "state_dict"])
+def test_whoever_asks_the_log_of_a_loop_has_the_whole_block(reference, scalar, ask):
+    log, plain = LogOfLoop(reference), DeviceLog(reference)
+    for value in (1.0, 3.0, 8.0):
+        log.add(loss=scalar(value))
+        plain.add(loss=scalar(value))
+    assert getattr(log, ask)() == getattr(plain, ask)()
+
+
+def test_the_first_numbers_of_a_loop_are_checked_at_once(reference):
+    with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):
+        LogOfLoop(reference).add(loss=reference.ones(2))
+
+
+def test_later_numbers_of_a_loop_are_checked_when_somebody_asks(reference, scalar):
+    log = LogOfLoop(reference)
+    log.add(loss=scalar(1.0))
+    log.add(loss=reference.ones(2, device="gpu:0"))
+    with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):
+        log.means()
