@@ -276,16 +276,23 @@ def work(backend):
     for x in xs.values():
         (x @ x).block_until_ready()  # compiled
 
-    def queue_work(device, count=16):
-        return [xs[backend.device(device)] @ xs[backend.device(device)] for _ in range(count)]
+    def queue_work(device):
+        # Each waits for the one before, and JAX queues 32 without waiting for one of them.
+        y = xs[backend.device(device)]
+        results = [y]
+        for _ in range(30):
+            results.append(results[-1] @ y)
+        return results[1:]
 
+    gc.disable()  # a collection takes as long as the products
     yield queue_work
+    gc.enable()
     backend.synchronize()
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
 def test_waiting_is_over_when_all_results_are_there(backend, work, device):
-    results = work(device, count=48)  # also where other programs delay this thread
+    results = work(device)
     assert not backend.is_idle(device)
     backend.synchronize(device)
     assert backend.is_idle(device)
@@ -300,7 +307,7 @@ def test_work_whose_results_nobody_took_is_waited_for(backend, work):
 
 
 def test_another_device_is_not_waited_for(backend, work):
-    results = work("gpu:0", 32)
+    results = work("gpu:0")
     backend.synchronize("gpu:1")
     assert backend.is_idle("gpu:1")
     assert not results[-1].is_ready()
