@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from itertools import count
 from types import SimpleNamespace
 
 import pytest
@@ -136,18 +137,21 @@ class Driver:
         return SimpleNamespace(query=lambda: not self.pending, index=index)
 
     class Event:
-        """An event that takes its time, in milliseconds, from the stream that it is recorded on."""
+        """An event, which is recorded 250 milliseconds after the one before."""
+
+        times = count(step=250)
 
         def __init__(self, *, enable_timing):
             self.is_timed = enable_timing
 
-        def record(self, stream):
-            self.stream = stream.index
+        def record(self, stream=None):
+            self.stream = stream and stream.index
+            self.time = next(self.times)
 
         def elapsed_time(self, end):
             assert self.is_timed
             assert end.is_timed
-            return 250
+            return end.time - self.time
 
     def get_device_properties(self, index):
         return SimpleNamespace(total_memory=1000)
@@ -241,6 +245,7 @@ def test_metal_s_marks_are_events_that_are_timed(monkeypatch):
 
     class Event(Driver.Event):
         def record(self):
+            super().record()
             recorded.append(self)
 
     monkeypatch.setattr(torch.mps, "Event", Event)
