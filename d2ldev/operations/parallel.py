@@ -99,10 +99,7 @@ class Whole:
 
     def __init__(self, framework: Framework, batch: Any, attempted: str) -> None:
         self._framework, self._attempted = framework, attempted
-        flat = flatten(batch, framework.kinds, attempted)
-        if flat.others:
-            flat = flatten(moving.on_the_host(framework, batch), framework.kinds, attempted)
-        self._flat = flat
+        self._flat = flatten(moving.on_the_host(framework, batch), framework.kinds, attempted)
         tensors = self._flat.tensors
         self._shapes = {key: creation.shape_of(x, attempted) for key, x in tensors.items()}
         self.length = _examples(self._flat, self._shapes, attempted)

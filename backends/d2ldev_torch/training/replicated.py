@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from inspect import signature
 from typing import Any
 
@@ -73,7 +73,7 @@ class TorchGroupLearner(TorchLearner):
         factor = self._size if self._scaler is None else 1
         self._backward(loss * (portion.share * factor))
         if is_reduced:
-            shared.end_reduction()
+            shared.end_reduction([x for x in shared.trained if x.grad is None])
             self._multiply(shared)
         return loss.detach(), prediction
 
@@ -138,21 +138,18 @@ class _Shared:
     def reduce(self) -> None:
         """Reduce the gradients that are there."""
         self.reducing(None, None)
-        self.end_reduction(has_begun=False)
+        self.end_reduction(self.trained)
 
-    def end_reduction(self, *, has_begun: bool = True) -> None:
+    def end_reduction(self, waited_for: Sequence[Tensor]) -> None:
         """Let DDP end its reduction, which waits for parameters that a batch does not use.
 
         As in one process, a parameter that no process has used has no gradient afterwards; one that
         only others have used has theirs.
 
         Args:
-            has_begun: whether the parameters that have gradients are in the reduction already.
+            waited_for: the parameters that have no part in the reduction yet.
         """
         unused = [x.grad is None for x in self.trained]
-        waited_for = self.trained
-        if has_begun:
-            waited_for = [x for x, is_unused in zip(waited_for, unused, strict=True) if is_unused]
         if unused != self._unused:  # else a copy from the host would wait for a GPU in each step
             self._unused = unused
             self._uses = torch.tensor([not is_unused for is_unused in unused]).to(self._used)

@@ -278,7 +278,7 @@ def work(backend):
     backend.synchronize()  # what it calls itself is compiled, too
 
     def queue_work(device):
-        # Each waits for the one before, and JAX queues 32 without waiting for one of them.
+        # Each product waits for the one before it. JAX queues up to 32 without waiting itself.
         y = xs[backend.device(device)]
         results = [y]
         for _ in range(30):

@@ -82,10 +82,12 @@ def busy(backend, place):
     else:
         pytest.skip(f"{backend.name} computes on {place} before it returns: nothing is queued")
     gc.disable()  # a collection may take as long as the products
-    for _ in range(32):
-        x @ x
-    yield place
-    gc.enable()
+    try:
+        for _ in range(32):
+            x @ x
+        yield place
+    finally:
+        gc.enable()
 
 
 @requirement("sync.waits-for-queued-work", section=SECTION)
