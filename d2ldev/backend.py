@@ -264,7 +264,7 @@ class Backend:
         """Return what is still there on a device (None: on every device), the largest first.
 
         They are the tensors that Python objects hold. What is kept for a backward pass is not
-        among them, nor what native code holds.
+        among them, nor what native code holds, nor (but in JAX) what ``gc.freeze()`` has hidden.
 
         Returns:
             For each its class, shape, dtype, bytes and device, and the lines that made it, the

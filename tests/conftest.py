@@ -4,6 +4,7 @@ import tempfile
 
 import pytest
 from d2ldev_conformance.leaks import detect_leaks
+from d2ldev_conformance.plugin import freeze_what_is_loaded
 from hypothesis import HealthCheck, configuration, settings
 from machines import machines  # noqa: F401  # a fixture
 from processes import make_backend, make_package
@@ -32,11 +33,19 @@ def pytest_configure(config):
         settings.load_profile("d2ldev")
 
 
+def pytest_collection_finish(session):
+    freeze_what_is_loaded()
+
+
+@pytest.fixture(scope="session")
+def _for_leaks(tmp_path_factory):
+    return tmp_path_factory.mktemp("leaks")
+
+
 @pytest.fixture(autouse=True)
-def _no_leaks(tmp_path_factory):
+def _no_leaks(_for_leaks):
     """A test that leaks an environment variable, a thread, a file, a patch or a scope fails."""
-    tmp_path_factory.getbasetemp()  # inside it would be made in a folder that goes away
-    with detect_leaks():
+    with detect_leaks(folder=_for_leaks):
         yield
 
 

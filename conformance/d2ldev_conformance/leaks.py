@@ -5,8 +5,8 @@ changes one of them and does not change it back may make the next test pass or f
 ``detect_leaks`` compares before and after, puts back what can be put back, so that one leak is one
 failure, and raises a ``LeakError`` that names everything it found.
 
-The working directory and the temporary directory are fresh and empty inside, so that a file that is
-found there afterwards was made by this test, not by another process.
+The working directory and the temporary directory are empty inside and nobody else's, so that a file
+that is found there afterwards was made by this test, not by another process.
 
 Held by ``tests/suite/test_fixtures.py``.
 """
@@ -50,7 +50,9 @@ class LeakError(AssertionError):
 
 
 @contextmanager
-def detect_leaks(extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
+def detect_leaks(
+    extra_modules: Iterable[ModuleType] = (), folder: Path | None = None
+) -> Iterator[None]:
     """Fail if the block leaves anything behind.
 
     pytest's own ``tmp_path`` has to be outside: call ``tmp_path_factory.getbasetemp()`` before.
@@ -58,6 +60,8 @@ def detect_leaks(extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
     Args:
         extra_modules: where functions may not be replaced either, besides ``os``, ``builtins``,
             NumPy and d2ldev's modules: a framework's.
+        folder: where the working and the temporary directory are, for one block after the other,
+            because two new ones for each test take as long as a short test; default a new one.
 
     Raises:
         LeakError: if the block ended well and left something behind. To an exception of the block
@@ -67,7 +71,7 @@ def detect_leaks(extra_modules: Iterable[ModuleType] = ()) -> Iterator[None]:
     try:
         # Threads come first at the end, because one that still runs can change the rest.
         with (
-            files(leaks),
+            files(leaks, folder),
             environment(leaks),
             selection(leaks),
             patches(leaks, extra_modules),
@@ -87,14 +91,20 @@ def _text(leaks: Iterable[str]) -> str:
 
 
 @contextmanager
-def files(leaks: list[str]) -> Iterator[None]:
+def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
     """Find files left in the working or temporary directory, and another working directory."""
+    if folder is None:
+        with (
+            tempfile.TemporaryDirectory(prefix="d2ldev-leaks-") as made,
+            files(leaks, Path(made).resolve()),
+        ):
+            yield
+        return
     before, temporary = Path.cwd(), tempfile.tempdir
-    sandbox = Path(tempfile.mkdtemp(prefix="d2ldev-leaks-")).resolve()
-    inside = {"working": sandbox / "working", "temporary": sandbox / "temporary"}
+    inside = {"working": folder / "working", "temporary": folder / "temporary"}
     variables = {name: os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")}
-    for folder in inside.values():
-        folder.mkdir()
+    for directory in inside.values():
+        directory.mkdir(exist_ok=True)
     os.chdir(inside["working"])
     tempfile.tempdir = str(inside["temporary"])
     os.environ.update(dict.fromkeys(variables, tempfile.tempdir))
@@ -107,15 +117,11 @@ def files(leaks: list[str]) -> Iterator[None]:
         tempfile.tempdir = temporary
         for name, value in variables.items():
             _put_variable(name, value)
-        for kind, folder in inside.items():
-            try:
-                folder.rmdir()
-            except OSError:  # it is not empty, or gone
-                leaks.extend(
-                    f"a file in the {kind} directory: {path.relative_to(folder)}"
-                    for path in sorted(folder.rglob("*"))
-                )
-        shutil.rmtree(sandbox, ignore_errors=True)
+        for kind, directory in inside.items():
+            left = [path.relative_to(directory) for path in sorted(directory.rglob("*"))]
+            if left or not directory.is_dir():
+                leaks.extend(f"a file in the {kind} directory: {path}" for path in left)
+                shutil.rmtree(directory, ignore_errors=True)
 
 
 def _current_directory() -> Path | None:

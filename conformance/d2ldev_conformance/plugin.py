@@ -10,6 +10,7 @@ and a run in which nothing was tested.
 
 from __future__ import annotations
 
+import gc
 import os
 from collections.abc import Generator
 from pathlib import Path
@@ -73,6 +74,7 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{', '.join(map(str, backend.devices()))}"
         )
     _make_folder(config.getoption("--d2ldev-report"))
+    freeze_what_is_loaded()
     config.stash[_BACKEND] = backend
     config.stash[_REPORT] = Report(backend)
     config.pluginmanager.register(_Counting(config.stash[_REPORT]))
@@ -126,6 +128,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if gap.covers(backend.name, requirement.id, item.name, found):
                 reason = f"{gap.reason} ({gap.link})"
                 item.add_marker(pytest.mark.xfail(reason=reason, strict=True))
+
+
+def freeze_what_is_loaded() -> None:
+    """Take what is loaded out of Python's collections of garbage, until the process ends.
+
+    Each would go through all of the framework and all tests again.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def _stage(item: pytest.Item) -> int:

@@ -146,6 +146,26 @@ def test_a_test_passes_that_leaks_nothing(run_test):
     result.assert_outcomes(passed=1)
 
 
+def test_the_test_after_one_that_leaks_finds_an_empty_folder(pytester):
+    pytester.makeconftest(CONFTEST)
+    pytester.makepyfile(
+        """
+        import os, shutil
+
+        def test_leave():
+            open("left.txt", "w").close()
+
+        def test_remove():
+            shutil.rmtree(os.getcwd())
+
+        def test_find_nothing():
+            assert os.listdir() == []
+        """
+    )
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
+    result.assert_outcomes(passed=3, errors=2)
+
+
 @detect_leaks()
 def leak_one_of_each():
     os.environ["KEPT"] = "after"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import d2ldev
 from d2ldev import Backend, Device
 from d2ldev_conformance.leaks import detect_leaks
-from d2ldev_conformance.plugin import backend_under_test
+from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
     freezables,
     masked_models,
@@ -77,10 +78,16 @@ def backend(pytestconfig: pytest.Config) -> Backend:
     the source that it generated in a file), which are no test's leaks.
     """
     backend = backend_under_test(pytestconfig)
+    _make_each_kind(backend)
+    freeze_what_is_loaded()
+    return backend
+
+
+def _make_each_kind(backend: Backend) -> None:
     for make in samples(backend).values():
         make(backend.cpu())
     if {"train", "mlp"} & backend.framework.cannot.keys():
-        return backend
+        return
     for loss, y in (
         ("mse", backend.ones((1, 1))),
         ("cross_entropy", backend.zeros(1, dtype="int32")),
@@ -88,7 +95,6 @@ def backend(pytestconfig: pytest.Config) -> Backend:
         learner = backend.learner(backend.mlp([1, 1]), loss=loss, gradient_clip_val=1)
         for teach in (learner.step, learner.evaluate):
             teach((backend.ones((1, 1)),), y)
-    return backend
 
 
 @pytest.fixture
@@ -133,12 +139,16 @@ def virtual(backend: Backend) -> None:
         pytest.skip(f"the GPUs of {backend.name} are real here")
 
 
+@pytest.fixture(scope="session")
+def _for_leaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("leaks")
+
+
 @pytest.fixture(autouse=True)
-def _leaves_no_trace(backend: Backend, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _leaves_no_trace(backend: Backend, _for_leaks: Path) -> Iterator[None]:
     """A test that leaks anything, the framework's default device included, has failed."""
-    tmp_path_factory.getbasetemp()  # inside it would be made in a folder that goes away
     framework = sys.modules[backend.tensor_types[0].__module__.partition(".")[0]]
     before = backend.default_device()
-    with detect_leaks([framework]):
+    with detect_leaks([framework], _for_leaks):
         yield
     assert backend.default_device() is before, "the framework's default device was changed"

@@ -155,7 +155,7 @@ def test_a_module_s_optimizer_that_begins_with_one_array_in_several_places_is_re
 
     optimizer = made(1)
     names = backend.named_tensors(optimizer)
-    save_file({name: np.asarray(np.array(x) + 1) for name, x in names.items()}, path)
+    save_file({name: np.asarray(np.array(x) + np.ones_like(x)) for name, x in names.items()}, path)
     loaded = backend.load_into(made(2), path)
     for name, x in backend.named_tensors(loaded).items():
         np.testing.assert_array_equal(x, np.array(names[name]) + 1)

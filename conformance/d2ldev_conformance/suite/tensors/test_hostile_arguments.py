@@ -29,6 +29,8 @@ SECONDS = 60
 """A call that takes longer hangs."""
 # It makes attributes of what is around it, as the book's does, and is given no value of a user's.
 LEFT_OUT = {"save_hyperparameters"}
+# What is given although it has a default, which takes a second.
+LIMITS = {"seconds"}
 # What the caller's own objects are given, or are asked.
 GIVEN_TO_MODELS = {"data", "train_data", "val_data"}
 CALLED = {"function", "loss", "metrics"}
@@ -42,33 +44,29 @@ class Argument(NamedTuple):
     parameter: str
 
 
-def functions(backend: Backend) -> list[tuple[type, str, Any]]:
-    """Return the public functions: class, name, signature without ``self``."""
-    return [
-        (owner, name, list(inspect.signature(function).parameters.values())[1:])
-        for owner in hostile.owners(backend)
-        for name, function in inspect.getmembers(owner, inspect.isfunction)
-        if name not in LEFT_OUT and (name == "__init__" or not name.startswith("_"))
-    ]
+def parameters_of(function: Any) -> list[inspect.Parameter]:
+    """Return the parameters of a method without ``self``."""
+    return list(inspect.signature(function).parameters.values())[1:]
 
 
 def arguments(backend: Backend) -> list[Argument]:
     """Return the arguments of all public functions."""
     return [
         Argument(owner, name, each.name)
-        for owner, name, parameters in functions(backend)
-        for each in parameters
+        for owner in hostile.owners(backend)
+        for name, function in inspect.getmembers(owner, inspect.isfunction)
+        if name not in LEFT_OUT and (name == "__init__" or not name.startswith("_"))
+        for each in parameters_of(function)
     ]
 
 
 def called(backend: Backend, right: dict[str, Any], at: Argument, value: Any) -> Any:
     """Call a function with a value as one of its arguments, and right ones otherwise."""
-    parameters = next(p for owner, name, p in functions(backend) if (owner, name) == at[:2])
     positional, named = [], {}
-    for each in parameters:
+    for each in parameters_of(getattr(at.owner, at.function)):
         if each.name == at.parameter:
             given = value
-        elif each.default is each.empty:
+        elif each.default is each.empty or each.name in LIMITS:
             given = right[each.name]()
         else:
             continue

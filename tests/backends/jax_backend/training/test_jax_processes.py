@@ -220,14 +220,15 @@ def check():
         raise PeerLostError("train", "rank 1 is lost", "start it again")
 
 atexit.register(time.sleep, float(sys.argv[2]))
-atexit.register(end_in_time_if_failed, SimpleNamespace(check=check, timeout=0.5))
+atexit.register(end_in_time_if_failed, SimpleNamespace(check=check, timeout=float(sys.argv[3])))
 """
 
 
 @pytest.mark.parametrize(
-    ("group", "seconds", "status"), [("failed", 60, 1), ("failed", 0, 0), ("whole", 1, 0)]
+    ("group", "seconds", "timeout", "status"),
+    [("failed", 60, 0.5, 1), ("failed", 0, 30, 0), ("whole", 1, 0.5, 0)],
 )
-def test_the_exit_of_a_process_that_lost_another_is_bounded(group, seconds, status):
-    command = [sys.executable, "-c", AT_EXIT, group, str(seconds)]
+def test_the_exit_of_a_process_that_lost_another_is_bounded(group, seconds, timeout, status):
+    command = [sys.executable, "-c", AT_EXIT, group, str(seconds), str(timeout)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=45, check=False)
     assert (done.returncode, done.stderr) == (status, "")
