@@ -6,10 +6,10 @@ It needs matplotlib: ``pip install 'd2ldev[plots]'``. ``benchmarks/results/growt
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import Any
+
+from tables import documents
 
 BENCHMARKS = Path(__file__).parent.parent / "benchmarks"
 RESULTS = BENCHMARKS / "results"
@@ -23,26 +23,12 @@ def main() -> None:
     import scaling
 
     PLOTS.mkdir(exist_ok=True)
-    for path in _kept("growth-*"):
-        samples = _read(path)["samples"].items()
-        measured = {name: [growth.Sample(**each) for each in sizes] for name, sizes in samples}
-        growth.plot(measured, picture_of(path))
-    for path in _kept("scaling-*"):
-        scaling.plot(_read(path)["rows"], picture_of(path))
-
-
-def picture_of(path: Path) -> Path:
-    """Return where the picture of a result is."""
-    return PLOTS / f"{path.stem}.png"
-
-
-def _kept(pattern: str) -> list[Path]:
-    return sorted(RESULTS.glob(f"{pattern}.json"))
-
-
-def _read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    return found
+    for name, document in documents(RESULTS, "growth-*"):
+        samples = document["samples"].items()
+        measured = {row: [growth.Sample(**each) for each in sizes] for row, sizes in samples}
+        growth.plot(measured, PLOTS / f"{name}.png")
+    for name, document in documents(RESULTS, "scaling-*"):
+        scaling.plot(document["rows"], PLOTS / f"{name}.png")
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def support_rows() -> Iterator[str]:
     yield "| backend | on the CPU | on two virtual GPUs | on CUDA | versions, date |"
     yield "|---|---|---|---|---|"
     reports: dict[str, dict[str, dict[str, Any]]] = {}
-    for report in _documents(ROOT / "conformance" / "results"):
+    for _, report in documents(ROOT / "conformance" / "results"):
         platform = report["devices"][-1]["platform"]
         reports.setdefault(report["backend"], {})[platform] = report
     for backend, on in reports.items():
@@ -94,7 +94,7 @@ def ratio_rows(files: str) -> Iterator[str]:
 def _circumstances(files: str) -> Iterator[str]:
     """Return when, on what and with what each of the files was measured."""
     lines = []
-    for document in _documents(ROOT / "benchmarks" / "results", files):
+    for _, document in documents(ROOT / "benchmarks" / "results", files):
         there = [f"{name} {version}" for name, version in document["versions"].items() if version]
         what = ", ".join([document["machine"], f"Python {document['python']}", *there])
         lines.append(f"- {_framework(document)}: {document['date']}, {what}")
@@ -145,7 +145,7 @@ def _in_a_cell(statement: str) -> str:
 
 def _results(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each result of the benchmarks in files of that name, with its framework."""
-    for document in _documents(ROOT / "benchmarks" / "results", files):
+    for _, document in documents(ROOT / "benchmarks" / "results", files):
         aims = [x["aim"] for x in document["results"] if x["unit"] == "ms more" and x["aim"]]
         for result in document["results"]:
             yield _framework(document), {**result, "measure": aims[0] if aims else None}
@@ -157,9 +157,10 @@ def _framework(document: dict[str, Any]) -> str:
     return str(framework).removesuffix("-cpu")
 
 
-def _documents(folder: Path, name: str = "*") -> Iterator[dict[str, Any]]:
-    for path in sorted(folder.glob(f"{name}.json")):
-        yield json.loads(path.read_text(encoding="utf-8"))
+def documents(folder: Path, files: str = "*") -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield the results in files of that name, each with the file's own name, without its end."""
+    for path in sorted(folder.glob(f"{files}.json")):
+        yield path.stem, json.loads(path.read_text(encoding="utf-8"))
 
 
 if __name__ == "__main__":
