@@ -11,7 +11,7 @@ import numpy as np
 from d2ldev.active import backend_of
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.framework import Sharded, Weighted
 from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import TENSOR, Kinds
@@ -119,9 +119,9 @@ class ArrayLoader:
         rank = _whole("rank", rank, least=0)
         if rank >= size:
             raise UnsupportedValueError(
-                f"make batches for rank {rank} of {size}",
-                f"they are numbered from 0 to {size - 1}",
-                f"loader.sharded({size - 1}, {size})",
+                f"make batches for rank {shown(rank)} of {shown(size)}",
+                f"they are numbered from 0 to {shown(size - 1)}",
+                f"loader.sharded({shown(size - 1)}, {shown(size)})",
             )
         other = copy.copy(self)
         vars(other).update(_rank=rank, _size=size)

@@ -254,7 +254,10 @@ def test_a_part_without_examples_has_the_first_one_of_its_batch():
     assert (shard.operands[0].tolist(), shard.number, shard.length) == ([0], 0, 2)
 
 
-@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), ("0", 2), (0, None)])
+LONG = pytest.param(10**5000, 2, id="more digits than Python writes")
+
+
+@pytest.mark.parametrize(("rank", "size"), [(2, 2), (-1, 2), (0, 0), ("0", 2), (0, None), LONG])
 def test_a_part_for_no_process_is_refused(rank, size):
     with pytest.raises(UnsupportedValueError, match="make batches"):
         ArrayLoader(np.arange(2), batch_size=5).sharded(rank, size)
