@@ -49,8 +49,10 @@ TOLERANCES = {
 # What a framework itself leaves behind in each round, which is not taken for a rise. TensorFlow
 # does not give back all native memory of a function that it has traced: 145 KiB of a new Keras
 # model that is only called, 800 KiB in Keras' own ``fit``, 240 KiB in each of the three fits of a
-# round: https://github.com/tensorflow/tensorflow/issues/62854. Objects are not excused.
-KNOWN = {"tensorflow": {"memory": 2**20}}
+# round: https://github.com/tensorflow/tensorflow/issues/62854. Nor does it give back the graph of a
+# step that it has traced for a MirroredStrategy: a fit on two GPUs, of which there is one in a
+# hundred rounds, leaves 1,470 objects, and a loop written by hand 1,750. No others are excused.
+KNOWN = {"tensorflow": {"memory": 2**20, "objects": 15}}
 _SAMPLES = 120
 _FEWEST = 30
 _pool = ThreadPoolExecutor(4)
