@@ -42,7 +42,7 @@ def test_no_value_ends_the_process_or_gets_an_error_that_is_not_ours(name, tmp_p
             stdout=subprocess.PIPE,
             text=True,
         )
-        call = "none"
+        call = f"{first} before its call"
         for line in done.stdout.splitlines():
             if line.startswith("wrong: "):
                 found.append(f"{call}: {line}")
