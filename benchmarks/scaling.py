@@ -42,7 +42,7 @@ import d2ldev
 from d2ldev.training.trainer import Trainer
 
 AIM = 1.05
-_WARM_UP = 2
+_WARM_UP = 1
 _LARGEST_GAP = 2**17  # bytes between models
 
 Batches = Iterable[tuple[Any, Any]]
@@ -59,9 +59,9 @@ class Sizes(NamedTuple):
         batch: the examples of a batch, of each process in weak scaling.
     """
 
-    models: int = 3
-    epochs: int = 4
-    steps: int = 20
+    models: int = 4
+    epochs: int = 2
+    steps: int = 50
     batch: int = 256
 
 

@@ -25,6 +25,7 @@ from d2ldev.framework.training import refused_shard
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
+from d2ldev.processes.group import Group
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
@@ -318,33 +319,16 @@ class Trainer(Hooks):
             if state is not None:
                 saving, resume = Saving(state), True
             train_data, val_data = self._data(train_data, val_data)
-            is_sharded = self.sharded is not None and (group is not None or len(self.gpus) > 1)
-            if is_sharded and not self._overrides("prepare_model"):
-                model = self.backend.place(model, CPU)  # each device gets a part of it
-            else:
-                model = self._prepared_model(model)
+            model = self._model_to_train(model, group)
             team.meet(model)
             # The optimizer is built after the model is placed: in a framework that moves by making
             # new tensors, one that is built before would hold the old tensors.
-            learner = self.backend.learner(
-                model,
-                **self._own_settings(model, loss, optimizer, metrics),
-                lr=lr,
-                gradient_clip_val=self.gradient_clip_val,
-                accumulate=self.accumulate,
-                precision=self.precision,
-                devices=(self.gpus if state is None else self.gpus[:1]) or None,
-                group=group,
-                shard=self.sharded,
-                batch_norm=self.batch_norm,
-            )
+            settings = {**self._own_settings(model, loss, optimizer, metrics), "lr": lr}
+            gpus = self.gpus if state is None else self.gpus[:1]
+            learner = self._learner = self._made_learner(model, settings, gpus, group)
             check_schedules(callbacks, learner.settings.optimizer)
-            self._learner = learner
             functions = functions or self._own_metrics(learner)
-            names = ["loss", *functions]
-            if val_data is not None:
-                names += [f"val_{name}" for name in names]
-            check_names(names)
+            names = _names_in_history(functions, has_val_data=val_data is not None)
             run = Run(self.backend.framework, learner, train_data, names, callbacks, saving, team)
             team.begin(learner, names, self.max_epochs, saving)
             on_step_end = self._listeners(callbacks, "on_step_end")
@@ -370,6 +354,36 @@ class Trainer(Hooks):
                 raise
             learner.sync()
             return run.history
+
+    def _model_to_train(self, model: Any, group: Group | None) -> Any:
+        """Return the model where it is trained, or on the CPU if each device gets a part of it."""
+        is_sharded = self.sharded is not None and (group is not None or len(self.gpus) > 1)
+        if is_sharded and not self._overrides("prepare_model"):
+            return self.backend.place(model, CPU)
+        return self._prepared_model(model)
+
+    def _made_learner(
+        self, model: Any, settings: dict[str, Any], gpus: Sequence[Device], group: Group | None
+    ) -> Learner:
+        """Return what takes the steps of this trainer.
+
+        Args:
+            model: where it is trained.
+            settings: those that ``fit`` was given.
+            gpus: those of this process; empty is the CPU.
+            group: the processes; None is this one alone.
+        """
+        return self.backend.learner(
+            model,
+            **settings,
+            gradient_clip_val=self.gradient_clip_val,
+            accumulate=self.accumulate,
+            precision=self.precision,
+            devices=gpus or None,
+            group=group,
+            shard=self.sharded,
+            batch_norm=self.batch_norm,
+        )
 
     def _run_epochs(
         self,
@@ -624,6 +638,14 @@ class Trainer(Hooks):
             return {}
         own = self.backend.framework.training.metrics(learner.model)
         return named_metrics(self.backend, own)
+
+
+def _names_in_history(functions: Iterable[str], *, has_val_data: bool) -> list[str]:
+    names = ["loss", *functions]
+    if has_val_data:
+        names += [f"val_{name}" for name in names]
+    check_names(names)
+    return names
 
 
 def _noted(batches: Iterable[Any], taken: list[Any]) -> Iterator[Any]:
