@@ -325,8 +325,9 @@ class Trainer(Hooks):
             # new tensors, one that is built before would hold the old tensors.
             settings = {**self._own_settings(model, loss, optimizer, metrics), "lr": lr}
             gpus = self.gpus if state is None else self.gpus[:1]
-            learner = self._learner = self._made_learner(model, settings, gpus, group)
+            learner = self._made_learner(model, settings, gpus, group)
             check_schedules(callbacks, learner.settings.optimizer)
+            self._learner = learner
             functions = functions or self._own_metrics(learner)
             names = _names_in_history(functions, has_val_data=val_data is not None)
             run = Run(self.backend.framework, learner, train_data, names, callbacks, saving, team)
