@@ -347,7 +347,7 @@ def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> Any:
     # A label that is out of range was taken for the nearest class. Checking for such labels would
     # wait for the device: instead their losses are divided by 0. (Beside a number, ``where`` has
     # the gradient of what it left out: https://github.com/apache/mxnet/issues/17893)
-    return -(picked / (y >= 0) / (y < classes))
+    return -(picked / (space.np.mod(y, classes) == y))
 
 
 class _MeanCrossEntropy(mx.gluon.HybridBlock):  # type: ignore[misc]
