@@ -362,16 +362,12 @@ class TensorFlowGroupLearner(TensorFlowLearner):
     ) -> None:
         self._is_first = group.rank == 0
         self._strategy = strategy
-        self._share: float | None = None
         super().__init__(framework, model, settings)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
-        if self.portion.share != self._share:
-            self._share = self.portion.share
-            # A tensor: what is traced holds for any number.
-            self._share_tensor = tf.constant(self._share, tf.float64)
-        return super().step(inputs, (y, self._share_tensor))
+        # A tensor: what is traced holds for any number.
+        return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
 
     def _get_ready(self, device: Device | None) -> None:
         super()._get_ready(device)

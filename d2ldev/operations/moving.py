@@ -71,8 +71,7 @@ def on_the_host(framework: Framework, x: Any) -> Any:
     """Make tensors, in the host's memory, of the data in a nesting; its tensors stay."""
     attempted = "make tensors of a batch"
     flat = flatten(x, framework.kinds, attempted)
-    made = _tensors_of_data(framework, flat, CPU, attempted)
-    return flat.unflatten(made) if made else x
+    return flat.unflatten(_tensors_of_data(framework, flat, CPU, attempted))
 
 
 def copy(framework: Framework, x: Any, target: Device | None) -> Any:

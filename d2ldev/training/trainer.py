@@ -370,7 +370,7 @@ class Trainer(Hooks):
 
         Args:
             model: where it is trained.
-            settings: those that ``fit`` was given.
+            settings: the loss, the optimizer and its learning rate, or the model's own methods.
             gpus: those of this process; empty is the CPU.
             group: the processes; None is this one alone.
         """
@@ -641,8 +641,9 @@ class Trainer(Hooks):
         return named_metrics(self.backend, own)
 
 
-def _names_in_history(functions: Iterable[str], *, has_val_data: bool) -> list[str]:
-    names = ["loss", *functions]
+def _names_in_history(metrics: Iterable[str], *, has_val_data: bool) -> list[str]:
+    """Return the names of the numbers that a run writes down, which have to differ."""
+    names = ["loss", *metrics]
     if has_val_data:
         names += [f"val_{name}" for name in names]
     check_names(names)
