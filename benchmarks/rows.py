@@ -24,7 +24,7 @@ def import_rows() -> Iterator[Row]:
     yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=15)
     yield ProcessComparison(
         "import what d2ldev needs of Python's library",
-        "import contextvars, copy, enum, functools, numbers, re, threading, typing, weakref",
+        "import contextvars, enum, functools, numbers, re, threading, typing, weakref",
         "pass",
         aim=None,
         note="the floor of the row above",

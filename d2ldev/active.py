@@ -28,7 +28,7 @@ from d2ldev.registry.selection import (
 from d2ldev.scopes import Entry, surely
 
 
-class ActiveBackend(FollowsSelection, Backend):
+class ActiveBackend(Backend):
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
@@ -45,7 +45,11 @@ class ActiveBackend(FollowsSelection, Backend):
         return _the_handle, ()
 
 
-backend: Backend = ActiveBackend()
+class _FollowingBackend(FollowsSelection, ActiveBackend):
+    """The active backend while its framework has to be asked for."""
+
+
+backend: Backend = _FollowingBackend()
 """``from d2ldev import backend``: the active backend."""
 
 device.use(backend)

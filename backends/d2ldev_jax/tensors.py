@@ -82,12 +82,12 @@ class JaxTensors(Tensors):
     # -- asking -----------------------------------------------------------------------------------
 
     def device_of(self, x: Any) -> Device:
-        # Unusual arrays are checked closely below. ``_device`` is private: ``x.device`` takes ten
-        # times as long, and shardings, of which each array has its own, are compared in Python.
+        # Unusual arrays are checked closely below. These attributes are private: ``x.device`` takes
+        # ten times as long, and shardings, of which each array has its own, are compared in Python.
         try:
             if not x.is_deleted():
-                sharding = x.sharding
-                return self._seen[sharding._device, sharding.memory_kind]
+                sharding = x._sharding
+                return self._seen[sharding._device, sharding._memory_kind]
         except (AttributeError, KeyError, TypeError, ValueError):
             pass
         return self._looked_up(x)

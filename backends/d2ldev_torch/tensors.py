@@ -18,9 +18,8 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
-from d2ldev_torch.devices import TorchDevices
+from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 
-_CPU = torch.device("cpu")
 _Library: Any = torch.library.Library
 _ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
 # The parts of sparse tensors, which have no bytes but theirs.
@@ -174,13 +173,14 @@ class TorchTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        if x.is_cpu and native == _CPU:
+        # ``is``: to compare two of torch's devices takes a tenth of the time of a copy.
+        if x.is_cpu and native is NATIVE_CPU:
             # On one device ``clone`` takes two thirds of the time of ``to``.
             return x.clone()
         return self._devices.accelerator.copies([x], native)[0]
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        if native == _CPU and xs and xs[0].is_cpu:
+        if native is NATIVE_CPU and xs and xs[0].is_cpu:
             return [x.clone() if x.is_cpu else self.copy(x, native) for x in xs]
         return self._devices.accelerator.copies(xs, native)
 

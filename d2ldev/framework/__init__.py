@@ -122,6 +122,7 @@ class Framework:
         devices, tensors, models, files, training, strict, parallel: the rooms.
         scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
         contexts: the framework's own contexts of these blocks; kept by d2ldev.
+        kinds: what each type is to it: a tensor, an object, a container, or plain; kept by d2ldev.
         known_devices, known_natives: devices that are known to exist, by every spelling in which
             they were asked for; kept by d2ldev.
 
@@ -155,6 +156,8 @@ class Framework:
         self.parallel = Parallel()
         self.scope: Scopes[Device] = Scopes(f"{self.name}_scope")
         self.contexts = Contexts()
+        # No property: every ``to`` reads it, and Python takes three times as long to read one.
+        self.kinds = Kinds(self)
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
 
@@ -173,12 +176,6 @@ class Framework:
             text = f"{self.name} found GPUs and cannot use them: {error}"
             warn(text, DeviceInitializationWarning)
             return 0
-
-    @made_once
-    def kinds(self) -> Kinds:
-        """What each type is to this framework: a tensor, an object, a container, or plain."""
-        tensors = self.tensors
-        return Kinds(tensors.types, self.models.types, tensors.plain_types, tensors.container_of)
 
     @made_once
     def strictness(self) -> Strictness:

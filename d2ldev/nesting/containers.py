@@ -6,7 +6,6 @@ attributes are kept, and no constructor of a dataclass or namedtuple runs again.
 
 from __future__ import annotations
 
-import copy
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
@@ -96,6 +95,9 @@ def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any])
 
 def _shallow_copy(old: Any) -> Any:
     """Copy a mapping or sequence as ``copy.copy`` does, with the dict or list of its values."""
+    # Python's ``copy`` looks for a package of Jython's in every folder, when it is imported.
+    import copy
+
     made = copy.copy(old)
     if made is old:
         raise TypeError("a copy of it is itself")

@@ -31,6 +31,7 @@ PLAIN = Kind("plain value")
 OBJECT = Kind("object of the framework")
 UNKNOWN = Kind("unknown")
 
+_PLAIN_TYPES = (type(None), str, bytes, bytearray, Number)
 _registered: dict[type, Container] = {}
 _all_kinds: list[Kinds] = []
 
@@ -69,36 +70,16 @@ class Kinds(dict[type, "Kind | Container"]):
     """What each type is to one backend: looked up by type, worked out once for each.
 
     Args:
-        tensor_types: the backend's tensors.
-        object_types: its models, optimizers and the like.
-        plain_types: its own values without parts.
-        container_of: how the framework itself walks a class; None if it does not. It is called
-            with classes that are none of the above and not registered, before Python's own
-            containers are looked at.
+        framework: a ``d2ldev.framework.Framework``, whose ``tensors`` and ``models`` are asked when
+            a type is looked up for the first time.
     """
 
     # A program that makes a class for every batch must not fill the memory with them.
     _LIMIT = 4096
 
-    def __init__(
-        self,
-        tensor_types: tuple[type, ...],
-        object_types: tuple[type, ...],
-        plain_types: tuple[type, ...] = (),
-        container_of: Callable[[type], Container | None] | None = None,
-    ) -> None:
+    def __init__(self, framework: Any) -> None:
         super().__init__()
-        self._container_of = container_of
-        self._tensor_types = tensor_types
-        self._object_types = object_types
-        self._plain_types: tuple[type, ...] = (
-            type(None),
-            str,
-            bytes,
-            bytearray,
-            Number,
-            *plain_types,
-        )
+        self._framework = framework
         _all_kinds.append(self)
 
     def __missing__(self, cls: type) -> Kind | Container:
@@ -108,13 +89,15 @@ class Kinds(dict[type, "Kind | Container"]):
         return kind
 
     def _classify(self, cls: type) -> Kind | Container:
-        if issubclass(cls, self._tensor_types):
+        tensors, models = self._framework.tensors, self._framework.models
+        if issubclass(cls, tensors.types):
             return TENSOR
-        if issubclass(cls, self._object_types):
+        if issubclass(cls, models.types):
             return OBJECT
         if cls in _registered:
             return _registered[cls]
-        if issubclass(cls, self._plain_types):
+        if issubclass(cls, (*_PLAIN_TYPES, *tensors.plain_types)):
             return PLAIN
-        known = self._container_of(cls) if self._container_of is not None else None
-        return known or container_of(cls) or (PLAIN if is_plain_class(cls) else UNKNOWN)
+        # The framework's own containers before Python's.
+        known = tensors.container_of(cls) or container_of(cls)
+        return known or (PLAIN if is_plain_class(cls) else UNKNOWN)

@@ -58,9 +58,10 @@ class Process(NamedTuple):
 
 
 _process = Process(None, "")
-# Whether any block of ``use_backend`` was entered so far; the objects that cache a framework.
+# Whether any block of ``use_backend`` was entered so far; the objects that cache a framework, with
+# the classes that they have otherwise.
 _had_blocks = False
-_keepers: list[object] = []
+_keepers: list[tuple[object, type]] = []
 
 
 # -- by name ----------------------------------------------------------------------------------
@@ -141,7 +142,8 @@ class _ActiveFramework:
     Every call of the handle reads it, and reading an attribute takes a fifth of the time of a
     function call. So the object caches it, until ``set_backend`` changes it. After the first block
     of ``use_backend`` nothing is cached: a thread or task that was started in a block may outlive
-    it.
+    it. While the framework is cached, the object is one of its second base class, which has no such
+    descriptor: where a class has one, Python takes three times as long to read the attribute.
     """
 
     @traced_as(lambda *_: _computed.framework)
@@ -152,19 +154,25 @@ class _ActiveFramework:
             with _lock:
                 if not _had_blocks and framework is _process.framework:
                     vars(owner)["framework"] = framework
-                    _keepers.append(owner)
+                    _keepers.append((owner, cls))
+                    object.__setattr__(owner, "__class__", cls.__bases__[1])
         return framework
 
 
 class FollowsSelection:
-    """An object whose ``framework`` is the active framework."""
+    """An object whose ``framework`` is the active framework.
+
+    The first of the two bases of its class; the other one is the class that it has meanwhile.
+    """
 
     framework = _ActiveFramework()
 
 
 def _forget() -> None:
     while _keepers:
-        vars(_keepers.pop()).pop("framework", None)
+        owner, cls = _keepers.pop()
+        object.__setattr__(owner, "__class__", cls)
+        vars(owner).pop("framework", None)
 
 
 def selection_reason() -> str:
