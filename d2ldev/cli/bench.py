@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -43,13 +42,16 @@ from d2ldev.cli.examination import installed_version, versions
 from d2ldev.cli.screen import (
     collected_warnings,
     complain,
+    environment,
     exit_status,
     in_words,
     make_console,
+    message_of,
     only_for_the_result,
+    show_note,
 )
-from d2ldev.errors import CheckpointError, D2LDevError, UnknownBackendError
-from d2ldev.registry import discovery, selection
+from d2ldev.errors import CheckpointError, D2LDevError
+from d2ldev.registry import discovery, loading, selection
 
 _INTERRUPTED = 130
 
@@ -95,7 +97,8 @@ def run(request: Request) -> int:
     """Measure, show and write the results, and return the exit status."""
     try:
         for name in request.backends:
-            _check_name(name)
+            if discovery.canonical_name(name) not in discovery.known_backends():
+                raise loading.unknown(name, " (from --backend)")
         if request.out is not None:
             page.require_matplotlib()
             with _writing(request.out):
@@ -132,16 +135,6 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_name(name: str) -> None:
-    known = discovery.known_backends()
-    if discovery.canonical_name(name) not in known:
-        raise UnknownBackendError(
-            f"measure the backend {name!r}",
-            f"there are {', '.join(sorted(known))}",
-            f"--backend {next(iter(known))}",
-        )
-
-
 def _measured(request: Request) -> tuple[dict[str, Any], int]:
     """Return the document and the exit status."""
     if len(request.backends) > 1:
@@ -167,7 +160,7 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
             backend = get_backend(request.backends[0]) if request.backends else active_backend()
         except Exception as error:  # a third party's ``__init__`` may raise anything
             made["name"] = request.backends[0] if request.backends else "-"
-            made["error"] = str(error) if isinstance(error, D2LDevError) else in_words(error)
+            made["error"] = message_of(error)
             return made, exit_status(error)
         made["name"] = backend.name
         made["versions"] = {name: installed_version(name) for name in backend.distributions}
@@ -182,10 +175,8 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
 
 def _measured_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int]:
     """Measure a backend in a process of its own: TensorFlow and MXNet cannot share one."""
-    # With the packages of this process, also if it runs in a checkout.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(  # noqa: S603
-        request.command(name), env=environment, stdout=subprocess.PIPE, text=True, check=False
+        request.command(name), env=environment(), stdout=subprocess.PIPE, text=True, check=False
     )
     try:
         made: dict[str, Any] = json.loads(done.stdout)["backends"][0]
@@ -219,6 +210,6 @@ def show(console: Console, document: dict[str, Any]) -> None:
             complain(result.error)
     for backend in document["backends"]:
         for note in backend["notes"]:
-            console.print(Text.assemble(("note: ", "bold yellow"), note))
+            show_note(console, note)
         if backend["error"] is not None:
             complain(backend["error"])

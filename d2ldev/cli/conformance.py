@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from d2ldev import settings
-from d2ldev.cli.screen import complain, exit_status
+from d2ldev.cli.screen import complain, environment, exit_status
 from d2ldev.errors import D2LDevError
 from d2ldev.registry import discovery, loading
 
@@ -120,11 +120,10 @@ def _status_of(request: Request, suite: Path) -> int:
     # Where the output cannot be written, this says so in one line, and pytest in a hundred.
     sys.stdout.write(f"The conformance suite on {request.name}\n")
     sys.stdout.flush()
-    # With the packages of this process, also if it runs in a checkout.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    variables = environment()
     if request.virtual_gpus is not None:
-        environment[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
-    with subprocess.Popen(command(request, suite), env=environment) as process:  # noqa: S603
+        variables[settings.VIRTUAL_GPUS] = str(request.virtual_gpus)
+    with subprocess.Popen(command(request, suite), env=variables) as process:  # noqa: S603
         while True:
             try:
                 status = process.wait()

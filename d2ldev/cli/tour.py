@@ -19,8 +19,14 @@ from d2ldev import settings
 from d2ldev.active import active_backend
 from d2ldev.backend import Backend
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
-from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
-from d2ldev.errors import D2LDevError
+from d2ldev.cli.screen import (
+    collected_warnings,
+    complain,
+    exit_status,
+    make_console,
+    message_of,
+    show_note,
+)
 from d2ldev.registry import discovery, loading, selection
 
 CHAPTER = Path(__file__).with_name("chapter.py")
@@ -49,7 +55,7 @@ def run(*, virtual_gpus: int | None) -> int:
                 selection.virtual_gpus(virtual_gpus)
             backend = active_backend()
         except Exception as error:  # a third party's ``__init__`` may raise anything
-            complain(str(error) if isinstance(error, D2LDevError) else in_words(error))
+            complain(message_of(error))
             return exit_status(error)
         return Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
 
@@ -117,7 +123,7 @@ class Tour:
 
     def _show_notes(self) -> None:
         for note in self._notes[self._noted :]:
-            self._console.print(Text.assemble(("note: ", "bold yellow"), note))
+            show_note(self._console, note)
         self._noted = len(self._notes)
 
     def _show_end(self) -> None:
