@@ -5,12 +5,8 @@ The document of ``--json``, and of ``results.json``, has these keys:
 - ``date``, and ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``.
 - ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``notes`` (the warnings
   of d2ldev), ``error`` (why it could not be used, or null) and ``results``.
-- A result has ``exercise``, ``backend``, ``question``, ``unit``, ``rows``, ``best`` (device -> its
-  highest rate: of products, the measured peak), ``conclusion``, and ``error``, null if the
-  exercise was done to its end.
-- A row has ``way``, ``device``, ``platform``, ``size`` (or null), ``note`` and ``figures``:
-  ``seconds`` (the median), ``low``, ``high`` (the quartiles) and ``rate``; null where nothing was
-  measured, and the note says why.
+- A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
+  in it, and ``best`` (device -> its highest rate: of products, the measured peak).
 
 The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
 after Ctrl-C.
@@ -58,16 +54,9 @@ _INTERRUPTED = 130
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line.
+    """What was asked for on the command line; see the options of ``main.bench``.
 
-    Args:
-        exercises: their names.
-        backends: their names; none is the active one.
-        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment.
-        size: of the one exercise; None is its default.
-        is_small: whether each exercise has its small size.
-        out: the folder for page, plots and JSON; None writes none.
-        as_json: whether to print the document instead of tables.
+    Without ``backends`` it is about the active one.
     """
 
     exercises: tuple[str, ...]

@@ -25,14 +25,9 @@ USAGE_ERROR = 4
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line.
+    """What was asked for on the command line; see the options of ``main.conformance``.
 
-    Args:
-        name: the backend.
-        require_gpus: the suite fails with fewer; None does not say.
-        virtual_gpus: for ``D2LDEV_VIRTUAL_GPUS``; None leaves the environment as it is.
-        report: the folder for the report; None writes none.
-        extra: further arguments for pytest, as they are.
+    ``extra`` are further arguments for pytest, as they are.
     """
 
     name: str

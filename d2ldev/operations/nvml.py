@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
+from d2ldev.settings import number_in
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, which comes with no wheel."""
@@ -178,9 +179,9 @@ def _visible_card(index: int) -> Card | None:
 
 
 def _named(all_cards: list[Card], name: str) -> Card | None:
-    # Python refuses to convert text of very many digits.
-    if name.isascii() and name.isdigit() and len(name) < 10:
-        found = all_cards[int(name) : int(name) + 1]
+    index = number_in(name)
+    if index >= 0:
+        found = all_cards[index : index + 1]
     else:
         found = [card for card in all_cards if name and card.uuid.startswith(name)]
     return found[0] if len(found) == 1 else None
