@@ -179,11 +179,7 @@ def stateful(metric: object, fix: str) -> UnsupportedValueError:
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """Check what ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one of them.
-
-    Args:
-        prediction: the shape of the prediction.
-        y: the shape of the target.
+    """Check the shapes that ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one.
 
     Raises:
         UnsupportedValueError: if they are not the same.
