@@ -94,20 +94,13 @@ def run(request: Request, *, everywhere: bool) -> int:
             "  fix: pip install 'd2ldev[test]'"
         )
         return USAGE_ERROR
-    spec = importlib.util.find_spec(SUITE)
-    if spec is None or not spec.submodule_search_locations:
-        complain(
-            f"cannot run the conformance suite: the package {SUITE} is missing from this "
-            "installation of d2ldev\n  fix: pip install --force-reinstall 'd2ldev[test]'"
-        )
-        return USAGE_ERROR
     os.getcwd()  # pytest would end with a traceback in a folder that is gone
     try:
         requests = thrice(request) if everywhere else [request]
     except D2LDevError as error:
         complain(str(error))
         return exit_status(error)
-    suite = Path(next(iter(spec.submodule_search_locations)))
+    suite = Path(str(importlib.util.find_spec(SUITE).origin)).parent  # type: ignore[union-attr]
     return max(_status_of(each, suite) for each in requests)
 
 
