@@ -24,20 +24,10 @@ _DRIVER_NOT_LOADED = 9
 _UUID_BYTES = 96
 
 
-class _MemoryInfo(ctypes.Structure):
-    """``nvmlMemory_t`` of ``nvml.h``."""
-
-    _fields_ = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
-
-
-class _Utilisation(ctypes.Structure):
-    """``nvmlUtilization_t`` of ``nvml.h``, in per cent."""
-
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+# Of ``nvml.h``: ``nvmlMemory_t`` is total, free and used bytes, and ``nvmlUtilization_t`` the per
+# cent of the GPU and of its memory.
+_Memory = ctypes.c_ulonglong * 3
+_Utilisation = ctypes.c_uint * 2
 
 
 class Card(NamedTuple):
@@ -164,7 +154,7 @@ def utilisation_of(index: int) -> int | None:
             library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0
             and library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0
         )
-        return int(used.gpu) if is_known else None
+        return int(used[0]) if is_known else None
     finally:
         library.nvmlShutdown()
 
@@ -191,10 +181,10 @@ def _card(library: ctypes.CDLL, index: int) -> Card:
     handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
     _check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
     _check(library.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES))
-    memory = _MemoryInfo()
+    memory = _Memory()
     # A GPU that shares the host's memory has none of its own.
     is_known = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-    return Card(uuid.value.decode(), int(memory.total) if is_known else None)
+    return Card(uuid.value.decode(), int(memory[0]) if is_known else None)
 
 
 def _check(status: int) -> None:

@@ -90,16 +90,15 @@ def comparison(
     """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
-        weighs: whether it may be given ``sample_weight``, too.
         function: called in this order, as in torch, Gluon and optax; in the opposite order if its
             first parameter is named ``y_true``, as in Keras and scikit-learn; with the prediction
             alone if it takes no target: see ``takes_target``.
+        weighs: whether it may be given ``sample_weight``, too.
 
     Raises:
         UnsupportedValueError: for an object that adds up over the batches, such as a
-            ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
-            For a function of a prediction and weights, without a target, and for one that cannot be
-        called with these operands.
+            ``keras.metrics.Metric``; for a function of a prediction and weights, without a target;
+            for one that cannot be called with these operands.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
         raise stateful(
@@ -129,8 +128,8 @@ def _check_operands(function: Callable[..., Any], number: int, *, weighs: bool) 
 
     parameters = _called(function)
     is_weighed = weighs and any(each.name == _WEIGHTS for each in parameters)
+    options = {_WEIGHTS: None} if is_weighed else {}
     try:
-        options = {_WEIGHTS: None} if is_weighed else {}
         inspect.Signature(parameters).bind(*[None] * number, **options)
     except TypeError as error:
         raise UnsupportedValueError(
@@ -213,16 +212,14 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
     )
     if logits and is_one_each and dtype.startswith(("int", "uint")):
         return
-    # Put into words only now: every step comes here.
-    attempted = f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}"
+    problem, fix = "a label is the number of a class", "backend.asarray(y, dtype='int64')"
     if not logits or not is_one_each:
-        raise UnsupportedValueError(
-            attempted,
-            "there is one label for each row of logits, which has one number for each class",
-            "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot",
-        )
+        problem = "there is one label for each row of logits, which has one number for each class"
+        fix = "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot"
     raise UnsupportedValueError(
-        attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
+        f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}",
+        problem,
+        fix,
     )
 
 
