@@ -187,9 +187,10 @@ def show(console: Console, document: dict[str, Any]) -> None:
     for result in results_of(document):
         title = f"\n{result.backend}, {result.exercise}: {result.question}"
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for number, name in enumerate(page.columns(result)):
+        heads, *rows = page.cells(result)
+        for number, name in enumerate(heads):
             table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
-        for texts in page.cells(result):
+        for texts in rows:
             table.add_row(*map(Text, texts))
         console.print(table)
         for remark in page.remarks(result):

@@ -117,9 +117,8 @@ class Tour:
             background_color="default",
             word_wrap=True,
         )
-        width = self._console.width
-        shown = _below(code, output) if width < _BESIDE else _beside(code, output, width)
-        self._console.print(Padding(shown, (1, 0, 0, 0)))
+        framed = _beside if self._console.width >= _BESIDE else _below
+        self._console.print(Padding(framed(code, output), (1, 0, 0, 0)))
 
     def _show_notes(self) -> None:
         for note in self._notes[self._noted :]:
@@ -153,11 +152,11 @@ def _output(cell: Cell, outcome: Outcome) -> Text:
     return Text(outcome.output, style="red" if cell.raises else "")
 
 
-def _beside(code: Syntax, output: Text, width: int) -> Table:
+def _beside(code: Syntax, output: Text) -> Table:
     table = Table(
         box=box.MINIMAL, show_header=False, show_edge=False, expand=True, border_style="dim"
     )
-    table.add_column(width=min(CODE_WIDTH, width * 3 // 5))
+    table.add_column(width=CODE_WIDTH)
     table.add_column(ratio=1, overflow="fold")
     table.add_row(code, output)
     return table

@@ -310,8 +310,7 @@ def mean_of(function: Any) -> str:
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
     """Return the name of the first parameter; None if there is none, or Python cannot tell."""
-    names = [each.name for each in _called(function) if _is_positional(each)]
-    return next(iter(names), None)
+    return next((each.name for each in _called(function) if _is_positional(each)), None)
 
 
 def _called(function: Callable[..., Any]) -> list[inspect.Parameter]:

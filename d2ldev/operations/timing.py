@@ -46,11 +46,6 @@ class Timing(NamedTuple):
     def __hash__(self) -> int:
         return hash(self[:-1])  # a mapping has none
 
-    @property
-    def iqr(self) -> float:
-        """The interquartile range, in seconds."""
-        return self.high - self.low
-
     def __repr__(self) -> str:
         unit, factor = _unit(self.median)
         median, low, high = (f"{each / factor:.4g}" for each in self[:3])

@@ -156,10 +156,6 @@ def test_the_time_by_a_device_s_clock_is_shown_in_its_own_unit():
     assert repr(timing).endswith("5 runs, cpu, gpu:0; 2.5 us by the clock of gpu:0>")
 
 
-def test_the_range_is_between_the_quartiles():
-    assert Timing(2.0, 1.5, 3.0, 5, 1, (), {}).iqr == 1.5
-
-
 def test_a_timer_records_what_lies_between_start_and_stop(backend, monkeypatch):
     clock = iter([1.0, 2.0, 5.0, 9.0])
     monkeypatch.setattr("d2ldev.training.timer.time.perf_counter", lambda: next(clock))
