@@ -66,7 +66,7 @@ def number_in(text: str) -> int:
 
 
 def choose_virtual_gpus(n: int | None) -> int | None:
-    """Let a number go before the variable, None for the variable; return what it was before."""
+    """Set the number that goes before the variable, None for the variable; return the last one."""
     global _chosen_virtual_gpus
     before, _chosen_virtual_gpus = _chosen_virtual_gpus, n
     return before

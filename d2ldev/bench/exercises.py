@@ -368,9 +368,9 @@ def _matrices(backend: Backend, size: int, device: Device) -> tuple[Any, Any]:
 
 
 def _check(backend: Backend, c: Any, a: Any, b: Any, device: Device) -> None:
-    """Check that ``c`` is ``a @ b``, and where.
+    """Check that ``c`` is ``a @ b``, and on the device.
 
-    Both are multiplied by a vector of 1 and -1, which takes no third of the product's time.
+    Both sides are multiplied by a vector of 1 and -1, which takes far less time than the product.
     """
     attempted = "time a product"
     _check_device(backend, c, device, attempted)

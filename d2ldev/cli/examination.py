@@ -193,7 +193,7 @@ def examine(backend: Backend, device: Device) -> dict[str, Any]:
     memory = UNKNOWN_MEMORY
     try:
         platform = backend.platform(device)
-        # Before the probe, which would be seen in it.
+        # Asked before the probe, which itself keeps the GPU busy.
         utilisation = nvml.utilisation_of(device.index) if platform == "cuda" else None
         use(backend, device)
         memory = backend.memory(device)

@@ -29,7 +29,7 @@ class Part(NamedTuple):
     Args:
         operands: the nesting, on the device.
         number: how many examples of the batch are in it.
-        share: which part of them, from 0 to 1.
+        share: their part of the batch, from 0 to 1.
     """
 
     operands: Any

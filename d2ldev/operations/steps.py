@@ -316,8 +316,8 @@ def first_parameter(function: Callable[..., Any]) -> str | None:
 def _called(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters with which a function or an object is called.
 
-    A module's ``__call__`` takes ``*args``, and a Gluon block's ``forward``, too. Theirs are those
-    of the method that computes.
+    The ``__call__`` of a module takes ``*args``, as does the ``forward`` of a Gluon block. Of these
+    the method that computes is asked.
     """
     parameters = _parameters(function)
     for name in ("forward", "hybrid_forward"):
