@@ -63,8 +63,8 @@ _short.maxstring = _short.maxlong = _short.maxother = 1000
 def shown(value: object) -> str:
     """Return the ``repr`` of a value for a message: one short line, and no error of its own."""
     try:
-        # The text of a tensor waits for its values, which torch ends the process for where their
-        # memory is freed. What a subclass of ``str`` makes of itself is not asked for.
+        # The ``repr`` of a tensor waits for its values, and torch ends the process if their memory
+        # is freed. Of a subclass of ``str``, its own ``__str__`` is not called.
         kind = type(value)
         is_tensor = hasattr(kind, "__dlpack__") and kind.__module__ != "numpy"
         text = _signature(value) if is_tensor else str.__str__(_short.repr(value))
@@ -154,11 +154,8 @@ class DeviceInitializationWarning(UserWarning):
 
 def warn(message: str, category: type[Warning]) -> None:
     """Show a warning that points to the user's own line, wherever in d2ldev it is raised."""
+    ours = ("d2ldev", "contextlib")
     level, frame = 1, sys._getframe()
-    while frame is not None and _is_passed_through(frame.f_globals.get("__name__", "")):
+    while frame is not None and frame.f_globals.get("__name__", "").startswith(ours):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(message, category, stacklevel=level)
-
-
-def _is_passed_through(module: str) -> bool:
-    return module.startswith("d2ldev") or module == "contextlib"

@@ -45,11 +45,10 @@ def traced_as(traced: Callable[..., Any]) -> Callable[[Function], Function]:
 class _Change(threading.local):
     """Whether this thread enters or leaves a block just now, and what it has to leave next.
 
-    The collector closes generators at any point, and what they leave must not come in the middle of
-    another change. Up to Python 3.11 that may be a ``ContextVar.set``, which reads on in a mapping
-    that the ``set`` of the generator's block has freed: threads that dropped generators ended in a
-    segmentation fault. Since Python 3.12 it is between two instructions, where the one overwrites
-    what the other has set. So a block that ends there is left as soon as the change is made.
+    The collector may close a generator in the middle of such a change. If the generator's block
+    were left at once, Python 3.11 would end in a segmentation fault: ``ContextVar.set`` reads on in
+    a mapping that the inner ``set`` has freed. Since Python 3.12 one would overwrite what the other
+    has set. So a block that ends there is left as soon as the change is made.
     """
 
     def __init__(self) -> None:

@@ -54,13 +54,19 @@ def virtual_gpus() -> int | None:
     if not text:
         return None
     attempted = f"make {text!r} virtual GPUs (from {VIRTUAL_GPUS})"
-    # Python does not read numbers of any length.
-    is_number = text.isascii() and text.isdigit() and len(text) < 10
-    return checked_virtual_gpus(int(text) if is_number else text, attempted)
+    return checked_virtual_gpus(number_in(text), attempted)
+
+
+def number_in(text: str) -> int:
+    """Return the number that a text is, from 0 to nine digits; -1 for any other text.
+
+    Python itself raises an error for very long numbers, and reads digits of any script.
+    """
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else -1
 
 
 def choose_virtual_gpus(n: int | None) -> int | None:
-    """Let a number go before the variable, None for the variable; return what it was before."""
+    """Set the number that goes before the variable, None for the variable; return the last one."""
     global _chosen_virtual_gpus
     before, _chosen_virtual_gpus = _chosen_virtual_gpus, n
     return before
@@ -179,11 +185,10 @@ def _of_launch(name: str, least: int, most: int, unset: str = "") -> int:
     text = os.environ.get(name, "").strip() or unset
     if not text:
         raise _refused_launch(name, "it is not set")
-    # Python does not read numbers of any length.
-    is_number = text.isascii() and text.isdigit() and len(text) < 10
-    if not is_number or not least <= int(text) <= most:
+    number = number_in(text)
+    if not least <= number <= most:
         raise _refused_launch(name, f"{shown(text)} is no integer from {least} to {most}")
-    return int(text)
+    return number
 
 
 def _refused_launch(name: str, problem: str) -> UnsupportedValueError:

@@ -26,8 +26,7 @@ class Gap(NamedTuple):
         )
 
 
-def known_gaps(path: Path | None = None) -> list[Gap]:
-    """Return the rows of ``known_gaps.toml``, or of another file of that form."""
-    path = path or Path(__file__).with_name("known_gaps.toml")
-    with path.open("rb") as file:
+def known_gaps() -> list[Gap]:
+    """Return the rows of ``known_gaps.toml``."""
+    with Path(__file__).with_name("known_gaps.toml").open("rb") as file:
         return [Gap(**row) for row in tomllib.load(file).get("gap", [])]

@@ -20,10 +20,11 @@ import sys
 import tempfile
 import threading
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 from d2ldev import settings
 from d2ldev.registry import selection as registry
@@ -34,7 +35,6 @@ from d2ldev_conformance.requirement import ROOMS
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
 # How long a thread may take to end that was told to, in seconds.
 _GRACE = 1.0
-_MISSING = object()
 
 
 class LeakError(AssertionError):
@@ -100,28 +100,25 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
         ):
             yield
         return
-    before, temporary = Path.cwd(), tempfile.tempdir
     inside = {"working": folder / "working", "temporary": folder / "temporary"}
-    variables = {name: os.environ.get(name) for name in ("TMPDIR", "TEMP", "TMP")}
     for directory in inside.values():
         directory.mkdir(exist_ok=True)
-    os.chdir(inside["working"])
-    tempfile.tempdir = str(inside["temporary"])
-    os.environ.update(dict.fromkeys(variables, tempfile.tempdir))
-    try:
-        yield
-    finally:
-        if _current_directory() != inside["working"]:
-            leaks.append(f"the working directory was changed to {_current_directory()}")
-        os.chdir(before)
-        tempfile.tempdir = temporary
-        for name, value in variables.items():
-            _put_variable(name, value)
-        for kind, directory in inside.items():
-            left = [path.relative_to(directory) for path in sorted(directory.rglob("*"))]
-            if left or not directory.is_dir():
-                leaks.extend(f"a file in the {kind} directory: {path}" for path in left)
-                shutil.rmtree(directory, ignore_errors=True)
+    temporary = str(inside["temporary"])
+    with (
+        chdir(inside["working"]),
+        patch.object(tempfile, "tempdir", temporary),
+        patch.dict(os.environ, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary)),
+    ):
+        try:
+            yield
+        finally:
+            if _current_directory() != inside["working"]:
+                leaks.append(f"the working directory was changed to {_current_directory()}")
+            for kind, directory in inside.items():
+                left = [path.relative_to(directory) for path in sorted(directory.rglob("*"))]
+                if left or not directory.is_dir():
+                    leaks.extend(f"a file in the {kind} directory: {path}" for path in left)
+                    shutil.rmtree(directory, ignore_errors=True)
 
 
 def _current_directory() -> Path | None:
@@ -135,21 +132,14 @@ def _current_directory() -> Path | None:
 def environment(leaks: list[str]) -> Iterator[None]:
     """Find environment variables that were set, changed or removed."""
     before = dict(os.environ)
-    try:
-        yield
-    finally:
-        for name in sorted({*before, *os.environ} - {_NOT_THE_TESTS}):
-            was, now = before.get(name), os.environ.get(name)
-            if was != now:
-                leaks.append(f"the environment variable {name}: {was!r} became {now!r}")
-                _put_variable(name, was)
-
-
-def _put_variable(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+    with patch.dict(os.environ):
+        try:
+            yield
+        finally:
+            for name in sorted({*before, *os.environ} - {_NOT_THE_TESTS}):
+                was, now = before.get(name), os.environ.get(name)
+                if was != now:
+                    leaks.append(f"the environment variable {name}: {was!r} became {now!r}")
 
 
 @contextmanager
@@ -187,7 +177,10 @@ def patches(leaks: list[str], extra_modules: Iterable[ModuleType] = ()) -> Itera
                 changed |= {name for name in added if _inherits(owner, name)}
             for name in sorted(changed):
                 leaks.append(f"{_name_of(owner)}.{name} was replaced")
-                _put_attribute(owner, name, before.get(name, _MISSING))
+                if name in before:
+                    setattr(owner, name, before[name])
+                else:
+                    delattr(owner, name)
 
 
 def _owners(extra_modules: Iterable[ModuleType]) -> Iterator[Any]:
@@ -245,13 +238,6 @@ def _name_of(owner: Any) -> str:
     if isinstance(owner, type):
         return f"{owner.__module__}.{owner.__qualname__}"
     return f"an object of {type(owner).__qualname__}"
-
-
-def _put_attribute(owner: Any, name: str, value: Any) -> None:
-    if value is _MISSING:
-        delattr(owner, name)
-    else:
-        setattr(owner, name, value)
 
 
 @contextmanager

@@ -46,9 +46,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--d2ldev-requirement", metavar="ID", action="append", help="check only this requirement"
     )
-    group.addoption(
-        "--d2ldev-report", metavar="DIR", help="write conformance.json and conformance.md here"
-    )
+    group.addoption("--d2ldev-report", metavar="DIR", help="write conformance.json here")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,4 +1,4 @@
-"""The report of a run: one row for each requirement, as JSON and as a table for people."""
+"""The report of a run: one row for each requirement, as JSON."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import platform
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import d2ldev
-from d2ldev_conformance.requirement import SECTIONS, Requirement
+from d2ldev_conformance.requirement import Requirement
 
 # A requirement has the worst outcome of its tests, except for skipping: one that passed on the CPU
 # and had no GPU to run on has passed, and the counts show the rest.
@@ -84,38 +83,11 @@ class Report:
             "requirements": self.rows(),
         }
 
-    def write(self, folder: Path) -> Path:
-        """Write ``conformance.json`` and ``conformance.md`` into a folder; the first's path."""
+    def write(self, folder: Path) -> None:
+        """Write ``conformance.json`` into a folder."""
         folder.mkdir(parents=True, exist_ok=True)
-        document = self.document()
-        path = folder / "conformance.json"
-        path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-        (folder / "conformance.md").write_text(as_table(document), encoding="utf-8")
-        return path
-
-
-def as_table(document: Mapping[str, Any]) -> str:
-    """Return a report as a Markdown table for people."""
-    devices = ", ".join(f"{d['device']} ({d['platform']})" for d in document["devices"])
-    lines = [
-        f"# Conformance of {document['backend']}",
-        "",
-        f"{document['date']}, {devices}; {', '.join(document['cards']) or 'no NVIDIA card'}.",
-        ", ".join(f"{name} {version}" for name, version in document["versions"].items()),
-        "",
-        ", ".join(f"{count} {outcome}" for outcome, count in document["summary"].items()),
-        "",
-        "| requirement | room | section | outcome | tests | reasons |",
-        "|---|---|---|---|---|---|",
-    ]
-    for row in document["requirements"]:
-        tests = ", ".join(f"{count} {outcome}" for outcome, count in row["tests"].items())
-        section = f"{row['section']} {SECTIONS[row['section']]}"
-        lines.append(
-            f"| {row['requirement']} | {row['room']} | {section} | {row['outcome']} | {tests} "
-            f"| {'; '.join(row['reasons']).replace('|', '/')} |"
-        )
-    return "\n".join(lines) + "\n"
+        text = json.dumps(self.document(), indent=1) + "\n"
+        (folder / "conformance.json").write_text(text, encoding="utf-8")
 
 
 def platforms(backend: d2ldev.Backend) -> dict[str, str]:

@@ -26,7 +26,6 @@ SECTIONS = {
     "13.6": "Concise Implementation for Multiple GPUs",
 }
 
-
 ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "parallel")
 """The rooms of the contract, in the order in which a backend is written and tested."""
 

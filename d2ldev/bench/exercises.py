@@ -42,6 +42,9 @@ _LAYERS = 8
 # How many times as fast as reading each number at once a ``DeviceLog`` is to be on a GPU.
 LOG_AIM = 5.0
 
+Measure = Callable[[Backend, int, float], Iterator[Row]]
+Conclude = Callable[[list[Row]], str]
+
 
 @dataclass(frozen=True)
 class Exercise:
@@ -51,7 +54,6 @@ class Exercise:
         name: of the subcommand.
         question: what it answers.
         unit: of the rates.
-        size: what its size is.
         default, small: the size, and one to try it out.
         measure: yields the rows, for a backend, a size, and the seconds for each row.
         conclude: returns the sentence that follows from them.
@@ -60,11 +62,10 @@ class Exercise:
     name: str
     question: str
     unit: str
-    size: str
     default: int
     small: int
-    measure: Callable[[Backend, int, float], Iterator[Row]]
-    conclude: Callable[[list[Row]], str]
+    measure: Measure
+    conclude: Conclude
 
     def run(self, backend: Backend, size: int, seconds: float = 0.2) -> Result:
         """Measure it on a backend; an error of d2ldev's or of the framework's is in the result."""
@@ -79,6 +80,29 @@ class Exercise:
         return Result(self.name, backend.name, self.question, self.unit, rows, conclusion, error)
 
 
+EXERCISES: dict[str, Exercise] = {}
+
+
+def _exercise(
+    question: str, unit: str, *, default: int, small: int, conclude: Conclude = conclusions.of_ways
+) -> Callable[[Measure], Measure]:
+    """Make an exercise, of the same name, of a function that measures it."""
+
+    def add(measure: Measure) -> Measure:
+        name = measure.__name__.replace("_", "-")
+        EXERCISES[name] = Exercise(name, question, unit, default, small, measure, conclude)
+        return measure
+
+    return add
+
+
+@_exercise(
+    "From which size on is a product of matrices faster on a GPU than on the CPU?",
+    "GFLOP/s",
+    default=8192,
+    small=64,
+    conclude=conclusions.of_products,
+)
 def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
     """Multiply square matrices on every device, each twice as wide, up to the largest."""
     sizes = [min(_SMALLEST, largest)]
@@ -105,6 +129,13 @@ def matmul(backend: Backend, largest: int, seconds: float) -> Iterator[Row]:
             yield row
 
 
+@_exercise(
+    "How fast are parameters on a device written into a file, and read from it?",
+    "MB/s",
+    default=64,
+    small=1,
+    conclude=conclusions.of_rates,
+)
 def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     """Write the parameters of an MLP on each device into a file, and read them back."""
     width = max(1, round((megabytes * 1e6 / 4 / _LAYERS) ** 0.5))
@@ -128,6 +159,13 @@ def parameters(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row
                 yield _row(backend, way, device).timed(timing, work)
 
 
+@_exercise(
+    "What does it cost to log the norm of each product at once?",
+    "products/s",
+    default=1000,
+    small=10,
+    conclude=partial(conclusions.of_ways, aim=LOG_AIM),
+)
 def log(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Log the Frobenius norms of products of 100 x 100: each at once, and through ``DeviceLog``."""
     for device in backend.devices():
@@ -137,9 +175,7 @@ def log(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
             expected = float(np.linalg.norm(backend.to_numpy(a) @ backend.to_numpy(b)))
             for way, call in logs_of_norms(backend, device, (a, b), products).items():
                 for found in call():
-                    _check_close(
-                        np.array([found]), np.array([expected]), f"log norms {way}", device
-                    )
+                    _check_close(found, expected, f"log norms {way}", device)
                 timing = backend.timeit(call, seconds=seconds)
                 yield _row(backend, way, device).timed(timing, products)
 
@@ -165,6 +201,7 @@ def logs_of_norms(
     return {"one at a time": one_at_a_time, "a DeviceLog with one transfer": through_log}
 
 
+@_exercise("Do two GPUs compute at the same time?", "GFLOP/s", default=2048, small=64)
 def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
     """Multiply on two GPUs: one after the other, and both at once."""
     gpus = backend.devices()[1:3]
@@ -198,6 +235,7 @@ def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
         yield Row(way, where, platform).timed(timing, 2 * products * 2 * size**3 / 1e9)
 
 
+@_exercise("What do many small copies cost against a large one?", "MB/s", default=1000, small=10)
 def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
     """Copy the same bytes to each GPU: in many tensors of 4 kB, and in one."""
     values = np.arange(number * 1000, dtype="float32")
@@ -218,48 +256,63 @@ def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
     yield from _without_gpu(backend, ways)
 
 
+@_exercise(
+    "What does an operand cost that is not where it is computed with?",
+    "products/s",
+    default=1000,
+    small=10,
+)
 def operands(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Multiply an operand of the CPU on each GPU: moved once, each time, or by the framework."""
-    ways = ("moving at each product", "moving once before", "leaving it to the framework")
+
+    def left(a: Any, b: Any, _gpu: Device) -> Any:
+        for _ in range(products):
+            c = a @ b
+        return c
+
+    def moved_once(a: Any, b: Any, gpu: Device) -> Any:
+        return left(backend.to(a, gpu), b, gpu)
+
+    def moved_each_time(a: Any, b: Any, gpu: Device) -> Any:
+        for _ in range(products):
+            c = backend.to(a, gpu) @ b
+        return c
+
+    ways = {
+        "moving at each product": moved_each_time,
+        "moving once before": moved_once,
+        "leaving it to the framework": left,
+    }
     for gpu in backend.devices()[1:]:
         a, b = _matrices(backend, _WIDTH, gpu)
         there = backend.copy(a, CPU)
-
-        def explicit(a: Any = there, b: Any = b, gpu: Device = gpu) -> Any:
-            for _ in range(products):
-                c = backend.to(a, gpu) @ b
-            return c
-
-        def once(a: Any = there, b: Any = b, gpu: Device = gpu) -> Any:
-            a = backend.to(a, gpu)
-            for _ in range(products):
-                c = a @ b
-            return c
-
-        def implicit(a: Any = there, b: Any = b) -> Any:
-            for _ in range(products):
-                c = a @ b
-            return c
-
-        for way, call in zip(ways, (explicit, once, implicit), strict=True):
+        for way, call in ways.items():
             row = _row(backend, way, gpu)
             with backend.on(gpu):
                 try:
-                    c = call()
+                    c = call(there, b, gpu)
                 except Exception as error:
-                    if call is not implicit:
+                    if call is not left:
                         raise
                     yield replace(row, note=f"{backend.name} refuses it: {_in_words(error)}")
                     continue
-                _check(backend, c, a, b, gpu if call is not implicit else backend.device_of(c))
-                if backend.device_of(c) is not gpu:
-                    yield replace(row, note=f"it computed on {backend.device_of(c)}")
+                place = backend.device_of(c)
+                _check(backend, c, a, b, gpu if call is not left else place)
+                if place is not gpu:
+                    yield replace(row, note=f"it computed on {place}")
                     continue
-                yield row.timed(backend.timeit(call, seconds=seconds), products)
+                timing = backend.timeit(call, there, b, gpu, seconds=seconds)
+                yield row.timed(timing, products)
     yield from _without_gpu(backend, ways)
 
 
-def numpy_in_loop(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
+@_exercise(
+    "What does it cost to convert each result to NumPy in the loop?",
+    "products/s",
+    default=1000,
+    small=10,
+)
+def numpy(backend: Backend, products: int, seconds: float) -> Iterator[Row]:
     """Bring products of 100 x 100 to NumPy: in the loop, and after it."""
 
     def in_loop(a: Any, b: Any) -> list[Any]:
@@ -279,6 +332,7 @@ def numpy_in_loop(backend: Backend, products: int, seconds: float) -> Iterator[R
                 yield _row(backend, way, device).timed(timing, products)
 
 
+@_exercise("How much faster is a copy from pinned memory?", "MB/s", default=64, small=1)
 def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
     """Copy to each GPU from pageable and from pinned memory."""
     ways = ("pageable memory", "pinned memory")
@@ -295,93 +349,6 @@ def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
             timing = backend.timeit(backend.to, source, gpu, seconds=seconds)
             yield row.timed(timing, megabytes)
     yield from _without_gpu(backend, ways)
-
-
-EXERCISES = {
-    exercise.name: exercise
-    for exercise in (
-        Exercise(
-            "matmul",
-            "From which size on is a product of matrices faster on a GPU than on the CPU?",
-            "GFLOP/s",
-            "the width of the largest matrices",
-            8192,
-            64,
-            matmul,
-            conclusions.of_products,
-        ),
-        Exercise(
-            "parameters",
-            "How fast are parameters on a device written into a file, and read from it?",
-            "MB/s",
-            "the parameters in MB",
-            64,
-            1,
-            parameters,
-            conclusions.of_rates,
-        ),
-        Exercise(
-            "log",
-            "What does it cost to log the norm of each product at once?",
-            "products/s",
-            "the number of products",
-            1000,
-            10,
-            log,
-            partial(conclusions.of_ways, aim=LOG_AIM),
-        ),
-        Exercise(
-            "two-gpus",
-            "Do two GPUs compute at the same time?",
-            "GFLOP/s",
-            "the width of the matrices",
-            2048,
-            64,
-            two_gpus,
-            conclusions.of_ways,
-        ),
-        Exercise(
-            "copies",
-            "What do many small copies cost against a large one?",
-            "MB/s",
-            "the number of copies",
-            1000,
-            10,
-            copies,
-            conclusions.of_ways,
-        ),
-        Exercise(
-            "operands",
-            "What does an operand cost that is not where it is computed with?",
-            "products/s",
-            "the number of products",
-            1000,
-            10,
-            operands,
-            conclusions.of_ways,
-        ),
-        Exercise(
-            "numpy",
-            "What does it cost to convert each result to NumPy in the loop?",
-            "products/s",
-            "the number of products",
-            1000,
-            10,
-            numpy_in_loop,
-            conclusions.of_ways,
-        ),
-        Exercise(
-            "pinned",
-            "How much faster is a copy from pinned memory?",
-            "MB/s",
-            "MB",
-            64,
-            1,
-            pinned,
-            conclusions.of_ways,
-        ),
-    )
-}
 
 
 def _row(backend: Backend, way: str, device: Device) -> Row:
@@ -401,9 +368,9 @@ def _matrices(backend: Backend, size: int, device: Device) -> tuple[Any, Any]:
 
 
 def _check(backend: Backend, c: Any, a: Any, b: Any, device: Device) -> None:
-    """Check that ``c`` is ``a @ b``, and where.
+    """Check that ``c`` is ``a @ b``, and on the device.
 
-    Both are multiplied by a vector of 1 and -1, which takes no third of the product's time.
+    Both sides are multiplied by a vector of 1 and -1, which takes far less time than the product.
     """
     attempted = "time a product"
     _check_device(backend, c, device, attempted)

@@ -120,13 +120,9 @@ def place(row: Row) -> str:
     return f"{row.device} (virtual)" if row.platform == VIRTUAL else row.device
 
 
-def columns(result: Result) -> list[str]:
-    """Return the heads of what ``cells`` yields."""
-    return ["device", "what", "time (quartiles)", result.unit, "of its best"]
-
-
 def cells(result: Result) -> Iterator[list[str]]:
-    """Yield the cells of each row."""
+    """Yield the heads of a table, and the cells of each row."""
+    yield ["device", "what", "time (quartiles)", result.unit, "of its best"]
     best = bests(result.rows)
     for row in result.rows:
         figures = ["-", "-", "-"]
@@ -160,9 +156,10 @@ def _section(results: Sequence[Result], picture: bytes) -> str:
         ]
         if result.error is not None:
             lines.append(f'<pre class="error">{html.escape(result.error)}</pre>')
-        if result.rows:
-            lines += ["<table>", _line("th", columns(result))]
-            lines += [*(_line("td", row) for row in cells(result)), "</table>"]
+        heads, *rows = cells(result)
+        if rows:
+            lines += ["<table>", _line("th", heads)]
+            lines += [*(_line("td", row) for row in rows), "</table>"]
         lines += [f"<p>{html.escape(remark)}</p>" for remark in remarks(result)]
     return "\n".join(lines)
 

@@ -5,12 +5,8 @@ The document of ``--json``, and of ``results.json``, has these keys:
 - ``date``, and ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``.
 - ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``notes`` (the warnings
   of d2ldev), ``error`` (why it could not be used, or null) and ``results``.
-- A result has ``exercise``, ``backend``, ``question``, ``unit``, ``rows``, ``best`` (device -> its
-  highest rate: of products, the measured peak), ``conclusion``, and ``error``, null if the
-  exercise was done to its end.
-- A row has ``way``, ``device``, ``platform``, ``size`` (or null), ``note`` and ``figures``:
-  ``seconds`` (the median), ``low``, ``high`` (the quartiles) and ``rate``; null where nothing was
-  measured, and the note says why.
+- A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
+  in it, and ``best`` (device -> its highest rate: of products, the measured peak).
 
 The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
 after Ctrl-C.
@@ -20,7 +16,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -43,29 +38,25 @@ from d2ldev.cli.examination import installed_version, versions
 from d2ldev.cli.screen import (
     collected_warnings,
     complain,
+    environment,
     exit_status,
     in_words,
     make_console,
+    message_of,
     only_for_the_result,
+    show_note,
 )
-from d2ldev.errors import CheckpointError, D2LDevError, UnknownBackendError
-from d2ldev.registry import discovery, selection
+from d2ldev.errors import CheckpointError, D2LDevError
+from d2ldev.registry import discovery, loading, selection
 
 _INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was asked for on the command line.
+    """What was asked for on the command line; see the options of ``main.bench``.
 
-    Args:
-        exercises: their names.
-        backends: their names; none is the active one.
-        virtual_gpus: as for ``d2ldev.virtual_gpus``; None leaves it to the environment.
-        size: of the one exercise; None is its default.
-        is_small: whether each exercise has its small size.
-        out: the folder for page, plots and JSON; None writes none.
-        as_json: whether to print the document instead of tables.
+    Without ``backends`` it is about the active one.
     """
 
     exercises: tuple[str, ...]
@@ -95,7 +86,8 @@ def run(request: Request) -> int:
     """Measure, show and write the results, and return the exit status."""
     try:
         for name in request.backends:
-            _check_name(name)
+            if discovery.canonical_name(name) not in discovery.known_backends():
+                raise loading.unknown(name, " (from --backend)")
         if request.out is not None:
             page.require_matplotlib()
             with _writing(request.out):
@@ -132,16 +124,6 @@ def _writing(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def _check_name(name: str) -> None:
-    known = discovery.known_backends()
-    if discovery.canonical_name(name) not in known:
-        raise UnknownBackendError(
-            f"measure the backend {name!r}",
-            f"there are {', '.join(sorted(known))}",
-            f"--backend {next(iter(known))}",
-        )
-
-
 def _measured(request: Request) -> tuple[dict[str, Any], int]:
     """Return the document and the exit status."""
     if len(request.backends) > 1:
@@ -167,7 +149,7 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
             backend = get_backend(request.backends[0]) if request.backends else active_backend()
         except Exception as error:  # a third party's ``__init__`` may raise anything
             made["name"] = request.backends[0] if request.backends else "-"
-            made["error"] = str(error) if isinstance(error, D2LDevError) else in_words(error)
+            made["error"] = message_of(error)
             return made, exit_status(error)
         made["name"] = backend.name
         made["versions"] = {name: installed_version(name) for name in backend.distributions}
@@ -182,10 +164,8 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
 
 def _measured_elsewhere(request: Request, name: str) -> tuple[dict[str, Any], int]:
     """Measure a backend in a process of its own: TensorFlow and MXNet cannot share one."""
-    # With the packages of this process, also if it runs in a checkout.
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(  # noqa: S603
-        request.command(name), env=environment, stdout=subprocess.PIPE, text=True, check=False
+        request.command(name), env=environment(), stdout=subprocess.PIPE, text=True, check=False
     )
     try:
         made: dict[str, Any] = json.loads(done.stdout)["backends"][0]
@@ -207,9 +187,10 @@ def show(console: Console, document: dict[str, Any]) -> None:
     for result in results_of(document):
         title = f"\n{result.backend}, {result.exercise}: {result.question}"
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
-        for number, name in enumerate(page.columns(result)):
+        heads, *rows = page.cells(result)
+        for number, name in enumerate(heads):
             table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
-        for texts in page.cells(result):
+        for texts in rows:
             table.add_row(*map(Text, texts))
         console.print(table)
         for remark in page.remarks(result):
@@ -219,6 +200,6 @@ def show(console: Console, document: dict[str, Any]) -> None:
             complain(result.error)
     for backend in document["backends"]:
         for note in backend["notes"]:
-            console.print(Text.assemble(("note: ", "bold yellow"), note))
+            show_note(console, note)
         if backend["error"] is not None:
             complain(backend["error"])

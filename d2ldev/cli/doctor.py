@@ -40,7 +40,7 @@ from d2ldev.cli.examination import (
     examine_machine,
     versions,
 )
-from d2ldev.cli.screen import complain, make_console, only_for_the_result
+from d2ldev.cli.screen import complain, make_console, only_for_the_result, show_note
 from d2ldev.registry import discovery
 
 _STATUS_STYLES = {INSTALLED: "green", MISSING: "dim", BROKEN: "red"}
@@ -71,7 +71,7 @@ def show(console: Console, examination: Examination) -> None:
             console.print(_devices(report))
             _show_errors(console, report)
     for note in [*examination.notes, *_about_virtual_gpus(examination)]:
-        console.print(Text.assemble(("note: ", "bold yellow"), note))
+        show_note(console, note)
 
 
 def _heading(examination: Examination) -> Text:
@@ -93,15 +93,16 @@ def _facts() -> Table:
     return table
 
 
-def _make_table(title: str) -> Table:
-    return Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+def _make_table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
+    for name in columns:
+        # The last one has the room that is left.
+        table.add_column(name, no_wrap=name is not columns[-1], overflow="fold")
+    return table
 
 
 def _backends(examination: Examination) -> Table:
-    table = _make_table("\nBackends")
-    table.add_column("backend", no_wrap=True)
-    table.add_column("state", no_wrap=True)
-    table.add_column("versions, or what is missing", overflow="fold")
+    table = _make_table("\nBackends", "backend", "state", "versions, or what is missing")
     for report in examination.backends:
         active = report.name == examination.active
         name = Text(f"{report.name} *" if active else report.name, style="bold" if active else "")
@@ -123,14 +124,10 @@ def _details(report: BackendReport) -> Text:
 
 
 def _devices(report: BackendReport) -> Table:
-    table = _make_table(f"Devices of {report.name}")
-    table.add_column("device", no_wrap=True)
-    table.add_column("platform", no_wrap=True)
-    table.add_column("memory in use", no_wrap=True)
-    table.add_column("probe", no_wrap=True)
     devices = report.devices or []
-    if any(device["utilisation"] is not None for device in devices):
-        table.add_column("busy", no_wrap=True)
+    is_asked = any(device["utilisation"] is not None for device in devices)
+    columns = ("device", "platform", "memory in use", "probe", *(("busy",) if is_asked else ()))
+    table = _make_table(f"Devices of {report.name}", *columns)
     for device in devices:
         failed, busy = device["error"] is not None, device["utilisation"]
         table.add_row(
@@ -144,9 +141,8 @@ def _devices(report: BackendReport) -> Table:
 
 
 def _memory(memory: dict[str, int | None]) -> str:
-    if memory["total"] is None:
-        return human(memory["used"])
-    return f"{human(memory['used'])} of {human(memory['total'])}"
+    used, total = memory["used"], memory["total"]
+    return human(used) if total is None else f"{human(used)} of {human(total)}"
 
 
 def _show_errors(console: Console, report: BackendReport) -> None:

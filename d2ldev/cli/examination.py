@@ -8,7 +8,6 @@ first one's cuDNN, and a crash of one would end the examination.
 from __future__ import annotations
 
 import json
-import os
 import platform
 import subprocess
 import sys
@@ -19,9 +18,9 @@ from typing import Any
 from d2ldev import __version__, settings
 from d2ldev.active import active_backend
 from d2ldev.backend import Backend
-from d2ldev.cli.screen import collected_warnings, exit_status, in_words
+from d2ldev.cli.screen import collected_warnings, environment, exit_status, in_words, message_of
 from d2ldev.device import Device
-from d2ldev.errors import BackendNotInstalledError, D2LDevError, InvalidDeviceError
+from d2ldev.errors import BackendNotInstalledError, InvalidDeviceError
 from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
 from d2ldev.registry import discovery, loading, selection
@@ -106,7 +105,7 @@ def examine_machine(*, every_backend: bool) -> Examination:
         examination.reason = selection.selection_reason()
         examination.status = int(any(_is_sick(report) for report in examination.backends))
     elif error is not None:
-        examination.error = str(error) if isinstance(error, D2LDevError) else in_words(error)
+        examination.error = message_of(error)
         examination.status = exit_status(error)
     return examination
 
@@ -167,12 +166,7 @@ def try_elsewhere(report: BackendReport, notes: list[str]) -> None:
     try:
         process = subprocess.run(
             [sys.executable, "-P", "-m", "d2ldev", "doctor", "--json"],
-            # With the packages of this process, also if it runs in a checkout.
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(sys.path),
-                settings.BACKEND: report.name,
-            },
+            env=environment(**{settings.BACKEND: report.name}),
             capture_output=True,
             text=True,
             check=False,
@@ -199,7 +193,7 @@ def examine(backend: Backend, device: Device) -> dict[str, Any]:
     memory = UNKNOWN_MEMORY
     try:
         platform = backend.platform(device)
-        # Before the probe, which would be seen in it.
+        # Asked before the probe, which itself keeps the GPU busy.
         utilisation = nvml.utilisation_of(device.index) if platform == "cuda" else None
         use(backend, device)
         memory = backend.memory(device)

@@ -6,7 +6,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -34,13 +34,18 @@ app = typer.Typer(
 VirtualGpus = Annotated[
     int | None,
     typer.Option(
-        "--virtual-gpus",
         metavar="N",
         min=0,
         max=MAX_VIRTUAL_GPUS,
         help="Use N GPUs that are not there, as D2LDEV_VIRTUAL_GPUS=N does.",
     ),
 ]
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+def _folder(text: str) -> Any:
+    return typer.Option(metavar="DIR", file_okay=False, resolve_path=True, help=text)
 
 
 def _show_version(wanted: bool) -> None:
@@ -69,9 +74,7 @@ def d2ldev(
 
 @app.command()
 def doctor(
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    as_json: AsJson = False,
     every_backend: Annotated[
         bool,
         typer.Option("--all", help="Try every installed backend, each in a process of its own."),
@@ -97,8 +100,7 @@ def conformance(
         typer.Argument(metavar="-- PYTEST_ARGUMENTS", help="Handed to pytest: -k EXPRESSION ..."),
     ] = None,
     require_gpus: Annotated[
-        int | None,
-        typer.Option("--require-gpus", metavar="N", min=0, help="Fail if there are fewer GPUs."),
+        int | None, typer.Option(metavar="N", min=0, help="Fail if there are fewer GPUs.")
     ] = None,
     virtual_gpus: VirtualGpus = None,
     everywhere: Annotated[
@@ -108,16 +110,7 @@ def conformance(
             help="Run it on the CPU alone, on two virtual GPUs, and on real ones if there are any.",
         ),
     ] = False,
-    report: Annotated[
-        Path | None,
-        typer.Option(
-            "--report",
-            metavar="DIR",
-            file_okay=False,
-            resolve_path=True,
-            help="Write the report into this folder.",
-        ),
-    ] = None,
+    report: Annotated[Path | None, _folder("Write the report into this folder.")] = None,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
     if everywhere and (require_gpus is not None or virtual_gpus is not None):
@@ -135,8 +128,7 @@ def conformance(
 @app.command()
 def bench(
     exercise: Annotated[
-        str | None,
-        typer.Argument(metavar="EXERCISE", help=f"One of {', '.join(EXERCISES)}."),
+        str | None, typer.Argument(metavar="EXERCISE", help=f"One of {', '.join(EXERCISES)}.")
     ] = None,
     every_exercise: Annotated[bool, typer.Option("--all", help="Measure all exercises.")] = False,
     backends: Annotated[
@@ -150,26 +142,13 @@ def bench(
     virtual_gpus: VirtualGpus = None,
     size: Annotated[
         int | None,
-        typer.Option(
-            "--size", metavar="N", min=1, max=65536, help="Of the exercise, instead of its own."
-        ),
+        typer.Option(metavar="N", min=1, max=65536, help="Of the exercise, instead of its own."),
     ] = None,
     is_small: Annotated[
         bool, typer.Option("--small", help="Small sizes, to try it out; no figure means much.")
     ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            "--out",
-            metavar="DIR",
-            file_okay=False,
-            resolve_path=True,
-            help="Write a page, plots and JSON into this folder.",
-        ),
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON document and nothing else.")
-    ] = False,
+    out: Annotated[Path | None, _folder("Write a page, plots and JSON into this folder.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Measure the exercises of the chapter "GPUs" on every device of a backend."""
     if every_exercise == (exercise is not None):
@@ -197,28 +176,23 @@ def launch(
         typer.Argument(metavar="PROGRAM [ARGUMENTS]", help="A Python file, and its arguments."),
     ],
     processes: Annotated[
-        int, typer.Option("--processes", metavar="N", min=1, help="How many on this machine.")
+        int, typer.Option(metavar="N", min=1, help="How many on this machine.")
     ] = 1,
     nodes: Annotated[
-        int, typer.Option("--nodes", metavar="N", min=1, help="How many machines there are.")
+        int, typer.Option(metavar="N", min=1, help="How many machines there are.")
     ] = 1,
     node_rank: Annotated[
-        int, typer.Option("--node-rank", metavar="N", min=0, help="This one's number, from 0.")
+        int, typer.Option(metavar="N", min=0, help="This one's number, from 0.")
     ] = 0,
     address: Annotated[
-        str,
-        typer.Option("--address", metavar="HOST:PORT", help="Of machine 0, where all others call."),
+        str, typer.Option(metavar="HOST:PORT", help="Of machine 0, where all others call.")
     ] = "",
     restarts: Annotated[
-        int,
-        typer.Option(
-            "--restarts", metavar="N", min=0, help="Start all again so often after one has failed."
-        ),
+        int, typer.Option(metavar="N", min=0, help="Start all again so often after one has failed.")
     ] = 0,
     timeout: Annotated[
         float | None,
         typer.Option(
-            "--timeout",
             metavar="SECONDS",
             min=1,
             max=86400,

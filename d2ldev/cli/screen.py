@@ -1,4 +1,4 @@
-"""Shared by the subcommands: where they print, and how errors and warnings look there."""
+"""Helpers of the subcommands: where they print, how errors and notes look, other processes."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.text import Text
 
 from d2ldev.errors import (
     BackendFallbackWarning,
+    D2LDevError,
     DeviceInitializationWarning,
     InvalidDeviceError,
     UnknownBackendError,
@@ -45,6 +46,11 @@ def complain(message: str) -> None:
         console.print(Text(line))
 
 
+def show_note(console: Console, note: str) -> None:
+    """Print a remark."""
+    console.print(Text.assemble(("note: ", "bold yellow"), note))
+
+
 def exit_status(error: Exception) -> int:
     """Return 2 for what the user misspelt, as for a wrong option; 1 for what is broken."""
     return 2 if isinstance(error, (UnknownBackendError, InvalidDeviceError)) else 1
@@ -53,6 +59,19 @@ def exit_status(error: Exception) -> int:
 def in_words(error: BaseException) -> str:
     """Return an exception as Python itself shows it: its type and its message."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def message_of(error: Exception) -> str:
+    """Return the text of one of d2ldev's errors, and any other error with its type."""
+    return str(error) if isinstance(error, D2LDevError) else in_words(error)
+
+
+def environment(**variables: str) -> dict[str, str]:
+    """Return the variables of a new process, which finds the packages of this one.
+
+    So it runs in a checkout, too.
+    """
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path), **variables}
 
 
 @contextmanager

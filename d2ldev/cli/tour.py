@@ -19,8 +19,14 @@ from d2ldev import settings
 from d2ldev.active import active_backend
 from d2ldev.backend import Backend
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
-from d2ldev.cli.screen import collected_warnings, complain, exit_status, in_words, make_console
-from d2ldev.errors import D2LDevError
+from d2ldev.cli.screen import (
+    collected_warnings,
+    complain,
+    exit_status,
+    make_console,
+    message_of,
+    show_note,
+)
 from d2ldev.registry import discovery, loading, selection
 
 CHAPTER = Path(__file__).with_name("chapter.py")
@@ -49,7 +55,7 @@ def run(*, virtual_gpus: int | None) -> int:
                 selection.virtual_gpus(virtual_gpus)
             backend = active_backend()
         except Exception as error:  # a third party's ``__init__`` may raise anything
-            complain(str(error) if isinstance(error, D2LDevError) else in_words(error))
+            complain(message_of(error))
             return exit_status(error)
         return Tour(console, backend, notes).walk(read_cells(CHAPTER.read_text("utf-8")))
 
@@ -111,13 +117,12 @@ class Tour:
             background_color="default",
             word_wrap=True,
         )
-        width = self._console.width
-        shown = _below(code, output) if width < _BESIDE else _beside(code, output, width)
-        self._console.print(Padding(shown, (1, 0, 0, 0)))
+        framed = _beside if self._console.width >= _BESIDE else _below
+        self._console.print(Padding(framed(code, output), (1, 0, 0, 0)))
 
     def _show_notes(self) -> None:
         for note in self._notes[self._noted :]:
-            self._console.print(Text.assemble(("note: ", "bold yellow"), note))
+            show_note(self._console, note)
         self._noted = len(self._notes)
 
     def _show_end(self) -> None:
@@ -147,11 +152,11 @@ def _output(cell: Cell, outcome: Outcome) -> Text:
     return Text(outcome.output, style="red" if cell.raises else "")
 
 
-def _beside(code: Syntax, output: Text, width: int) -> Table:
+def _beside(code: Syntax, output: Text) -> Table:
     table = Table(
         box=box.MINIMAL, show_header=False, show_edge=False, expand=True, border_style="dim"
     )
-    table.add_column(width=min(CODE_WIDTH, width * 3 // 5))
+    table.add_column(width=CODE_WIDTH)
     table.add_column(ratio=1, overflow="fold")
     table.add_row(code, output)
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -77,18 +77,9 @@ def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:
     Returns:
         A function that puts the original objects back.
     """
-    replaced: list[tuple[Any, str, Any]] = []
-
-    def restore() -> None:
-        for owner, name, function in reversed(replaced):
-            setattr(owner, name, function)
-
-    try:
+    with ExitStack() as replaced:
         for owner, name, function in replacements:
             before = vars(owner)[name]
             setattr(owner, name, function)
-            replaced.append((owner, name, before))
-    except BaseException:
-        restore()
-        raise
-    return restore
+            replaced.callback(setattr, owner, name, before)
+        return replaced.pop_all().close

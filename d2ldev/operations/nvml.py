@@ -14,6 +14,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 
 from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
+from d2ldev.settings import number_in
 
 DRIVER = "libcuda.so.1"
 """NVIDIA's driver, which comes with no wheel."""
@@ -23,20 +24,10 @@ _DRIVER_NOT_LOADED = 9
 _UUID_BYTES = 96
 
 
-class _MemoryInfo(ctypes.Structure):
-    """``nvmlMemory_t`` of ``nvml.h``."""
-
-    _fields_ = [
-        ("total", ctypes.c_ulonglong),
-        ("free", ctypes.c_ulonglong),
-        ("used", ctypes.c_ulonglong),
-    ]
-
-
-class _Utilisation(ctypes.Structure):
-    """``nvmlUtilization_t`` of ``nvml.h``, in per cent."""
-
-    _fields_ = [("gpu", ctypes.c_uint), ("memory", ctypes.c_uint)]
+# Of ``nvml.h``: ``nvmlMemory_t`` is total, free and used bytes, and ``nvmlUtilization_t`` the per
+# cent of the GPU and of its memory.
+_Memory = ctypes.c_ulonglong * 3
+_Utilisation = ctypes.c_uint * 2
 
 
 class Card(NamedTuple):
@@ -163,7 +154,7 @@ def utilisation_of(index: int) -> int | None:
             library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0
             and library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0
         )
-        return int(used.gpu) if is_known else None
+        return int(used[0]) if is_known else None
     finally:
         library.nvmlShutdown()
 
@@ -178,9 +169,9 @@ def _visible_card(index: int) -> Card | None:
 
 
 def _named(all_cards: list[Card], name: str) -> Card | None:
-    # Python refuses to convert text of very many digits.
-    if name.isascii() and name.isdigit() and len(name) < 10:
-        found = all_cards[int(name) : int(name) + 1]
+    index = number_in(name)
+    if index >= 0:
+        found = all_cards[index : index + 1]
     else:
         found = [card for card in all_cards if name and card.uuid.startswith(name)]
     return found[0] if len(found) == 1 else None
@@ -190,10 +181,10 @@ def _card(library: ctypes.CDLL, index: int) -> Card:
     handle, uuid = ctypes.c_void_p(), ctypes.create_string_buffer(_UUID_BYTES)
     _check(library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(handle)))
     _check(library.nvmlDeviceGetUUID(handle, uuid, _UUID_BYTES))
-    memory = _MemoryInfo()
+    memory = _Memory()
     # A GPU that shares the host's memory has none of its own.
     is_known = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory)) == 0
-    return Card(uuid.value.decode(), int(memory.total) if is_known else None)
+    return Card(uuid.value.decode(), int(memory[0]) if is_known else None)
 
 
 def _check(status: int) -> None:

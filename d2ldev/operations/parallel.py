@@ -19,13 +19,7 @@ from d2ldev.operations import creation, moving, placing
 
 
 def split(framework: Framework, batch: Any, devices: Sequence[Device]) -> list[Any]:
-    """Return a part of a batch for each device, on it; see ``Backend.split``.
-
-    Args:
-        framework: whose tensors are in the batch.
-        batch: a nesting.
-        devices: one or more that exist.
-    """
+    """Return a part of a batch for each device, on it; see ``Backend.split``."""
     return [part.operands for part in _parts(framework, batch, devices, is_filled=False)]
 
 
@@ -35,7 +29,7 @@ class Part(NamedTuple):
     Args:
         operands: the nesting, on the device.
         number: how many examples of the batch are in it.
-        share: which part of them, from 0 to 1.
+        share: their part of the batch, from 0 to 1.
     """
 
     operands: Any
@@ -49,9 +43,9 @@ def parts_to_train_on(
     """Return a part of a batch for each device, with its share in the mean over the batch.
 
     Args:
-        framework, batch, devices: see ``split``.
-        is_filled: whether a part of no examples has the first one of the batch as its operands, so
-            that a model can compute with it.
+        framework, batch, devices: as for ``split``; the devices exist.
+        is_filled: whether a part without examples has the first one of the batch, so that a model
+            can compute with it.
 
     Raises:
         UnsupportedValueError: if its tensors do not agree in a number of examples, or it has none.
@@ -91,7 +85,6 @@ class Whole:
 
     Attributes:
         length: how many examples it has.
-        shapes: of its tensors, in order.
 
     Raises:
         UnsupportedValueError: if its tensors do not agree in a number of examples.
@@ -106,6 +99,7 @@ class Whole:
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its tensors, in order."""
         return list(self._shapes.values())
 
     @property
@@ -177,13 +171,7 @@ def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str
 
 
 def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list[Any]:
-    """Return a copy of an object for each device, on it; see ``Backend.replicate``.
-
-    Args:
-        framework: whose tensors and models are in it.
-        obj: a nesting of them.
-        devices: one or more that exist.
-    """
+    """Return a copy of an object for each device, on it; see ``Backend.replicate``."""
     kinds = framework.kinds
     copies = []
     for device in devices:

@@ -97,16 +97,15 @@ class Programs(Generic[P]):
 
 
 class _Reader:
-    """Makes a key of parts.
+    """Makes a key of parts, which is equal for parts of which the same program is made.
 
-    Numbers, strings, containers, dataclasses, small arrays of NumPy's, ``partial``s and bound
-    methods count by their values. Any other object counts by which one it is, its class, the values
-    of its plain attributes, of its public containers and of its public objects with nothing but
-    plain attributes, and which objects its other public attributes are; a class by all of its
-    attributes.
-
-    What the user has written counts by more, because it is often changed between two trainings: an
-    object by all of its attributes, and a function by what it reads from elsewhere.
+    - Numbers, strings, containers, dataclasses, small arrays of NumPy's, ``partial``s and bound
+      methods count by value.
+    - A class counts by identity and all of its attributes.
+    - Any other object counts by identity, class and attributes. Plain attributes count by value. So
+      do public ones that are containers, or objects with plain attributes only; others by identity.
+    - The user's own code is often changed between two trainings. So an object of the user's classes
+      counts by all of its attributes, and a function of the user's by what it reads elsewhere, too.
 
     Attributes:
         objects: those that the key names by their ids.

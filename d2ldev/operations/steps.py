@@ -90,16 +90,15 @@ def comparison(
     """Return a loss or a metric, as it is called everywhere: ``(prediction, y)``.
 
     Args:
-        weighs: whether it may be given ``sample_weight``, too.
         function: called in this order, as in torch, Gluon and optax; in the opposite order if its
             first parameter is named ``y_true``, as in Keras and scikit-learn; with the prediction
             alone if it takes no target: see ``takes_target``.
+        weighs: whether it may be given ``sample_weight``, too.
 
     Raises:
         UnsupportedValueError: for an object that adds up over the batches, such as a
-            ``keras.metrics.Metric``: the mean of its running values is no mean of the batches'.
-            For a function of a prediction and weights, without a target, and for one that cannot be
-        called with these operands.
+            ``keras.metrics.Metric``; for a function of a prediction and weights, without a target;
+            for one that cannot be called with these operands.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
         raise stateful(
@@ -129,8 +128,8 @@ def _check_operands(function: Callable[..., Any], number: int, *, weighs: bool) 
 
     parameters = _called(function)
     is_weighed = weighs and any(each.name == _WEIGHTS for each in parameters)
+    options = {_WEIGHTS: None} if is_weighed else {}
     try:
-        options = {_WEIGHTS: None} if is_weighed else {}
         inspect.Signature(parameters).bind(*[None] * number, **options)
     except TypeError as error:
         raise UnsupportedValueError(
@@ -179,11 +178,7 @@ def stateful(metric: object, fix: str) -> UnsupportedValueError:
 
 
 def check_shapes(prediction: Iterable[int], y: Iterable[int]) -> None:
-    """Check what ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one of them.
-
-    Args:
-        prediction: the shape of the prediction.
-        y: the shape of the target.
+    """Check the shapes that ``'mse'`` and ``'bce'`` compare: frameworks would broadcast one.
 
     Raises:
         UnsupportedValueError: if they are not the same.
@@ -217,16 +212,14 @@ def check_labels(prediction: Iterable[int | None], y: Iterable[int | None], dtyp
     )
     if logits and is_one_each and dtype.startswith(("int", "uint")):
         return
-    # Put into words only now: every step comes here.
-    attempted = f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}"
+    problem, fix = "a label is the number of a class", "backend.asarray(y, dtype='int64')"
     if not logits or not is_one_each:
-        raise UnsupportedValueError(
-            attempted,
-            "there is one label for each row of logits, which has one number for each class",
-            "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot",
-        )
+        problem = "there is one label for each row of logits, which has one number for each class"
+        fix = "y.reshape(prediction.shape[:-1]); y.argmax(-1) of labels that are one-hot"
     raise UnsupportedValueError(
-        attempted, "a label is the number of a class", "backend.asarray(y, dtype='int64')"
+        f"compare logits of shape {logits} with labels of shape {labels} and dtype {dtype}",
+        problem,
+        fix,
     )
 
 
@@ -317,15 +310,14 @@ def mean_of(function: Any) -> str:
 
 def first_parameter(function: Callable[..., Any]) -> str | None:
     """Return the name of the first parameter; None if there is none, or Python cannot tell."""
-    names = [each.name for each in _called(function) if _is_positional(each)]
-    return next(iter(names), None)
+    return next((each.name for each in _called(function) if _is_positional(each)), None)
 
 
 def _called(function: Callable[..., Any]) -> list[inspect.Parameter]:
     """Return the parameters with which a function or an object is called.
 
-    A module's ``__call__`` takes ``*args``, and a Gluon block's ``forward``, too. Theirs are those
-    of the method that computes.
+    The ``__call__`` of a module takes ``*args``, as does the ``forward`` of a Gluon block. Of these
+    the method that computes is asked.
     """
     parameters = _parameters(function)
     for name in ("forward", "hybrid_forward"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import sys
 from contextlib import suppress
+from functools import cache
 from importlib.machinery import PathFinder, SourceFileLoader
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +27,6 @@ ALIASES = {"pytorch": "torch", "tf": "tensorflow"}
 PREFERENCE = ("torch", "jax", "tensorflow", "mxnet")
 FALLBACK = "reference"
 
-_announced: dict[str, dict[str, EntryPoint]] | None = None
-_requires: dict[str, tuple[str, ...]] = {}
-
 
 def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     """Return every backend that an installed distribution announces, by name.
@@ -36,7 +34,10 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     Args:
         refresh: look again, for what was installed since.
     """
-    return {name: next(iter(points.values())) for name, points in _points(refresh).items()}
+    if refresh:
+        _points.cache_clear()
+        required_modules.cache_clear()
+    return {name: next(iter(points.values())) for name, points in _points().items()}
 
 
 def distributions_of(name: str) -> list[str]:
@@ -44,22 +45,19 @@ def distributions_of(name: str) -> list[str]:
     return list(_points()[name])
 
 
-def _points(refresh: bool = False) -> dict[str, dict[str, EntryPoint]]:
+@cache
+def _points() -> dict[str, dict[str, EntryPoint]]:
     """Return name -> distribution -> entry point."""
-    global _announced
-    if _announced is None or refresh:
-        from importlib.metadata import MetadataPathFinder
+    from importlib.metadata import MetadataPathFinder
 
-        # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
-        MetadataPathFinder().invalidate_caches()
-        found: dict[str, dict[str, EntryPoint]] = {}
-        for point in _entry_points():
-            # Of a distribution whose metadata is gone, Python gives None.
-            name = (point.dist and point.dist.name) or point.value
-            found.setdefault(canonical_name(point.name), {}).setdefault(name, point)
-        _announced = found
-        _requires.clear()
-    return _announced
+    # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
+    MetadataPathFinder().invalidate_caches()
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in _entry_points():
+        # Of a distribution whose metadata is gone, Python gives None.
+        name = (point.dist and point.dist.name) or point.value
+        found.setdefault(canonical_name(point.name), {}).setdefault(name, point)
+    return found
 
 
 def _entry_points() -> Iterable[EntryPoint]:
@@ -85,6 +83,7 @@ def missing_modules(name: str) -> list[str]:
     return [module for module in required_modules(name) if not is_installed(module)]
 
 
+@cache
 def required_modules(name: str) -> tuple[str, ...]:
     """Return what a known backend needs, as the source of its package says.
 
@@ -94,12 +93,6 @@ def required_modules(name: str) -> tuple[str, ...]:
         TypeError: if ``requires`` is not written there as a string or a tuple of strings.
     """
     package = known_backends()[name].module.partition(".")[0]
-    if package not in _requires:
-        _requires[package] = _read_requires(package)
-    return _requires[package]
-
-
-def _read_requires(package: str) -> tuple[str, ...]:
     spec = importlib.util.find_spec(package)
     if spec is None:
         raise ModuleNotFoundError(f"No module named {package!r}", name=package)

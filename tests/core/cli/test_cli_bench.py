@@ -119,7 +119,7 @@ def test_an_exercise_that_failed_is_an_error_and_exit_status_1(monkeypatch, caps
         (["log", "--small", "--size", "3"], "--size is of one exercise"),
         (["log", "--size", "0"], "equal to 1"),
         (["log", "--size", "ten"], "valid integer"),
-        (["log", "--backend", "trch"], "there are jax, mxnet, reference, tensorflow, torch"),
+        (["log", "--backend", "trch"], "known: torch, jax, tensorflow, mxnet, reference"),
     ],
 )
 def test_what_is_misspelt_has_exit_status_2(arguments, words):

@@ -47,7 +47,7 @@ class Driver:
 
         def memory(handle, info):
             size = sizes[handle.value - 1]
-            info._obj.total = 0 if size is None else size * GIGABYTE
+            info._obj[0] = 0 if size is None else size * GIGABYTE
             return 0 if size is not None else 3
 
         self.nvmlInit_v2, self.nvmlShutdown = start, stop
@@ -59,7 +59,7 @@ class Driver:
             return 0
 
         def rates(handle, used):
-            used._obj.gpu = 10 * handle.value
+            used._obj[0] = 10 * handle.value
             return 0 if sizes[handle.value - 1] is not None else 3
 
         self.nvmlDeviceGetHandleByUUID, self.nvmlDeviceGetUtilizationRates = by_uuid, rates
