@@ -210,7 +210,8 @@ class Backend:
     ) -> Timing:
         """Measure how long a call takes, with everything that it queues on any device.
 
-        Every device is waited for before and after each run. The first call, which may compile, is
+        Every device is waited for before and after each run, and was seen to wait: ``synchronize``
+        of each is tried once, on products that take a while. The first call, which may compile, is
         not counted. Short calls are measured many at a time.
 
         Args:
@@ -227,6 +228,7 @@ class Backend:
 
         Raises:
             UnsupportedValueError: if the function cannot be called, or the seconds are no number.
+            DeviceUnavailableError: if ``synchronize`` of a device does not wait.
 
         >>> backend.timeit(lambda: X @ X)                                  # doctest: +SKIP
         <41.3 us (40.9 to 42.2), 198 runs of 122, cpu, gpu:0>

@@ -9,17 +9,25 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from numbers import Real
 from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError, describe
 from d2ldev.framework import Framework
-from d2ldev.operations.devices import all_devices
+from d2ldev.operations import creation
+from d2ldev.operations.devices import all_devices, on
+from d2ldev.operations.moving import to_numpy
 
 # Seconds; so long that asking the clock and the devices is no hundredth of a run.
 _SHORTEST_RUN = 5e-3
 _FEWEST_RUNS = 5
 _MOST_RUNS = 200
-_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
+# Seconds of products that show whether ``synchronize`` waits for them.
+_LONG_ENOUGH = 0.02
+_TRIES = 3
+_ROWS = 256
+
+_CHECKED: WeakKeyDictionary[Framework, set[Device]] = WeakKeyDictionary()
 
 
 class Timing(NamedTuple):
@@ -48,11 +56,14 @@ class Timing(NamedTuple):
 
     def __repr__(self) -> str:
         unit, factor = _unit(self.median)
-        median, low, high = (f"{each / factor:.4g}" for each in self[:3])
+        numbers = [f"{each / factor:.4g}" for each in (self.median, self.low, self.high)]
         where = ", ".join(map(str, self.devices))
         times = f"{self.runs} runs of {self.calls}" if self.calls > 1 else f"{self.runs} runs"
         clocks = "".join(map(_by_clock, self.on_devices.items()))
-        return f"<{median} {unit} ({low} to {high}), {times}, {where}{clocks}>"
+        return f"<{numbers[0]} {unit} ({numbers[1]} to {numbers[2]}), {times}, {where}{clocks}>"
+
+
+_UNITS = (("s", 1.0), ("ms", 1e-3), ("us", 1e-6), ("ns", 1e-9))
 
 
 def _unit(seconds: float) -> tuple[str, float]:
@@ -73,7 +84,14 @@ def timeit(
     kwargs: Mapping[str, Any],
     seconds: float,
 ) -> Timing:
-    """Measure a function; see ``Backend.timeit``."""
+    """Measure a function; see ``Backend.timeit``.
+
+    Args:
+        framework: whose devices are waited for.
+        function: what is called.
+        args, kwargs: with what.
+        seconds: for how long, about.
+    """
     if not callable(function):
         raise UnsupportedValueError(
             f"time {describe(function)}",
@@ -87,6 +105,8 @@ def timeit(
             "seconds=1",
         )
     places = all_devices(framework)
+    for device in places:
+        _check_waiting(framework, device)
 
     def run(calls: int) -> tuple[float, dict[Device, float]]:
         """Return the seconds of so many calls, and those by the clock of each device."""
@@ -134,3 +154,45 @@ def _marks(framework: Framework, places: Sequence[Device]) -> dict[Device, Any]:
     """Return a mark in the queue of each device that has a clock."""
     marks = {device: framework.devices.mark(device) for device in places}
     return {device: mark for device, mark in marks.items() if mark is not None}
+
+
+def _check_waiting(framework: Framework, device: Device) -> None:
+    """Check, once for each device, that ``synchronize`` waits for what is queued there.
+
+    Raises:
+        DeviceUnavailableError: if values are read much later than it has returned.
+    """
+    checked = _CHECKED.setdefault(framework, set())
+    if device in checked:
+        return
+    # With the device as the framework's default: some compute a new number there.
+    with on(framework, device):
+        x = creation.full(framework, (_ROWS, _ROWS), 1 / _ROWS, None, device, None)
+        products = 16
+        for _ in range(_TRIES):
+            waited, read = _waited(framework, device, x, products)
+            while waited + read < _LONG_ENOUGH:
+                products *= 2
+                waited, read = _waited(framework, device, x, products)
+            if read <= waited:
+                checked.add(device)
+                return
+    raise DeviceUnavailableError(
+        f"time what {device} computes",
+        f"its synchronize returned after {waited:.3f} s, and values were there {read:.3f} s later",
+        "a framework whose synchronize waits: d2ldev conformance NAME",
+        [device],
+    )
+
+
+def _waited(framework: Framework, device: Device, x: Any, products: int) -> tuple[float, float]:
+    """Return how long products took until ``synchronize`` had returned, and then until read."""
+    framework.devices.synchronize(device)
+    begin = time.perf_counter()
+    y = x
+    for _ in range(products):
+        y = x @ y  # of means, which stay what they are
+    framework.devices.synchronize(device)
+    waited = time.perf_counter()
+    to_numpy(framework, y)
+    return waited - begin, time.perf_counter() - waited

@@ -11,7 +11,7 @@ from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 
 import d2ldev
-from d2ldev import Timer
+from d2ldev import DeviceUnavailableError, Timer
 from d2ldev.device import CPU, gpu
 from d2ldev.operations.timing import Timing
 
@@ -35,10 +35,12 @@ def backend():
 
 
 def test_every_device_is_waited_for_before_and_after_each_run(backend):
+    backend.timeit(lambda: None, seconds=0)
+    before = backend.framework.devices.waited
     found = backend.timeit(lambda: time.sleep(0.006), seconds=0)
     runs_that_are_not_counted = 2
     runs = found.runs + runs_that_are_not_counted
-    assert backend.framework.devices.waited == 2 * runs * len(found.devices)
+    assert backend.framework.devices.waited - before == 2 * runs * len(found.devices)
 
 
 class Clocked(ReferenceDevices):
@@ -83,7 +85,9 @@ def test_the_time_by_a_device_s_clock_is_that_of_one_call(clocked):
 
 
 def test_the_last_mark_is_queued_before_any_device_is_waited_for(clocked):
+    clocked.timeit(lambda: None, seconds=0)
     events = clocked.framework.devices.events
+    events.clear()
     clocked.timeit(lambda: events.append("call") or time.sleep(0.006), seconds=0)
     run = ["wait", "wait", "mark", "call", "mark", "wait", "wait"]
     assert events == run * (len(events) // len(run))
@@ -114,6 +118,18 @@ def test_what_was_measured_can_be_in_a_set(clocked):
     assert pickle.loads(pickle.dumps(found)) in {found}
 
 
+def test_a_device_that_does_not_wait_is_not_timed(backend, monkeypatch):
+    to_numpy = backend.framework.tensors.to_numpy
+
+    def read_late(x):
+        time.sleep(0.5)
+        return to_numpy(x)
+
+    monkeypatch.setattr(backend.framework.tensors, "to_numpy", read_late)
+    with pytest.raises(DeviceUnavailableError, match="time what cpu computes: its synchronize"):
+        backend.timeit(lambda: None, seconds=0)
+
+
 def test_what_a_call_returned_is_held_until_it_was_waited_for(backend, monkeypatch):
     class Result:
         pass
@@ -129,7 +145,9 @@ def test_what_a_call_returned_is_held_until_it_was_waited_for(backend, monkeypat
     def synchronize(device):
         held.append(made[-1]() is not None if made else True)
 
+    backend.timeit(function, seconds=0)  # ``synchronize`` is tried first
     monkeypatch.setattr(backend.framework.devices, "synchronize", synchronize)
+    made.clear()
     backend.timeit(function, seconds=0)
     # Before each run and after it, and the CPU and a GPU each.
     assert held[2:4] == [True, True]
