@@ -93,9 +93,8 @@ class MXNetParallelLearner(MXNetLearner):
     ) -> None:
         self._devices = devices
         self._contexts = [mx.Context(framework.devices.native(device)) for device in devices]
-        self._is_spread = False
+        self._store: Any = None  # while there are several arrays
         super().__init__(framework, model, settings)
-        self._store = {"kvstore": "device", "update_on_kvstore": False}
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -104,20 +103,13 @@ class MXNetParallelLearner(MXNetLearner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self.sync()
-        sums, self._sums = self._sums, []  # which are on all devices
         super().replace(parts)
-        self._sums = sums
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
             self.build(inputs)
         self._spread()
         return super().step(inputs, y)
-
-    def flush(self) -> None:
-        if self.pending:
-            self._spread()
-            super().flush()
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self.sync()
@@ -140,7 +132,7 @@ class MXNetParallelLearner(MXNetLearner):
                     losses.append(loss * share)
                     predictions.append(prediction)
         mx.autograd.backward(losses)
-        self._make_even()
+        self._add_up()
         loss = sum(each.as_in_ctx(first) for each in losses)
         return loss, _joined(self._framework, predictions, first)
 
@@ -156,87 +148,64 @@ class MXNetParallelLearner(MXNetLearner):
             for target, context in zip(targets, self._contexts, strict=True)
         ]
 
-    def _make_even(self) -> None:
-        """Let devices that had no example, or did not use a parameter, have gradients of 0."""
-        for parameter in self._trainer._params:
-            if parameter.grad_req == "null":
-                continue
-            arrays = parameter.list_data()
+    def _add_up(self) -> None:
+        """Give the first device the sums of the gradients of all."""
+        keys, gradients = [], []
+        for key, parameter in enumerate(self._trainer._params):
+            arrays = [] if parameter.grad_req == "null" else parameter.list_data()
             used = [x._fresh_grad for x in arrays]
-            if any(used) and not all(used):
-                for x, gradient, is_used in zip(arrays, parameter.list_grad(), used, strict=True):
-                    if not is_used:
+            if any(used):
+                keys.append(key)
+                gradients.append(parameter.list_grad())
+                for x, gradient, is_used in zip(arrays, gradients[-1], used, strict=True):
+                    if not is_used:  # the device had no example, or needed others only
                         gradient[()] = 0
-                        x._fresh_grad = True
+                    x._fresh_grad = x is arrays[0]
+        self._store.pushpull(keys, gradients, out=[first for first, *_ in gradients])
 
     def _update(self) -> None:
         super()._update()
-        # The trainer has one updater, for the first device. Some optimizers would take another step
-        # on each, such as Nadam, whose schedule goes on with each update.
+        # Some optimizers would take another step on each device, such as Nadam, whose schedule goes
+        # on with each update.
         for parameter in self._trainer._params:
             if parameter.grad_req != "null":
                 first, *others = parameter.list_data()
                 for x in others:
                     first.copyto(x)
-                    x._fresh_grad = False
 
     # -- one array and several --------------------------------------------------------------------
 
     def _spread(self) -> None:
         """Give each parameter an array on each device, with its values."""
-        if self._is_spread:
+        if self._store is not None:
             return
+        self._store = mx.kv.create("device")
         with NumPySemantics(), mx.autograd.pause():
             for parameter in self._parameters():
-                _spread_parameter(parameter, self._contexts)
-            self._spread_trainer()
-        self._is_spread = True
+                first = parameter._data[0]
+                parameter._data[1:] = others = [first.copyto(x) for x in self._contexts[1:]]
+                keep_on(parameter, self._contexts)
+                if parameter._grad is not None:
+                    parameter._grad[1:] = gradients = [mx.np.zeros_like(x) for x in others]
+                    mx.autograd.mark_variables(others, gradients, parameter.grad_req)
+            for key, parameter in enumerate(self._trainer._params):
+                self._store.init(key, parameter.list_data()[0])
 
     def sync(self) -> None:
-        if not self._is_spread:
+        if self._store is None:
             return
         with NumPySemantics(), mx.autograd.pause():
             for parameter in self._parameters():
+                first, *others = parameter.list_data()
                 if not parameter._differentiable:  # a running statistic
-                    first, *others = parameter.list_data()
                     # So that one which no step has changed is what it was.
                     more = [x.as_in_ctx(first.ctx) - first for x in others]
                     first[()] = first + sum(more) / len(self._contexts)
-                _gather_parameter(parameter)
-            self._gather_trainer()
-        self._is_spread = False
-
-    def _spread_trainer(self) -> None:
-        trainer = self._trainer
-        trainer._contexts = self._contexts
-        trainer._reset_kvstore()
-        trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
-        # Now, and not in the first step, in which it would give the first device's running
-        # statistics to all.
-        trainer._init_kvstore()
-        trainer._init_params()
-
-    def _gather_trainer(self) -> None:
-        trainer = self._trainer
-        trainer._contexts = self._contexts[:1]
-        trainer._reset_kvstore()
-        trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
-
-
-def _spread_parameter(parameter: Any, contexts: list[Any]) -> None:
-    first = parameter._data[0]
-    parameter._data[1:] = [first.copyto(context) for context in contexts[1:]]
-    keep_on(parameter, contexts)
-    if parameter._grad is not None:
-        parameter._grad[1:] = [mx.np.zeros_like(x) for x in parameter._data[1:]]
-        mx.autograd.mark_variables(parameter._data[1:], parameter._grad[1:], parameter.grad_req)
-
-
-def _gather_parameter(parameter: Any) -> None:
-    del parameter._data[1:]
-    if parameter._grad is not None:
-        del parameter._grad[1:]
-    keep_on(parameter, parameter._ctx_list[:1])
+                del parameter._data[1:]
+                if parameter._grad is not None:
+                    del parameter._grad[1:]
+                keep_on(parameter, self._contexts[:1])
+        self._store = None
 
 
 def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:

@@ -152,7 +152,7 @@ class MXNetLearner(Learner):
             )
         self._framework = framework
         self._model = model
-        self._sums: list[Any] = []
+        self._sums: dict[int, Any] = {}  # of gradients, by the numbers of the parameters
         _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
         self._loss = loss_among(settings, _LOSSES)
         self._trainer = self._made(settings)
@@ -224,32 +224,27 @@ class MXNetLearner(Learner):
         if not self.pending:
             return
         with NumPySemantics():
-            for parameter, sums in zip(self._trainer._params, self._sums, strict=True):
-                if sums is not None and parameter.grad_req != "null":
-                    for x, gradient, each in _with_gradients(parameter, sums):
-                        gradient[()] = each / self.pending
-                        x._fresh_grad = True
+            for number, total in self._sums.items():
+                parameter = self._trainer._params[number]
+                if parameter.grad_req != "null":
+                    parameter.list_grad()[0][()] = total / self.pending
+                    parameter.list_data()[0]._fresh_grad = True
             self._update()
-        self._sums, self.pending = [], 0
+        self._sums, self.pending = {}, 0
 
     def _update(self) -> None:
-        self._trainer.allreduce_grads()
         if self.settings.gradient_clip_val:
             self._clip(self.settings.gradient_clip_val)
         # By 1: the loss is a mean already.
         self._trainer.update(1, ignore_stale_grad=True)
 
     def _add(self) -> None:
-        """Add up the gradients that this batch has made; None for those that no batch has made."""
-        parameters = self._trainer._params
-        self._sums = self._sums or [None] * len(parameters)
-        for number, parameter in enumerate(parameters):
-            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad:
-                known = self._sums[number] or [0] * len(parameter.list_data())
-                self._sums[number] = []
-                for x, gradient, each in _with_gradients(parameter, known):
-                    self._sums[number].append(gradient.as_np_ndarray() + each)
-                    x._fresh_grad = False
+        """Add the gradients that this batch has made to those of the batches before it."""
+        for number, parameter in enumerate(self._trainer._params):
+            if parameter.grad_req != "null" and (x := parameter.list_data()[0])._fresh_grad:
+                gradient = parameter.list_grad()[0].as_np_ndarray()
+                self._sums[number] = gradient + self._sums.get(number, 0)
+                x._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics(), mx.autograd.pause():
@@ -274,7 +269,6 @@ class MXNetLearner(Learner):
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
-        # Those of the first device, where the step is taken.
         gradients = [
             parameter.list_grad()[0].as_np_ndarray()
             for parameter in self._trainer._params
@@ -315,11 +309,6 @@ class MXNetLearner(Learner):
     def _parameters(self) -> list[Any]:
         # In the order of the layers: by MXNet's names, which count on, two models differ.
         return list(self._model.collect_params().values())
-
-
-def _with_gradients(parameter: Any, others: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the array of a parameter on each device, its gradient there, and another value."""
-    return zip(parameter.list_data(), parameter.list_grad(), others, strict=True)
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
