@@ -151,12 +151,16 @@ class MXNetModels(Models):
             _settle_trainer(obj, context)
 
 
-class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
-    """A ``HybridSequential`` that is called with NumPy arrays, also without ``npx.set_np()``."""
+class NumPyBlock(_Block):  # type: ignore[misc]
+    """A block that is called with NumPy arrays, also without ``npx.set_np()``."""
 
     def __call__(self, *args: Any) -> Any:
         with NumPySemantics():
             return super().__call__(*args)
+
+
+class NumPySequential(NumPyBlock, _nn.HybridSequential):  # type: ignore[misc]
+    """Layers, one after the other, that are called with NumPy arrays."""
 
 
 def initialise(parameter: Any, values: Any) -> None:

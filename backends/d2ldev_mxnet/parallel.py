@@ -11,7 +11,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.nesting.walk import flatten
@@ -54,17 +53,17 @@ class MXNetParallel(Parallel):
         return twin
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
-        layers: list[Any] = []
-        if isinstance(model, mx.gluon.Block):
-            model.apply(layers.append)
-        for layer in layers:
-            if isinstance(layer, mx.gluon.nn.BatchNorm) and wanted == "global":
+        def check(block: Any) -> None:
+            if isinstance(block, mx.gluon.nn.BatchNorm):
                 raise other_statistics(
                     wanted,
-                    f"{layer.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
+                    f"{block.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
                     "MXNet 1.9.1 takes no arrays of mx.np, with which Gluon computes here",
                     "batch_norm='local'",
                 )
+
+        if wanted == "global" and isinstance(model, mx.gluon.Block):
+            model.apply(check)
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
@@ -259,12 +258,6 @@ class MXNetGroupLearner(MXNetLearner):
     def _begin(self) -> None:
         """Give all processes what rank 0 begins with."""
         parameters = self._trainer._params
-        if any(x._data is None for x in parameters):
-            raise UnsupportedValueError(
-                f"train the {type(self._model).__name__} in {self._group.size} processes",
-                "the optimizer has parameters that the model does not, and they have no shape yet",
-                "name their shapes, such as Dense(8, in_units=3)",
-            )
         found = named_tensors(self._framework, self.parts)
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([(x.shape, str(x.dtype)) for x in arrays])

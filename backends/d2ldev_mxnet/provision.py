@@ -9,7 +9,7 @@ from typing import Any
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.models import initialise
+from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD with momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9}),
@@ -89,20 +89,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
-class WithNumPyArrays(mx.gluon.Block):  # type: ignore[misc]
-    """A block that is called with arrays of NumPy's kind, whatever the user has set."""
-
-    def __call__(self, *args: Tensor) -> Tensor:
-        """Call ``forward``."""
-        with NumPySemantics():
-            return super().__call__(*args)
-
-
-class Network(WithNumPyArrays, mx.gluon.nn.HybridSequential):  # type: ignore[misc]
-    """Layers, one after the other."""
-
-
-class Masked(WithNumPyArrays):
+class Masked(NumPyBlock):
     """A dense layer of whose outputs some are masked."""
 
     def __init__(self) -> None:
@@ -114,7 +101,7 @@ class Masked(WithNumPyArrays):
         return self.dense(x) * mask * scale
 
 
-class MaskedHybrid(WithNumPyArrays, mx.gluon.HybridBlock):  # type: ignore[misc]
+class MaskedHybrid(NumPyBlock, mx.gluon.HybridBlock):  # type: ignore[misc]
     """The same with a parameter of its own, which Gluon gives to it."""
 
     def __init__(self) -> None:
@@ -146,7 +133,7 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 def freezables(backend: Any) -> Mapping[str, Any]:
     """Return a builder of a network, and what freezes and thaws its first layer."""
 
-    def freeze(net: Network, is_frozen: bool) -> None:
+    def freeze(net: NumPySequential, is_frozen: bool) -> None:
         net[0].collect_params().setattr("grad_req", "null" if is_frozen else "write")
 
     return {"parameters": (partial(_network, backend, is_deferred=False), freeze)}
@@ -182,7 +169,7 @@ def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
     return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
 
 
-class Line(WithNumPyArrays):
+class Line(NumPyBlock):
     """A D2L ``Module``."""
 
     def __init__(self, net: Any, lr: float) -> None:
@@ -211,7 +198,7 @@ class Line(WithNumPyArrays):
             return mx.gluon.Trainer(self.collect_params(), "sgd", {"learning_rate": self.lr})
 
 
-def _network(backend: Any, device: Device, *, is_deferred: bool) -> Network:
+def _network(backend: Any, device: Device, *, is_deferred: bool) -> NumPySequential:
     nn = mx.gluon.nn
     first, last = (
         (nn.Dense(8), nn.Dense(2))
@@ -219,7 +206,7 @@ def _network(backend: Any, device: Device, *, is_deferred: bool) -> Network:
         else (nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
     )
     with NumPySemantics():
-        net = Network()
+        net = NumPySequential()
         net.add(first, nn.BatchNorm(in_channels=0 if is_deferred else 8))
         net.add(nn.Activation("tanh"), nn.Dropout(0.3), last)
         net.initialize(mx.init.Xavier(), ctx=backend.native(device))

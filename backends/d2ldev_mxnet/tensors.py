@@ -41,10 +41,7 @@ class MXNetTensors(Tensors):
 
     types = (_NDArray,)  # ``mx.np.ndarray`` is a subclass
     plain_types = (mx.Context, np.dtype)
-    dtype_names = (
-        *("bool", "int8", "int32", "int64", "uint8"),
-        *("float16", "float32", "float64"),
-    )
+    dtype_names = ("bool", "int8", "int32", "int64", "uint8", "float16", "float32", "float64")
     # Its queue takes operations, and their operands, until the memory of the host is full.
     in_flight = 4
 
@@ -103,7 +100,7 @@ class MXNetTensors(Tensors):
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         dtype = dtype or "float32"
-        if not _is_exact(value):
+        if isinstance(value, (int, np.integer)) and abs(int(value)) > _EXACT:
             return self.from_data(np.full(shape, value, dtype), dtype, native)
         with NumPyShapes():
             return mx.np.full(shape, value, dtype=dtype, out=_empty(shape, dtype, native))
@@ -176,15 +173,12 @@ class MXNetTensors(Tensors):
             return x.as_np_ndarray().detach()
         kind, index = x.__dlpack_device__()
         # MXNet would believe the memory of a device that it does not have.
-        if kind != ON_CPU and not (kind == ON_CUDA and self._has_card(index)):
+        is_card = kind == ON_CUDA and self._devices.platform(gpu(index)) == "cuda"
+        if kind != ON_CPU and not (is_card and index < self._devices.count()):
             raise BufferError(f"MXNet has no device of DLPack's type {int(kind)} and index {index}")
         with NumPyShapes():
             # An unversioned capsule has no flag for read-only memory, so that its owner refuses.
             return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()
-
-    def _has_card(self, index: int) -> bool:
-        is_real = self._devices.platform(gpu(index)) == "cuda"
-        return is_real and index < self._devices.count()
 
     def dlpack_of(self, x: Tensor) -> Any:
         return Exported(x)
@@ -256,8 +250,3 @@ def _empty_like(x: Any, native: Any) -> Any:
         _library.MXNDArrayCreateEx(shape, ndim, *place, 0, dtype, ctypes.byref(made))
     )
     return mx.np.ndarray(made)
-
-
-def _is_exact(*numbers: Any) -> bool:
-    """Return whether MXNet's operators take these numbers without rounding them."""
-    return not any(isinstance(n, (int, np.integer)) and abs(int(n)) > _EXACT for n in numbers)

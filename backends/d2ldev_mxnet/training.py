@@ -81,7 +81,7 @@ class MXNetTraining(Training):
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)
             labels = y.as_np_ndarray().astype("int64")
-            return (found.astype("int64") == labels).astype("float32").mean()
+            return (found == labels).astype("float32").mean()
 
     def random_state(self, device: Device) -> int:
         # MXNet's generators cannot be read. So they are given a new seed, which is drawn from them:
@@ -326,7 +326,7 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
         y = y.astype("int64")
     classes = prediction.shape[-1]
     if weights is None:
-        return _blocks.mean_for(classes)(prediction, y)
+        return _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
     return _mean(_cross_entropies(mx, prediction, y, classes), weights)
 
 
@@ -339,31 +339,19 @@ def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> Any:
     return -(picked / (space.np.mod(y, classes) == y))
 
 
-class _MeanCrossEntropy(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """The mean cross-entropy of examples that weigh the same, as one call of MXNet's.
+@lru_cache
+def _mean_cross_entropy(classes: int, _thread: int) -> Any:
+    """Return a block that computes the mean cross-entropy as one call of MXNet's.
 
-    Args:
-        classes: how many there are.
+    Each thread has its own, because two must not be in one block.
     """
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self._classes = classes
-        self.hybridize()
-
-    def hybrid_forward(self, space: Any, prediction: Any, y: Any) -> Any:
-        """Compute it by MXNet's functions of arrays, or by those of symbols."""
-        return _cross_entropies(space, prediction, y, self._classes).mean()
-
-
-class _Blocks(threading.local):
-    """The blocks of a thread, which must not share one with another; a second ``fit`` has them."""
-
-    def __init__(self) -> None:
-        self.mean_for = lru_cache(_MeanCrossEntropy)
-
-
-_blocks = _Blocks()
+    # With a prefix, MXNet's counter of names stays where it is.
+    block = mx.gluon.nn.HybridLambda(
+        lambda space, prediction, y: _cross_entropies(space, prediction, y, classes).mean(),
+        prefix="",
+    )
+    block.hybridize()
+    return block
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
