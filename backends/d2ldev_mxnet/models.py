@@ -37,11 +37,7 @@ _is_placing: ContextVar[bool] = ContextVar("d2ldev_mxnet_is_placing", default=Fa
 
 
 class MXNetModels(Models):
-    """Blocks, parameters, and trainers.
-
-    Args:
-        devices: the room of devices.
-    """
+    """Blocks, parameters, and trainers."""
 
     types = (_Block, _Parameter, _ParameterDict, _Trainer)
 

@@ -26,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class MXNetParallel(Parallel):
-    """Training on several devices of one process, and in several processes.
-
-    Args:
-        framework: whose blocks are trained.
-    """
+    """Training on several devices of one process, and in several processes."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -43,9 +39,9 @@ class MXNetParallel(Parallel):
         if not isinstance(model, mx.gluon.Block):
             raise no_twin(model)
         # The graph of a hybridized block holds pointers; the copy makes its own.
-        graphs: list[Any] = []
-        model.apply(lambda block: graphs.append(getattr(block, "_cached_op", None)))
-        twin = deepcopy(model, {id(graph): None for graph in graphs if graph is not None})
+        graphs: dict[int, None] = {}
+        model.apply(lambda block: graphs.update({id(getattr(block, "_cached_op", None)): None}))
+        twin = deepcopy(model, graphs)
         with NumPySemantics():
             for parameter in twin.collect_params().values():
                 if parameter._data is not None:
@@ -79,12 +75,6 @@ class MXNetParallelLearner(MXNetLearner):
     """A Gluon block whose parameters have an array on each of several devices while it is trained.
 
     The first one's arrays are the user's own. ``sync`` takes those of the others away.
-
-    Args:
-        framework: whose model it is.
-        model: the block, on the first device.
-        settings: how it is trained.
-        devices: two or more.
     """
 
     def __init__(
@@ -109,14 +99,6 @@ class MXNetParallelLearner(MXNetLearner):
             self.build(inputs)
         self._spread()
         return super().step(inputs, y)
-
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self.sync()
-        return super().evaluate(inputs, y)
-
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
-        self.sync()
-        return super().predict(inputs)
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -219,14 +201,7 @@ def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:
 
 
 class MXNetGroupLearner(MXNetLearner):
-    """A Gluon block that this process and others train together, each with a copy of it.
-
-    Args:
-        framework: whose model it is.
-        model: the block.
-        settings: how it is trained.
-        group: the processes.
-    """
+    """A Gluon block that this process and others train together, each with a copy of it."""
 
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(framework, model, settings)

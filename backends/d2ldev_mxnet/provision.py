@@ -125,8 +125,8 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
     return {
-        "block": partial(_network, backend, is_deferred=False),
-        "deferred block": partial(_network, backend, is_deferred=True),
+        "block": partial(_network, backend, 4, 8),
+        "deferred block": partial(_network, backend, 0, 0),
     }
 
 
@@ -136,7 +136,7 @@ def freezables(backend: Any) -> Mapping[str, Any]:
     def freeze(net: NumPySequential, is_frozen: bool) -> None:
         net[0].collect_params().setattr("grad_req", "null" if is_frozen else "write")
 
-    return {"parameters": (partial(_network, backend, is_deferred=False), freeze)}
+    return {"parameters": (partial(_network, backend, 4, 8), freeze)}
 
 
 def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
@@ -198,16 +198,12 @@ class Line(NumPyBlock):
             return mx.gluon.Trainer(self.collect_params(), "sgd", {"learning_rate": self.lr})
 
 
-def _network(backend: Any, device: Device, *, is_deferred: bool) -> NumPySequential:
+def _network(backend: Any, n_in: int, n_hidden: int, device: Device) -> NumPySequential:
+    """Return a network; sizes of 0 come with its first batch."""
     nn = mx.gluon.nn
-    first, last = (
-        (nn.Dense(8), nn.Dense(2))
-        if is_deferred
-        else (nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
-    )
     with NumPySemantics():
         net = NumPySequential()
-        net.add(first, nn.BatchNorm(in_channels=0 if is_deferred else 8))
-        net.add(nn.Activation("tanh"), nn.Dropout(0.3), last)
+        net.add(nn.Dense(8, in_units=n_in), nn.BatchNorm(in_channels=n_hidden))
+        net.add(nn.Activation("tanh"), nn.Dropout(0.3), nn.Dense(2, in_units=n_hidden))
         net.initialize(mx.init.Xavier(), ctx=backend.native(device))
     return net

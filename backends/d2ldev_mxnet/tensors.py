@@ -33,11 +33,7 @@ _FEW = 2**20
 
 
 class MXNetTensors(Tensors):
-    """MXNet's arrays.
-
-    Args:
-        devices: the room of devices.
-    """
+    """MXNet's arrays."""
 
     types = (_NDArray,)  # ``mx.np.ndarray`` is a subclass
     plain_types = (mx.Context, np.dtype)

@@ -61,9 +61,6 @@ class MXNetTraining(Training):
     """Steps of training, accuracy, and MXNet's random numbers.
 
     Gluon's loaders shuffle with ``np.random``, whose state d2ldev keeps.
-
-    Args:
-        framework: whose models are trained.
     """
 
     sharded_types = (mx.gluon.data.DataLoader,)
@@ -99,12 +96,7 @@ class MXNetTraining(Training):
 
 
 class ShardedLoader:
-    """The batches of a Gluon loader, of which one process reads its examples only.
-
-    Args:
-        loader: the other loader.
-        rank, size: the number of the process, from 0, and how many there are.
-    """
+    """The batches of a Gluon loader, of which one process reads its examples only."""
 
     def __init__(self, loader: Any, rank: int, size: int) -> None:
         self._parts = PartSampler(loader._batch_sampler, rank, size)
@@ -135,11 +127,6 @@ class MXNetLearner(Learner):
     Gluon's own losses give one number for each example; a loss here is their mean:
     ``lambda prediction, y: gluon.loss.L2Loss()(prediction, y).mean()``. Parameters that a step does
     not use stay as they are in it.
-
-    Args:
-        framework: whose model it is.
-        model: the block.
-        settings: how it is trained.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
@@ -247,10 +234,12 @@ class MXNetLearner(Learner):
                 x._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self.sync()
         with NumPySemantics(), mx.autograd.pause():
             return self._losses(inputs, y, is_step=False)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self.sync()
         with NumPySemantics(), mx.autograd.pause():
             return self._predicted(inputs)
 
@@ -383,11 +372,7 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
-    "mse": _mse,
-    "cross_entropy": _cross_entropy,
-    "bce": _bce,
-}
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
 
 
 def _as_numpy(x: Any) -> Any:
