@@ -149,23 +149,24 @@ def _numbers(obj: Any) -> dict[str, Any]:
     return {
         name: list(value) if isinstance(value, (list, tuple)) else value
         for name, value in ({} if obj is None else vars(obj)).items()
-        if _is_number(value)
+        if _kind_of_number(value)
     }
 
 
-def _is_number(value: Any) -> bool:
+def _kind_of_number(value: Any) -> type | None:
+    """Return ``bool``, ``float`` for other numbers, ``list`` for several; None for all else."""
     if isinstance(value, (list, tuple)):
-        return all(_is_number(item) for item in value)
-    return isinstance(value, (bool, int, float))
+        return list if all(map(_kind_of_number, value)) else None
+    if isinstance(value, bool):
+        return bool
+    return float if isinstance(value, (int, float)) else None
 
 
 def _check_numbers(what: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     if different := sorted(mine.keys() ^ saved.keys()):
         raise ValueError(f"its {what}: only one of the two has {different[0]}")
     for name, value in saved.items():
-        kinds = list, bool
-        is_alike = all(isinstance(value, kind) == isinstance(mine[name], kind) for kind in kinds)
-        if not _is_number(value) or not is_alike:
+        if _kind_of_number(value) is not _kind_of_number(mine[name]):
             raise ValueError(f"its {what}: {name} is {describe(value)}")
 
 

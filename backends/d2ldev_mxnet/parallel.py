@@ -85,15 +85,6 @@ class MXNetParallelLearner(MXNetLearner):
         self._store: Any = None  # while there are several arrays
         super().__init__(framework, model, settings)
 
-    @property
-    def parts(self) -> dict[str, Any]:
-        self.sync()
-        return super().parts
-
-    def replace(self, parts: dict[str, Any]) -> None:
-        self.sync()
-        super().replace(parts)
-
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
             self.build(inputs)
@@ -146,8 +137,7 @@ class MXNetParallelLearner(MXNetLearner):
 
     def _update(self) -> None:
         super()._update()
-        # Some optimizers would take another step on each device, such as Nadam, whose schedule goes
-        # on with each update.
+        # Copied, and not updated on each device: some optimizers count updates, such as Nadam.
         for parameter in self._trainer._params:
             if parameter.grad_req != "null":
                 first, *others = parameter.list_data()
@@ -226,8 +216,7 @@ class MXNetGroupLearner(MXNetLearner):
         self._servers.spread([x.data() for x in statistics if x._data is not None])
 
     def sync(self) -> None:
-        # In a run, the group ends a process that waits for a lost one. After it, it would not, and
-        # the program might save the model.
+        # As long as a run goes on, the group ends a process that waits for a lost one.
         self._servers.wait()
 
     def _begin(self) -> None:

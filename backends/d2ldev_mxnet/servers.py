@@ -26,7 +26,7 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
-# What ps-lite reads when a store is made. It says where the others are, as the launch has said.
+# By these ps-lite finds the other processes, which d2ldev knows from its own launch.
 _VARIABLES = (
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",

@@ -166,9 +166,11 @@ class MXNetLearner(Learner):
 
     @property
     def parts(self) -> dict[str, Any]:
+        self.sync()
         return {"model": self._model, "optimizer": self._trainer}
 
     def replace(self, parts: dict[str, Any]) -> None:
+        self.sync()
         self._model, self._trainer = parts["model"], parts["optimizer"]
         self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
 
@@ -186,8 +188,8 @@ class MXNetLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics():
             for parameter in self._trainer._params:
-                if parameter.grad_req == "add" and parameter._grad is not None:
-                    for gradient in parameter.list_grad():
+                if parameter.grad_req == "add":
+                    for gradient in parameter._grad or ():
                         # As ParameterDict.zero_grad; Parameter's own knows only old arrays.
                         gradient[()] = 0
             loss, prediction = self._differentiated(inputs, y)
