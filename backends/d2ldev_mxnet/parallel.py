@@ -114,11 +114,8 @@ class MXNetParallelLearner(MXNetLearner):
             return [part.share for part in parts]
         total = y.weights.as_np_ndarray().sum()
         total = total + (total == 0)  # the loss is 0 then
-        targets = [part.operands[1] for part in parts]
-        return [
-            target.weights.as_np_ndarray().sum() / total.as_in_ctx(context)
-            for target, context in zip(targets, self._contexts, strict=True)
-        ]
+        sums = [part.operands[1].weights.as_np_ndarray().sum() for part in parts]
+        return [each / total.as_in_ctx(each.ctx) for each in sums]
 
     def _add_up(self) -> None:
         """Give the first device the sums of the gradients of all."""

@@ -97,7 +97,6 @@ class Masked(NumPyBlock):
         self.dense = mx.gluon.nn.Dense(3, in_units=3)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1) -> Tensor:
-        """Map both to ``(n, 3)``."""
         return self.dense(x) * mask * scale
 
 
@@ -109,7 +108,6 @@ class MaskedHybrid(NumPyBlock, mx.gluon.HybridBlock):  # type: ignore[misc]
         self.weight = self.params.get("weight", shape=(3, 3))
 
     def hybrid_forward(self, F: Any, x: Tensor, mask: Tensor, *, weight: Tensor) -> Tensor:  # noqa: N803
-        """Map both to ``(n, 3)``."""
         return F.np.dot(x, weight) * mask
 
 
@@ -160,7 +158,6 @@ class Doubled(mx.gluon.Block):  # type: ignore[misc]
     """A block without parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Double each number."""
         return 2 * x
 
 
@@ -177,23 +174,18 @@ class Line(NumPyBlock):
         self.net, self.lr = net, lr
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map two features to a number."""
         return self.net(x)
 
     def loss(self, y_hat: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of the squared errors."""
         return ((y_hat - y) ** 2).mean()
 
     def training_step(self, batch: Any) -> Tensor:
-        """Return twice the loss."""
         return 2 * self.loss(self(*batch[:-1]), batch[-1])
 
     def validation_step(self, batch: Any) -> Tensor:
-        """Return thrice the loss."""
         return 3 * self.loss(self(*batch[:-1]), batch[-1])
 
     def configure_optimizers(self) -> Any:
-        """Return gradient descent."""
         with NumPySemantics():
             return mx.gluon.Trainer(self.collect_params(), "sgd", {"learning_rate": self.lr})
 

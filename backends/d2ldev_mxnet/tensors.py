@@ -194,19 +194,15 @@ class MXNetTensors(Tensors):
 
 
 class Exported:
-    """An array of MXNet with the methods of DLPack's protocol, which came after it.
-
-    Args:
-        x: the array; its contexts on the CPU are numbered in DLPack as in MXNet.
-    """
+    """An array of MXNet with the methods of DLPack's protocol, which came after it."""
 
     def __init__(self, x: Any) -> None:
         self._array = x
 
     def __dlpack_device__(self) -> tuple[int, int]:
         context = self._array.ctx
-        is_gpu = context.device_type == "gpu"
-        return (ON_CUDA if is_gpu else ON_CPU, context.device_id)
+        # MXNet's capsules number the CPU's contexts, too.
+        return (ON_CUDA if context.device_type == "gpu" else ON_CPU, context.device_id)
 
     def __dlpack__(self, **_: Any) -> Any:
         # MXNet returns when nothing that is queued reads or writes the memory: no stream of the
