@@ -62,7 +62,7 @@ class MXNetFiles(Files):
             elif len(contexts) == 1 and len(mine or shape) == len(shape):
                 # What is known of its shape stays, and is compared with the file.
                 sizes = [i if i > 0 else j for i, j in zip(mine or shape, shape, strict=True)]
-                undo(_restore, parameter, dict(vars(parameter)))
+                undo(vars(parameter).update, dict(vars(parameter)))
                 zeros = make(tuple(sizes), dtype=parameter.dtype, ctx=contexts[0])
                 parameter._load_init(zeros, contexts[0])
         return lacking
@@ -125,11 +125,6 @@ def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield f"{prefix}{name}.data", parameter
     for name, child in block._children.items():
         yield from _parameters(child, f"{prefix}{name}.")
-
-
-def _restore(parameter: Any, attributes: Mapping[str, Any]) -> None:
-    vars(parameter).clear()
-    vars(parameter).update(attributes)
 
 
 def _array(parameter: Any) -> Any:

@@ -52,7 +52,6 @@ _OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
     # MXNet adds it inside the root.
     "adagrad": (mx.optimizer.AdaGrad, {"eps": ADAGRAD_EPSILON**2}),
 }
-_REQUESTS = ("null", "write", "add")
 # The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
 _SEEDS = range(2**31 - 1)
 
@@ -286,7 +285,7 @@ class MXNetLearner(Learner):
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         parameters = self._parameters()
         is_list = isinstance(modes, list) and len(modes) == len(parameters)
-        if not is_list or not all(request in _REQUESTS for request in modes):
+        if not is_list or not all(request in ("null", "write", "add") for request in modes):
             raise refused_state("model", f"{describe(modes)} are no modes of its parameters")
 
         def put() -> None:
