@@ -33,9 +33,10 @@ class MXNetFiles(Files):
         for layer in model._children.values():
             kind = type(layer)
             is_convolution = kind in _CONVOLUTIONS and layer._kwargs["layout"].startswith("NC")
+            is_gluon_s = kind.__module__.startswith("mxnet.gluon.nn.")
             if is_convolution or kind is _nn.Dense:
                 layers.append(Layer(_array(layer.weight), _array(layer.bias)))
-            elif layer._children or kind in _FUNCTIONS or not _is_gluon_s(kind):
+            elif layer._children or kind in _FUNCTIONS or not is_gluon_s:
                 return None  # it may change the order of what it is given
         return layers
 
@@ -61,7 +62,7 @@ class MXNetFiles(Files):
             elif len(contexts) == 1 and len(mine or shape) == len(shape):
                 # What is known of its shape stays, and is compared with the file.
                 sizes = [i if i > 0 else j for i, j in zip(mine or shape, shape, strict=True)]
-                undo(_restore, parameter, dict(vars(parameter)))
+                undo(vars(parameter).update, dict(vars(parameter)))
                 zeros = make(tuple(sizes), dtype=parameter.dtype, ctx=contexts[0])
                 parameter._load_init(zeros, contexts[0])
         return lacking
@@ -73,25 +74,25 @@ class MXNetFiles(Files):
         if not isinstance(optimizer, mx.gluon.Trainer):
             return None
         own, updater = optimizer.optimizer, optimizer._updaters[0]
-        rank = {index: str(rank) for index, rank in _ranks(optimizer).items()}
+        rank = _ranks(optimizer)
         return {
             "class": type(own).__name__,
             "numbers": _numbers(own),
             "schedule": _numbers(own.lr_scheduler),
             "counts": {rank[i]: count for i, count in own._index_update_count.items()},
             "states": {rank[i]: state for i, state in updater.states.items()},
-            "shapes": _shapes(optimizer),
+            "shapes": [list(optimizer._params[i].shape or ()) for i in rank],
         }
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         own, updater = optimizer.optimizer, optimizer._updaters[0]
-        for what, mine in (("class", type(own).__name__), ("shapes", _shapes(optimizer))):
-            if state[what] != mine:
-                raise ValueError(f"its {what}: {mine}, {state[what]} in the state")
-        numbered = {"numbers": own, "schedule": own.lr_scheduler}
-        for what, obj in numbered.items():
-            _check_numbers(what, _numbers(obj), state[what])
-        index_of = {str(rank): index for index, rank in _ranks(optimizer).items()}
+        mine = self.state(optimizer)
+        for what in ("class", "shapes"):
+            if state[what] != mine[what]:
+                raise ValueError(f"its {what}: {mine[what]}, {state[what]} in the state")
+        for what in ("numbers", "schedule"):
+            _check_numbers(what, mine[what], state[what])
+        index_of = {rank: index for index, rank in _ranks(optimizer).items()}
         for name, count in state["counts"].items():
             if type(count) is not int or not 0 <= count < 2**63:
                 raise ValueError(f"the steps of parameter {name} are {describe(count)}")
@@ -103,9 +104,9 @@ class MXNetFiles(Files):
         device_id = optimizer._params[0].list_ctx()[0].device_id
 
         def put() -> None:
-            for what, obj in numbered.items():
-                if obj is not None:
-                    vars(obj).update(state[what])
+            vars(own).update(state["numbers"])
+            if own.lr_scheduler is not None:
+                vars(own.lr_scheduler).update(state["schedule"])
             updater.states = states
             updater.states_synced = dict.fromkeys(states, True)
             # Counted for each index of a device, of which a new optimizer knows only the first.
@@ -113,10 +114,6 @@ class MXNetFiles(Files):
             own._index_update_count = counts
 
         return put
-
-
-def _is_gluon_s(kind: type) -> bool:
-    return kind.__module__.startswith("mxnet.gluon.nn.")
 
 
 def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -130,47 +127,41 @@ def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _parameters(child, f"{prefix}{name}.")
 
 
-def _restore(parameter: Any, attributes: Mapping[str, Any]) -> None:
-    vars(parameter).clear()
-    vars(parameter).update(attributes)
-
-
 def _array(parameter: Any) -> Any:
     """Return the one array of a parameter; None if it has none yet, or several."""
     arrays = [] if parameter is None else parameter._data or []
     return arrays[0] if len(arrays) == 1 else None
 
 
-def _ranks(trainer: Any) -> dict[int, int]:
-    return ranks(dict(enumerate(trainer._params)))
-
-
-def _shapes(trainer: Any) -> list[list[int]]:
-    return [list(trainer._params[index].shape or ()) for index in _ranks(trainer)]
+def _ranks(trainer: Any) -> dict[int, str]:
+    """Return the ranks of a trainer's parameters by their indices, in the order of the ranks."""
+    found = ranks(dict(enumerate(trainer._params)))
+    return {index: str(rank) for index, rank in found.items()}
 
 
 def _numbers(obj: Any) -> dict[str, Any]:
     """Return the numbers of an optimizer or a schedule, which it may change as it goes."""
     return {
         name: list(value) if isinstance(value, (list, tuple)) else value
-        for name, value in vars(obj or object).items()
-        if not name.startswith("__") and _is_number(value)
+        for name, value in ({} if obj is None else vars(obj)).items()
+        if _kind_of_number(value)
     }
 
 
-def _is_number(value: Any) -> bool:
+def _kind_of_number(value: Any) -> type | None:
+    """Return ``bool``, ``float`` for other numbers, ``list`` for several; None for all else."""
     if isinstance(value, (list, tuple)):
-        return all(_is_number(item) for item in value)
-    return isinstance(value, (bool, int, float))
+        return list if all(map(_kind_of_number, value)) else None
+    if isinstance(value, bool):
+        return bool
+    return float if isinstance(value, (int, float)) else None
 
 
 def _check_numbers(what: str, mine: Mapping[str, Any], saved: Mapping[str, Any]) -> None:
     if different := sorted(mine.keys() ^ saved.keys()):
         raise ValueError(f"its {what}: only one of the two has {different[0]}")
     for name, value in saved.items():
-        kinds = list, bool
-        is_alike = all(isinstance(value, kind) == isinstance(mine[name], kind) for kind in kinds)
-        if not _is_number(value) or not is_alike:
+        if _kind_of_number(value) is not _kind_of_number(mine[name]):
             raise ValueError(f"its {what}: {name} is {describe(value)}")
 
 

@@ -32,7 +32,6 @@ _READERS = {
     "mxnet.test_utils": "np",
 }
 
-
 # NVIDIA's libraries that MXNet's wheels for CUDA need and do not bring, by the packages that hold
 # them. What they need themselves they find.
 _LIBRARIES = {
@@ -57,11 +56,8 @@ def _prepare_cuda() -> None:
     Raises:
         BackendNotInstalledError: without NVIDIA's driver: that MXNet could not be loaded.
     """
-    try:
+    with suppress(PackageNotFoundError):  # one for CUDA has another name, such as mxnet-cu117
         distribution("mxnet")
-    except PackageNotFoundError:
-        pass  # one for CUDA has another name, such as mxnet-cu117
-    else:
         return
     if not nvml.has_driver():
         raise BackendNotInstalledError(

@@ -37,11 +37,7 @@ _is_placing: ContextVar[bool] = ContextVar("d2ldev_mxnet_is_placing", default=Fa
 
 
 class MXNetModels(Models):
-    """Blocks, parameters, and trainers.
-
-    Args:
-        devices: the room of devices.
-    """
+    """Blocks, parameters, and trainers."""
 
     types = (_Block, _Parameter, _ParameterDict, _Trainer)
 
@@ -151,12 +147,16 @@ class MXNetModels(Models):
             _settle_trainer(obj, context)
 
 
-class NumPySequential(mx.gluon.nn.HybridSequential):  # type: ignore[misc]
-    """A ``HybridSequential`` that is called with NumPy arrays, also without ``npx.set_np()``."""
+class NumPyBlock(_Block):  # type: ignore[misc]
+    """A block that is called with NumPy arrays, also without ``npx.set_np()``."""
 
     def __call__(self, *args: Any) -> Any:
         with NumPySemantics():
             return super().__call__(*args)
+
+
+class NumPySequential(NumPyBlock, _nn.HybridSequential):  # type: ignore[misc]
+    """Layers, one after the other, that are called with NumPy arrays."""
 
 
 def initialise(parameter: Any, values: Any) -> None:

@@ -11,7 +11,6 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.nesting.walk import flatten
@@ -27,11 +26,7 @@ if TYPE_CHECKING:
 
 
 class MXNetParallel(Parallel):
-    """Training on several devices of one process, and in several processes.
-
-    Args:
-        framework: whose blocks are trained.
-    """
+    """Training on several devices of one process, and in several processes."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -44,9 +39,9 @@ class MXNetParallel(Parallel):
         if not isinstance(model, mx.gluon.Block):
             raise no_twin(model)
         # The graph of a hybridized block holds pointers; the copy makes its own.
-        graphs: list[Any] = []
-        model.apply(lambda block: graphs.append(getattr(block, "_cached_op", None)))
-        twin = deepcopy(model, {id(graph): None for graph in graphs if graph is not None})
+        graphs: dict[int, None] = {}
+        model.apply(lambda block: graphs.update({id(getattr(block, "_cached_op", None)): None}))
+        twin = deepcopy(model, graphs)
         with NumPySemantics():
             for parameter in twin.collect_params().values():
                 if parameter._data is not None:
@@ -54,17 +49,17 @@ class MXNetParallel(Parallel):
         return twin
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
-        layers: list[Any] = []
-        if isinstance(model, mx.gluon.Block):
-            model.apply(layers.append)
-        for layer in layers:
-            if isinstance(layer, mx.gluon.nn.BatchNorm) and wanted == "global":
+        def check(block: Any) -> None:
+            if isinstance(block, mx.gluon.nn.BatchNorm):
                 raise other_statistics(
                     wanted,
-                    f"{layer.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
+                    f"{block.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
                     "MXNet 1.9.1 takes no arrays of mx.np, with which Gluon computes here",
                     "batch_norm='local'",
                 )
+
+        if wanted == "global" and isinstance(model, mx.gluon.Block):
+            model.apply(check)
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
@@ -80,12 +75,6 @@ class MXNetParallelLearner(MXNetLearner):
     """A Gluon block whose parameters have an array on each of several devices while it is trained.
 
     The first one's arrays are the user's own. ``sync`` takes those of the others away.
-
-    Args:
-        framework: whose model it is.
-        model: the block, on the first device.
-        settings: how it is trained.
-        devices: two or more.
     """
 
     def __init__(
@@ -93,39 +82,14 @@ class MXNetParallelLearner(MXNetLearner):
     ) -> None:
         self._devices = devices
         self._contexts = [mx.Context(framework.devices.native(device)) for device in devices]
-        self._is_spread = False
+        self._store: Any = None  # while there are several arrays
         super().__init__(framework, model, settings)
-        self._store = {"kvstore": "device", "update_on_kvstore": False}
-
-    @property
-    def parts(self) -> dict[str, Any]:
-        self.sync()
-        return super().parts
-
-    def replace(self, parts: dict[str, Any]) -> None:
-        self.sync()
-        sums, self._sums = self._sums, []  # which are on all devices
-        super().replace(parts)
-        self._sums = sums
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
             self.build(inputs)
         self._spread()
         return super().step(inputs, y)
-
-    def flush(self) -> None:
-        if self.pending:
-            self._spread()
-            super().flush()
-
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self.sync()
-        return super().evaluate(inputs, y)
-
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
-        self.sync()
-        return super().predict(inputs)
 
     # -- a step -----------------------------------------------------------------------------------
 
@@ -140,7 +104,7 @@ class MXNetParallelLearner(MXNetLearner):
                     losses.append(loss * share)
                     predictions.append(prediction)
         mx.autograd.backward(losses)
-        self._make_even()
+        self._add_up()
         loss = sum(each.as_in_ctx(first) for each in losses)
         return loss, _joined(self._framework, predictions, first)
 
@@ -150,93 +114,66 @@ class MXNetParallelLearner(MXNetLearner):
             return [part.share for part in parts]
         total = y.weights.as_np_ndarray().sum()
         total = total + (total == 0)  # the loss is 0 then
-        targets = [part.operands[1] for part in parts]
-        return [
-            target.weights.as_np_ndarray().sum() / total.as_in_ctx(context)
-            for target, context in zip(targets, self._contexts, strict=True)
-        ]
+        sums = [part.operands[1].weights.as_np_ndarray().sum() for part in parts]
+        return [each / total.as_in_ctx(each.ctx) for each in sums]
 
-    def _make_even(self) -> None:
-        """Let devices that had no example, or did not use a parameter, have gradients of 0."""
-        for parameter in self._trainer._params:
-            if parameter.grad_req == "null":
-                continue
-            arrays = parameter.list_data()
+    def _add_up(self) -> None:
+        """Give the first device the sums of the gradients of all."""
+        keys, gradients = [], []
+        for key, parameter in enumerate(self._trainer._params):
+            arrays = [] if parameter.grad_req == "null" else parameter.list_data()
             used = [x._fresh_grad for x in arrays]
-            if any(used) and not all(used):
-                for x, gradient, is_used in zip(arrays, parameter.list_grad(), used, strict=True):
-                    if not is_used:
+            if any(used):
+                keys.append(key)
+                gradients.append(parameter.list_grad())
+                for x, gradient, is_used in zip(arrays, gradients[-1], used, strict=True):
+                    if not is_used:  # the device had no example, or needed others only
                         gradient[()] = 0
-                        x._fresh_grad = True
+                    x._fresh_grad = x is arrays[0]
+        self._store.pushpull(keys, gradients, out=[first for first, *_ in gradients])
 
     def _update(self) -> None:
         super()._update()
-        # The trainer has one updater, for the first device. Some optimizers would take another step
-        # on each, such as Nadam, whose schedule goes on with each update.
+        # Copied, and not updated on each device: some optimizers count updates, such as Nadam.
         for parameter in self._trainer._params:
             if parameter.grad_req != "null":
                 first, *others = parameter.list_data()
                 for x in others:
                     first.copyto(x)
-                    x._fresh_grad = False
 
     # -- one array and several --------------------------------------------------------------------
 
     def _spread(self) -> None:
         """Give each parameter an array on each device, with its values."""
-        if self._is_spread:
+        if self._store is not None:
             return
+        self._store = mx.kv.create("device")
         with NumPySemantics(), mx.autograd.pause():
             for parameter in self._parameters():
-                _spread_parameter(parameter, self._contexts)
-            self._spread_trainer()
-        self._is_spread = True
+                first = parameter._data[0]
+                parameter._data[1:] = others = [first.copyto(x) for x in self._contexts[1:]]
+                keep_on(parameter, self._contexts)
+                if parameter._grad is not None:
+                    parameter._grad[1:] = gradients = [mx.np.zeros_like(x) for x in others]
+                    mx.autograd.mark_variables(others, gradients, parameter.grad_req)
+            for key, parameter in enumerate(self._trainer._params):
+                self._store.init(key, parameter.list_data()[0])
 
     def sync(self) -> None:
-        if not self._is_spread:
+        if self._store is None:
             return
         with NumPySemantics(), mx.autograd.pause():
             for parameter in self._parameters():
+                first, *others = parameter.list_data()
                 if not parameter._differentiable:  # a running statistic
-                    first, *others = parameter.list_data()
                     # So that one which no step has changed is what it was.
                     more = [x.as_in_ctx(first.ctx) - first for x in others]
                     first[()] = first + sum(more) / len(self._contexts)
-                _gather_parameter(parameter)
-            self._gather_trainer()
-        self._is_spread = False
-
-    def _spread_trainer(self) -> None:
-        trainer = self._trainer
-        trainer._contexts = self._contexts
-        trainer._reset_kvstore()
-        trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
-        # Now, and not in the first step, in which it would give the first device's running
-        # statistics to all.
-        trainer._init_kvstore()
-        trainer._init_params()
-
-    def _gather_trainer(self) -> None:
-        trainer = self._trainer
-        trainer._contexts = self._contexts[:1]
-        trainer._reset_kvstore()
-        trainer._kvstore_params, self._store = self._store, trainer._kvstore_params
-
-
-def _spread_parameter(parameter: Any, contexts: list[Any]) -> None:
-    first = parameter._data[0]
-    parameter._data[1:] = [first.copyto(context) for context in contexts[1:]]
-    keep_on(parameter, contexts)
-    if parameter._grad is not None:
-        parameter._grad[1:] = [mx.np.zeros_like(x) for x in parameter._data[1:]]
-        mx.autograd.mark_variables(parameter._data[1:], parameter._grad[1:], parameter.grad_req)
-
-
-def _gather_parameter(parameter: Any) -> None:
-    del parameter._data[1:]
-    if parameter._grad is not None:
-        del parameter._grad[1:]
-    keep_on(parameter, parameter._ctx_list[:1])
+                del parameter._data[1:]
+                if parameter._grad is not None:
+                    del parameter._grad[1:]
+                keep_on(parameter, self._contexts[:1])
+        self._store = None
 
 
 def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:
@@ -251,14 +188,7 @@ def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:
 
 
 class MXNetGroupLearner(MXNetLearner):
-    """A Gluon block that this process and others train together, each with a copy of it.
-
-    Args:
-        framework: whose model it is.
-        model: the block.
-        settings: how it is trained.
-        group: the processes.
-    """
+    """A Gluon block that this process and others train together, each with a copy of it."""
 
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(framework, model, settings)
@@ -283,19 +213,12 @@ class MXNetGroupLearner(MXNetLearner):
         self._servers.spread([x.data() for x in statistics if x._data is not None])
 
     def sync(self) -> None:
-        # In a run, the group ends a process that waits for a lost one. After it, it would not, and
-        # the program might save the model.
+        # As long as a run goes on, the group ends a process that waits for a lost one.
         self._servers.wait()
 
     def _begin(self) -> None:
         """Give all processes what rank 0 begins with."""
         parameters = self._trainer._params
-        if any(x._data is None for x in parameters):
-            raise UnsupportedValueError(
-                f"train the {type(self._model).__name__} in {self._group.size} processes",
-                "the optimizer has parameters that the model does not, and they have no shape yet",
-                "name their shapes, such as Dense(8, in_units=3)",
-            )
         found = named_tensors(self._framework, self.parts)
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([(x.shape, str(x.dtype)) for x in arrays])

@@ -9,7 +9,7 @@ from typing import Any
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.models import initialise
+from d2ldev_mxnet.models import NumPyBlock, NumPySequential, initialise
 
 _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
     "SGD with momentum": ("sgd", {"learning_rate": 0.1, "momentum": 0.9}),
@@ -89,20 +89,7 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
-class WithNumPyArrays(mx.gluon.Block):  # type: ignore[misc]
-    """A block that is called with arrays of NumPy's kind, whatever the user has set."""
-
-    def __call__(self, *args: Tensor) -> Tensor:
-        """Call ``forward``."""
-        with NumPySemantics():
-            return super().__call__(*args)
-
-
-class Network(WithNumPyArrays, mx.gluon.nn.HybridSequential):  # type: ignore[misc]
-    """Layers, one after the other."""
-
-
-class Masked(WithNumPyArrays):
+class Masked(NumPyBlock):
     """A dense layer of whose outputs some are masked."""
 
     def __init__(self) -> None:
@@ -110,11 +97,10 @@ class Masked(WithNumPyArrays):
         self.dense = mx.gluon.nn.Dense(3, in_units=3)
 
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1) -> Tensor:
-        """Map both to ``(n, 3)``."""
         return self.dense(x) * mask * scale
 
 
-class MaskedHybrid(WithNumPyArrays, mx.gluon.HybridBlock):  # type: ignore[misc]
+class MaskedHybrid(NumPyBlock, mx.gluon.HybridBlock):  # type: ignore[misc]
     """The same with a parameter of its own, which Gluon gives to it."""
 
     def __init__(self) -> None:
@@ -122,7 +108,6 @@ class MaskedHybrid(WithNumPyArrays, mx.gluon.HybridBlock):  # type: ignore[misc]
         self.weight = self.params.get("weight", shape=(3, 3))
 
     def hybrid_forward(self, F: Any, x: Tensor, mask: Tensor, *, weight: Tensor) -> Tensor:  # noqa: N803
-        """Map both to ``(n, 3)``."""
         return F.np.dot(x, weight) * mask
 
 
@@ -138,18 +123,18 @@ def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
     return {
-        "block": partial(_network, backend, is_deferred=False),
-        "deferred block": partial(_network, backend, is_deferred=True),
+        "block": partial(_network, backend, 4, 8),
+        "deferred block": partial(_network, backend, 0, 0),
     }
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
     """Return a builder of a network, and what freezes and thaws its first layer."""
 
-    def freeze(net: Network, is_frozen: bool) -> None:
+    def freeze(net: NumPySequential, is_frozen: bool) -> None:
         net[0].collect_params().setattr("grad_req", "null" if is_frozen else "write")
 
-    return {"parameters": (partial(_network, backend, is_deferred=False), freeze)}
+    return {"parameters": (partial(_network, backend, 4, 8), freeze)}
 
 
 def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
@@ -173,7 +158,6 @@ class Doubled(mx.gluon.Block):  # type: ignore[misc]
     """A block without parameters."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Double each number."""
         return 2 * x
 
 
@@ -182,7 +166,7 @@ def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
     return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
 
 
-class Line(WithNumPyArrays):
+class Line(NumPyBlock):
     """A D2L ``Module``."""
 
     def __init__(self, net: Any, lr: float) -> None:
@@ -190,37 +174,28 @@ class Line(WithNumPyArrays):
         self.net, self.lr = net, lr
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map two features to a number."""
         return self.net(x)
 
     def loss(self, y_hat: Tensor, y: Tensor) -> Tensor:
-        """Return the mean of the squared errors."""
         return ((y_hat - y) ** 2).mean()
 
     def training_step(self, batch: Any) -> Tensor:
-        """Return twice the loss."""
         return 2 * self.loss(self(*batch[:-1]), batch[-1])
 
     def validation_step(self, batch: Any) -> Tensor:
-        """Return thrice the loss."""
         return 3 * self.loss(self(*batch[:-1]), batch[-1])
 
     def configure_optimizers(self) -> Any:
-        """Return gradient descent."""
         with NumPySemantics():
             return mx.gluon.Trainer(self.collect_params(), "sgd", {"learning_rate": self.lr})
 
 
-def _network(backend: Any, device: Device, *, is_deferred: bool) -> Network:
+def _network(backend: Any, n_in: int, n_hidden: int, device: Device) -> NumPySequential:
+    """Return a network; sizes of 0 come with its first batch."""
     nn = mx.gluon.nn
-    first, last = (
-        (nn.Dense(8), nn.Dense(2))
-        if is_deferred
-        else (nn.Dense(8, in_units=4), nn.Dense(2, in_units=8))
-    )
     with NumPySemantics():
-        net = Network()
-        net.add(first, nn.BatchNorm(in_channels=0 if is_deferred else 8))
-        net.add(nn.Activation("tanh"), nn.Dropout(0.3), last)
+        net = NumPySequential()
+        net.add(nn.Dense(8, in_units=n_in), nn.BatchNorm(in_channels=n_hidden))
+        net.add(nn.Activation("tanh"), nn.Dropout(0.3), nn.Dense(2, in_units=n_hidden))
         net.initialize(mx.init.Xavier(), ctx=backend.native(device))
     return net

@@ -26,7 +26,7 @@ from d2ldev_mxnet.framework import NumPySemantics, mx
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
-# What ps-lite reads when a store is made. It says where the others are, as the launch has said.
+# By these ps-lite finds the other processes, which d2ldev knows from its own launch.
 _VARIABLES = (
     "DMLC_ROLE",
     "DMLC_PS_ROOT_URI",
@@ -93,18 +93,18 @@ class Servers:
         Arrays of the next call may have the same keys.
         """
         numbers: Counter[Any] = Counter()
-        new, keys = [], []
+        new, keys = {}, []
         for x in arrays:
             kind = x.shape, x.dtype
             name = *kind, numbers[kind]
             numbers[kind] += 1
             if name not in self._keys:
-                self._keys[name] = len(self._keys)
+                self._keys[name] = key = len(self._keys)
                 # Parameters may be in another layout: see ``spread``.
-                new.append((self._keys[name], mx.np.zeros(x.shape, x.dtype, ctx=mx.cpu())))
+                new[key] = mx.np.zeros(x.shape, x.dtype, ctx=mx.cpu())
             keys.append(self._keys[name])
         if new:
-            self._store.init([key for key, _ in new], [x for _, x in new])
+            self._store.init(list(new), list(new.values()))
         return keys
 
     def add_up(self, keys: list[int], arrays: list[Any]) -> None:

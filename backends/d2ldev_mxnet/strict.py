@@ -32,8 +32,6 @@ from d2ldev_mxnet.framework import mx
 
 Function = Callable[..., Any]
 InForce = Callable[[], bool]
-Replacement = tuple[Any, str, Function]
-"""An object, the name of one of its functions, and the function's replacement."""
 
 COPIES = ("_copyto", "_npi_copyto", "_CrossDeviceCopy")
 """The operators that move arrays."""
@@ -51,11 +49,7 @@ _get_context.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)
 
 
 class MXNetStrict(Strict):
-    """MXNet's operators, indexing, and calls of blocks.
-
-    Args:
-        framework: whose operands they are.
-    """
+    """MXNet's operators, indexing, and calls of blocks."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -69,14 +63,11 @@ class MXNetStrict(Strict):
             )
         return replace(self.replacements(in_force))
 
-    def replacements(self, in_force: InForce) -> Iterator[Replacement]:
-        """Yield the replacements of MXNet's functions while strictness is in force somewhere."""
+    def replacements(self, in_force: InForce) -> Iterator[tuple[Any, str, Function]]:
+        """Yield what is replaced in a strict block: the owner, the name, and the replacement."""
         # The library's functions are attributes only after they were asked for once.
-        yield (
-            _library,
-            "MXImperativeInvokeEx",
-            self._invoking(_library.MXImperativeInvokeEx, in_force),
-        )
+        invoke = _library.MXImperativeInvokeEx
+        yield _library, "MXImperativeInvokeEx", self._invoking(invoke, in_force)
         for name in ("MXAutogradBackward", "MXAutogradBackwardEx"):
             yield _library, name, self._backward(getattr(_library, name), in_force)
         yield _FFI, "__call__", self._calling_ffi(vars(_FFI)["__call__"], in_force)

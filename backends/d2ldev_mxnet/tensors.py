@@ -33,18 +33,11 @@ _FEW = 2**20
 
 
 class MXNetTensors(Tensors):
-    """MXNet's arrays.
-
-    Args:
-        devices: the room of devices.
-    """
+    """MXNet's arrays."""
 
     types = (_NDArray,)  # ``mx.np.ndarray`` is a subclass
     plain_types = (mx.Context, np.dtype)
-    dtype_names = (
-        *("bool", "int8", "int32", "int64", "uint8"),
-        *("float16", "float32", "float64"),
-    )
+    dtype_names = ("bool", "int8", "int32", "int64", "uint8", "float16", "float32", "float64")
     # Its queue takes operations, and their operands, until the memory of the host is full.
     in_flight = 4
 
@@ -103,7 +96,7 @@ class MXNetTensors(Tensors):
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         dtype = dtype or "float32"
-        if not _is_exact(value):
+        if isinstance(value, (int, np.integer)) and abs(int(value)) > _EXACT:
             return self.from_data(np.full(shape, value, dtype), dtype, native)
         with NumPyShapes():
             return mx.np.full(shape, value, dtype=dtype, out=_empty(shape, dtype, native))
@@ -176,15 +169,12 @@ class MXNetTensors(Tensors):
             return x.as_np_ndarray().detach()
         kind, index = x.__dlpack_device__()
         # MXNet would believe the memory of a device that it does not have.
-        if kind != ON_CPU and not (kind == ON_CUDA and self._has_card(index)):
+        is_card = kind == ON_CUDA and self._devices.platform(gpu(index)) == "cuda"
+        if kind != ON_CPU and not (is_card and index < self._devices.count()):
             raise BufferError(f"MXNet has no device of DLPack's type {int(kind)} and index {index}")
         with NumPyShapes():
             # An unversioned capsule has no flag for read-only memory, so that its owner refuses.
             return mx.nd.from_dlpack(x.__dlpack__()).as_np_ndarray()
-
-    def _has_card(self, index: int) -> bool:
-        is_real = self._devices.platform(gpu(index)) == "cuda"
-        return is_real and index < self._devices.count()
 
     def dlpack_of(self, x: Tensor) -> Any:
         return Exported(x)
@@ -204,19 +194,15 @@ class MXNetTensors(Tensors):
 
 
 class Exported:
-    """An array of MXNet with the methods of DLPack's protocol, which came after it.
-
-    Args:
-        x: the array; its contexts on the CPU are numbered in DLPack as in MXNet.
-    """
+    """An array of MXNet with the methods of DLPack's protocol, which came after it."""
 
     def __init__(self, x: Any) -> None:
         self._array = x
 
     def __dlpack_device__(self) -> tuple[int, int]:
         context = self._array.ctx
-        is_gpu = context.device_type == "gpu"
-        return (ON_CUDA if is_gpu else ON_CPU, context.device_id)
+        # MXNet's capsules number the CPU's contexts, too.
+        return (ON_CUDA if context.device_type == "gpu" else ON_CPU, context.device_id)
 
     def __dlpack__(self, **_: Any) -> Any:
         # MXNet returns when nothing that is queued reads or writes the memory: no stream of the
@@ -256,8 +242,3 @@ def _empty_like(x: Any, native: Any) -> Any:
         _library.MXNDArrayCreateEx(shape, ndim, *place, 0, dtype, ctypes.byref(made))
     )
     return mx.np.ndarray(made)
-
-
-def _is_exact(*numbers: Any) -> bool:
-    """Return whether MXNet's operators take these numbers without rounding them."""
-    return not any(isinstance(n, (int, np.integer)) and abs(int(n)) > _EXACT for n in numbers)

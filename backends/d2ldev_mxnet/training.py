@@ -52,7 +52,6 @@ _OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
     # MXNet adds it inside the root.
     "adagrad": (mx.optimizer.AdaGrad, {"eps": ADAGRAD_EPSILON**2}),
 }
-_REQUESTS = ("null", "write", "add")
 # The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
 _SEEDS = range(2**31 - 1)
 
@@ -61,9 +60,6 @@ class MXNetTraining(Training):
     """Steps of training, accuracy, and MXNet's random numbers.
 
     Gluon's loaders shuffle with ``np.random``, whose state d2ldev keeps.
-
-    Args:
-        framework: whose models are trained.
     """
 
     sharded_types = (mx.gluon.data.DataLoader,)
@@ -81,7 +77,7 @@ class MXNetTraining(Training):
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)
             labels = y.as_np_ndarray().astype("int64")
-            return (found.astype("int64") == labels).astype("float32").mean()
+            return (found == labels).astype("float32").mean()
 
     def random_state(self, device: Device) -> int:
         # MXNet's generators cannot be read. So they are given a new seed, which is drawn from them:
@@ -99,12 +95,7 @@ class MXNetTraining(Training):
 
 
 class ShardedLoader:
-    """The batches of a Gluon loader, of which one process reads its examples only.
-
-    Args:
-        loader: the other loader.
-        rank, size: the number of the process, from 0, and how many there are.
-    """
+    """The batches of a Gluon loader, of which one process reads its examples only."""
 
     def __init__(self, loader: Any, rank: int, size: int) -> None:
         self._parts = PartSampler(loader._batch_sampler, rank, size)
@@ -135,11 +126,6 @@ class MXNetLearner(Learner):
     Gluon's own losses give one number for each example; a loss here is their mean:
     ``lambda prediction, y: gluon.loss.L2Loss()(prediction, y).mean()``. Parameters that a step does
     not use stay as they are in it.
-
-    Args:
-        framework: whose model it is.
-        model: the block.
-        settings: how it is trained.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
@@ -152,7 +138,7 @@ class MXNetLearner(Learner):
             )
         self._framework = framework
         self._model = model
-        self._sums: list[Any] = []
+        self._sums: dict[int, Any] = {}  # of gradients, by the numbers of the parameters
         _check_parameters(model, self._parameters(), is_trained=settings.optimizer is not None)
         self._loss = loss_among(settings, _LOSSES)
         self._trainer = self._made(settings)
@@ -179,9 +165,11 @@ class MXNetLearner(Learner):
 
     @property
     def parts(self) -> dict[str, Any]:
+        self.sync()
         return {"model": self._model, "optimizer": self._trainer}
 
     def replace(self, parts: dict[str, Any]) -> None:
+        self.sync()
         self._model, self._trainer = parts["model"], parts["optimizer"]
         self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
 
@@ -199,8 +187,8 @@ class MXNetLearner(Learner):
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with NumPySemantics():
             for parameter in self._trainer._params:
-                if parameter.grad_req == "add" and parameter._grad is not None:
-                    for gradient in parameter.list_grad():
+                if parameter.grad_req == "add":
+                    for gradient in parameter._grad or ():
                         # As ParameterDict.zero_grad; Parameter's own knows only old arrays.
                         gradient[()] = 0
             loss, prediction = self._differentiated(inputs, y)
@@ -224,38 +212,35 @@ class MXNetLearner(Learner):
         if not self.pending:
             return
         with NumPySemantics():
-            for parameter, sums in zip(self._trainer._params, self._sums, strict=True):
-                if sums is not None and parameter.grad_req != "null":
-                    for x, gradient, each in _with_gradients(parameter, sums):
-                        gradient[()] = each / self.pending
-                        x._fresh_grad = True
+            for number, total in self._sums.items():
+                parameter = self._trainer._params[number]
+                if parameter.grad_req != "null":
+                    parameter.list_grad()[0][()] = total / self.pending
+                    parameter.list_data()[0]._fresh_grad = True
             self._update()
-        self._sums, self.pending = [], 0
+        self._sums, self.pending = {}, 0
 
     def _update(self) -> None:
-        self._trainer.allreduce_grads()
         if self.settings.gradient_clip_val:
             self._clip(self.settings.gradient_clip_val)
         # By 1: the loss is a mean already.
         self._trainer.update(1, ignore_stale_grad=True)
 
     def _add(self) -> None:
-        """Add up the gradients that this batch has made; None for those that no batch has made."""
-        parameters = self._trainer._params
-        self._sums = self._sums or [None] * len(parameters)
-        for number, parameter in enumerate(parameters):
-            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad:
-                known = self._sums[number] or [0] * len(parameter.list_data())
-                self._sums[number] = []
-                for x, gradient, each in _with_gradients(parameter, known):
-                    self._sums[number].append(gradient.as_np_ndarray() + each)
-                    x._fresh_grad = False
+        """Add the gradients that this batch has made to those of the batches before it."""
+        for number, parameter in enumerate(self._trainer._params):
+            if parameter.grad_req != "null" and (x := parameter.list_data()[0])._fresh_grad:
+                gradient = parameter.list_grad()[0].as_np_ndarray()
+                self._sums[number] = gradient + self._sums.get(number, 0)
+                x._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self.sync()
         with NumPySemantics(), mx.autograd.pause():
             return self._losses(inputs, y, is_step=False)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self.sync()
         with NumPySemantics(), mx.autograd.pause():
             return self._predicted(inputs)
 
@@ -274,7 +259,6 @@ class MXNetLearner(Learner):
 
     def _clip(self, largest: float) -> None:
         # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
-        # Those of the first device, where the step is taken.
         gradients = [
             parameter.list_grad()[0].as_np_ndarray()
             for parameter in self._trainer._params
@@ -301,7 +285,7 @@ class MXNetLearner(Learner):
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         parameters = self._parameters()
         is_list = isinstance(modes, list) and len(modes) == len(parameters)
-        if not is_list or not all(request in _REQUESTS for request in modes):
+        if not is_list or not all(request in ("null", "write", "add") for request in modes):
             raise refused_state("model", f"{describe(modes)} are no modes of its parameters")
 
         def put() -> None:
@@ -315,11 +299,6 @@ class MXNetLearner(Learner):
     def _parameters(self) -> list[Any]:
         # In the order of the layers: by MXNet's names, which count on, two models differ.
         return list(self._model.collect_params().values())
-
-
-def _with_gradients(parameter: Any, others: list[Any]) -> Iterator[tuple[Any, Any, Any]]:
-    """Yield the array of a parameter on each device, its gradient there, and another value."""
-    return zip(parameter.list_data(), parameter.list_grad(), others, strict=True)
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
@@ -337,7 +316,7 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
         y = y.astype("int64")
     classes = prediction.shape[-1]
     if weights is None:
-        return _blocks.mean_for(classes)(prediction, y)
+        return _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
     return _mean(_cross_entropies(mx, prediction, y, classes), weights)
 
 
@@ -350,31 +329,19 @@ def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> Any:
     return -(picked / (space.np.mod(y, classes) == y))
 
 
-class _MeanCrossEntropy(mx.gluon.HybridBlock):  # type: ignore[misc]
-    """The mean cross-entropy of examples that weigh the same, as one call of MXNet's.
+@lru_cache
+def _mean_cross_entropy(classes: int, _thread: int) -> Any:
+    """Return a block that computes the mean cross-entropy as one call of MXNet's.
 
-    Args:
-        classes: how many there are.
+    Each thread has its own, because two must not be in one block.
     """
-
-    def __init__(self, classes: int) -> None:
-        super().__init__()
-        self._classes = classes
-        self.hybridize()
-
-    def hybrid_forward(self, space: Any, prediction: Any, y: Any) -> Any:
-        """Compute it by MXNet's functions of arrays, or by those of symbols."""
-        return _cross_entropies(space, prediction, y, self._classes).mean()
-
-
-class _Blocks(threading.local):
-    """The blocks of a thread, which must not share one with another; a second ``fit`` has them."""
-
-    def __init__(self) -> None:
-        self.mean_for = lru_cache(_MeanCrossEntropy)
-
-
-_blocks = _Blocks()
+    # With a prefix, MXNet's counter of names stays where it is.
+    block = mx.gluon.nn.HybridLambda(
+        lambda space, prediction, y: _cross_entropies(space, prediction, y, classes).mean(),
+        prefix="",
+    )
+    block.hybridize()
+    return block
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
@@ -406,11 +373,7 @@ def _mean(losses: Tensor, weights: Any) -> Tensor:
     return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
 
 
-_LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
-    "mse": _mse,
-    "cross_entropy": _cross_entropy,
-    "bce": _bce,
-}
+_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
 
 
 def _as_numpy(x: Any) -> Any:

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 from d2ldev_mxnet.framework import mx
+from process_runs import Own, initialised, lenet, normalized, unbuilt
 from several_gpus import (
     CLASSES,
     FEATURES,
@@ -19,38 +20,6 @@ nn = mx.gluon.nn
 pytestmark = pytest.mark.usefixtures("set_np")
 
 
-def initialised(net):
-    mx.random.seed(0)
-    net.initialize(mx.init.Xavier())
-    return net
-
-
-def lenet():
-    net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(6, 5, padding=2, activation="sigmoid"),
-        nn.AvgPool2D(7, 7),
-        nn.Flatten(),
-        nn.Dense(CLASSES),
-    )
-    net.hybridize()
-    net = initialised(net)
-    net(mx.np.zeros((1, 1, 28, 28)))
-    return net
-
-
-def unbuilt():
-    net = nn.HybridSequential()
-    net.add(nn.Dense(CLASSES, weight_initializer=mx.init.Constant(0.1)))
-    return initialised(net)
-
-
-def normalized():
-    net = nn.HybridSequential()
-    net.add(nn.BatchNorm(in_channels=FEATURES, momentum=0), nn.Dense(CLASSES, in_units=FEATURES))
-    return initialised(net)
-
-
 class Dense(nn.Block):
     def __init__(self):
         super().__init__()
@@ -59,12 +28,6 @@ class Dense(nn.Block):
 
     def forward(self, x):
         return self.dense(x)
-
-
-class Own(Dense):
-    def training_step(self, batch):
-        x, y = batch
-        return mx.gluon.loss.SoftmaxCrossEntropyLoss()(self(x), y).mean()
 
 
 def test_three_and_four_gpus_learn_what_one_learns():

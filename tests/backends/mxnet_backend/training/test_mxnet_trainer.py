@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet import MXNetFramework
 from d2ldev_mxnet.framework import mx
+from d2ldev_mxnet.provision import Masked
 from interrupted_runs import interrupted_run
 
 import d2ldev
@@ -354,15 +355,6 @@ def test_the_order_goes_on_in_another_process(set_np, options):
 RANDOM = np.random.RandomState(0)
 INPUT, MASK, TARGET = (RANDOM.rand(8, 3).astype("float32") for _ in range(3))
 ORDERS = [{"mask": MASK, "x": INPUT, "y": TARGET}, {"y": TARGET, "x": INPUT, "mask": MASK}]
-
-
-class Masked(mx.gluon.Block):
-    def __init__(self):
-        super().__init__()
-        self.dense = mx.gluon.nn.Dense(3, in_units=3)
-
-    def forward(self, x, mask=None, scale=1):
-        return self.dense(x) * mask * scale
 
 
 class Hybrid(mx.gluon.HybridBlock):
