@@ -196,10 +196,12 @@ class MXNetGroupLearner(MXNetLearner):
         # Of the gradients and of ``_users``; empty until all have the parameters of rank 0.
         self._keys: list[int] = []
         self._used: list[bool] = []
+        # The share of the last part and the dtype of its loss, for which there is ``_head``.
+        self._share: tuple[float, Any] | None = None
 
     def replace(self, parts: dict[str, Any]) -> None:
         super().replace(parts)
-        self._keys = []
+        self._keys, self._share = [], None
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._keys:
@@ -232,8 +234,11 @@ class MXNetGroupLearner(MXNetLearner):
         assert self.portion is not None
         with mx.autograd.record():
             loss, prediction = self._losses(inputs, y, is_step=True)
-            part = loss * self.portion.share
-        part.backward()
+        # The gradient of this process's part of the loss, without an operation for the product.
+        share = (self.portion.share, loss.dtype)
+        if self._share != share:
+            self._share, self._head = share, mx.np.array(share[0], share[1], ctx=loss.ctx)
+        loss.backward(self._head)
         return loss, prediction
 
     def _update(self) -> None:
