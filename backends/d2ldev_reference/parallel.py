@@ -18,11 +18,7 @@ from d2ldev_reference.training import ReferenceLearner, each_of
 
 
 class ReferenceParallel(Parallel):
-    """Training on several devices.
-
-    Args:
-        framework: whose MLPs are trained.
-    """
+    """Training on several devices, and in several processes."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework

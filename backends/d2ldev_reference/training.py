@@ -29,11 +29,7 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ReferenceTraining(Training):
-    """Steps of training, and accuracy.
-
-    Args:
-        tensors: the room of tensors.
-    """
+    """Steps of training, and accuracy."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
