@@ -37,10 +37,9 @@ _TRACED = ("train_function", "test_function", "predict_function")
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 
 
-def is_of_keras(x: Any, *names: str) -> bool:
+def is_of_keras(x: Any, name: str) -> bool:
     """Return whether something is of a class of Keras', which is not imported for the question."""
-    keras = sys.modules.get("keras")
-    return any(isinstance(x, getattr(keras, name, ())) for name in names)
+    return isinstance(x, getattr(sys.modules.get("keras"), name, ()))
 
 
 class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
@@ -154,7 +153,8 @@ class TensorFlowModels(Models):
         return tf.init_scope()
 
     def settle(self, obj: Any, device: Device) -> None:
-        if is_of_keras(obj, "Layer", "Optimizer") and self._devices.count():
+        is_computing = is_of_keras(obj, "Layer") or is_of_keras(obj, "Optimizer")
+        if is_computing and self._devices.count():
             compute_at(obj, self._devices.native(device))
 
 
