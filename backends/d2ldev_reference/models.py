@@ -10,6 +10,9 @@ import array_api_strict as xp
 
 from d2ldev.framework import Models, Tensor
 
+Layers = list[dict[str, Tensor]]
+"""A kernel, ``'weight'``, and a ``'bias'`` for each layer, or what belongs to them."""
+
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": lambda x: xp.where(x > 0, x, xp.zeros_like(x)),
     "tanh": xp.tanh,
@@ -33,20 +36,21 @@ class MLP:
         activation: ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
     """
 
-    layers: list[dict[str, Tensor]]
+    layers: Layers
     activation: str = "relu"
 
     def __call__(self, x: Tensor) -> Tensor:
         """Map ``(n, sizes[0])`` to ``(n, sizes[-1])``."""
+        *_, prediction = self.outputs(x)
+        return prediction
+
+    def outputs(self, x: Tensor) -> list[Tensor]:
+        """Return the input, the output of each hidden layer, and the prediction."""
         *hidden, last = self.layers
+        outputs = [x]
         for layer in hidden:
-            x = activate(self.activation, _dense(layer, x))
-        return _dense(last, x)
-
-
-def activate(activation: str, x: Tensor) -> Tensor:
-    """Apply an activation by name to each number."""
-    return _ACTIVATIONS[activation](x)
+            outputs.append(_ACTIVATIONS[self.activation](_dense(layer, outputs[-1])))
+        return [*outputs, _dense(last, outputs[-1])]
 
 
 def _dense(layer: dict[str, Tensor], x: Tensor) -> Tensor:

@@ -13,16 +13,12 @@ from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Ten
 from d2ldev.operations import moving
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.processes.group import Group
-from d2ldev_reference.models import MLP
+from d2ldev_reference.models import MLP, Layers
 from d2ldev_reference.training import ReferenceLearner, each_of
 
 
 class ReferenceParallel(Parallel):
-    """Training on several devices.
-
-    Args:
-        framework: whose MLPs are trained.
-    """
+    """Training on several devices, and in several processes."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -46,7 +42,7 @@ class ReferenceParallelLearner(ReferenceLearner):
 
     def _differentiated(
         self, model: MLP, inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+    ) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
         found = []
         parts = parts_to_train_on(self._framework, (inputs, y), self._devices)
@@ -54,14 +50,11 @@ class ReferenceParallelLearner(ReferenceLearner):
             if part.number:
                 there = moving.to(self._framework, model, device)
                 results = super()._differentiated(there, *part.operands)
-                found.append((share, moving.to(self._framework, results, first)))
-        share, (loss, prediction, gradients) = found[0]
-        loss, gradients = loss * share, each_of(lambda x: x * share, gradients)
-        for share, (more, next_prediction, next_gradients) in found[1:]:
-            loss = loss + more * share
-            prediction = xp.concat([prediction, next_prediction])
-            gradients = each_of(lambda a, b, s=share: a + b * s, gradients, next_gradients)
-        return loss, prediction, gradients
+                loss, prediction, gradients = moving.to(self._framework, results, first)
+                scaled = each_of(lambda x, share=share: x * share, gradients)
+                found.append((loss * share, prediction, scaled))
+        losses, predictions, gradients = zip(*found, strict=True)
+        return sum(losses), xp.concat(predictions), each_of(lambda *xs: sum(xs), *gradients)
 
     def _shares(self, y: Any, parts: list[Part]) -> list[float]:
         """Return what share of the loss of a batch each part of it has."""
@@ -80,40 +73,27 @@ class ReferenceGroupLearner(ReferenceLearner):
     def __init__(self, tensors: Tensors, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(tensors, model, settings)
         self._group = group
-        first = group.gather("the parameters", _texts(self._tensors, self._model.layers))[0]
-        self._model = MLP(self._read(self._model.layers, [first]), self._model.activation)
+        first = group.gather("the parameters", each_of(self._text, self._model.layers))[0]
+        self._model = MLP(_sums(self._model.layers, [first]), self._model.activation)
 
     def _differentiated(
         self, model: MLP, inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+    ) -> tuple[Tensor, Tensor, Layers]:
         assert self.portion is not None
         share = self.portion.share
         loss, prediction, gradients = super()._differentiated(model, inputs, y)
-        parts = each_of(lambda x: x * share, gradients)
-        found = self._group.gather("the gradients", _texts(self._tensors, parts))
-        return loss, prediction, self._read(gradients, found)
+        parts = each_of(lambda x: self._text(x * share), gradients)
+        return loss, prediction, _sums(gradients, self._group.gather("the gradients", parts))
 
-    def _read(
-        self, layers: list[dict[str, Tensor]], processes: list[list[dict[str, str]]]
-    ) -> list[dict[str, Tensor]]:
-        """Return the sums of what the processes have sent, as tensors like those of the layers."""
-        return [
-            {
-                name: xp.asarray(
-                    sum(_numbers(process[i][name], x) for process in processes), device=x.device
-                )
-                for name, x in layer.items()
-            }
-            for i, layer in enumerate(layers)
-        ]
+    def _text(self, x: Tensor) -> str:
+        return self._tensors.to_numpy(x).astype("<f4").tobytes().hex()
 
 
-def _texts(tensors: Tensors, layers: list[dict[str, Tensor]]) -> list[dict[str, str]]:
-    return [
-        {name: tensors.to_numpy(x).astype("<f4").tobytes().hex() for name, x in layer.items()}
-        for layer in layers
-    ]
+def _sums(layers: Layers, processes: list[list[dict[str, str]]]) -> Layers:
+    """Return the sums of what the processes have sent, as tensors like those of the layers."""
 
+    def total(like: Tensor, *texts: str) -> Tensor:
+        numbers = [np.frombuffer(bytes.fromhex(text), "<f4") for text in texts]
+        return xp.asarray(np.sum(numbers, axis=0).reshape(like.shape), device=like.device)
 
-def _numbers(text: str, like: Tensor) -> Any:
-    return np.frombuffer(bytes.fromhex(text), "<f4").reshape(like.shape)
+    return each_of(total, layers, *processes)

@@ -17,11 +17,7 @@ _NOT_OPERATIONS = ("asarray", "from_dlpack", "to_device", "__array__", "__dlpack
 
 
 class ReferenceStrict(Strict):
-    """The operations of array-api-strict that take arrays.
-
-    Args:
-        framework: whose operands they are.
-    """
+    """The operations of array-api-strict that take arrays."""
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework

@@ -7,6 +7,8 @@ installed.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
 from types import NoneType
 from typing import Any
 
@@ -16,7 +18,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training, Weighted
 from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM, WEIGHT_DECAY
 from d2ldev.operations.steps import check_labels, check_shapes, check_weights
-from d2ldev_reference.models import MLP, activate
+from d2ldev_reference.models import MLP, Layers
 
 # The derivative of an activation, computed from its result.
 _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,11 +29,7 @@ _DERIVATIVES: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class ReferenceTraining(Training):
-    """Steps of training, and accuracy.
-
-    Args:
-        tensors: the room of tensors.
-    """
+    """Steps of training, and accuracy."""
 
     def __init__(self, tensors: Tensors) -> None:
         self._tensors = tensors
@@ -65,10 +63,9 @@ class ReferenceLearner(Learner):
             )
         self._model = model
         kept = ("first", "second", "sums")[: 3 if settings.accumulate > 1 else 2]
-        self._optimizer: dict[str, Any]
-        self._optimizer = {**{name: self._zeros() for name in kept}, "steps": 0}
+        self._optimizer: dict[str, Any] = {name: self._zeros() for name in kept} | {"steps": 0}
 
-    def _zeros(self) -> list[dict[str, Tensor]]:
+    def _zeros(self) -> Layers:
         return each_of(lambda x: x * 0.0, self._model.layers)
 
     @property
@@ -96,15 +93,9 @@ class ReferenceLearner(Learner):
 
     def _differentiated(
         self, model: MLP, inputs: tuple[Any, ...], y: Any
-    ) -> tuple[Tensor, Tensor, list[dict[str, Tensor]]]:
+    ) -> tuple[Tensor, Tensor, Layers]:
         """Return the loss of a model, its prediction, and the gradients of its parameters."""
-        (x,) = inputs
-        activations = [x]
-        *hidden, last = model.layers
-        for layer in hidden:
-            x = activate(model.activation, x @ layer["weight"].T + layer["bias"])
-            activations.append(x)
-        prediction = x @ last["weight"].T + last["bias"]
+        *activations, prediction = model.outputs(*inputs)
         loss, error = self._loss(prediction, y)
         return loss, prediction, self._gradients(model, activations, error)
 
@@ -164,9 +155,7 @@ class ReferenceLearner(Learner):
         losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
         return losses, xp.exp(logarithms) - truth
 
-    def _gradients(
-        self, model: MLP, activations: list[Tensor], error: Tensor
-    ) -> list[dict[str, Tensor]]:
+    def _gradients(self, model: MLP, activations: list[Tensor], error: Tensor) -> Layers:
         """Return the gradients of a model's parameters, from its prediction's error back."""
         gradients = []
         error, activations = _rows(error), [_rows(x) for x in activations]
@@ -175,41 +164,30 @@ class ReferenceLearner(Learner):
             error = (error @ layer["weight"]) * _DERIVATIVES[model.activation](x)
         return gradients[::-1]
 
-    def _clipped(self, gradients: list[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    def _clipped(self, gradients: Layers) -> Layers:
         if not self.settings.gradient_clip_val:
             return gradients
         squares = [xp.sum(g * g) for layer in gradients for g in layer.values()]
-        norm = float(sum(squares[1:], squares[0])) ** 0.5
+        norm = float(sum(squares)) ** 0.5
         factor = min(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
         return each_of(lambda x: x * factor, gradients)
 
-    def _update(self, gradients: list[dict[str, Tensor]]) -> None:
-        steps = self._optimizer["steps"] + 1
-        layers, firsts, seconds = [], [], []
-        for layer, gradient, first, second in zip(
+    def _update(self, gradients: Layers) -> None:
+        before = self._optimizer
+        steps = before["steps"] + 1
+        updated = each_of(
+            partial(self._updated, steps),
             self._model.layers,
             gradients,
-            self._optimizer["first"],
-            self._optimizer["second"],
-            strict=True,
-        ):
-            updated = {
-                name: self._updated(layer[name], gradient[name], first[name], second[name], steps)
-                for name in layer
-            }
-            layers.append({name: three[0] for name, three in updated.items()})
-            firsts.append({name: three[1] for name, three in updated.items()})
-            seconds.append({name: three[2] for name, three in updated.items()})
+            before["first"],
+            before["second"],
+        )
+        layers, first, second = (each_of(itemgetter(i), updated) for i in range(3))
         self._model = MLP(layers, self._model.activation)
-        self._optimizer = {
-            **self._optimizer,
-            "first": firsts,
-            "second": seconds,
-            "steps": steps,
-        }
+        self._optimizer = {**before, "first": first, "second": second, "steps": steps}
 
     def _updated(
-        self, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor, steps: int
+        self, steps: int, x: Tensor, gradient: Tensor, first: Tensor, second: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return a parameter and its two moments after one step."""
         lr = self.settings.lr
@@ -234,10 +212,8 @@ def _times(x: Tensor, weights: Tensor) -> Tensor:
     return xp.where(weights == 0, xp.zeros_like(x), x * weights)
 
 
-def each_of(
-    function: Callable[..., Tensor], *layers: list[dict[str, Tensor]]
-) -> list[dict[str, Tensor]]:
-    """Return layers of what a function makes of their tensors of the same name."""
+def each_of(function: Callable[..., Any], *layers: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return layers of what a function makes of the values of one name in all of these."""
     return [
         {name: function(*(layer[name] for layer in together)) for name in together[0]}
         for together in zip(*layers, strict=True)

@@ -58,7 +58,7 @@ class TensorFlowFramework(Framework):
         devices = TensorFlowDevices(virtual_gpus)
         self.devices = devices
         self.tensors = TensorFlowTensors(devices)
-        self.models = TensorFlowModels(devices, self.tensors)
+        self.models = TensorFlowModels(devices)
         self.files = TensorFlowFiles(self)
         self.training = TensorFlowTraining(self)
         self.strict = TensorFlowStrict(devices)

@@ -5,6 +5,7 @@ The objects in which Keras keeps them are private, and the only ones that have a
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -12,6 +13,7 @@ from weakref import WeakKeyDictionary
 import tensorflow as tf
 
 from d2ldev.errors import UnsupportedValueError, describe, warn
+from d2ldev_tensorflow.models import is_of_keras
 
 
 def loss_of(model: Any) -> Any:
@@ -104,16 +106,11 @@ def _is_mean(metric: Any) -> bool:
     """Return whether a metric, or one of this name, is the mean of a function over the examples."""
     import keras
 
-    if isinstance(metric, str) and metric in _ACCURACIES:
-        return True
+    if isinstance(metric, str) and metric in ("accuracy", "acc"):
+        return True  # which function it is is known only with the first batch
     known = keras.metrics.get(metric)
-    is_stateful = isinstance(known, keras.metrics.Metric)
     update = keras.metrics.MeanMetricWrapper.update_state
-    return not is_stateful or type(known).update_state is update
-
-
-# Which function it is is known only with the first batch.
-_ACCURACIES = ("accuracy", "acc")
+    return not isinstance(known, keras.metrics.Metric) or type(known).update_state is update
 
 
 def _name_of(metric: Any) -> str:
@@ -150,14 +147,10 @@ def check_own_methods(model: Any, *names: str) -> None:
     Raises:
         UnsupportedValueError: if a class of the user's overrides one of these.
     """
-    import keras
-
-    own = [
-        name
-        for name in names
-        if isinstance(model, keras.Model)
-        and getattr(type(model), name) is not getattr(keras.Model, name)
-    ]
+    if not is_of_keras(model, "Model"):
+        return
+    theirs = sys.modules["keras"].Model
+    own = [name for name in names if getattr(type(model), name) is not getattr(theirs, name)]
     if own:
         raise UnsupportedValueError(
             f"train {describe(model)}",

@@ -37,10 +37,10 @@ _NAME = re.compile(
 
 
 class DeviceName(str):
-    """The name of a device, ``'/GPU:0'``: what ``tf.device`` takes, and a context as it is.
+    """The name of a device, ``'/GPU:0'``, which ``tf.device`` takes, and which is a context itself.
 
-    ``tf.device(name)`` itself can be neither compared nor printed. On a device that does not exist
-    it computes on the CPU, which is an error here.
+    A ``tf.device(name)`` can be neither compared nor printed. For a device that does not exist it
+    computes on the CPU, which is an error here.
     """
 
     __slots__ = ()
@@ -56,30 +56,21 @@ class DeviceName(str):
             )
         scope = tf.device(str(self))
         scope.__enter__()
-        _entered.scopes.append(scope)
+        vars(_entered).setdefault("scopes", []).append(scope)
 
     def __exit__(self, *error: object) -> None:
         _entered.scopes.pop().__exit__(*error)
 
 
-class _Entered(threading.local):
-    """The contexts that this thread has entered by their names, the innermost last."""
-
-    def __init__(self) -> None:
-        self.scopes: list[Any] = []
-
-
-_entered = _Entered()
+_entered = threading.local()
+"""The contexts that each thread has entered by their names, the innermost last."""
 
 
 class TensorFlowDevices(Devices):
     """The devices of this process; a native device is what ``tf.device`` takes: ``'/GPU:0'``.
 
-    Args:
-        virtual_gpus: how many virtual GPUs there are, 0 for no GPU at all, None for the hardware's.
-
     Attributes:
-        virtual_gpus: how many virtual GPUs there are; None for the hardware's.
+        virtual_gpus: how many virtual GPUs there are, 0 for no GPU at all, None for the hardware's.
         places: the device of every name that TensorFlow gave to a tensor, a variable or a device.
         patience: how many seconds a device may take to answer that it is idle.
 
@@ -181,9 +172,8 @@ class TensorFlowDevices(Devices):
     def is_idle(self, device: Device) -> bool:
         if not has_started():
             return True
-        # TensorFlow can only be waited for: a thread does, and is given little time. Also on the
-        # CPU, because asking TensorFlow whether it computes before it returns waits for all that is
-        # queued.
+        # TensorFlow has no question that does not wait: a thread waits, for a short time. On the
+        # CPU, too: to ask whether TensorFlow queues anything there waits for all that is queued.
         waiting = threading.Thread(target=self.synchronize, args=(device,), daemon=True)
         waiting.start()
         waiting.join(self.patience)
@@ -218,12 +208,11 @@ class TensorFlowDevices(Devices):
 
 
 def _run_operations_by_themselves() -> None:
-    """Let each operation of a thread have its own operands, whatever other threads compute.
+    """Let TensorFlow run an eager operation as it is, and make no function of it.
 
-    TensorFlow makes a function of each operation. What that needs of another device, as shapes and
-    axes are for a virtual GPU, is sent and received under a name that calls in all threads have in
-    common: threads take each other's. In return TensorFlow's own constants of int32 are on a
-    virtual GPU, where on a real one they stay in the host's memory.
+    Such a function receives what is on another device, such as a shape for a virtual GPU, under a
+    name that all threads share: threads take each other's operands. The price is that TensorFlow's
+    own int32 constants are on a virtual GPU; on a real one they stay in the host's memory.
     https://github.com/tensorflow/tensorflow/issues/62523
     """
     pywrap_tfe.TFE_ContextSetRunEagerOpAsFunction(context()._handle, False)
@@ -247,10 +236,9 @@ def own_devices(kind: str | None = None) -> list[Any]:
 
 
 def wait_for_peers(size: int, timeout: float) -> None:
-    """Let TensorFlow take a process that is silent for lost after so many seconds, and not 10.
+    """Set after how many seconds of silence TensorFlow takes one of the processes for lost.
 
-    Before a ``MultiWorkerMirroredStrategy`` is made of so many processes, which has no argument for
-    it.
+    Called before a ``MultiWorkerMirroredStrategy`` is made, which has no argument for it.
     """
     first = "/job:worker/replica:0/task:0"
     milliseconds = int(1000 * timeout)
@@ -261,7 +249,7 @@ def wait_for_peers(size: int, timeout: float) -> None:
 
 
 def place_of(x: Any) -> str:
-    """Return what ``tf.device`` takes for where the bytes of a tensor are; empty if it has none.
+    """Return the device of a tensor's bytes, as ``tf.device`` takes it; empty if it has none.
 
     In one of several processes the CPU has two names, of which ``tf.device`` knows one.
     """

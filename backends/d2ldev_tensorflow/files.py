@@ -1,8 +1,7 @@
 """Files: the layers of a ``keras.Sequential``, and what an optimizer has learned.
 
-Kernels are ``(*window, in, out)``. Channels come last where a convolution has made them. Without a
-convolution, the model's input is flattened, whose order is up to the caller, and the same in every
-framework.
+Kernels are ``(*window, in, out)``. Channels come last in what a convolution makes. A model's input
+that is flattened has the caller's order, which is the same in every framework.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from d2ldev.errors import describe
 from d2ldev.framework import Files, Framework, Layer, Tensor
 from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev.operations import moving, placing
-from d2ldev_tensorflow.models import inner_optimizers
+from d2ldev_tensorflow.models import inner_optimizers, is_of_keras
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
@@ -32,11 +31,7 @@ _WITHOUT_PARAMETERS = (
 
 
 class TensorFlowFiles(Files):
-    """TensorFlow's tensors, Keras' models and optimizers in files.
-
-    Args:
-        framework: whose they are.
-    """
+    """TensorFlow's tensors, Keras' models and optimizers in files."""
 
     def __init__(self, framework: Framework) -> None:
         super().__init__(framework.tensors)
@@ -76,7 +71,7 @@ class TensorFlowFiles(Files):
         return layers
 
     def inputs(self, model: Any) -> Any:
-        if not _is_keras_s(model, "Layer"):
+        if not is_of_keras(model, "Layer"):
             return None
         try:
             return json.loads(json.dumps(model.get_build_config()))
@@ -90,7 +85,7 @@ class TensorFlowFiles(Files):
         inputs: Any,
         undo: Callable[..., object],
     ) -> tuple[str, ...]:
-        if _is_keras_s(model, "Layer") and not model.built and self._lacks_some(model, shapes):
+        if is_of_keras(model, "Layer") and not model.built and self._lacks_some(model, shapes):
             if inputs is not None and _fits(model, inputs, shapes):
                 undo(_unbuilding(model))
                 model.build_from_config(_with_tuples(inputs))
@@ -100,7 +95,7 @@ class TensorFlowFiles(Files):
         # trainable then: so it has them sooner only if it gets their values.
         optimizer = getattr(model, "optimizer", None)
         there = _of_optimizer(shapes)
-        if _is_keras_s(optimizer, "Optimizer") and not optimizer.built and there:
+        if is_of_keras(optimizer, "Optimizer") and not optimizer.built and there:
             unbuild = _unbuilding(optimizer)
             undo(unbuild)
             optimizer.build(model.trainable_variables)
@@ -118,19 +113,22 @@ class TensorFlowFiles(Files):
         # As in Keras, the optimizer of a compiled model stays as it is if the file has no state of
         # it, and its state is passed over if the model is not compiled.
         here, there = _of_optimizer(mine), _of_optimizer(theirs)
-        is_without = _is_of_another(model, here, there) and all(map(_is_of_any, there))
-        is_free = _is_keras_s(model, "Model") and (not here or is_without)
+        # What every optimizer has, before its first step too.
+        is_without = _is_of_another(model, here, there) and all(
+            name.endswith((".iteration", ".learning_rate")) for name in there
+        )
+        is_free = is_of_keras(model, "Model") and (not here or is_without)
         return here | there if is_free else frozenset()
 
     def strangers(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
         # What two optimizers call by one name need not be the same: the momentum of SGD is a sum of
         # gradients, and that of Adam a mean.
         here, there = _of_optimizer(mine), _of_optimizer(theirs)
-        is_foreign = _is_keras_s(model, "Model") and here and _is_of_another(model, here, there)
+        is_foreign = is_of_keras(model, "Model") and here and _is_of_another(model, here, there)
         return there if is_foreign else frozenset()
 
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
-        if not _is_keras_s(optimizer, "Optimizer"):
+        if not is_of_keras(optimizer, "Optimizer"):
             return None
         # By the order of the variables: their names have those of layers in them, which count on
         # from model to model.
@@ -168,12 +166,6 @@ class TensorFlowFiles(Files):
                 yield from self._variables_of(value)
 
 
-def _is_keras_s(x: Any, name: str) -> bool:
-    """Return whether something is of a class of Keras', which is not imported for the question."""
-    cls = getattr(sys.modules.get("keras"), name, None)
-    return cls is not None and isinstance(x, cls)
-
-
 def _of_optimizer(names: Iterable[str]) -> set[str]:
     """Return the names that are those of the optimizer of a compiled model."""
     return {name for name in names if name.startswith("optimizer.")}
@@ -183,11 +175,6 @@ def _is_of_another(model: Any, here: Set[str], there: Set[str]) -> bool:
     """Return whether a state is that of another optimizer than a model's, or of fewer variables."""
     # One that is still not built was not built for the file.
     return here != there or not getattr(getattr(model, "optimizer", None), "built", False)
-
-
-def _is_of_any(name: str) -> bool:
-    """Return whether a tensor is there in every optimizer, before its first step too."""
-    return name.endswith((".iteration", ".learning_rate"))
 
 
 def _unbuilding(obj: Any) -> Callable[[], None]:

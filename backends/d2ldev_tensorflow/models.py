@@ -27,7 +27,6 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
-from d2ldev_tensorflow.tensors import TensorFlowTensors
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
 _FLAT = str.maketrans("/:", "__")
@@ -36,6 +35,11 @@ _WITHOUT_NAME = re.compile(r"^variable_\d+$")
 _TRACED = ("train_function", "test_function", "predict_function")
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
+
+
+def is_of_keras(x: Any, name: str) -> bool:
+    """Return whether something is of a class of Keras', which is not imported for the question."""
+    return isinstance(x, getattr(sys.modules.get("keras"), name, ()))
 
 
 class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
@@ -54,18 +58,12 @@ class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
 
 
 class TensorFlowModels(Models):
-    """Keras' objects, modules and generators.
-
-    Args:
-        devices: the room of devices.
-        tensors: the room of tensors.
-    """
+    """Keras' objects, modules and generators."""
 
     types = (tf.Module, tf.random.Generator, KerasObject)
 
-    def __init__(self, devices: TensorFlowDevices, tensors: TensorFlowTensors) -> None:
+    def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
-        self._tensors = tensors
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -94,7 +92,7 @@ class TensorFlowModels(Models):
             for i, (_, bias) in enumerate(layers)
         ]
         first = layers[0][0]
-        with tf.device(self._devices.native(self._tensors.device_of(first))):
+        with tf.device(place_of(first)):
             net = keras.Sequential([keras.Input((first.shape[0],)), *dense], name="mlp")
             for layer, (kernel, bias) in zip(dense, layers, strict=True):
                 layer.kernel.assign(kernel)
@@ -105,7 +103,7 @@ class TensorFlowModels(Models):
 
     def parts(self, obj: Any) -> Iterator[Part]:
         if not isinstance(obj, KerasObject):
-            return _attributes(obj, _OF_MODULES, (), setattr)
+            return _attributes(obj, _OF_MODULES, (), partial(setattr, obj))
         keras = sys.modules["keras"]
         if isinstance(obj, keras.Variable):
             return _variables([obj])
@@ -155,11 +153,9 @@ class TensorFlowModels(Models):
         return tf.init_scope()
 
     def settle(self, obj: Any, device: Device) -> None:
-        if isinstance(obj, KerasObject) and self._devices.count():
-            keras = sys.modules["keras"]
-            if isinstance(obj, (keras.Layer, keras.Optimizer)):
-                compute = "call" if isinstance(obj, keras.Layer) else "apply"
-                _compute_at(obj, compute, self._devices.native(device))
+        is_computing = is_of_keras(obj, "Layer") or is_of_keras(obj, "Optimizer")
+        if is_computing and self._devices.count():
+            compute_at(obj, self._devices.native(device))
 
 
 # -- contents of objects --------------------------------------------------------------------------
@@ -173,7 +169,8 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
     )
     keras = sys.modules["keras"]
     # Past ``__setattr__``, which refuses some attributes of a layer that is built.
-    yield from _attributes(layer, _own_attributes(), (keras.Variable,), _put_past_setattr)
+    put = vars(layer).__setitem__
+    yield from _attributes(layer, _own_attributes(), (keras.Variable,), put)
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
             yield f"{kind}.{index}", value, None, None
@@ -246,11 +243,7 @@ def _attributes(
         if name in own or name.startswith("_self_") or isinstance(value, skipped):
             continue
         if not _stays_on_the_host(value):
-            yield name, value, partial(put, obj), name
-
-
-def _put_past_setattr(obj: Any, name: str, value: Any) -> None:
-    vars(obj)[name] = value
+            yield name, value, put, name
 
 
 def _stays_on_the_host(value: Any) -> bool:
@@ -280,22 +273,16 @@ def _functions_of(cls: type) -> tuple[Any, ...]:
 # -- where objects compute ------------------------------------------------------------------------
 
 
-def compute_again_at(obj: Any, native: str) -> None:
-    """Let a layer or an optimizer that was placed compute on another device.
+def compute_at(obj: Any, native: str) -> None:
+    """Let a layer or an optimizer build and compute on a device from now on.
 
     Args:
-        obj: the layer or the optimizer; one that was never placed is left alone.
+        obj: the layer or the optimizer.
         native: what ``tf.device`` takes; empty is where it is called.
     """
+    compute = "call" if is_of_keras(obj, "Layer") else "apply"
     if isinstance(obj.build, _InScope):
-        compute = "apply" if hasattr(obj, "apply") else "call"
         obj.build.native = getattr(obj, compute).native = native
-
-
-def _compute_at(obj: Any, compute: str, native: str) -> None:
-    """Let a layer or an optimizer build and compute on a device from now on."""
-    if isinstance(obj.build, _InScope):
-        compute_again_at(obj, native)
     else:
         # Past ``__setattr__``, which looks for state to track.
         vars(obj)["build"] = _BuildInScope(obj, native)

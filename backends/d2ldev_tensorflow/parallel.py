@@ -27,17 +27,13 @@ from d2ldev_tensorflow.devices import (
     place_of,
     wait_for_peers,
 )
-from d2ldev_tensorflow.models import KerasObject, compute_again_at, inner_optimizers, own_variables
+from d2ldev_tensorflow.models import compute_at, inner_optimizers, is_of_keras, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training import TensorFlowLearner, made
 
 
 class TensorFlowParallel(Parallel):
-    """Training on several devices of one process.
-
-    Args:
-        framework: whose models are trained.
-    """
+    """Training on several devices of one process, and in several processes."""
 
     joins_at_start = True
 
@@ -51,11 +47,9 @@ class TensorFlowParallel(Parallel):
             return x[start:stop]
 
     def twin(self, model: Any) -> Any:
-        if isinstance(model, tf.Module) and not isinstance(model, KerasObject):
-            return deepcopy(model)
-        import keras
-
-        if not isinstance(model, keras.Layer):
+        if not is_of_keras(model, "Layer"):
+            if isinstance(model, tf.Module):
+                return deepcopy(model)
             raise no_twin(model)
         places = [x.value.device for x in model.variables[:1]]
         try:
@@ -84,9 +78,7 @@ class TensorFlowParallel(Parallel):
                     )
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
-        import keras
-
-        if not isinstance(model, keras.Layer):
+        if not is_of_keras(model, "Layer"):
             raise UnsupportedValueError(
                 f"train {describe(model)} on {len(devices)} devices",
                 "whoever holds a variable of a tf.Module would have to hold another one",
@@ -128,10 +120,10 @@ class TensorFlowParallel(Parallel):
 
 
 class _OfParts:
-    """A strategy in which a loss of Keras' is the mean over the examples that it sees.
+    """A strategy in which a loss of Keras' is the mean over the examples of its own device.
 
-    Keras divides it by this number, for the losses of all devices are to be added up. Those of a
-    function are not divided, and here parts of a batch have shares of their own.
+    Keras divides its losses, and no other functions, by this number, so that those of all devices
+    add up. Here each is multiplied by the share of the device instead.
     """
 
     @property
@@ -151,12 +143,6 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     """A Keras model whose variables have a copy on each of several devices while it is trained.
 
     ``sync`` gives them back the ``tf.Variable``s that they had, with what was learned.
-
-    Args:
-        framework: whose model it is.
-        model: on the first device.
-        settings: how it is trained.
-        devices: two or more.
     """
 
     def __init__(
@@ -172,7 +158,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         self._strategy = _Strategy(
             [framework.devices.native(device) for device in devices], reduction()
         )
-        self._single: dict[int, tuple[Any, Any]] = {}
+        self._single: list[tuple[Any, Any]] = []
         self._mirrored: dict[int, Any] = {}
         # An optimizer of its own, and none that learners share.
         super().__init__(framework, model, settings._replace(optimizer=made(settings)))
@@ -274,11 +260,8 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, (y, share) = batch
-        with tf.GradientTape() as tape:
-            loss, prediction = self._losses(inputs, y, training=True)
-            loss *= tf.cast(share, loss.dtype)
-            scaled = self._stepping.scale_loss(loss)
-        return loss, prediction, tape.gradient(scaled, self._variables)
+        loss, prediction, gradients = self._gradients(inputs, y, share)
+        return loss * tf.cast(share, loss.dtype), prediction, gradients
 
     def _update(self, gradients: list[Any]) -> None:
         context = tf.distribute.get_replica_context()
@@ -296,11 +279,11 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         if self._single:
             return
         with tf.init_scope(), self._strategy.scope():
-            for variable in self._all_variables():
+            for variable in _all_variables(self._model, self._optimizer):
                 single = variable._value
                 if single is None:
                     continue
-                self._single[id(variable)] = variable, single
+                self._single.append((variable, single))
                 if id(variable) in self._mirrored:
                     variable._value = self._mirrored[id(variable)]
                     variable._value.assign(single)
@@ -314,18 +297,18 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         if not self._single:
             return
         with tf.init_scope():
-            for variable, single in self._single.values():
+            for variable, single in self._single:
                 first, *_ = self._strategy.experimental_local_results(variable._value)
                 single.assign(first)
                 variable._value = single
-        self._single = {}
+        self._single = []
         self._settle(tf.distribute.get_strategy(), self._framework.devices.native(self._device))
 
     def _settle(self, strategy: Any, native: str) -> None:
         for layer in self._model._flatten_layers():
-            compute_again_at(layer, native)
+            compute_at(layer, native)
         for optimizer in _optimizers(self._optimizer):
-            compute_again_at(optimizer, native)
+            compute_at(optimizer, native)
             optimizer._distribution_strategy = strategy
             # What it is given is added up already. Past ``__setattr__``, which looks for state.
             vars(optimizer).pop("_all_reduce_sum_gradients", None)
@@ -337,24 +320,11 @@ class TensorFlowParallelLearner(TensorFlowLearner):
                 for number, x in enumerate(optimizer._trainable_variables)
             }
 
-    def _all_variables(self) -> list[Any]:
-        found = [*self._model.variables]
-        for optimizer in _optimizers(self._optimizer):
-            found += own_variables(optimizer)
-        return list({id(x): x for x in found}.values())
-
 
 class TensorFlowGroupLearner(TensorFlowLearner):
     """A model of which each of several processes has one, with gradients that are added up.
 
     What layers keep besides, such as the statistics of a normalization, is rank 0's after a step.
-
-    Args:
-        framework: whose model it is.
-        model: on the device of this process.
-        settings: how it is trained.
-        group: the processes.
-        strategy: between them.
     """
 
     def __init__(
@@ -379,9 +349,7 @@ class TensorFlowGroupLearner(TensorFlowLearner):
             kept = [x for layer in layers for x in layer._non_trainable_variables]
             self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
         self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
-        variables = [*self._model.variables]
-        for optimizer in _optimizers(self._optimizer):
-            variables += own_variables(optimizer)
+        variables = _all_variables(self._model, self._optimizer)
         self._begin_as_first([*map(_variable, variables)])
 
     def _begin_as_first(self, variables: list[Any]) -> None:
@@ -401,10 +369,8 @@ class TensorFlowGroupLearner(TensorFlowLearner):
 
     def _of_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, (y, share) = batch
-        with self._there(), tf.GradientTape() as tape:
-            loss, prediction = self._losses(inputs, y, training=True)
-            scaled = self._stepping.scale_loss(loss * tf.cast(share, loss.dtype))
-        return loss, prediction, tape.gradient(scaled, self._variables)
+        with self._there():
+            return self._gradients(inputs, y, share)
 
     def _update(self, gradients: list[Any]) -> None:
         used = [each for each in gradients if each is not None]
@@ -453,15 +419,22 @@ def _copied(x: Any) -> Any:
 
 def _optimizers(outermost: Any) -> Iterator[Any]:
     """Yield an optimizer, if there is one, and those that it wraps."""
-    waiting = [] if outermost is None else [outermost]
-    while waiting:
-        optimizer = waiting.pop()
-        yield optimizer
-        waiting += [inner for _, inner in inner_optimizers(optimizer)]
+    if outermost is not None:
+        yield outermost
+        for _, inner in inner_optimizers(outermost):
+            yield from _optimizers(inner)
+
+
+def _all_variables(model: Any, optimizer: Any) -> list[Any]:
+    """Return the variables of a model and of its optimizers, each once."""
+    found = [*model.variables]
+    for each in _optimizers(optimizer):
+        found += own_variables(each)
+    return list({id(x): x for x in found}.values())
 
 
 def _check_optimizer(optimizer: Any, number: int) -> None:
-    """Refuse an optimizer that does what a mirrored strategy has not.
+    """Refuse an optimizer that a mirrored strategy cannot run.
 
     It changes no variable in a ``tf.cond``, and its variables have other names than the user's.
     """

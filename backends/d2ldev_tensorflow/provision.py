@@ -6,15 +6,16 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from d2ldev.device import Device
 from d2ldev.framework import Tensor
 
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "SGD with momentum": ("SGD", {"momentum": 0.9}),
-    "Adam": ("Adam", {}),
-    "Adagrad": ("Adagrad", {}),
+_OPTIMIZERS = {
+    "SGD with momentum": partial(keras.optimizers.SGD, 0.1, momentum=0.9),
+    "Adam": partial(keras.optimizers.Adam, 0.1),
+    "Adagrad": partial(keras.optimizers.Adagrad, 0.1),
 }
 
 
@@ -39,6 +40,75 @@ class Everything(tf.Module):
         self.generator = tf.random.Generator.from_seed(1)
 
 
+class Network(keras.Model):
+    """Dense layers with batch normalization and dropout, built with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = _layers()
+
+    def call(self, x: Tensor, training: bool = False) -> Tensor:
+        """Map four features to two classes."""
+        hidden, norm, dropout, outer = self.parts
+        return outer(dropout(norm(hidden(x), training=training), training=training))
+
+
+class MaskedLayers(keras.Model):
+    """A dense layer of whose outputs some are masked, built with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dense = keras.layers.Dense(3, kernel_initializer=_drawn(0))
+
+    def call(self, x: Tensor, mask: Tensor, training: bool = False) -> Tensor:
+        """Map both to ``(n, 3)``."""
+        return self.dense(x) * mask
+
+
+class Masked(tf.Module):
+    """The same in a module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = tf.Variable(tf.reshape(tf.range(9.0), (3, 3)))
+
+    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Map both to ``(n, 3)``."""
+        return x @ self.weight * mask
+
+
+class Doubled(tf.Module):
+    """A module without variables."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Double each number."""
+        return 2 * x
+
+
+class Line(keras.Model):
+    """A D2L ``Module``."""
+
+    def __init__(self, net: Any, lr: float) -> None:
+        super().__init__()
+        self.net, self.lr = net, lr
+
+    def call(self, x: Tensor) -> Tensor:
+        """Map two features to a number."""
+        return self.net(x)
+
+    def training_step(self, batch: Any) -> Tensor:
+        """Return twice the loss."""
+        return 2 * tf.reduce_mean((self(*batch[:-1]) - batch[-1]) ** 2)
+
+    def validation_step(self, batch: Any) -> Tensor:
+        """Return thrice the loss."""
+        return 3 * tf.reduce_mean((self(*batch[:-1]) - batch[-1]) ** 2)
+
+    def configure_optimizers(self) -> Any:
+        """Return gradient descent."""
+        return keras.optimizers.SGD(self.lr)
+
+
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
 
@@ -48,8 +118,6 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
     def layers(device: Device) -> Any:
         """Make a Keras model with statistics, a seed generator, a tie and tensors of its own."""
-        import keras
-
         with backend.on(device):
             tied = keras.layers.Dense(3)
             noise = keras.layers.Dropout(0.5, seed=1)
@@ -60,19 +128,17 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
             net.kept = [backend.zeros(1), {"scale": backend.ones(1)}]
             return net
 
-    def trained(optimizer: str, settings: dict[str, Any], device: Device) -> Any:
+    def trained(make: Callable[[], Any], device: Device) -> Any:
         """Make a model and the optimizer that has made two steps with it."""
-        import keras
-
         net = backend.mlp([3, 4, 1], device=device)
         with backend.on(device):
-            steps = getattr(keras.optimizers, optimizer)(0.1, **settings)
+            optimizer = make()
             for seed in (1, 2):
                 with tf.GradientTape() as tape:
                     loss = tf.reduce_sum(net(backend.rand((5, 3), seed=seed)))
                 parameters = net.trainable_variables
-                steps.apply(tape.gradient(loss, parameters), parameters)
-        return {"model": net, "optimizer": steps}
+                optimizer.apply(tape.gradient(loss, parameters), parameters)
+        return {"model": net, "optimizer": optimizer}
 
     def scratch(device: Device) -> list[tf.Variable]:
         with backend.on(device):
@@ -82,14 +148,12 @@ def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
         "module": everything,
         "layers": layers,
         "scratch parameters": scratch,
-        **{name: partial(trained, *made) for name, made in _OPTIMIZERS.items()},
+        **{name: partial(trained, make) for name, make in _OPTIMIZERS.items()},
     }
 
 
 def hostile_tensors(_backend: Any) -> Mapping[str, Callable[[], Any]]:
     """Return builders of tensors that few calls can take, by name."""
-    import keras
-
     return {
         "text": lambda: tf.constant(["a", "b"]),
         "resource": lambda: tf.Variable(1.0).handle,
@@ -120,55 +184,27 @@ def _leaked() -> Any:
 
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
-    import keras
-
-    class Subclass(keras.Model):
-        """A model that makes its variables with the first batch."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.parts = _layers()
-
-        def call(self, x: Tensor, training: bool = False) -> Tensor:
-            hidden, norm, dropout, outer = self.parts
-            return outer(dropout(norm(hidden(x), training=training), training=training))
-
     return {
         "built layers": partial(_network, backend),
         "layers": lambda device: backend.place(keras.Sequential(_layers()), device),
-        "subclass": lambda device: backend.place(Subclass(), device),
+        "subclass": lambda device: backend.place(Network(), device),
     }
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
     """Return a builder of a network, and what freezes and thaws a part of it, by name."""
 
-    def freezing(number: int) -> Callable[[Any, bool], None]:
-        def freeze(net: Any, is_frozen: bool) -> None:
-            net.layers[number].trainable = not is_frozen
-
-        return freeze
+    def freeze(number: int, net: Any, is_frozen: bool) -> None:
+        net.layers[number].trainable = not is_frozen
 
     build = partial(_network, backend)
-    return {"parameters": (build, freezing(0)), "statistics": (build, freezing(1))}
+    return {"parameters": (build, partial(freeze, 0)), "statistics": (build, partial(freeze, 1))}
 
 
 def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of models that are called with ``x`` and ``mask``, by name."""
-    import keras
-
-    class Called(keras.Model):
-        """A model that makes its variables with the first batch."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.dense = keras.layers.Dense(3, kernel_initializer=_drawn(0))
-
-        def call(self, x: Tensor, mask: Tensor, training: bool = False) -> Tensor:
-            return self.dense(x) * mask
-
     return {
-        "layers": lambda device: backend.place(Called(), device),
+        "layers": lambda device: backend.place(MaskedLayers(), device),
         "module": lambda device: backend.place(Masked(), device),
     }
 
@@ -177,55 +213,19 @@ def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], 
     """Return builders of models that double their input, by name."""
 
     def functional(_device: Device) -> Any:
-        import keras
-
         x = keras.Input((2,))
         return keras.Model(x, 2 * x)
 
     return {"functional": functional, "module": lambda _device: Doubled()}
 
 
-class Doubled(tf.Module):
-    """A module without variables."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """Double each number."""
-        return 2 * x
-
-
 def modules(backend: Any) -> Mapping[str, Callable[[Device, float], Any]]:
-    """Return builders of D2L ``Module``s; one makes its variables with the first batch."""
-    import keras
-
-    class Line(keras.Model):
-        """A D2L ``Module``."""
-
-        def __init__(self, net: Any, lr: float) -> None:
-            super().__init__()
-            self.net, self.lr = net, lr
-
-        def call(self, x: Tensor) -> Tensor:
-            """Map two features to a number."""
-            return self.net(x)
-
-        def training_step(self, batch: Any) -> Tensor:
-            """Return twice the loss."""
-            return 2 * tf.reduce_mean((self(*batch[:-1]) - batch[-1]) ** 2)
-
-        def validation_step(self, batch: Any) -> Tensor:
-            """Return thrice the loss."""
-            return 3 * tf.reduce_mean((self(*batch[:-1]) - batch[-1]) ** 2)
-
-        def configure_optimizers(self) -> Any:
-            """Return gradient descent."""
-            return keras.optimizers.SGD(self.lr)
-
+    """Return a builder of a D2L ``Module``, by name."""
     return {"module": lambda device, lr: Line(backend.mlp([2, 1], device=device), lr)}
 
 
 def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a model of sequences; Keras gives that of an MLP no third dimension."""
-    import keras
 
     def dense(device: Device) -> Any:
         layer = keras.layers.Dense(3, kernel_initializer=_drawn(0))
@@ -234,27 +234,12 @@ def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"layers": dense}
 
 
-class Masked(tf.Module):
-    """A product some of whose numbers are masked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = tf.Variable(tf.reshape(tf.range(9.0), (3, 3)))
-
-    def __call__(self, x: Tensor, mask: Tensor) -> Tensor:
-        """Map both to ``(n, 3)``."""
-        return x @ self.weight * mask
-
-
 def _network(backend: Any, device: Device) -> Any:
-    import keras
-
     return backend.place(keras.Sequential([keras.Input((4,)), *_layers()]), device)
 
 
 def _layers() -> list[Any]:
-    from keras import layers
-
+    layers = keras.layers
     hidden = layers.Dense(8, kernel_initializer=_drawn(0))
     outer = layers.Dense(2, kernel_initializer=_drawn(1))
     return [hidden, layers.BatchNormalization(), layers.Dropout(0.3, seed=1), outer]
@@ -262,6 +247,4 @@ def _layers() -> list[Any]:
 
 def _drawn(seed: int) -> Any:
     """Return an initializer that draws a kernel without the random state of Keras."""
-    import keras
-
     return keras.initializers.GlorotUniform(seed=seed)

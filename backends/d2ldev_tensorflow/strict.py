@@ -7,8 +7,7 @@ of it; these are replaced while a block is in force, and so are the functions th
 arrays.
 
 - An operation whose operands agree runs where they are, also in ``backend.on``, which says where
-  tensors are made. A ``tf.device`` around it is the user's decision on where it runs; operands of
-  different devices are refused in one, too.
+  tensors are made. It runs where a ``tf.device`` around it says, which refuses mixing, too.
 - Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
   everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
   tables, which are the host's.
@@ -22,10 +21,9 @@ arrays.
   it is refused when it is called, whatever it does with them. While it is traced, tensors have no
   device. A call of ``tf.vectorized_map`` is one operation, too, with what its function closes over.
 
-``docs/mixing.md`` says what is not seen. ``tape.jacobian`` computes all rows by one function that
-TensorFlow makes of the whole tape. The loops of Keras' models are left alone if Keras was imported
-before the block. A ``tf.py_function`` has its operands on the CPU; where it is
-called eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
+``docs/mixing.md`` says what is not seen. The loops of Keras' models are left alone if Keras was
+imported before the block. A ``tf.py_function`` has its operands on the CPU; where it is called
+eagerly, the error in it comes as TensorFlow's ``UnknownError`` that quotes it.
 """
 
 from __future__ import annotations
@@ -81,11 +79,7 @@ _UNPLACED = "_d2ldev_unplaced"
 
 
 class TensorFlowStrict(Strict):
-    """Replacements of the functions that all eager operations go through.
-
-    Args:
-        devices: the room of devices.
-    """
+    """Replacements of the functions that all eager operations go through."""
 
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices
@@ -240,11 +234,9 @@ def _place_of(value: Any) -> str | None:
     tensor that has no place of its own.
     """
     if type(value) is not _EagerTensor:
-        if not isinstance(value, tf.Variable):
-            value = getattr(value, "_value", None)  # of Keras' variable
-            if not isinstance(value, tf.Variable):
-                return None
-        value = getattr(value, "handle", None)
+        # Keras' variable has one of TensorFlow's.
+        variable = value if isinstance(value, tf.Variable) else getattr(value, "_value", None)
+        value = getattr(variable, "handle", None) if isinstance(variable, tf.Variable) else None
         if type(value) is not _EagerTensor:
             return None
     # Where the operation ran that made it. The bytes are elsewhere only where TensorFlow keeps them

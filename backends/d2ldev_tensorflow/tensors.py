@@ -22,7 +22,7 @@ from tensorflow.python.eager import record
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
-from d2ldev.nesting.containers import DICT, Container
+from d2ldev.nesting.containers import DICT, LIST, Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 
@@ -31,29 +31,20 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 # NumPy's arrays do not begin so.
 _ALIGNMENT = 64
 _EagerTensor: type = tf.__internal__.EagerTensor
-# The dtypes that ``Snapshot`` knows.
-_WITH_SNAPSHOT = frozenset(
-    {
-        *(tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32),
-        *(tf.uint64, tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.complex64, tf.complex128),
-    }
+_DTYPES = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
+# ``Snapshot`` knows them, and not those of 8 bits.
+_WITH_SNAPSHOT = frozenset(map(tf.as_dtype, _DTYPES))
 
 
 class TensorFlowTensors(Tensors):
-    """TensorFlow's tensors and variables.
-
-    Args:
-        devices: the room of devices.
-    """
+    """TensorFlow's tensors and variables."""
 
     types = (tf.Tensor, tf.Variable)
     plain_types = (tf.DType, tf.TensorShape, tf.config.LogicalDevice)
-    dtype_names = (
-        *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
-        *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
-        *("float8_e4m3fn", "float8_e5m2"),
-    )
+    dtype_names = (*_DTYPES, "float8_e4m3fn", "float8_e5m2")
     integer_dtype = "int32"
 
     def __init__(self, devices: TensorFlowDevices) -> None:
@@ -65,9 +56,9 @@ class TensorFlowTensors(Tensors):
         self._containers = {
             **dict.fromkeys((tf.RaggedTensor, tf.SparseTensor, tf.IndexedSlices), _COMPOSITE),
             type(module.mapping): Container(
-                Mapping.values, _numbered, lambda old, new: type(old)(DICT.rebuild(old, new))
+                Mapping.values, LIST.labels, lambda old, new: type(old)(DICT.rebuild(old, new))
             ),
-            type(module.pair): Container(list, _numbered, lambda old, new: type(old)(tuple(new))),
+            type(module.pair): LIST._replace(rebuild=lambda old, new: type(old)(tuple(new))),
         }
 
     # -- asking -----------------------------------------------------------------------------------
@@ -170,9 +161,7 @@ class TensorFlowTensors(Tensors):
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
-        dtype = dtype or tf.float32
-        if not dtype.is_floating:
-            raise TypeError(f"random numbers are real, and no {dtype.name}")
+        dtype = dtype or tf.float32  # TensorFlow itself refuses what is not real
         is_uniform = distribution == "uniform"
         with tf.device(native):
             if seed is None:
@@ -326,7 +315,7 @@ def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
 
     def back(gradient: Any) -> Any:
         """Return the gradient where the tensor is, as an operation gives it."""
-        parts = tf.nest.flatten(gradient, expand_composites=True)  # that of ``tf.gather`` has three
+        parts = _parts_of_composite(gradient)  # that of ``tf.gather`` has three
         if not here or all(place_of(part) in (here, "") for part in parts):
             return gradient
         with tf.device(here):
@@ -339,11 +328,7 @@ def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
 
 
 class _Exported:
-    """A tensor with the methods of DLPack, which TensorFlow's tensors lack.
-
-    Args:
-        x: a tensor or a variable.
-    """
+    """A tensor or a variable with the methods of DLPack, which TensorFlow 2.18's lack."""
 
     def __init__(self, x: Any) -> None:
         self._x = tf.convert_to_tensor(x)
@@ -359,18 +344,10 @@ class _Exported:
 # -- containers -----------------------------------------------------------------------------------
 
 
-def _numbered(x: Any) -> range:
-    return range(len(x))
-
-
-def _parts_of_composite(x: Any) -> list[Any]:
-    parts: list[Any] = tf.nest.flatten(x, expand_composites=True)
-    return parts
-
-
 # Tensors of several parts.
+_parts_of_composite = partial(tf.nest.flatten, expand_composites=True)
 _COMPOSITE = Container(
     _parts_of_composite,
-    lambda x: _numbered(_parts_of_composite(x)),
+    lambda x: LIST.labels(_parts_of_composite(x)),
     partial(tf.nest.pack_sequence_as, expand_composites=True),
 )

@@ -37,6 +37,7 @@ from d2ldev.operations.steps import (
 from d2ldev_tensorflow import compiled
 from d2ldev_tensorflow.datasets import ShardedDataset
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
+from d2ldev_tensorflow.models import is_of_keras
 
 _log = logging.getLogger("d2ldev")
 
@@ -54,11 +55,7 @@ _POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
 
 
 class TensorFlowTraining(Training):
-    """Training of Keras' models and ``tf.Module``s.
-
-    Args:
-        framework: whose they are.
-    """
+    """Training of Keras' models and ``tf.Module``s."""
 
     sharded_types = (tf.data.Dataset,)
 
@@ -136,15 +133,14 @@ class TensorFlowLearner(Learner):
     Python's ``if`` and ``for`` on tensors, in a ``tf.Module`` or a loss, need a ``@tf.function`` of
     their own.
 
-    What is traced is kept as long as the model, with an optimizer of its own where one is given by
-    name. This one has the state of the optimizer in ``parts`` from a step until ``sync``.
+    What is traced is kept as long as the model. In place of an optimizer that is given by name it
+    has one of its own, which holds the state from a step until ``sync``.
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
         super().__init__(settings)
-        import keras  # not before it is needed: who computes without Keras need not have it
-
-        if not isinstance(model, (tf.Module, keras.Layer)):
+        is_layer = is_of_keras(model, "Layer")
+        if not is_layer and not isinstance(model, tf.Module):
             raise UnsupportedValueError(
                 f"train {describe(model)}",
                 "it is neither a Keras model nor a tf.Module",
@@ -152,7 +148,7 @@ class TensorFlowLearner(Learner):
             )
         self._framework = framework
         self._policy = _POLICIES.get(settings.precision)
-        if self._policy is not None and not isinstance(model, keras.Layer):
+        if self._policy is not None and not is_layer:
             raise UnsupportedValueError(
                 f"train {describe(model)} with precision={settings.precision!r}",
                 "a tf.Module has no dtype policy, which Keras' layers have",
@@ -181,13 +177,11 @@ class TensorFlowLearner(Learner):
         return self._model
 
     def replace(self, parts: dict[str, Any]) -> None:
-        import keras
-
         self._release()
         self._model, self._optimizer = parts["model"], parts["optimizer"]
         # Functional, that is: a list of them is one argument.
-        self._takes_list = isinstance(self._model, keras.Model) and hasattr(self._model, "inputs")
-        self._is_layer = isinstance(self._model, keras.Layer)
+        self._takes_list = is_of_keras(self._model, "Model") and hasattr(self._model, "inputs")
+        self._is_layer = is_of_keras(self._model, "Layer")
         # A module may be told, as Keras' layers are, that it is trained.
         self._is_told = self._is_layer or "training" in signature(self._model).parameters
         self._is_ready = False
@@ -205,9 +199,7 @@ class TensorFlowLearner(Learner):
         return self._is_ready
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        device = None
-        if not self._has_variables() or not self._model.variables:
-            device = self._framework.tensors.device_of(tf.nest.flatten(inputs)[0])
+        device = self._framework.tensors.device_of(tf.nest.flatten(inputs)[0])
         if not self._has_variables():
             with devices.on(self._framework, device):
                 self._call(inputs, training=False)
@@ -451,10 +443,17 @@ class TensorFlowLearner(Learner):
 
     def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
         *inputs, y = batch
+        return self._gradients(inputs, y)
+
+    def _gradients(
+        self, inputs: Sequence[Any], y: Any, share: Tensor | None = None
+    ) -> tuple[Tensor, Any, list[Any]]:
+        """Return the loss, the prediction, and the gradients of the loss or of a share of it."""
         with tf.GradientTape() as tape:
             loss, prediction = self._losses(inputs, y, training=True)
+            part = loss if share is None else loss * tf.cast(share, loss.dtype)
             # The factor is 1, except in an optimizer that works around the range of float16.
-            scaled = self._stepping.scale_loss(loss)
+            scaled = self._stepping.scale_loss(part)
         return loss, prediction, tape.gradient(scaled, self._variables)
 
     def _update(self, gradients: list[Any]) -> None:
@@ -540,38 +539,24 @@ class TensorFlowLearner(Learner):
 def _without_own_dtype(model: Any) -> list[Any]:
     """Return the layers that were not made with a dtype, as ``Dense(10, dtype='float32')`` is.
 
-    Parts of a layer, such as those of an attention, are given its policy. A layer that is made from
-    a configuration, by ``clone_model`` or from a file, is given all of its arguments, and nothing
-    says which of them were once the user's: those have a dtype of their own that is not the usual
-    one of these layers.
+    The parts of a layer, such as an attention's, have its policy. A layer that is made from a
+    configuration, by ``clone_model`` or from a file, is given all of its arguments, the defaults
+    too: nothing says whether its dtype was the user's, and it counts as made without one.
     """
     layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
     for layer in layers:
         arguments = _arguments_of(layer)
-        if arguments is not None and arguments.get("dtype") is None:
+        if _is_rebuilt(layer) or (arguments is not None and arguments.get("dtype") is None):
             policies.add(id(layer.dtype_policy))
-    rebuilt = _policies_of_rebuilt(model)
-    names = [policy.name for policy in rebuilt]
-    usual = max(names, key=names.count, default=None)
-    policies.update(id(policy) for policy in rebuilt if policy.name == usual)
     return [layer for layer in layers if id(layer.dtype_policy) in policies]
 
 
-def _policies_of_rebuilt(model: Any) -> list[Any]:
-    """Return the policies of the layers that were made from a configuration."""
-    import keras
-
-    found = []
-    for layer in model._flatten_layers():
-        arguments = _arguments_of(layer) or {}
-        named = signature(type(layer).__init__).parameters
-        is_rebuilt = "trainable" in arguments and "trainable" not in named
-        # Those of inputs say what data is.
-        if isinstance(layer, keras.layers.InputLayer):
-            is_rebuilt = False
-        if is_rebuilt and arguments.get("dtype") is not None:
-            found.append(layer.dtype_policy)
-    return found
+def _is_rebuilt(layer: Any) -> bool:
+    """Return whether a layer was made from a configuration, and so with a dtype."""
+    arguments = _arguments_of(layer) or {}
+    named = signature(type(layer).__init__).parameters
+    is_complete = "trainable" in arguments and "trainable" not in named
+    return is_complete and arguments.get("dtype") is not None
 
 
 def _arguments_of(layer: Any) -> Any:
@@ -581,7 +566,7 @@ def _arguments_of(layer: Any) -> Any:
 
 def _warn_of_configuration(model: Any, settings: Settings) -> None:
     """Warn that a precision may be one of layers for which the user named another one."""
-    if len({policy.name for policy in _policies_of_rebuilt(model)}) == 1:
+    if any(map(_is_rebuilt, model._flatten_layers())):
         policy = _POLICIES[settings.precision]
         warn(
             f"precision={settings.precision!r} is for all layers of {describe(model)} that were "
@@ -689,10 +674,8 @@ def _scales(optimizer: Any) -> bool:
 
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    if not prediction.shape.is_compatible_with(y.shape):
-        check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(_wide(prediction), y, weights)
-    return _mean((prediction - tf.cast(y, prediction.dtype)) ** 2, weights)
+    prediction, y = _of_one_shape(prediction, y, weights)
+    return _mean((prediction - y) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
@@ -705,12 +688,15 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    logits, y = _of_one_shape(prediction, y, weights)
+    return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
+
+
+def _of_one_shape(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
     if not prediction.shape.is_compatible_with(y.shape):
         check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(_wide(prediction), y, weights)
-    labels = tf.cast(y, prediction.dtype)
-    losses = tf.nn.sigmoid_cross_entropy_with_logits(labels=labels, logits=prediction)
-    return _mean(losses, weights)
+    return prediction, tf.cast(y, prediction.dtype)
 
 
 def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:

@@ -111,10 +111,10 @@ class TakesLogarithmsOfProbabilities(Mutant, caught_by="train.binary-cross-entro
 
 class DecaysInTheGradient(Mutant, caught_by="train.decays-weights-beside-the-gradient"):
     class Learner(NetworkLearner):
-        def _updated(self, x, gradient, *rest):
+        def _updated(self, steps, x, gradient, *rest):
             if self.settings.optimizer == "adamw":
                 self.settings = self.settings._replace(optimizer="adam")
-            return super()._updated(x, gradient + 0.01 * x, *rest)
+            return super()._updated(steps, x, gradient + 0.01 * x, *rest)
 
 
 class AddsGradients(Mutant, caught_by="train.accumulates"):
