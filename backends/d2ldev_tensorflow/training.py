@@ -541,22 +541,31 @@ def _without_own_dtype(model: Any) -> list[Any]:
 
     The parts of a layer, such as an attention's, have its policy. A layer that is made from a
     configuration, by ``clone_model`` or from a file, is given all of its arguments, the defaults
-    too: nothing says whether its dtype was the user's, and it counts as made without one.
+    too: it has a dtype of its own if that is not the most frequent one of these layers.
     """
     layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
     for layer in layers:
         arguments = _arguments_of(layer)
-        if _is_rebuilt(layer) or (arguments is not None and arguments.get("dtype") is None):
+        if arguments is not None and arguments.get("dtype") is None:
             policies.add(id(layer.dtype_policy))
+    rebuilt = _policies_of_rebuilt(model)
+    names = [policy.name for policy in rebuilt]
+    usual = max(names, key=names.count, default=None)
+    policies.update(id(policy) for policy in rebuilt if policy.name == usual)
     return [layer for layer in layers if id(layer.dtype_policy) in policies]
 
 
-def _is_rebuilt(layer: Any) -> bool:
-    """Return whether a layer was made from a configuration, and so with a dtype."""
-    arguments = _arguments_of(layer) or {}
-    named = signature(type(layer).__init__).parameters
-    is_complete = "trainable" in arguments and "trainable" not in named
-    return is_complete and arguments.get("dtype") is not None
+def _policies_of_rebuilt(model: Any) -> list[Any]:
+    """Return the policies of the layers that were made from a configuration."""
+    found = []
+    for layer in model._flatten_layers():
+        arguments = _arguments_of(layer) or {}
+        named = signature(type(layer).__init__).parameters
+        is_rebuilt = "trainable" in arguments and "trainable" not in named
+        is_input = type(layer).__name__ == "InputLayer"  # whose dtype says what data is
+        if is_rebuilt and not is_input and arguments.get("dtype") is not None:
+            found.append(layer.dtype_policy)
+    return found
 
 
 def _arguments_of(layer: Any) -> Any:
@@ -566,7 +575,7 @@ def _arguments_of(layer: Any) -> Any:
 
 def _warn_of_configuration(model: Any, settings: Settings) -> None:
     """Warn that a precision may be one of layers for which the user named another one."""
-    if any(map(_is_rebuilt, model._flatten_layers())):
+    if len({policy.name for policy in _policies_of_rebuilt(model)}) == 1:
         policy = _POLICIES[settings.precision]
         warn(
             f"precision={settings.precision!r} is for all layers of {describe(model)} that were "

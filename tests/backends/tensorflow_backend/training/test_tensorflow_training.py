@@ -419,6 +419,22 @@ def test_layers_that_were_made_from_a_configuration_compute_in_fewer_bits_and_th
 
 
 @pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("own", ["float32", "float64"])
+def test_a_dtype_that_is_not_that_of_the_others_survives_a_configuration(backend, own):
+    usual = "mixed_bfloat16" if own == "float32" else "float32"
+    more = 1 + 2.0**-12  # which bfloat16 has not
+    values = [(1, usual), (1, usual), (more, own)]
+    dense = [
+        keras.layers.Dense(1, kernel_initializer=keras.initializers.Constant(value), dtype=dtype)
+        for value, dtype in values
+    ]
+    clone = keras.models.clone_model(keras.Sequential([keras.Input((1,)), *dense]))
+    learner = backend.learner(clone, precision="bf16")
+    for x, expected in ((1.0, more), (more, more)):  # what the input has more is lost
+        assert learner.predict((tf.fill((1, 1), x),)).numpy().item() == expected
+
+
+@pytest.mark.filterwarnings("error")
 def test_a_model_that_was_made_by_its_code_is_not_warned_about(backend):
     net = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, dtype="float32")])
     backend.learner(net, precision="bf16")
