@@ -61,7 +61,7 @@ class Loop(NamedTuple):
         # Where the losses are, also if a hook has moved the model.
         log = LogOfLoop(trainer.backend)
         operands = self._operands()
-        is_shown, is_saved = self.progress.is_shown, run.is_saved_within
+        is_shown, is_saved = self.progress.is_shown, run.until_saved() is not None
         self.progress.begin_epoch(trainer.num_train_batches or None)
         with closing(self._from_where_it_was(data, run, log)) as batches:
             for number, batch in self.interruption.until_pressed(batches):
@@ -125,7 +125,7 @@ class Loop(NamedTuple):
         self, data: Iterable[Any], run: Run, log: DeviceLog
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
-        if not run.is_within and not run.is_saved_within:
+        if not run.is_within and run.until_saved() is None:
             with closing(self.prepared(self.team.parts(data))) as batches:
                 yield from enumerate(batches)
             return

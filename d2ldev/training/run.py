@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
+from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.errors import (
     CheckpointError,
@@ -29,11 +30,11 @@ from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
-from d2ldev.framework import Framework, Learner
+from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
-from d2ldev.training.callbacks import checked_states, states
+from d2ldev.training.callbacks import checked_states
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.order import Order, checked_random_state, random_state
+from d2ldev.training.order import Order, checked_random_states, random_states
 from d2ldev.training.team import Alone
 
 _FORMAT = "d2ldev training state 6"
@@ -44,12 +45,13 @@ class Saving(NamedTuple):
 
     Args:
         checkpoint: the file; None keeps nothing.
-        every: number of steps after which it is saved within an epoch, too; None is never.
+        checkpoint_every: number of steps after which it is saved within an epoch, too; None is
+            never.
         keep: ``'last'``, or ``'best'`` for the state after the epoch with the least loss only.
     """
 
     checkpoint: Any = None
-    every: int | None = None
+    checkpoint_every: int | None = None
     keep: str = "last"
 
     def checked(self) -> Saving:
@@ -62,11 +64,12 @@ class Saving(NamedTuple):
         if not isinstance(self.keep, str) or self.keep not in ("last", "best"):
             problem = f"keep is {describe(self.keep)} and neither 'last' nor 'best'"
             raise UnsupportedValueError(attempted, problem, "keep='best'")
-        if self.every is None and self.keep == "last":
+        every = self.checkpoint_every
+        if every is None and self.keep == "last":
             return self
         if self.checkpoint is None:
             raise UnsupportedValueError(attempted, "no checkpoint is named", fix)
-        if self.every is None:
+        if every is None:
             return self
         if self.keep == "best":
             raise UnsupportedValueError(
@@ -75,18 +78,11 @@ class Saving(NamedTuple):
                 "keep='best', or checkpoint_every=..., in two runs",
             )
         every = whole_number(
-            "save", "checkpoint_every", self.every, least=1, fix="checkpoint_every=1000"
+            "save", "checkpoint_every", every, least=1, fix="checkpoint_every=1000"
         )
-        return self._replace(every=min(every, sys.maxsize))  # ``islice`` takes no more
-
-    def arguments(self) -> dict[str, Any]:
-        """Return it as ``Trainer.fit`` has it."""
-        names = ("checkpoint", "checkpoint_every", "keep")
-        return dict(zip(names, self, strict=True))
+        return self._replace(checkpoint_every=min(every, sys.maxsize))  # as ``islice`` takes it
 
 
-_NOT_SAVED = Saving()
-_ALONE = Alone()
 # The settings that are arguments of ``Trainer``, and not of ``fit``.
 _OF_THE_TRAINER = ("gradient_clip_val", "accumulate", "precision")
 
@@ -95,7 +91,7 @@ class Run:
     """The progress of a run.
 
     Args:
-        framework: of the learner.
+        backend: of the learner.
         learner: what is trained.
         data: what it is trained on, of any kind that ``Order`` takes.
         names: of the numbers that the history has for each epoch.
@@ -104,27 +100,26 @@ class Run:
         team: the processes that train, of which the first one keeps it.
 
     Attributes:
-        epoch: how many epochs are done.
-        step: how many steps are done.
-        history: name -> one number for each of them.
+        epoch, step: how many epochs and steps are done.
+        history: name -> one number for each epoch.
     """
 
     def __init__(
         self,
-        framework: Framework,
+        backend: Backend,
         learner: Learner,
         data: Any,
         names: Collection[str],
-        callbacks: Sequence[Any] = (),
-        saving: Saving = _NOT_SAVED,
-        team: Alone = _ALONE,
+        callbacks: Sequence[Any],
+        saving: Saving,
+        team: Alone,
     ) -> None:
         self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
-        self._framework = framework
+        self._backend, self._framework = backend, backend.framework
         self._learner = learner
         self._data = data
-        self._callbacks = callbacks
+        self._callbacks = [each for each in callbacks if hasattr(each, "state_dict")]
         self._saving = saving
         self._team = team
         path = saving.checkpoint
@@ -166,7 +161,7 @@ class Run:
             log: of the epoch.
             device: where the model is.
         """
-        every = self._saving.every
+        every = self._saving.checkpoint_every
         self._is_due |= every is not None and self.step % every == 0
         # Gradients that wait for a step of the optimizer are in no file.
         if self._path is not None and self._is_due and not self._learner.pending:
@@ -174,8 +169,7 @@ class Run:
             within = {
                 "batches": batches,
                 "log": self._team.log_state(log),
-                "random": self._framework.training.random_state(device),
-                "host": random_state(),
+                **random_states(self._framework, device),
             }
             self._write(self._path, within)
 
@@ -184,14 +178,9 @@ class Run:
         """Whether the run goes on within an epoch."""
         return self._within is not None
 
-    @property
-    def is_saved_within(self) -> bool:
-        """Whether ``save_within`` saves now and then."""
-        return self._saving.every is not None
-
     def until_saved(self) -> int | None:
         """Return how many steps there are until ``save_within`` saves; None if it never does."""
-        every = self._saving.every
+        every = self._saving.checkpoint_every
         if every is None:
             return None
         return 1 if self._is_due else every - self.step % every
@@ -216,8 +205,8 @@ class Run:
             if next(batches, within) is within:
                 raise self._too_short(within.batches)
         if self._team.is_first:  # of all processes, of which each adds what is its own
-            log.load_state_dict(within.log)
-        within.set_random_state()
+            log.load_state_dict(within.log.state_dict())
+        within.set_random_states()
         return within.batches
 
     def _too_short(self, batches: int) -> CheckpointError:
@@ -263,7 +252,7 @@ class Run:
                 "history": self.history,
                 "settings": self._settings(),
                 "modes": self._learner.modes(),
-                "callbacks": states(self._callbacks),
+                "callbacks": [each.state_dict() for each in self._callbacks],
                 "within": within,
                 **self._begun,
             },
@@ -316,7 +305,7 @@ class Run:
         with _refusing(checkpoint, "the run refuses its state"):
             set_modes = learner.checked_modes(run["modes"])
             set_random_state = training.checked_random_state(run["random"], device)
-            within = self._checked_within(run["within"], device)
+            within = self._checked_within(checkpoint, run["within"], device)
             put_callbacks = checked_states(self._callbacks, run["callbacks"])
             go_on = order.checked(run["data"])
         with _refusing(checkpoint, "the data refuses its state"):
@@ -334,19 +323,17 @@ class Run:
         self._begun = {"random": run["random"], "data": run["data"]}
         self._within = within
 
-    def _checked_within(self, saved: Any, device: Device) -> _Within | None:
+    def _checked_within(self, checkpoint: Checkpoint, saved: Any, device: Device) -> _Within | None:
         if saved is None:
             return None
         if length_of(self._data, saved["batches"]) < saved["batches"]:
             raise self._too_short(saved["batches"])
-        set_framework = self._framework.training.checked_random_state(saved["random"], device)
-        set_host = checked_random_state(saved["host"])
-
-        def set_random_state() -> None:
-            set_framework()
-            set_host()
-
-        return _Within(saved["batches"], saved["log"], set_random_state)
+        log = DeviceLog(self._backend, values=False)
+        log.load_state_dict(saved["log"])
+        if not log.last().keys() <= self.history.keys():
+            raise _foreign(checkpoint)
+        set_random_states = checked_random_states(self._framework, saved, device)
+        return _Within(saved["batches"], log, set_random_states)
 
     def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the parts of the file, if it is one of a run."""
@@ -476,33 +463,18 @@ class _Within(NamedTuple):
 
     Args:
         batches: how many of the epoch were done.
-        log: the numbers so far, as ``DeviceLog.state_dict`` returned them.
-        set_random_state: restores the random numbers, after the batches were drawn.
+        log: the numbers so far.
+        set_random_states: restores the random numbers, after the batches were drawn.
     """
 
     batches: int
-    log: Any
-    set_random_state: Callable[[], None]
+    log: DeviceLog
+    set_random_states: Callable[[], None]
 
 
 def _is_whole_within(within: dict[str, Any], step: int) -> bool:
-    if within.keys() != {"batches", "log", "random", "host"}:
-        return False
-    batches, log = within["batches"], within["log"]
-    if not _is_count(batches) or batches > step or not isinstance(log, dict):
-        return False
-    totals, last = log.get("totals"), log.get("last")
-    return (
-        isinstance(totals, dict)
-        and isinstance(last, dict)
-        and all(isinstance(name, str) for name in last)
-        and totals.keys() == last.keys()
-        and all(isinstance(value, float) for value in last.values())
-        and all(
-            isinstance(total, list) and [type(value) for value in total] == [float, float]
-            for total in totals.values()
-        )
-    )
+    is_of_batches = within.keys() == {"batches", "log", "random", "host"}
+    return is_of_batches and _is_count(within["batches"]) and within["batches"] <= step
 
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:

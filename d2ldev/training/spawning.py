@@ -26,7 +26,7 @@ from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
 from d2ldev.processes.join import free_port
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
-from d2ldev.training.order import checked_random_state, random_state
+from d2ldev.training.order import checked_random_states, random_states
 
 # How many seconds the other processes have to end by themselves after one has failed.
 PATIENCE = 5.0
@@ -64,7 +64,8 @@ def trained_in_processes(
     with tempfile.TemporaryDirectory(prefix="d2ldev-") as folder:
         try:
             # In one pickle, so that an optimizer keeps its model.
-            work = (trainer, operands, settings, _random_numbers(trainer))
+            states = random_states(trainer.backend.framework, trainer.device)
+            work = (trainer, operands, settings, states)
             Path(folder, "work").write_bytes(pickle.dumps(work))
         except Exception as error:  # pickle raises many kinds
             raise _not_sent(number, said(error)) from error
@@ -89,11 +90,6 @@ def trained_in_processes(
             for receiver in receivers:
                 receiver.close()
         yield Path(folder, "result")
-
-
-def _random_numbers(trainer: Any) -> tuple[Any, Any]:
-    """Return the states with which training goes on in a new process."""
-    return trainer.backend.framework.training.random_state(trainer.device), random_state()
 
 
 @contextmanager
@@ -201,12 +197,10 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
     os.environ.update(variables)
     rank, number = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     try:
-        trainer, operands, arguments, random_numbers = _received(folder, number)
+        trainer, operands, arguments, states = _received(folder, number)
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
-        of_framework, of_host = random_numbers
-        trainer.backend.framework.training.checked_random_state(of_framework, trainer.device)()
-        checked_random_state(of_host)()
+        checked_random_states(trainer.backend.framework, states, trainer.device)()
         _result = Path(folder, "result")
         trainer.fit(*operands, **arguments)
     except Exception as error:

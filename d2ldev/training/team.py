@@ -16,7 +16,7 @@ from d2ldev.operations.processes import Portions
 from d2ldev.processes.group import Group
 from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
-from d2ldev.training.order import checked_random_state, random_state
+from d2ldev.training.order import checked_random_states, random_states
 
 
 class Counted(NamedTuple):
@@ -146,27 +146,21 @@ class Together(Alone):
             name: value if isinstance(value, (str, int, float)) else "an object"
             for name, value in learner.settings._asdict().items()
         }
-        saved = {
-            "checkpoint": saving.checkpoint is not None,
-            "checkpoint_every": saving.every,
-            "keep": saving.keep,
-        }
+        saved = {**saving._asdict(), "checkpoint": saving.checkpoint is not None}
         content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, {saved}"
         self.group.gather("the beginning of the run", content=content)
 
     def begin_epoch(self, epoch: int, device: Device) -> None:
         """Go on with the random numbers of rank 0, so that all read the batches in one order."""
         self._epoch = self._place = f"epoch {epoch}"
-        training = self._framework.training
-        state = None
+        framework, text = self._framework, None
         if self.is_first:
-            found = {"framework": training.random_state(device), "host": random_state()}
-            state = base64.b64encode(to_bytes(self._framework, found)).decode()
-        text, *_ = self.group.gather(f"the beginning of {self._epoch}", state)
+            states = to_bytes(framework, random_states(framework, device))
+            text = base64.b64encode(states).decode()
+        text = self.of_the_first(f"the beginning of {self._epoch}", text)
         if not self.is_first:
-            found = from_bytes(self._framework, base64.b64decode(text))
-            training.checked_random_state(found["framework"], device)()
-            checked_random_state(found["host"])()
+            states = from_bytes(framework, base64.b64decode(text))
+            checked_random_states(framework, states, device)()
 
     def of_the_first(self, label: str, value: Any) -> Any:
         return self.group.gather(label, value)[0]

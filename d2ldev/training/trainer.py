@@ -308,7 +308,7 @@ class Trainer(Hooks):
                 "lr": lr,
                 "metrics": metrics,
                 "resume": resume,
-                **saving.arguments(),
+                **saving._asdict(),
             }
             trained = trained_in_processes(self, (model, train_data, val_data), arguments)
         with (
@@ -330,7 +330,7 @@ class Trainer(Hooks):
             self._learner = learner
             functions = functions or self._own_metrics(learner)
             names = _names_in_history(functions, has_val_data=val_data is not None)
-            run = Run(self.backend.framework, learner, train_data, names, callbacks, saving, team)
+            run = Run(self.backend, learner, train_data, names, callbacks, saving, team)
             team.begin(learner, names, self.max_epochs, saving)
             on_step_end = self._listeners(callbacks, "on_step_end")
             loop = Loop(
