@@ -385,11 +385,10 @@ def inputs_to_predict(
     Raises:
         UnsupportedValueError: as ``inputs_alone``.
     """
+    has_target = isinstance(batch, (list, tuple)) and len(batch) > 1
     if isinstance(batch, Mapping):
         batch, _ = _weights_apart(batch, names)
-    has_target = isinstance(batch, (list, tuple, Mapping)) and len(batch) > 1
-    if isinstance(batch, Mapping) and all(key in names for key in batch):
-        has_target = False
+        has_target = len(batch) > 1 and not all(key in names for key in batch)
     if has_target:
         return inputs_and_target(batch, names, takes_mapping)[0]
     return inputs_alone(batch, names, takes_mapping)

@@ -38,7 +38,6 @@ class Loop(NamedTuple):
         prepared: makes the generator of the batches on the device.
         learner: what is trained, or only evaluated.
         metrics: name -> ``(prediction, y) -> scalar tensor``.
-        progress: where the batches are shown.
         on_step_end: what is called after a step of the optimizer.
         interruption: of the run, which ends the loop after a step.
         team: the processes that train.
@@ -48,12 +47,11 @@ class Loop(NamedTuple):
     prepared: Callable[[Iterable[Any]], Generator[Any, None, None]]
     learner: Learner
     metrics: Mapping[str, Callable[[Any, Any], Any]]
-    progress: Progress = Progress()
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
     interruption: Interruption = Interruption()
     team: Alone = Alone()
 
-    def train(self, data: Iterable[Any], run: Run) -> dict[str, float]:
+    def train(self, data: Iterable[Any], run: Run, progress: Progress) -> dict[str, float]:
         """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
         begin_epoch(data, run.epoch)
         trainer, learner, team = self.trainer, self.learner, self.team
@@ -61,8 +59,8 @@ class Loop(NamedTuple):
         # Where the losses are, also if a hook has moved the model.
         log = LogOfLoop(trainer.backend)
         operands = self._operands()
-        is_shown, is_saved = self.progress.is_shown, run.until_saved() is not None
-        self.progress.begin_epoch(trainer.num_train_batches or None)
+        is_shown, is_saved = progress.is_shown, run.until_saved() is not None
+        progress.begin_epoch(trainer.num_train_batches or None)
         with closing(self._from_where_it_was(data, run, log)) as batches:
             for number, batch in self.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
@@ -75,7 +73,7 @@ class Loop(NamedTuple):
                 self._add(log, counted, loss, prediction, y)
                 # A call that does nothing takes long after a step: none of it is in the caches.
                 if is_shown:
-                    self.progress.step(number + 1, counted.examples, log)
+                    progress.step(number + 1, counted.examples, log)
                 if self.on_step_end and not learner.pending:
                     self._end_step(run.step, loss)
                 run.step += 1
@@ -89,7 +87,7 @@ class Loop(NamedTuple):
         if self.interruption.is_pressed:
             return {}
         means = self._means(log)
-        self.progress.end_batches(means["loss"])
+        progress.end_batches(means["loss"])
         return means
 
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:

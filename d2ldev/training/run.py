@@ -60,14 +60,12 @@ class Saving(NamedTuple):
         Raises:
             UnsupportedValueError: if it is contradictory.
         """
-        attempted, fix = "save the state of a run", "fit(..., checkpoint='run.safetensors')"
+        attempted, every = "save the state of a run", self.checkpoint_every
         if not isinstance(self.keep, str) or self.keep not in ("last", "best"):
             problem = f"keep is {describe(self.keep)} and neither 'last' nor 'best'"
             raise UnsupportedValueError(attempted, problem, "keep='best'")
-        every = self.checkpoint_every
-        if every is None and self.keep == "last":
-            return self
-        if self.checkpoint is None:
+        if self.checkpoint is None and (every is not None or self.keep == "best"):
+            fix = "fit(..., checkpoint='run.safetensors')"
             raise UnsupportedValueError(attempted, "no checkpoint is named", fix)
         if every is None:
             return self
@@ -145,11 +143,9 @@ class Run:
         Args:
             device: where the model is.
         """
-        if self._path is None or not self._is_kept():
-            return
-        self._is_due = False
-        self._begin(device)
-        self._write(self._path, None)
+        if self._path is not None and self._is_kept():
+            self._is_due = False
+            self.hand_over(self._path, device)
 
     def save_within(self, batches: int, log: DeviceLog, device: Device) -> None:
         """Save the state within an epoch, if it is time for it.
@@ -231,14 +227,11 @@ class Run:
 
     def hand_over(self, path: Path, device: Device) -> None:
         """Save the state as it is now, for another process that goes on with what was learned."""
-        self._begin(device)
-        self._write(path, None)
-
-    def _begin(self, device: Device) -> None:
         self._begun = {
             "random": self._framework.training.random_state(device),
             "data": Order(self._data).state(),
         }
+        self._write(path, None)
 
     def _write(self, path: Path, within: dict[str, Any] | None) -> None:
         self._learner.sync()
@@ -439,23 +432,28 @@ def _is_whole(run: Any) -> bool:
     """Tell whether everything is there that ``save`` has written, of its types."""
     types: dict[str, Any] = dict.fromkeys(("history", "settings", "data"), dict)
     types |= {"epoch": int, "step": int, "callbacks": list, "within": (dict, NoneType)}
-    if not isinstance(run, dict) or not all(isinstance(run.get(n), t) for n, t in types.items()):
+    types |= {"modes": object, "random": object}
+    if not isinstance(run, dict) or run.keys() != types.keys():
         return False
-    columns, settings = run["history"].values(), run["settings"]
+    if not all(isinstance(run[name], kind) for name, kind in types.items()):
+        return False
+    history, settings, within = run["history"], run["settings"], run["within"]
     return (
-        run.keys() == {*types, "modes", "random"}
-        and all(_is_count(run[name]) for name in ("epoch", "step"))
-        and (run["within"] is None or _is_whole_within(run["within"], run["step"]))
+        _is_count(run["epoch"])
+        and _is_count(run["step"])
+        and (within is None or _is_whole_within(within, run["step"]))
         and settings.keys() == {"loss", "optimizer", "lr", *_OF_THE_TRAINER}
         and all(isinstance(value, (str, int, float, NoneType)) for value in settings.values())
-        and all(isinstance(name, str) for name in run["history"])
-        and all(
-            isinstance(column, list)
-            and len(column) == run["epoch"]
-            and all(isinstance(value, float) for value in column)
-            for column in columns
-        )
+        and all(isinstance(name, str) for name in history)
+        and all(isinstance(column, list) for column in history.values())
+        and all(len(column) == run["epoch"] for column in history.values())
+        and all(isinstance(value, float) for column in history.values() for value in column)
     )
+
+
+def _is_whole_within(within: dict[str, Any], step: int) -> bool:
+    is_of_batches = within.keys() == {"batches", "log", "random", "host"}
+    return is_of_batches and _is_count(within["batches"]) and within["batches"] <= step
 
 
 class _Within(NamedTuple):
@@ -470,11 +468,6 @@ class _Within(NamedTuple):
     batches: int
     log: DeviceLog
     set_random_states: Callable[[], None]
-
-
-def _is_whole_within(within: dict[str, Any], step: int) -> bool:
-    is_of_batches = within.keys() == {"batches", "log", "random", "host"}
-    return is_of_batches and _is_count(within["batches"]) and within["batches"] <= step
 
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:
