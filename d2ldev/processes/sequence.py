@@ -17,18 +17,13 @@ class Failure(NamedTuple):
     rank: int | None = None
 
 
-class _Entry:
-    """One thing that all processes do.
+class _Entry(NamedTuple):
+    """One thing that all processes do; ``rank`` was the first to do it."""
 
-    Args:
-        label: what it is.
-        content: what has to be the same in all of them.
-        rank: of the process that was the first to do it.
-    """
-
-    def __init__(self, label: str, content: str, rank: int) -> None:
-        self.label, self.content, self.rank = label, content, rank
-        self.values: dict[int, Any] = {}
+    label: str
+    content: str
+    rank: int
+    values: dict[int, Any]
 
 
 class Doings:
@@ -51,6 +46,12 @@ class Doings:
     def add(self, rank: int, label: str, content: str, value: Any = None) -> list[Any] | None:
         """Note what a process does next.
 
+        Args:
+            rank: of the process.
+            label: what it does.
+            content: what has to be the same in all processes.
+            value: what the others are to know.
+
         Returns:
             The values of all processes, as soon as all have done it; else None.
 
@@ -59,7 +60,7 @@ class Doings:
         """
         number = self._lengths[rank]
         self._lengths[rank] += 1
-        entry = self._entries.setdefault(number, _Entry(label, content, rank))
+        entry = self._entries.setdefault(number, _Entry(label, content, rank, {}))
         if entry.label != label:
             raise DifferentError(
                 f"rank {entry.rank} is at {entry.label}, and rank {rank} at {label}"

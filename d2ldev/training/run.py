@@ -135,10 +135,10 @@ class Run:
         self.epoch += 1
 
     def save(self, device: Device) -> None:
-        """Save the state after each epoch, and before the first, in which a run may end, too.
+        """Save the state before the first epoch, and after each ``on_epoch_end``.
 
-        So an error in writing is found before an epoch is computed for nothing. The state is saved
-        after ``on_epoch_end``, because what that does, such as freezing a layer, belongs to it.
+        So a file that cannot be written is an error before an epoch is computed for nothing, and
+        what a hook has done, such as freezing a layer, is in the state.
 
         Args:
             device: where the model is.
@@ -149,8 +149,6 @@ class Run:
 
     def save_within(self, batches: int, log: DeviceLog, device: Device) -> None:
         """Save the state within an epoch, if it is time for it.
-
-        What goes on from there draws the batches of the epoch again, and leaves these out.
 
         Args:
             batches: how many of the epoch are done; the others were not drawn yet.
@@ -182,7 +180,7 @@ class Run:
         return 1 if self._is_due else every - self.step % every
 
     def go_on_within(self, batches: Iterator[Any], log: DeviceLog) -> int:
-        """Go on within an epoch: leave out the batches that are done.
+        """Go on within an epoch: draw the batches that are done again, and leave them out.
 
         Args:
             batches: of the whole epoch.

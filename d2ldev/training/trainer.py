@@ -40,7 +40,6 @@ from d2ldev.training.callbacks import (
 from d2ldev.training.data import (
     ArrayLoader,
     check_data,
-    check_number_of_inputs,
     inputs_to_predict,
 )
 from d2ldev.training.hooks import Hooks
@@ -373,7 +372,7 @@ class Trainer(Hooks):
         run: Run,
         train_data: Iterable[Any],
         val_data: Iterable[Any] | None,
-        progress: Progress,
+        progress: Progress | None,
         listeners: Sequence[Any],
     ) -> None:
         """Train for the epochs that a run has left; Ctrl-C ends it."""
@@ -388,7 +387,8 @@ class Trainer(Hooks):
             if loop.interruption.is_pressed:
                 return
             run.record(found)
-            progress.end_epoch(run.epoch, found)
+            if progress is not None:
+                progress.end_epoch(run.epoch, found)
             if listeners:
                 loop.learner.sync()  # the user's model is as it is after the last step
             for listener in listeners:
@@ -555,15 +555,10 @@ class Trainer(Hooks):
             names, takes_mapping = learner.input_names, learner.takes_mapping
             try:
                 with closing(self._prepared(source)) as batches:
-                    predictions = []
-                    for batch in batches:
-                        inputs = inputs_to_predict(batch, names, takes_mapping)
-                        try:
-                            predictions.append(learner.predict(inputs))
-                        except TypeError as error:
-                            check_number_of_inputs(inputs, names, error)
-                            raise
-                    return predictions
+                    return [
+                        learner.predict(inputs_to_predict(batch, names, takes_mapping))
+                        for batch in batches
+                    ]
             finally:
                 learner.sync()
 
