@@ -28,8 +28,6 @@ PATIENCE = 5.0
 _PERIOD = 0.02
 # In bytes; more is shown as several.
 _LONGEST_LINE = 1 << 20
-# No process; said at the end.
-_NONE = 0
 
 
 class Launch(NamedTuple):
@@ -81,14 +79,11 @@ class Launch(NamedTuple):
     def variables(self) -> list[dict[str, str]]:
         """Return the environment variables of each process."""
         host, _, port = (self.address or f"127.0.0.1:{free_port()}").rpartition(":")
-        common = {
-            # What a process prints is shown at once.
-            "PYTHONUNBUFFERED": "1",
-        }
+        # What a process prints is shown at once; those that each use all cores are slower than one.
+        threads = os.environ.get("OMP_NUM_THREADS", "1")
+        common = {"PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": threads}
         if self.timeout is not None:
             common[PEER_TIMEOUT] = str(self.timeout)
-        # Processes that each use all cores are slower than one.
-        common["OMP_NUM_THREADS"] = os.environ.get("OMP_NUM_THREADS", "1")
         first, number = self.node_rank * self.processes, self.processes
         peers = [
             Peers(first + i, self.nodes * number, i, number, host, int(port)) for i in range(number)
@@ -172,18 +167,17 @@ class _Guard:
         with suppress(OSError):  # the guard itself may have been killed
             os.write(self._sending, b"%d\n" % process)
 
-    def __exit__(self, *exception: object) -> None:
-        self.look_after(_NONE)
-        os.close(self._sending)
+    def __exit__(self, *_: object) -> None:
+        os.kill(self._process, signal.SIGKILL)
         os.waitpid(self._process, 0)
+        os.close(self._sending)
 
     def _wait(self, receiving: int) -> None:
-        with open(receiving, "rb") as file:
+        with open(receiving, "rb") as file:  # to its end, which is the launcher's
             processes = [int(number) for number in file.read().split()]
-        if _NONE not in processes:
-            for process in processes:
-                with suppress(OSError):
-                    os.killpg(process, signal.SIGKILL)
+        for process in processes:
+            with suppress(OSError):
+                os.killpg(process, signal.SIGKILL)
 
 
 def _show(stream: IO[bytes], target: IO[str] | None, prefix: bytes, lock: Lock) -> None:

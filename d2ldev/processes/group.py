@@ -16,7 +16,7 @@ import time
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
 from d2ldev.locks import Lock
@@ -28,21 +28,8 @@ from d2ldev.settings import Peers
 # call of an engine that waits for a lost process may never return.
 GRACE = 2.0
 
-
 # How many seconds at most rank 0 does not know what another process has done.
 _TOLD_EVERY = 0.1
-
-
-class Member(NamedTuple):
-    """A process of a group.
-
-    Args:
-        host: the name of its machine.
-        address: ``"host:port"``, where its engine may listen.
-    """
-
-    host: str
-    address: str
 
 
 class Group:
@@ -50,7 +37,7 @@ class Group:
 
     Args:
         peers: what the launcher said.
-        members: all of them, by rank.
+        members: of each process, by rank, the entries of ``hosts`` and ``addresses``.
         connections: to all others by rank at rank 0, and to rank 0 elsewhere.
         timeout: how many seconds a process may give no sign.
 
@@ -59,27 +46,27 @@ class Group:
         local_rank: its number on this machine.
         hosts: the names of the machines, by rank.
         addresses: ``"host:port"`` by rank, where the framework's engine may listen.
-        timeout: how many seconds a process may give no sign.
+        timeout: see above.
     """
 
     def __init__(
         self,
         peers: Peers,
-        members: Sequence[Member],
+        members: Sequence[tuple[str, str]],
         connections: dict[int, Connection],
         timeout: float,
     ) -> None:
         self.rank, self.size, self.local_rank = peers.rank, peers.world_size, peers.local_rank
-        self.hosts = [member.host for member in members]
-        self.addresses = [member.address for member in members]
+        self.hosts = [host for host, _ in members]
+        self.addresses = [address for _, address in members]
         self.timeout = timeout
         self._connections = connections
         self._lock = Lock()
-        # Set when something was gathered or has failed, and when something has failed.
-        self._news, self._failed = threading.Event(), threading.Event()
-        self._doings = Doings(self.size) if self.rank == 0 else None
+        self._news = threading.Event()  # something was gathered or has failed
+        self._failed = threading.Event()
+        self._doings = Doings(self.size)  # which rank 0 alone uses
+        # How many things this process has done, and those of them that rank 0 does not know yet.
         self._done = 0
-        # What rank 0 does not know yet.
         self._unsent: list[dict[str, Any]] = []
         # How many things rank 0 had done when it ended.
         self._end: int | None = None
@@ -136,8 +123,8 @@ class Group:
             self._label = doing["do"]
             self._compare_with_the_end()
             self.check()
-            if self._doings is not None:
-                self._note(self._doings, 0, doing)
+            if self.rank == 0:
+                self._note(0, [doing])
             else:
                 self._unsent.append(doing)
                 if "gather" in doing:
@@ -178,7 +165,7 @@ class Group:
             failure = self._failure
             if failure is not None and not is_ours and isinstance(error, Exception):
                 raise self._error(failure) from error
-            self._lose(self.rank, f"it ended with {type(error).__name__}: {said(error)}")
+            self.give_up(f"it ended with {type(error).__name__}: {said(error)}")
             raise
         finally:
             with self._lock:
@@ -200,8 +187,8 @@ class Group:
         with self._lock:
             if self._has_left:
                 return
-            if self._doings is not None:
-                self._note_end(self._doings, 0)
+            if self.rank == 0:
+                self._note(0, (), has_ended=True)
             self._tell()
             self._has_left = True
             if self._failure is None:
@@ -228,32 +215,26 @@ class Group:
             elif "gathered" in message:
                 self._gathered.append(message["gathered"])
                 self._news.set()
-            elif self._doings is not None:
-                for doing in message.get("did", ()):
-                    self._note(self._doings, rank, doing)
-                if "bye" in message:
-                    self._note_end(self._doings, rank)
+            elif self.rank == 0:
+                self._note(rank, message.get("did", ()), has_ended="bye" in message)
             elif "bye" in message:
                 self._end = int(message["bye"])
                 self._compare_with_the_end()
 
-    def _note_end(self, doings: Doings, rank: int) -> None:
+    def _note(self, rank: int, did: Sequence[dict[str, Any]], *, has_ended: bool = False) -> None:
+        """Note what a process has done, at rank 0; tell all what was gathered by it."""
         try:
-            doings.leave(rank)
+            for doing in did:
+                values = self._doings.add(rank, doing["do"], doing["content"], doing.get("value"))
+                if values is not None and "gather" in doing:
+                    for other in self._connections:
+                        self._send(other, {"gathered": values})
+                    self._gathered.append(values)
+                    self._news.set()
+            if has_ended:
+                self._doings.leave(rank)
         except DifferentError as error:
             self._fail(Failure(str(error)))
-
-    def _note(self, doings: Doings, rank: int, doing: dict[str, Any]) -> None:
-        try:
-            values = doings.add(rank, doing["do"], doing["content"], doing.get("value"))
-        except DifferentError as error:
-            self._fail(Failure(str(error)))
-            return
-        if values is not None and "gather" in doing:
-            for other in self._connections:
-                self._send(other, {"gathered": values})
-            self._gathered.append(values)
-            self._news.set()
 
     def _send(self, rank: int, message: dict[str, Any]) -> None:
         try:
@@ -306,7 +287,7 @@ class Group:
         with selectors.DefaultSelector() as selector:
             for rank, connection in self._connections.items():
                 selector.register(connection, selectors.EVENT_READ, rank)
-            while not self._is_over():
+            while not self._has_left or self._working:
                 for key, _ in selector.select(_TOLD_EVERY):
                     self._read(selector, key.fileobj, key.data)  # type: ignore[arg-type]
                 self._tell()
@@ -320,9 +301,6 @@ class Group:
                         self._end_process(self._failure)
         for connection in self._connections.values():
             connection.close()
-
-    def _is_over(self) -> bool:
-        return self._has_left and not self._working
 
     def _read(self, selector: selectors.BaseSelector, source: Connection, rank: int) -> None:
         try:
@@ -338,7 +316,7 @@ class Group:
                 self._lose(rank, error)
 
     def _left(self, rank: int) -> bool:
-        return self._end is not None if self._doings is None else self._doings.has_left(rank)
+        return rank in self._doings.left if self.rank == 0 else self._end is not None
 
     def _beat(self, now: float, *, was_stopped: bool) -> None:
         for rank in self._connections:

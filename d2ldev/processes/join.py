@@ -12,7 +12,7 @@ from typing import Any
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, shown
 from d2ldev.locks import Lock
-from d2ldev.processes.group import GRACE, Group, Member
+from d2ldev.processes.group import GRACE, Group
 from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
@@ -96,11 +96,12 @@ def _received(peers: Peers, hello: dict[str, Any], timeout: float, patience: flo
         with _listening(peers) as server:
             calls.take(server, time.monotonic() + patience)
     except D2LDevError as error:
-        for connection in calls.all():
+        for connection in (*calls.connections.values(), *calls.unknown):
             _refuse(connection, error)
         raise
     finally:
-        calls.close_unknown()
+        for connection in calls.unknown:
+            connection.close()
     members = calls.members()
     for connection in calls.connections.values():
         with suppress(OSError):  # one that is gone already is noted by the group
@@ -139,14 +140,15 @@ class _Calls:
 
     Attributes:
         connections: by rank.
+        unknown: of those who have not said who they are. Strangers may be among them, which say
+            anything or nothing.
     """
 
     def __init__(self, peers: Peers, hello: dict[str, Any], timeout: float) -> None:
         self.connections: dict[int, Connection] = {}
         self._peers, self._timeout = peers, timeout
         self._hellos = {0: hello}
-        # Strangers may be among them, which say anything or nothing.
-        self._unknown: set[Connection] = set()
+        self.unknown: set[Connection] = set()
 
     def take(self, server: socket.socket, deadline: float) -> None:
         """Take calls until all have called.
@@ -165,7 +167,7 @@ class _Calls:
                     if key.fileobj is server:
                         with suppress(OSError):  # who called is gone
                             connection = Connection(server.accept()[0], self._timeout)
-                            self._unknown.add(connection)
+                            self.unknown.add(connection)
                             selector.register(connection, selectors.EVENT_READ)
                     elif not self._hear(key.fileobj):  # type: ignore[arg-type]
                         selector.unregister(key.fileobj)
@@ -175,7 +177,7 @@ class _Calls:
         """Read what is there; return whether it is one of the processes, or may still be."""
         try:
             for message in connection.receive(_LONGEST):
-                return connection in self._unknown and self._admit(connection, message)
+                return connection in self.unknown and self._admit(connection, message)
         except OSError as error:
             for rank, known in self.connections.items():
                 if known is connection:
@@ -184,12 +186,12 @@ class _Calls:
                         f"rank {rank} on {self._hellos[rank]['host']} is lost: {error}",
                         _TOGETHER,
                     ) from error
-            self._unknown.discard(connection)
+            self.unknown.discard(connection)
             return False
         return True
 
     def _admit(self, connection: Connection, hello: dict[str, Any]) -> bool:
-        self._unknown.discard(connection)
+        self.unknown.discard(connection)
         kinds = {"d2ldev": dict, "rank": int, "size": int, "host": str, "port": int}
         if any(type(hello.get(name)) is not kind for name, kind in kinds.items()):
             return False
@@ -210,8 +212,8 @@ class _Calls:
         self.connections[rank], self._hellos[rank] = connection, hello
         return True
 
-    def members(self) -> list[Member]:
-        """Return who is there, by rank."""
+    def members(self) -> list[tuple[str, str]]:
+        """Return the name of the machine and the address of each process, by rank."""
         own, calls = self._peers.address, dict(sorted(self.connections.items()))
         outside = [call.here for call in calls.values() if not _is_loopback(call.there)]
         # On its own machine the name of rank 0 may stand for 127.0.1.1, which others cannot reach.
@@ -221,18 +223,9 @@ class _Calls:
         for rank, call in calls.items():
             hosts[rank] = own if outside and _is_loopback(call.there) else call.there
         return [
-            Member(hello["host"], f"{hosts[rank]}:{hello['port']}")
+            (hello["host"], f"{hosts[rank]}:{hello['port']}")
             for rank, hello in sorted(self._hellos.items())
         ]
-
-    def all(self) -> list[Connection]:
-        """Return all connections."""
-        return [*self.connections.values(), *self._unknown]
-
-    def close_unknown(self) -> None:
-        """End the connections of those who have not said who they are."""
-        for connection in self._unknown:
-            connection.close()
 
     def _missing(self) -> PeerLostError:
         size = self._peers.world_size
@@ -278,11 +271,11 @@ def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float
             if answer.get("lost"):
                 raise PeerLostError(_attempted(peers), problem, _TOGETHER)
             raise UnsupportedValueError(_attempted(peers), problem, _ONE_PROGRAM)
-        members = [Member(*map(str, member)) for member in answer["welcome"]]
+        members = [(str(host), str(address)) for host, address in answer["welcome"]]
     except D2LDevError:
         connection.close()
         raise
-    except (OSError, KeyError, TypeError) as error:
+    except (OSError, KeyError, TypeError, ValueError) as error:
         connection.close()
         raise _silent(peers, error) from error
     return Group(peers, members, {0: connection}, timeout)
@@ -305,7 +298,7 @@ def _connected(peers: Peers, deadline: float) -> socket.socket:
 
 def _silent(peers: Peers, error: Exception) -> PeerLostError:
     problem = getattr(error, "strerror", None) or str(error)
-    if isinstance(error, (KeyError, TypeError)):
+    if not isinstance(error, (OSError, UnicodeError)):
         problem = "another program listens there"
     return PeerLostError(
         _attempted(peers),

@@ -17,18 +17,13 @@ class Failure(NamedTuple):
     rank: int | None = None
 
 
-class _Entry:
-    """One thing that all processes do.
+class _Entry(NamedTuple):
+    """One thing that all processes do; ``rank`` was the first to do it."""
 
-    Args:
-        label: what it is.
-        content: what has to be the same in all of them.
-        rank: of the process that was the first to do it.
-    """
-
-    def __init__(self, label: str, content: str, rank: int) -> None:
-        self.label, self.content, self.rank = label, content, rank
-        self.values: dict[int, Any] = {}
+    label: str
+    content: str
+    rank: int
+    values: dict[int, Any]
 
 
 class Doings:
@@ -36,17 +31,26 @@ class Doings:
 
     Args:
         size: how many processes there are.
+
+    Attributes:
+        left: the ranks of those that have ended.
     """
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._lengths = [0] * size
-        self._left: set[int] = set()
+        self.left: set[int] = set()
         # By number, as long as not all processes have done it.
         self._entries: dict[int, _Entry] = {}
 
     def add(self, rank: int, label: str, content: str, value: Any = None) -> list[Any] | None:
         """Note what a process does next.
+
+        Args:
+            rank: of the process.
+            label: what it does.
+            content: what has to be the same in all processes.
+            value: what the others are to know.
 
         Returns:
             The values of all processes, as soon as all have done it; else None.
@@ -56,12 +60,18 @@ class Doings:
         """
         number = self._lengths[rank]
         self._lengths[rank] += 1
-        entry = self._entries.setdefault(number, _Entry(label, content, rank))
-        if (entry.label, entry.content) != (label, content):
-            raise DifferentError(_difference(entry, rank, label, content))
+        entry = self._entries.setdefault(number, _Entry(label, content, rank, {}))
+        if entry.label != label:
+            raise DifferentError(
+                f"rank {entry.rank} is at {entry.label}, and rank {rank} at {label}"
+            )
+        if entry.content != content:
+            raise DifferentError(
+                f"at {label}, rank {entry.rank} has {entry.content[:500]}, and rank {rank} has "
+                f"{content[:500]}"
+            )
         entry.values[rank] = value
-        if self._left:
-            self._check_left()
+        self._check_left()
         if len(entry.values) < self._size:
             return None
         del self._entries[number]
@@ -73,15 +83,11 @@ class Doings:
         Raises:
             DifferentError: if another process has gone on to something that it has not done.
         """
-        self._left.add(rank)
+        self.left.add(rank)
         self._check_left()
 
-    def has_left(self, rank: int) -> bool:
-        """Tell whether a process has ended."""
-        return rank in self._left
-
     def _check_left(self) -> None:
-        for rank in sorted(self._left):
+        for rank in sorted(self.left):
             length = self._lengths[rank]
             if length < max(self._lengths):
                 entry = self._entries[length]
@@ -92,12 +98,3 @@ class Doings:
 
 class DifferentError(Exception):
     """Two processes do not do the same."""
-
-
-def _difference(entry: _Entry, rank: int, label: str, content: str) -> str:
-    if entry.label != label:
-        return f"rank {entry.rank} is at {entry.label}, and rank {rank} at {label}"
-    return (
-        f"at {label}, rank {entry.rank} has {entry.content[:500]}, and rank {rank} has "
-        f"{content[:500]}"
-    )

@@ -174,45 +174,37 @@ def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:
     """Return what is called for a hook, in order; a function is called for ``on_epoch_end``."""
     found = []
     for each in callbacks:
-        methods = {name: getattr(each, name) for name in HOOKS if hasattr(each, name)}
-        if callable(each):
-            methods.setdefault("on_epoch_end", each)
-        found.append(methods.get(hook))
+        is_function = hook == "on_epoch_end" and callable(each)
+        found.append(getattr(each, hook, each if is_function else None))
     return [listener for listener in found if listener is not None]
 
 
-def states(callbacks: Sequence[Any]) -> list[Any]:
-    """Return the ``state_dict`` of each callback that has one."""
-    return [each.state_dict() for each in _with_state(callbacks)]
-
-
 def checked_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[], None]:
-    """Return a function that gives callbacks the states that ``states`` returned.
+    """Return a function that gives callbacks their states: all of them, or none.
 
-    It changes all of them, or none.
+    Args:
+        callbacks: those with ``state_dict``.
+        saved: what it has returned, for each of them.
 
     Raises:
         CheckpointError: if they are those of other callbacks. The function raises it, too.
     """
-    kept = _with_state(callbacks)
-    if len(saved) != len(kept):
-        raise _refused(f"{len(kept)} of them have a state, and in the run {len(saved)} had one")
+    if len(saved) != len(callbacks):
+        raise _refused(
+            f"{len(callbacks)} of them have a state, and in the run {len(saved)} had one"
+        )
 
     def put() -> None:
-        before = states(callbacks)
+        before = [each.state_dict() for each in callbacks]
         try:
-            for each, state in zip(kept, saved, strict=True):
+            for each, state in zip(callbacks, saved, strict=True):
                 each.load_state_dict(state)
         except Exception as error:
-            for each, state in zip(kept, before, strict=True):
+            for each, state in zip(callbacks, before, strict=True):
                 each.load_state_dict(state)
             raise _refused(f"one refuses its state: {error!r}") from error
 
     return put
-
-
-def _with_state(callbacks: Sequence[Any]) -> list[Any]:
-    return [each for each in callbacks if hasattr(each, "state_dict")]
 
 
 def _refused(problem: str) -> CheckpointError:

@@ -356,24 +356,6 @@ def _not_too_many(
     return inputs
 
 
-def check_number_of_inputs(inputs: tuple[Any, ...], names: Sequence[str], error: TypeError) -> None:
-    """Raise an ``UnsupportedValueError`` if a call may have failed by the number of inputs.
-
-    It may where a model takes ``*args``, and does not say how many.
-
-    Args:
-        inputs: of a batch.
-        names: see ``inputs_and_target``.
-        error: of the call.
-    """
-    if not names and len(inputs) > 1 and not isinstance(error, UnsupportedValueError):
-        raise UnsupportedValueError(
-            f"call a model with the {len(inputs)} inputs of a batch",
-            str(error),
-            "yield (X, y) from data, if it takes one; its last part is the target",
-        ) from error
-
-
 def inputs_to_predict(
     batch: Any, names: Sequence[str] = (), takes_mapping: bool = False
 ) -> tuple[Any, ...]:
@@ -385,11 +367,10 @@ def inputs_to_predict(
     Raises:
         UnsupportedValueError: as ``inputs_alone``.
     """
+    has_target = isinstance(batch, (list, tuple)) and len(batch) > 1
     if isinstance(batch, Mapping):
         batch, _ = _weights_apart(batch, names)
-    has_target = isinstance(batch, (list, tuple, Mapping)) and len(batch) > 1
-    if isinstance(batch, Mapping) and all(key in names for key in batch):
-        has_target = False
+        has_target = len(batch) > 1 and not all(key in names for key in batch)
     if has_target:
         return inputs_and_target(batch, names, takes_mapping)[0]
     return inputs_alone(batch, names, takes_mapping)

@@ -62,12 +62,6 @@ class Hooks:
 
     def prepare_data(self, data: Any) -> None:
         """Get the loaders of a ``DataModule``, once and before anything else; to be overridden."""
-        if not callable(getattr(data, "train_dataloader", None)):
-            raise UnsupportedValueError(
-                f"get the loaders of {describe(data)}",
-                "it has no train_dataloader, as a DataModule has",
-                "trainer.fit(model, batches) takes the batches themselves",
-            )
         self.train_dataloader = data.train_dataloader()
         if self.train_dataloader is None:
             raise UnsupportedValueError(
@@ -129,14 +123,12 @@ class Hooks:
         return prepared
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
-        """Yield the batches on the device: ahead of their use, unless the user prepares them."""
+        """Yield batches on the device; those of a GPU move ahead, unless the user prepares them."""
         source, kinds = spared(data), self.backend.framework.kinds
-        if self._overrides("prepare_batch"):
-            moved = moved_ahead(source, 0, self._prepared_batch)
-        elif self.gpus:
+        if self.gpus and not self._overrides("prepare_batch"):
             moved = self.backend.prefetch(source, self.device)
         else:
-            moved = moved_ahead(source, 0, self.prepare_batch)
+            moved = moved_ahead(source, 0, self._prepared_batch)
         with closing(moved):
             for batch in moved:
                 check_places(batch, kinds)

@@ -205,6 +205,8 @@ class DeviceLog:
                 for name, (total, weights) in state["totals"].items()
             }
             last = {str(name): float(value) for name, value in state["last"].items()}
+            if found.keys() != last.keys():
+                raise ValueError("a mean and a last value of other names")
         except Exception as error:  # whatever is in its place
             raise CheckpointError(
                 "go on with the means of another log",
@@ -278,17 +280,9 @@ class LogOfLoop(DeviceLog):
             self._is_first = False
             self._add_block()
 
-    def means(self) -> dict[str, float]:
+    def _bring_over(self) -> None:
         self._add_block()
-        return super().means()
-
-    def last(self) -> dict[str, float]:
-        self._add_block()
-        return super().last()
-
-    def state_dict(self) -> dict[str, Any]:
-        self._add_block()
-        return super().state_dict()
+        super()._bring_over()
 
     def _add_block(self) -> None:
         block, self._block = self._block, []

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from d2ldev.framework import Learner
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
-    check_number_of_inputs,
     check_target,
     count_of,
     inputs_alone,
@@ -38,7 +37,6 @@ class Loop(NamedTuple):
         prepared: makes the generator of the batches on the device.
         learner: what is trained, or only evaluated.
         metrics: name -> ``(prediction, y) -> scalar tensor``.
-        progress: where the batches are shown.
         on_step_end: what is called after a step of the optimizer.
         interruption: of the run, which ends the loop after a step.
         team: the processes that train.
@@ -48,34 +46,29 @@ class Loop(NamedTuple):
     prepared: Callable[[Iterable[Any]], Generator[Any, None, None]]
     learner: Learner
     metrics: Mapping[str, Callable[[Any, Any], Any]]
-    progress: Progress = Progress()
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
     interruption: Interruption = Interruption()
     team: Alone = Alone()
 
-    def train(self, data: Iterable[Any], run: Run) -> dict[str, float]:
+    def train(self, data: Iterable[Any], run: Run, progress: Progress | None) -> dict[str, float]:
         """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
         begin_epoch(data, run.epoch)
         trainer, learner, team = self.trainer, self.learner, self.team
         team.begin_epoch(run.epoch, trainer.device)
-        # Where the losses are, also if a hook has moved the model.
+        # It takes the device of the first loss, because a hook may have moved the model.
         log = LogOfLoop(trainer.backend)
         operands = self._operands()
-        is_shown, is_saved = self.progress.is_shown, run.is_saved_within
-        self.progress.begin_epoch(trainer.num_train_batches or None)
+        is_saved = run.until_saved() is not None
+        if progress is not None:
+            progress.begin_epoch(trainer.num_train_batches or None)
         with closing(self._from_where_it_was(data, run, log)) as batches:
             for number, batch in self.interruption.until_pressed(batches):
                 inputs, y, count = operands(batch)
                 counted = team.counted(learner, number, y, count)
-                try:
-                    loss, prediction = learner.step(inputs, y)
-                except TypeError as error:
-                    check_number_of_inputs(inputs, learner.input_names, error)
-                    raise
+                loss, prediction = learner.step(inputs, y)
                 self._add(log, counted, loss, prediction, y)
-                # A call that does nothing takes long after a step: none of it is in the caches.
-                if is_shown:
-                    self.progress.step(number + 1, counted.examples, log)
+                if progress is not None:
+                    progress.step(number + 1, counted.examples, log)
                 if self.on_step_end and not learner.pending:
                     self._end_step(run.step, loss)
                 run.step += 1
@@ -89,7 +82,8 @@ class Loop(NamedTuple):
         if self.interruption.is_pressed:
             return {}
         means = self._means(log)
-        self.progress.end_batches(means["loss"])
+        if progress is not None:
+            progress.end_batches(means["loss"])
         return means
 
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
@@ -100,11 +94,7 @@ class Loop(NamedTuple):
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
                 inputs, y, count = operands(batch)
                 counted = self.team.counted(self.learner, number, y, count)
-                try:
-                    loss, prediction = self.learner.evaluate(inputs, y)
-                except TypeError as error:
-                    check_number_of_inputs(inputs, self.learner.input_names, error)
-                    raise
+                loss, prediction = self.learner.evaluate(inputs, y)
                 if loss is None:  # a ``validation_step`` has logged it itself
                     counted, loss = Counted(0, 0, 0), float("nan")
                 self._add(log, counted, loss, prediction, y)
@@ -125,7 +115,7 @@ class Loop(NamedTuple):
         self, data: Iterable[Any], run: Run, log: DeviceLog
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
-        if not run.is_within and not run.is_saved_within:
+        if not run.is_within and run.until_saved() is None:
             with closing(self.prepared(self.team.parts(data))) as batches:
                 yield from enumerate(batches)
             return

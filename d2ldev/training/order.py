@@ -1,26 +1,24 @@
 """The order of the batches, for a run that goes on in another process as if it had not ended.
 
 It keeps the state that can be read: the ``state_dict`` of a loader that has one, the generators of
-a framework's own loader, and the random numbers of Python and NumPy. Data without such a state,
-such as a shuffled ``tf.data.Dataset``, begins in the new process as it begins in any.
+a framework's own loader, and the random numbers. Data without such a state, such as a shuffled
+``tf.data.Dataset``, begins in the new process as it begins in any.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import partial
 from types import NoneType
 from typing import Any
 
 import numpy as np
 
+from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, describe, shown
+from d2ldev.framework import Framework
 from d2ldev.registry.selection import framework_of_loader
-
-# What the order of data depends on. These words are in the files.
-OWN_STATE = "its own state"
-GENERATORS = "generators"
-NOTHING = "nothing"
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
@@ -41,22 +39,24 @@ class Order:
             framework's own loader; or any other iterable.
     """
 
-    def __init__(self, data: Iterable[Any]) -> None:
-        self._data: Any = data
-        self._training = None
-        self._kind = NOTHING
+    def __init__(self, data: Any) -> None:
+        self._data = data
+        # What the order depends on, in the words of the files.
+        self._kind = "nothing"
+        self._state: Callable[[], Any] = lambda: None
+        self._checked: Callable[[Any], Callable[[], None]] = lambda _: lambda: None
         if hasattr(data, "state_dict") and hasattr(data, "load_state_dict"):
-            self._kind = OWN_STATE
+            self._kind = "its own state"
+            self._state = data.state_dict
+            self._checked = lambda state: lambda: data.load_state_dict(state)
         elif (framework := framework_of_loader(data)) is not None:
-            self._kind = GENERATORS
-            self._training = framework.training
+            self._kind = "generators"
+            self._state = partial(framework.training.loader_state, data)
+            self._checked = partial(framework.training.checked_loader_state, data)
 
     def state(self) -> dict[str, Any]:
         """Return what the order of the next epoch depends on, as a nesting that ``save`` takes."""
-        state = self._data.state_dict() if self._kind == OWN_STATE else None
-        if self._training is not None:
-            state = self._training.loader_state(self._data)
-        return {"kind": self._kind, "state": state, "random": random_state()}
+        return {"kind": self._kind, "state": self._state(), "random": random_state()}
 
     def checked(self, saved: Any) -> Callable[[], None]:
         """Return a function that brings the data back to a state that ``state`` returned.
@@ -74,14 +74,9 @@ class Order:
                 f"{shown(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
             )
         set_random_state = checked_random_state(saved["random"])
-        state = saved["state"]
-        set_order: Callable[[], None] = lambda: None  # noqa: E731
-        if self._training is not None:
-            set_order = self._training.checked_loader_state(self._data, state)
+        set_order = self._checked(saved["state"])
 
         def go_on() -> None:
-            if self._kind == OWN_STATE:
-                self._data.load_state_dict(state)
             set_order()
             set_random_state()
 
@@ -94,6 +89,29 @@ def _refusal(problem: str) -> CheckpointError:
         problem,
         "resume with a loader of the kind that the run began with",
     )
+
+
+def random_states(framework: Framework, device: Device) -> dict[str, Any]:
+    """Return the states of the framework's and the host's random numbers, as a nesting to save."""
+    return {"random": framework.training.random_state(device), "host": random_state()}
+
+
+def checked_random_states(
+    framework: Framework, saved: dict[str, Any], device: Device
+) -> Callable[[], None]:
+    """Return a function that restores what ``random_states`` returned.
+
+    Raises:
+        CheckpointError: if it is no such state. Nothing has changed then.
+    """
+    set_framework = framework.training.checked_random_state(saved["random"], device)
+    set_host = checked_random_state(saved["host"])
+
+    def set_both() -> None:
+        set_framework()
+        set_host()
+
+    return set_both
 
 
 def random_state() -> dict[str, Any]:
@@ -142,10 +160,8 @@ def _check_numpy(state: Any) -> None:
     scratch.set_state(state)
     # NumPy reads at these positions, and does not check that they are in the buffer:
     # https://github.com/numpy/numpy/blob/main/numpy/random/_mt19937.pyx
-    positions = (
-        ("pos", state["state"], len(state["state"].get("key", ()))),
-        ("buffer_pos", state, 4),
-    )
-    for key, holder, largest in positions:
-        if not 0 <= holder.get(key, 0) <= largest:
-            raise ValueError(f"{key} is {holder[key]}")
+    inner = state["state"]
+    if not 0 <= inner.get("pos", 0) <= len(inner.get("key", ())):
+        raise ValueError(f"pos is {inner['pos']}")
+    if not 0 <= state.get("buffer_pos", 0) <= 4:
+        raise ValueError(f"buffer_pos is {state['buffer_pos']}")

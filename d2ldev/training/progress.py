@@ -16,28 +16,9 @@ if TYPE_CHECKING:
 _PAUSE = 0.5
 
 
-class Progress:
-    """Shows nothing; ``shown`` has one that shows bars."""
-
-    is_shown = False
-    """Whether ``step`` has to be told of each batch."""
-
-    def begin_epoch(self, batches: int | None) -> None:
-        """Begin an epoch with so many batches; None if that is not known."""
-
-    def step(self, done: int, examples: int, log: DeviceLog) -> None:
-        """Count a batch: how many are done, its examples, and the log with its loss."""
-
-    def end_batches(self, loss: float) -> None:
-        """End the batches of an epoch, with the mean of their losses."""
-
-    def end_epoch(self, done: int, found: dict[str, float]) -> None:
-        """End an epoch: how many are done, and its numbers."""
-
-
 @contextmanager
-def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress]:
-    """Show bars in the terminal, if they are wanted.
+def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
+    """Show bars in the terminal for a block, which gets None where they are not wanted.
 
     Args:
         wanted: whether they are.
@@ -45,7 +26,7 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress]:
         done: of these, at the beginning.
     """
     if not wanted:
-        yield Progress()
+        yield None
         return
     from rich import progress
 
@@ -57,11 +38,11 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress]:
         progress.TimeElapsedColumn(),
     )
     with progress.Progress(*columns) as bars:
-        yield _Bars(bars, epochs, done)
+        yield Progress(bars, epochs, done)
 
 
-class _Bars(Progress):
-    is_shown = True
+class Progress:
+    """The bars of a run."""
 
     def __init__(self, bars: rich.progress.Progress, epochs: int, done: int) -> None:
         self._bars = bars
@@ -71,22 +52,26 @@ class _Bars(Progress):
         self._begun = self._seen = time.monotonic()
 
     def begin_epoch(self, batches: int | None) -> None:
+        """Begin an epoch with so many batches; None if that is not known."""
         self._examples = 0
         self._begun = self._seen = time.monotonic()
         self._bars.reset(self._batches, total=batches, words="")
 
     def step(self, done: int, examples: int, log: DeviceLog) -> None:
+        """Count a batch: how many are done, its examples, and the log with its loss."""
         self._examples += examples
         self._bars.update(self._batches, completed=done)
         if time.monotonic() - self._seen >= _PAUSE:
             self.end_batches(log.last()["loss"])
 
     def end_batches(self, loss: float) -> None:
+        """Show the loss, and how many examples were computed in a second."""
         # The loss is there, so that the device has done what is counted.
         self._seen = time.monotonic()
         rate = self._examples / max(self._seen - self._begun, 1e-9)
         self._bars.update(self._batches, words=f"loss {loss:.4g}, {rate:.4g} examples/s")
 
     def end_epoch(self, done: int, found: dict[str, float]) -> None:
+        """End an epoch: how many are done, and its numbers."""
         words = ", ".join(f"{name} {found[name]:.4g}" for name in found)
         self._bars.update(self._epochs, completed=done, words=words)

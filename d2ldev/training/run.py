@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
+from d2ldev.backend import Backend
 from d2ldev.device import Device
 from d2ldev.errors import (
     CheckpointError,
@@ -29,11 +30,11 @@ from d2ldev.files.description import Outline
 from d2ldev.files.load import Checkpoint, opened
 from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
-from d2ldev.framework import Framework, Learner
+from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
-from d2ldev.training.callbacks import checked_states, states
+from d2ldev.training.callbacks import checked_states
 from d2ldev.training.log import DeviceLog
-from d2ldev.training.order import Order, checked_random_state, random_state
+from d2ldev.training.order import Order, checked_random_states, random_states
 from d2ldev.training.team import Alone
 
 _FORMAT = "d2ldev training state 6"
@@ -44,12 +45,13 @@ class Saving(NamedTuple):
 
     Args:
         checkpoint: the file; None keeps nothing.
-        every: number of steps after which it is saved within an epoch, too; None is never.
+        checkpoint_every: number of steps after which it is saved within an epoch, too; None is
+            never.
         keep: ``'last'``, or ``'best'`` for the state after the epoch with the least loss only.
     """
 
     checkpoint: Any = None
-    every: int | None = None
+    checkpoint_every: int | None = None
     keep: str = "last"
 
     def checked(self) -> Saving:
@@ -58,15 +60,14 @@ class Saving(NamedTuple):
         Raises:
             UnsupportedValueError: if it is contradictory.
         """
-        attempted, fix = "save the state of a run", "fit(..., checkpoint='run.safetensors')"
+        attempted, every = "save the state of a run", self.checkpoint_every
         if not isinstance(self.keep, str) or self.keep not in ("last", "best"):
             problem = f"keep is {describe(self.keep)} and neither 'last' nor 'best'"
             raise UnsupportedValueError(attempted, problem, "keep='best'")
-        if self.every is None and self.keep == "last":
-            return self
-        if self.checkpoint is None:
+        if self.checkpoint is None and (every is not None or self.keep == "best"):
+            fix = "fit(..., checkpoint='run.safetensors')"
             raise UnsupportedValueError(attempted, "no checkpoint is named", fix)
-        if self.every is None:
+        if every is None:
             return self
         if self.keep == "best":
             raise UnsupportedValueError(
@@ -75,18 +76,11 @@ class Saving(NamedTuple):
                 "keep='best', or checkpoint_every=..., in two runs",
             )
         every = whole_number(
-            "save", "checkpoint_every", self.every, least=1, fix="checkpoint_every=1000"
+            "save", "checkpoint_every", every, least=1, fix="checkpoint_every=1000"
         )
-        return self._replace(every=min(every, sys.maxsize))  # ``islice`` takes no more
-
-    def arguments(self) -> dict[str, Any]:
-        """Return it as ``Trainer.fit`` has it."""
-        names = ("checkpoint", "checkpoint_every", "keep")
-        return dict(zip(names, self, strict=True))
+        return self._replace(checkpoint_every=min(every, sys.maxsize))  # as ``islice`` takes it
 
 
-_NOT_SAVED = Saving()
-_ALONE = Alone()
 # The settings that are arguments of ``Trainer``, and not of ``fit``.
 _OF_THE_TRAINER = ("gradient_clip_val", "accumulate", "precision")
 
@@ -95,7 +89,7 @@ class Run:
     """The progress of a run.
 
     Args:
-        framework: of the learner.
+        backend: of the learner.
         learner: what is trained.
         data: what it is trained on, of any kind that ``Order`` takes.
         names: of the numbers that the history has for each epoch.
@@ -104,27 +98,26 @@ class Run:
         team: the processes that train, of which the first one keeps it.
 
     Attributes:
-        epoch: how many epochs are done.
-        step: how many steps are done.
-        history: name -> one number for each of them.
+        epoch, step: how many epochs and steps are done.
+        history: name -> one number for each epoch.
     """
 
     def __init__(
         self,
-        framework: Framework,
+        backend: Backend,
         learner: Learner,
         data: Any,
         names: Collection[str],
-        callbacks: Sequence[Any] = (),
-        saving: Saving = _NOT_SAVED,
-        team: Alone = _ALONE,
+        callbacks: Sequence[Any],
+        saving: Saving,
+        team: Alone,
     ) -> None:
         self.epoch = self.step = 0
         self.history: dict[str, list[float]] = {name: [] for name in names}
-        self._framework = framework
+        self._backend, self._framework = backend, backend.framework
         self._learner = learner
         self._data = data
-        self._callbacks = callbacks
+        self._callbacks = [each for each in callbacks if hasattr(each, "state_dict")]
         self._saving = saving
         self._team = team
         path = saving.checkpoint
@@ -142,31 +135,27 @@ class Run:
         self.epoch += 1
 
     def save(self, device: Device) -> None:
-        """Save the state after each epoch, and before the first, in which a run may end, too.
+        """Save the state before the first epoch, and after each ``on_epoch_end``.
 
-        So an error in writing is found before an epoch is computed for nothing. The state is saved
-        after ``on_epoch_end``, because what that does, such as freezing a layer, belongs to it.
+        So a file that cannot be written is an error before an epoch is computed for nothing, and
+        what a hook has done, such as freezing a layer, is in the state.
 
         Args:
             device: where the model is.
         """
-        if self._path is None or not self._is_kept():
-            return
-        self._is_due = False
-        self._begin(device)
-        self._write(self._path, None)
+        if self._path is not None and self._is_kept():
+            self._is_due = False
+            self.hand_over(self._path, device)
 
     def save_within(self, batches: int, log: DeviceLog, device: Device) -> None:
         """Save the state within an epoch, if it is time for it.
-
-        What goes on from there draws the batches of the epoch again, and leaves these out.
 
         Args:
             batches: how many of the epoch are done; the others were not drawn yet.
             log: of the epoch.
             device: where the model is.
         """
-        every = self._saving.every
+        every = self._saving.checkpoint_every
         self._is_due |= every is not None and self.step % every == 0
         # Gradients that wait for a step of the optimizer are in no file.
         if self._path is not None and self._is_due and not self._learner.pending:
@@ -174,8 +163,7 @@ class Run:
             within = {
                 "batches": batches,
                 "log": self._team.log_state(log),
-                "random": self._framework.training.random_state(device),
-                "host": random_state(),
+                **random_states(self._framework, device),
             }
             self._write(self._path, within)
 
@@ -184,20 +172,15 @@ class Run:
         """Whether the run goes on within an epoch."""
         return self._within is not None
 
-    @property
-    def is_saved_within(self) -> bool:
-        """Whether ``save_within`` saves now and then."""
-        return self._saving.every is not None
-
     def until_saved(self) -> int | None:
         """Return how many steps there are until ``save_within`` saves; None if it never does."""
-        every = self._saving.every
+        every = self._saving.checkpoint_every
         if every is None:
             return None
         return 1 if self._is_due else every - self.step % every
 
     def go_on_within(self, batches: Iterator[Any], log: DeviceLog) -> int:
-        """Go on within an epoch: leave out the batches that are done.
+        """Go on within an epoch: draw the batches that are done again, and leave them out.
 
         Args:
             batches: of the whole epoch.
@@ -216,8 +199,8 @@ class Run:
             if next(batches, within) is within:
                 raise self._too_short(within.batches)
         if self._team.is_first:  # of all processes, of which each adds what is its own
-            log.load_state_dict(within.log)
-        within.set_random_state()
+            log.load_state_dict(within.log.state_dict())
+        within.set_random_states()
         return within.batches
 
     def _too_short(self, batches: int) -> CheckpointError:
@@ -242,14 +225,11 @@ class Run:
 
     def hand_over(self, path: Path, device: Device) -> None:
         """Save the state as it is now, for another process that goes on with what was learned."""
-        self._begin(device)
-        self._write(path, None)
-
-    def _begin(self, device: Device) -> None:
         self._begun = {
             "random": self._framework.training.random_state(device),
             "data": Order(self._data).state(),
         }
+        self._write(path, None)
 
     def _write(self, path: Path, within: dict[str, Any] | None) -> None:
         self._learner.sync()
@@ -263,7 +243,7 @@ class Run:
                 "history": self.history,
                 "settings": self._settings(),
                 "modes": self._learner.modes(),
-                "callbacks": states(self._callbacks),
+                "callbacks": [each.state_dict() for each in self._callbacks],
                 "within": within,
                 **self._begun,
             },
@@ -316,7 +296,7 @@ class Run:
         with _refusing(checkpoint, "the run refuses its state"):
             set_modes = learner.checked_modes(run["modes"])
             set_random_state = training.checked_random_state(run["random"], device)
-            within = self._checked_within(run["within"], device)
+            within = self._checked_within(checkpoint, run["within"], device)
             put_callbacks = checked_states(self._callbacks, run["callbacks"])
             go_on = order.checked(run["data"])
         with _refusing(checkpoint, "the data refuses its state"):
@@ -334,19 +314,17 @@ class Run:
         self._begun = {"random": run["random"], "data": run["data"]}
         self._within = within
 
-    def _checked_within(self, saved: Any, device: Device) -> _Within | None:
+    def _checked_within(self, checkpoint: Checkpoint, saved: Any, device: Device) -> _Within | None:
         if saved is None:
             return None
         if length_of(self._data, saved["batches"]) < saved["batches"]:
             raise self._too_short(saved["batches"])
-        set_framework = self._framework.training.checked_random_state(saved["random"], device)
-        set_host = checked_random_state(saved["host"])
-
-        def set_random_state() -> None:
-            set_framework()
-            set_host()
-
-        return _Within(saved["batches"], saved["log"], set_random_state)
+        log = DeviceLog(self._backend, values=False)
+        log.load_state_dict(saved["log"])
+        if not log.last().keys() <= self.history.keys():
+            raise _foreign(checkpoint)
+        set_random_states = checked_random_states(self._framework, saved, device)
+        return _Within(saved["batches"], log, set_random_states)
 
     def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the parts of the file, if it is one of a run."""
@@ -452,23 +430,28 @@ def _is_whole(run: Any) -> bool:
     """Tell whether everything is there that ``save`` has written, of its types."""
     types: dict[str, Any] = dict.fromkeys(("history", "settings", "data"), dict)
     types |= {"epoch": int, "step": int, "callbacks": list, "within": (dict, NoneType)}
-    if not isinstance(run, dict) or not all(isinstance(run.get(n), t) for n, t in types.items()):
+    types |= {"modes": object, "random": object}
+    if not isinstance(run, dict) or run.keys() != types.keys():
         return False
-    columns, settings = run["history"].values(), run["settings"]
+    if not all(isinstance(run[name], kind) for name, kind in types.items()):
+        return False
+    history, settings, within = run["history"], run["settings"], run["within"]
     return (
-        run.keys() == {*types, "modes", "random"}
-        and all(_is_count(run[name]) for name in ("epoch", "step"))
-        and (run["within"] is None or _is_whole_within(run["within"], run["step"]))
+        _is_count(run["epoch"])
+        and _is_count(run["step"])
+        and (within is None or _is_whole_within(within, run["step"]))
         and settings.keys() == {"loss", "optimizer", "lr", *_OF_THE_TRAINER}
         and all(isinstance(value, (str, int, float, NoneType)) for value in settings.values())
-        and all(isinstance(name, str) for name in run["history"])
-        and all(
-            isinstance(column, list)
-            and len(column) == run["epoch"]
-            and all(isinstance(value, float) for value in column)
-            for column in columns
-        )
+        and all(isinstance(name, str) for name in history)
+        and all(isinstance(column, list) for column in history.values())
+        and all(len(column) == run["epoch"] for column in history.values())
+        and all(isinstance(value, float) for column in history.values() for value in column)
     )
+
+
+def _is_whole_within(within: dict[str, Any], step: int) -> bool:
+    is_of_batches = within.keys() == {"batches", "log", "random", "host"}
+    return is_of_batches and _is_count(within["batches"]) and within["batches"] <= step
 
 
 class _Within(NamedTuple):
@@ -476,33 +459,13 @@ class _Within(NamedTuple):
 
     Args:
         batches: how many of the epoch were done.
-        log: the numbers so far, as ``DeviceLog.state_dict`` returned them.
-        set_random_state: restores the random numbers, after the batches were drawn.
+        log: the numbers so far.
+        set_random_states: restores the random numbers, after the batches were drawn.
     """
 
     batches: int
-    log: Any
-    set_random_state: Callable[[], None]
-
-
-def _is_whole_within(within: dict[str, Any], step: int) -> bool:
-    if within.keys() != {"batches", "log", "random", "host"}:
-        return False
-    batches, log = within["batches"], within["log"]
-    if not _is_count(batches) or batches > step or not isinstance(log, dict):
-        return False
-    totals, last = log.get("totals"), log.get("last")
-    return (
-        isinstance(totals, dict)
-        and isinstance(last, dict)
-        and all(isinstance(name, str) for name in last)
-        and totals.keys() == last.keys()
-        and all(isinstance(value, float) for value in last.values())
-        and all(
-            isinstance(total, list) and [type(value) for value in total] == [float, float]
-            for total in totals.values()
-        )
-    )
+    log: DeviceLog
+    set_random_states: Callable[[], None]
 
 
 def _in_words(settings: dict[str, Any], names: list[str]) -> str:

@@ -26,9 +26,9 @@ from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
 from d2ldev.processes.join import free_port
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
-from d2ldev.training.order import checked_random_state, random_state
+from d2ldev.training.order import checked_random_states, random_states
 
-# How many seconds the other processes have to end by themselves after one has failed.
+# Seconds that the other processes have to end by themselves after one has failed.
 PATIENCE = 5.0
 
 # Not "fork": a driver does not go on in a copy of the process that has begun to use it.
@@ -64,7 +64,8 @@ def trained_in_processes(
     with tempfile.TemporaryDirectory(prefix="d2ldev-") as folder:
         try:
             # In one pickle, so that an optimizer keeps its model.
-            work = (trainer, operands, settings, _random_numbers(trainer))
+            states = random_states(trainer.backend.framework, trainer.device)
+            work = (trainer, operands, settings, states)
             Path(folder, "work").write_bytes(pickle.dumps(work))
         except Exception as error:  # pickle raises many kinds
             raise _not_sent(number, said(error)) from error
@@ -73,7 +74,10 @@ def trained_in_processes(
         receivers = []
         try:
             with _environment(trainer.backend):
-                for variables in _variables(number):
+                port = free_port()
+                for i in range(number):
+                    # As torchrun would set them.
+                    variables = Peers(i, number, i, number, "127.0.0.1", port).variables()
                     receiver, sender = context.Pipe(duplex=False)
                     process = context.Process(target=_work, args=(variables, folder, sender))
                     process.start()
@@ -89,11 +93,6 @@ def trained_in_processes(
             for receiver in receivers:
                 receiver.close()
         yield Path(folder, "result")
-
-
-def _random_numbers(trainer: Any) -> tuple[Any, Any]:
-    """Return the states with which training goes on in a new process."""
-    return trainer.backend.framework.training.random_state(trainer.device), random_state()
 
 
 @contextmanager
@@ -116,12 +115,6 @@ def _environment(backend: Backend) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _variables(number: int) -> list[dict[str, str]]:
-    """Return what torchrun would set for each of so many processes."""
-    port = free_port()
-    return [Peers(i, number, i, number, "127.0.0.1", port).variables() for i in range(number)]
-
-
 # -- in this process ------------------------------------------------------------------------------
 
 
@@ -133,7 +126,7 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
     """
     ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
     begun: set[int] = set()
-    failures: list[tuple[BaseException, str]] = []
+    failures: list[Exception] = []
     deadline = float("inf")
     while ranks and time.monotonic() < deadline:
         left = min(max(deadline - time.monotonic(), 0), 1.0)
@@ -144,26 +137,19 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
                 if message == _BEGUN:
                     begun.add(rank)
                     continue
-                failures.append(pickle.loads(message))  # noqa: S301  # of a process of this one
+                error, text = pickle.loads(message)  # noqa: S301  # of a process of this one
+                error.add_note(f"In the process of rank {rank}:\n{text}")
+                failures.append(error)
             except EOFError:
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()
                 if status := processes[rank].exitcode:
-                    failures.append((_ended(rank, status, len(processes), rank in begun), ""))
+                    failures.append(_ended(rank, status, len(processes), rank in begun))
         if failures:
             deadline = min(deadline, time.monotonic() + PATIENCE)
     if failures:
         # Who has lost another one says less than that one.
-        failures.sort(key=lambda failure: isinstance(failure[0], PeerLostError))
-        error, text = failures[0]
-        raise error from (ProcessError(text) if text else None)
-
-
-class ProcessError(Exception):
-    """The traceback of an error in another process, as text."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
+        raise min(failures, key=lambda error: isinstance(error, PeerLostError))
 
 
 def _ended(rank: int, status: int, number: int, has_begun: bool) -> Exception:
@@ -201,12 +187,10 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
     os.environ.update(variables)
     rank, number = int(variables["RANK"]), int(variables["WORLD_SIZE"])
     try:
-        trainer, operands, arguments, random_numbers = _received(folder, number)
+        trainer, operands, arguments, states = _received(folder, number)
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
-        of_framework, of_host = random_numbers
-        trainer.backend.framework.training.checked_random_state(of_framework, trainer.device)()
-        checked_random_state(of_host)()
+        checked_random_states(trainer.backend.framework, states, trainer.device)()
         _result = Path(folder, "result")
         trainer.fit(*operands, **arguments)
     except Exception as error:
@@ -233,8 +217,7 @@ def _failure(error: Exception) -> bytes:
     """Return an error and its traceback for the other process."""
     text = "".join(traceback.format_exception(error))
     with suppress(Exception):  # not every error can be sent
-        error.__cause__ = error.__context__ = None
-        found = pickle.dumps((error.with_traceback(None), text))
+        found = pickle.dumps((error, text))
         pickle.loads(found)  # noqa: S301
         return found
     return pickle.dumps((RuntimeError(f"{type(error).__name__}: {said(error)}"), text))

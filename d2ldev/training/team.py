@@ -16,7 +16,7 @@ from d2ldev.operations.processes import Portions
 from d2ldev.processes.group import Group
 from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
-from d2ldev.training.order import checked_random_state, random_state
+from d2ldev.training.order import checked_random_states, random_states
 
 
 class Counted(NamedTuple):
@@ -39,8 +39,6 @@ class Alone:
     is_first = True
     """Whether it writes files, and shows the progress."""
 
-    group: Group | None = None
-
     def working(self) -> AbstractContextManager[Any]:
         """Return the block of a run."""
         return nullcontext()
@@ -50,13 +48,13 @@ class Alone:
         return data
 
     def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
-        """Return what the next batch counts, and tell the learner what it has of it.
+        """Return what the next batch counts, and set the learner's portion of it.
 
         Args:
-            learner: which is given the batch.
+            learner: which computes with the batch.
             number: of the batch in the epoch, from 0.
             y: its target.
-            examples: how many of them are there.
+            examples: how many it has.
         """
         return Counted(examples, examples, examples)
 
@@ -95,17 +93,17 @@ class Together(Alone):
 
     def __init__(self, framework: Framework, group: Group) -> None:
         self._framework = framework
-        self.group: Group = group
+        self._group = group
         self.is_first = group.rank == 0
         self._epoch = self._place = "the first epoch"
         self._portions = Portions(framework, group)
 
     def working(self) -> AbstractContextManager[Any]:
-        return self.group.working()
+        return self._group.working()
 
     def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterator[Any]:
         self._place = self._epoch if is_trained else f"the evaluation after {self._epoch}"
-        self._portions = Portions(self._framework, self.group)
+        self._portions = Portions(self._framework, self._group)
         return self._portions.of(spared(data))
 
     def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
@@ -121,7 +119,7 @@ class Together(Alone):
 
     def _totals(self, log: DeviceLog, label: str) -> dict[str, list[float]]:
         totals: dict[str, list[float]] = {}
-        for process in self.group.gather(label, log.state_dict()["totals"]):
+        for process in self._group.gather(label, log.state_dict()["totals"]):
             for name, (total, weight) in process.items():
                 sums = totals.setdefault(name, [0.0, 0.0])
                 sums[0] += total
@@ -132,7 +130,7 @@ class Together(Alone):
         """Compare the models, which an engine may not do."""
         tensors = named_tensors(self._framework, model)
         content = ", ".join(f"{name} {self._kind(x)}" for name, x in tensors)
-        self.group.gather("the model", content=content)
+        self._group.gather("the model", content=content)
 
     def _kind(self, x: Any) -> str:
         try:
@@ -146,30 +144,24 @@ class Together(Alone):
             name: value if isinstance(value, (str, int, float)) else "an object"
             for name, value in learner.settings._asdict().items()
         }
-        saved = {
-            "checkpoint": saving.checkpoint is not None,
-            "checkpoint_every": saving.every,
-            "keep": saving.keep,
-        }
+        saved = {**saving._asdict(), "checkpoint": saving.checkpoint is not None}
         content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, {saved}"
-        self.group.gather("the beginning of the run", content=content)
+        self._group.gather("the beginning of the run", content=content)
 
     def begin_epoch(self, epoch: int, device: Device) -> None:
         """Go on with the random numbers of rank 0, so that all read the batches in one order."""
         self._epoch = self._place = f"epoch {epoch}"
-        training = self._framework.training
-        state = None
+        framework, text = self._framework, None
         if self.is_first:
-            found = {"framework": training.random_state(device), "host": random_state()}
-            state = base64.b64encode(to_bytes(self._framework, found)).decode()
-        text, *_ = self.group.gather(f"the beginning of {self._epoch}", state)
+            states = to_bytes(framework, random_states(framework, device))
+            text = base64.b64encode(states).decode()
+        text = self.of_the_first(f"the beginning of {self._epoch}", text)
         if not self.is_first:
-            found = from_bytes(self._framework, base64.b64decode(text))
-            training.checked_random_state(found["framework"], device)()
-            checked_random_state(found["host"])()
+            states = from_bytes(framework, base64.b64decode(text))
+            checked_random_states(framework, states, device)()
 
     def of_the_first(self, label: str, value: Any) -> Any:
-        return self.group.gather(label, value)[0]
+        return self._group.gather(label, value)[0]
 
     def end(self) -> None:
-        self.group.gather("the end of the run")
+        self._group.gather("the end of the run")

@@ -40,7 +40,6 @@ from d2ldev.training.callbacks import (
 from d2ldev.training.data import (
     ArrayLoader,
     check_data,
-    check_number_of_inputs,
     inputs_to_predict,
 )
 from d2ldev.training.hooks import Hooks
@@ -48,7 +47,7 @@ from d2ldev.training.interruption import interruptible
 from d2ldev.training.loops import Loop
 from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, loader_of, own_settings, uncover_loss
-from d2ldev.training.progress import shown
+from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import result, trained_in_processes
 from d2ldev.training.team import Alone, Together
@@ -57,22 +56,15 @@ from d2ldev.training.team import Alone, Together
 class Trainer(Hooks):
     """Train models of any framework on one device, on several GPUs, or in several processes.
 
-    Several GPUs train one model together: the data yields the global batch, each GPU has a part of
-    it, and the loss is the mean over all of it. So what is learned is what one GPU learns, to
-    rounding. The model and the batches come to the first GPU, which gives the others their parts.
+    Several GPUs train one model together: the data yields the global batch, each GPU computes a
+    part of it, and the loss is the mean over all of it. So what is learned is what one GPU learns,
+    to rounding. In PyTorch each of them needs a process, which ``fit`` starts for its length: see
+    docs/several-gpus.md for what is sent there, and what comes back.
 
-    The processes of a launch (``d2ldev launch``, torchrun) train one model together in the same
-    way, on any number of machines. Each runs the same program and reads the global batch, of which
-    it computes its part; each has one device, the CPU or ``gpu(LOCAL_RANK)``. All begin with the
-    model and the random numbers of rank 0, which alone writes checkpoints and shows the progress;
-    hooks and callbacks are called in all of them, ``on_step_end`` with the loss of the part.
-
-    In PyTorch each of several GPUs needs a process, which ``fit`` starts for its length. ``pickle``
-    sends them the trainer with its callbacks, the model and the data: so the program trains under
-    ``if __name__ == "__main__":``, and its classes and functions are those of modules. What
-    callbacks change is changed in those processes. What comes back from rank 0 is the model's
-    parameters and buffers, an optimizer of the user's, the history, random numbers, and the state
-    of callbacks with ``state_dict``. Ctrl-C ends the processes and raises; nothing comes back then.
+    The processes of a launch (``d2ldev launch``, torchrun) train one model in the same way, on any
+    number of machines, each on the CPU or on ``gpu(LOCAL_RANK)``: see docs/several-machines.md.
+    Rank 0 alone writes checkpoints and shows the progress. Hooks and callbacks are called in all,
+    ``on_step_end`` with the loss of the part.
 
     Args:
         max_epochs: how often the data is gone through.
@@ -85,17 +77,16 @@ class Trainer(Hooks):
             list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
         progress: whether bars are shown in the terminal. Twice a second they wait for the loss.
         accumulate: how many batches make one step of the optimizer, with the mean of their
-            gradients: with batches of one size, the step on all of them in one. The last step of an
-            epoch is made with the batches that are left, so that nothing waits for the next epoch.
+            gradients. The last step of an epoch is made with the batches that are left.
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
             parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
             step in which they are too large is left out.
         shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a part
             of the parameters and of the optimizer's state, in PyTorch and in JAX. The model itself
             is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
-        batch_norm: ``'global'`` or ``'local'``: what the statistics of batch normalizations are of
-            where several GPUs or processes train, the whole batch or a GPU's part of it. A model
-            whose layers have the others is refused. None: what the framework does.
+        batch_norm: where several GPUs or processes train: ``'global'`` if batch normalizations have
+            the statistics of the whole batch, ``'local'`` if they have those of a GPU's part. A
+            model whose layers have the others is refused. None: what the framework does.
 
     Attributes:
         gpus: the GPUs that it uses; empty is the CPU.
@@ -149,21 +140,14 @@ class Trainer(Hooks):
         self.gradient_clip_val = gradient_clip_val
         self.accumulate, self.precision = accumulate, precision
         self.sharded, self.batch_norm = shard, batch_norm
-        self.backend.framework.checked(
-            Settings(
-                gradient_clip_val=gradient_clip_val,
-                accumulate=accumulate,
-                precision=precision,
-                shard=shard,
-                batch_norm=batch_norm,
-            )
-        )
+        self.backend.framework.checked(Settings(**self._settings_of_steps()))
         self.callback = callback
         self.progress = flag("train", "progress", progress)
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
         peers = launched()
-        of_launch = None if peers is None else _gpu_of(self.backend, number, peers)
-        self.gpus = _gpus(self.backend, number) if of_launch is None else of_launch
+        self.gpus = (
+            _gpus(self.backend, number) if peers is None else _gpu_of(self.backend, number, peers)
+        )
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the steps of the last run, which only this process can take.
@@ -179,6 +163,16 @@ class Trainer(Hooks):
         for name, value in sys._getframe(1).f_locals.items():
             if name not in {*ignore, "self"} and not name.startswith("_"):
                 setattr(self, "sharded" if name == "shard" else name, value)
+
+    def _settings_of_steps(self) -> dict[str, Any]:
+        """Return what the trainer, and not ``fit``, says of each step."""
+        return {
+            "gradient_clip_val": self.gradient_clip_val,
+            "accumulate": self.accumulate,
+            "precision": self.precision,
+            "shard": self.sharded,
+            "batch_norm": self.batch_norm,
+        }
 
     # -- training -------------------------------------------------------------------------
 
@@ -201,29 +195,29 @@ class Trainer(Hooks):
 
         Ctrl-C ends the run after the step, or at once where a batch is waited for: the model is as
         it is then, the history has the epochs that are done, and the checkpoint is the last one
-        that was saved. Before the first step it ends the run as soon as the model is prepared.
-        Pressed twice, it raises. In a process of a launch it raises at once, and all others end.
+        that was saved. Pressed twice, it raises; in a process of a launch it raises at once, and
+        all others end.
 
         Args:
             model: one of the framework's; it is placed by ``prepare_model``. Of a D2L ``Module``,
-                which has ``training_step(batch)``, this method gives the loss of a step, and
-                ``validation_step(batch)``, if it has one, that of a batch of ``val_data``: NaN if
-                it returns nothing. They are called at each step, those of an ``nnx.Module`` as
-                traced by ``jax.jit``, and the book's of a linen module with ``(params, batch,
-                state)``; ``model.trainer`` is this trainer. ``configure_optimizers()``, called
-                after the model is placed, gives the optimizer. Without ``training_step``, a model
-                with ``configure_optimizers`` is trained with its ``loss(prediction, y)``.
+                ``training_step(batch)`` gives the loss of a step, ``validation_step(batch)``, if it
+                has one, that of a batch of ``val_data`` (NaN if it returns nothing), and
+                ``configure_optimizers()``, called after the model is placed, the optimizer;
+                ``model.trainer`` is this trainer. They are called at each step, those of an
+                ``nnx.Module`` as traced by ``jax.jit``, and the book's of a linen module with
+                ``(params, batch, state)``. Without ``training_step``, a model with
+                ``configure_optimizers`` is trained with its ``loss(prediction, y)``.
             train_data: batches ``(X, y)``, to be gone through once per epoch: tuples, lists or
-                dicts of tensors or NumPy arrays, from any iterable that can begin again. The
-                target is the last of a tuple, and ``'y'`` of a dict, else the last of it, too.
+                dicts of tensors or NumPy arrays, from any iterable that can begin again; or a D2L
+                ``DataModule``, whose ``train_dataloader()`` and ``val_dataloader()`` are called
+                once. The target is the last of a tuple, and ``'y'`` of a dict, else its last.
                 Several inputs of a dict are given by name, none left out before another one, if all
                 keys are the model's (parameters of ``forward``, ``__call__`` or ``call``; names or
                 keys of a functional model's inputs), else by position, in the order of the dict.
                 A dict's ``'sample_weight'``, of shape ``(n,)`` or of more of the first axes of
                 ``y``, are weights: the loss of the batch is the weighted mean, 0 if all weights
-                are, metrics are as ever, and a loss of your own needs a parameter of this name. (A
-                model's own input of this name stays an input.) Or a D2L ``DataModule``, whose
-                ``train_dataloader()`` and ``val_dataloader()`` are called once.
+                are; metrics are not weighted, and a loss of your own needs a parameter of this
+                name. (A model's own input of this name stays an input.)
             val_data: batches to evaluate the model on after each epoch.
             loss: ``'mse'``, ``'cross_entropy'``, ``'bce'``, or
                 ``(prediction, y) -> scalar tensor``, which is called with ``y`` first if its first
@@ -244,13 +238,9 @@ class Trainer(Hooks):
             checkpoint: a file that holds the state, at the beginning and after each epoch. An
                 existing file is replaced, unless the run goes on from it.
             resume: go on from that file, if it exists, with the loss, the optimizer and the metrics
-                that the run began with, and the batches in the order that they would have had. The
-                file holds the order of a loader with ``state_dict`` and ``load_state_dict``, of
-                torch's and Gluon's loaders, and of what is drawn from Python's and NumPy's random
-                numbers. Data, or its ``sampler``, with ``set_epoch`` is told the number of each
-                epoch. Other data, such as a shuffled ``tf.data.Dataset``, begins as it begins in
-                any process. The file does not hold what a callback without ``state_dict`` keeps,
-                nor a dataset's or a worker process's own random numbers.
+                that the run began with, and the batches in the order that they would have had:
+                docs/resuming.md says of which data and random numbers the file holds the state.
+                Data, or its ``sampler``, with ``set_epoch`` is told the number of each epoch.
             checkpoint_every: number of batches after each of which the state is saved, too; with
                 ``accumulate``, as soon as the step that the batch belongs to has ended. A run that
                 goes on within an epoch draws its batches again, and leaves out those that are done.
@@ -279,12 +269,12 @@ class Trainer(Hooks):
         saving = Saving(checkpoint, checkpoint_every, keep).checked()
         if hasattr(self, "fit_epoch"):
             given = {
-                "loss": loss is not None,
-                "optimizer": optimizer is not None,
-                "lr": lr is not None,
-                "metrics": bool(metrics),
-                "checkpoint": checkpoint is not None,
-                "resume": resume,
+                "loss=": loss is not None,
+                "optimizer=": optimizer is not None,
+                "lr=": lr is not None,
+                "metrics=": bool(metrics),
+                "checkpoint=": checkpoint is not None,
+                "resume=": resume,
             }
             return self._fit_by_the_book(model, train_data, val_data, callbacks, given)
         if hasattr(self, "clip_gradients"):
@@ -308,7 +298,7 @@ class Trainer(Hooks):
                 "lr": lr,
                 "metrics": metrics,
                 "resume": resume,
-                **saving.arguments(),
+                **saving._asdict(),
             }
             trained = trained_in_processes(self, (model, train_data, val_data), arguments)
         with (
@@ -325,16 +315,30 @@ class Trainer(Hooks):
             # new tensors, one that is built before would hold the old tensors.
             settings = {**self._own_settings(model, loss, optimizer, metrics), "lr": lr}
             gpus = self.gpus if state is None else self.gpus[:1]
-            learner = self._made_learner(model, settings, gpus, group)
+            learner = self.backend.learner(
+                model,
+                **settings,
+                **self._settings_of_steps(),
+                devices=gpus or None,
+                group=group,
+            )
             check_schedules(callbacks, learner.settings.optimizer)
             self._learner = learner
             functions = functions or self._own_metrics(learner)
-            names = _names_in_history(functions, has_val_data=val_data is not None)
-            run = Run(self.backend.framework, learner, train_data, names, callbacks, saving, team)
+            names = ["loss", *functions]
+            if val_data is not None:
+                names += [f"val_{name}" for name in names]
+            check_names(names)
+            run = Run(self.backend, learner, train_data, names, callbacks, saving, team)
             team.begin(learner, names, self.max_epochs, saving)
-            on_step_end = self._listeners(callbacks, "on_step_end")
             loop = Loop(
-                self, self._prepared, learner, functions, on_step_end=on_step_end, team=team
+                self,
+                self._prepared,
+                learner,
+                functions,
+                on_step_end=self._listeners(callbacks, "on_step_end"),
+                interruption=interruption,
+                team=team,
             )
             on_epoch_end = self._listeners(callbacks, "on_epoch_end")
             try:
@@ -343,9 +347,8 @@ class Trainer(Hooks):
                 elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)
                 with shown(self.progress and team.is_first, self.max_epochs, run.epoch) as progress:
-                    running = loop._replace(progress=progress, interruption=interruption)
                     if state is None:
-                        self._run_epochs(running, run, train_data, val_data, on_epoch_end)
+                        self._run_epochs(loop, run, train_data, val_data, progress, on_epoch_end)
                 team.end()
                 if (path := result()) is not None:
                     run.hand_over(path, self.device)
@@ -363,35 +366,13 @@ class Trainer(Hooks):
             return self.backend.place(model, CPU)
         return self._prepared_model(model)
 
-    def _made_learner(
-        self, model: Any, settings: dict[str, Any], gpus: Sequence[Device], group: Group | None
-    ) -> Learner:
-        """Return what takes the steps of this trainer.
-
-        Args:
-            model: where it is trained.
-            settings: the loss, the optimizer and its learning rate, or the model's own methods.
-            gpus: those of this process; empty is the CPU.
-            group: the processes; None is this one alone.
-        """
-        return self.backend.learner(
-            model,
-            **settings,
-            gradient_clip_val=self.gradient_clip_val,
-            accumulate=self.accumulate,
-            precision=self.precision,
-            devices=gpus or None,
-            group=group,
-            shard=self.sharded,
-            batch_norm=self.batch_norm,
-        )
-
     def _run_epochs(
         self,
         loop: Loop,
         run: Run,
         train_data: Iterable[Any],
         val_data: Iterable[Any] | None,
+        progress: Progress | None,
         listeners: Sequence[Any],
     ) -> None:
         """Train for the epochs that a run has left; Ctrl-C ends it."""
@@ -399,14 +380,15 @@ class Trainer(Hooks):
             if loop.interruption.is_pressed:
                 return
             self.epoch = epoch
-            found = loop.train(train_data, run)
+            found = loop.train(train_data, run, progress)
             if val_data is not None and not loop.interruption.is_pressed:
                 after = loop.evaluate(val_data)
                 found |= {f"val_{name}": value for name, value in after.items()}
             if loop.interruption.is_pressed:
                 return
             run.record(found)
-            loop.progress.end_epoch(run.epoch, found)
+            if progress is not None:
+                progress.end_epoch(run.epoch, found)
             if listeners:
                 loop.learner.sync()  # the user's model is as it is after the last step
             for listener in listeners:
@@ -421,16 +403,24 @@ class Trainer(Hooks):
         callbacks: Sequence[Any],
         given: Mapping[str, bool],
     ) -> History:
-        """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does."""
-        of_the_trainer = {
-            "progress": self.progress,
-            "num_gpus": len(self.gpus) > 1,
-            "accumulate": self.accumulate != 1,
-            "precision": self.precision != "model",
-            "shard": self.sharded is not None,
-            "batch_norm": self.batch_norm is not None,
+        """Run the user's own epochs, as ``Trainer.fit`` of D2L's section 3.2.4 does.
+
+        Args:
+            model, train_data, val_data: see ``fit``.
+            callbacks: those of the trainer.
+            given: whether the other arguments of ``fit`` are given, which are refused.
+        """
+        usual = Settings()._asdict()
+        given = {
+            **given,
+            "progress=": self.progress,
+            "num_gpus=": len(self.gpus) > 1,
+            **{f"{n}=": x != usual[n] for n, x in self._settings_of_steps().items()},
+            "gradient_clip_val=": False,  # the book's ``fit_epoch`` uses it
+            "on_step_end": bool(self._listeners(callbacks, "on_step_end")),
         }
-        _check_own_epoch({**given, **of_the_trainer}, self._listeners(callbacks, "on_step_end"))
+        if ignored := ", ".join(name for name, is_given in given.items() if is_given):
+            raise _ignored(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
         self._data(train_data, val_data)
         model = self._prepared_model(model)
         self.model = model
@@ -565,15 +555,10 @@ class Trainer(Hooks):
             names, takes_mapping = learner.input_names, learner.takes_mapping
             try:
                 with closing(self._prepared(source)) as batches:
-                    predictions = []
-                    for batch in batches:
-                        inputs = inputs_to_predict(batch, names, takes_mapping)
-                        try:
-                            predictions.append(learner.predict(inputs))
-                        except TypeError as error:
-                            check_number_of_inputs(inputs, names, error)
-                            raise
-                    return predictions
+                    return [
+                        learner.predict(inputs_to_predict(batch, names, takes_mapping))
+                        for batch in batches
+                    ]
             finally:
                 learner.sync()
 
@@ -641,15 +626,6 @@ class Trainer(Hooks):
         return named_metrics(self.backend, own)
 
 
-def _names_in_history(metrics: Iterable[str], *, has_val_data: bool) -> list[str]:
-    """Return the names of the numbers that a run writes down, which have to differ."""
-    names = ["loss", *metrics]
-    if has_val_data:
-        names += [f"val_{name}" for name in names]
-    check_names(names)
-    return names
-
-
 def _noted(batches: Iterable[Any], taken: list[Any]) -> Iterator[Any]:
     """Yield batches, each of which is in a list from then on."""
     for batch in batches:
@@ -694,15 +670,6 @@ def _gpu_of(backend: Backend, wanted: int, peers: Peers) -> list[Device]:
             backend.devices(),
         )
     return [gpu(index)]
-
-
-def _check_own_epoch(given: Mapping[str, bool], on_step_end: Sequence[Any]) -> None:
-    """Check that nothing was asked for that a ``fit_epoch`` of the user's would ignore."""
-    ignored = [f"{name}=" for name, is_given in given.items() if is_given]
-    ignored += ["on_step_end"] if on_step_end else []
-    if ignored:
-        what = ", ".join(ignored)
-        raise _ignored(what, "your fit_epoch", f"leave out {what}, or the fit_epoch")
 
 
 def _ignored(what: str, loop: str, fix: str) -> UnsupportedValueError:

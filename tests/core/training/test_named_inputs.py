@@ -6,7 +6,7 @@ import pytest
 from d2ldev import UnsupportedValueError
 from d2ldev.framework import Weighted
 from d2ldev.operations.steps import input_names
-from d2ldev.training.data import check_number_of_inputs, inputs_and_target
+from d2ldev.training.data import inputs_and_target
 from d2ldev.training.trainer import Trainer
 
 NAMES = ("x", "scale", "mask")
@@ -79,11 +79,6 @@ def test_the_names_of_inputs_are_those_that_are_given_by_position():
 @pytest.mark.parametrize("method", [Model().anything, "{}".format, 3])
 def test_what_takes_anything_has_no_names(method):
     assert input_names(method) == ()
-
-
-def test_an_error_where_the_number_of_inputs_is_the_models_is_left_alone():
-    for inputs, names in ((("X",), ()), (("X1", "X2"), ("a", "b"))):
-        check_number_of_inputs(inputs, names, TypeError("of the model's own"))
 
 
 def test_the_model_is_asked_for_names_once_an_epoch(reference, monkeypatch):

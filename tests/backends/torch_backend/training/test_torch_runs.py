@@ -496,27 +496,6 @@ def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_b
     assert not [line for line in driver.log if line.startswith("copy")]
 
 
-# -- models that do not say what they take ---------------------------------------------------------
-
-
-class Anything(nn.Module):
-    """A module that takes any number of inputs, of a layer that takes one."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(2, 1)
-
-    def forward(self, *inputs):
-        return self.layer(*inputs)
-
-
-@pytest.mark.parametrize("verb", ["fit", "validate", "predict"])
-def test_more_inputs_than_a_model_can_be_called_with_are_refused(virtual, verb):
-    x, y = torch.ones(4, 2), torch.ones(4, 1)
-    with pytest.raises(UnsupportedValueError, match=r"the 2 inputs of a batch: .*3 were given"):
-        getattr(Trainer(1, backend=virtual), verb)(Anything(), [(x, x, y)])
-
-
 # -- models without parameters ---------------------------------------------------------------------
 
 

@@ -182,6 +182,13 @@ def test_more_batches_than_steps_are_refused(path, state):
     assert "no state of a training run" in is_resumed_or_refused(path, changed)
 
 
+def test_numbers_that_the_history_has_not_are_refused(path, state):
+    changed = state({})
+    changed["run"]["within"]["log"]["totals"]["more"] = [1.0, 2.0]
+    changed["run"]["within"]["log"]["last"]["more"] = 0.5
+    assert "no state of a training run" in is_resumed_or_refused(path, changed)
+
+
 @pytest.mark.parametrize("seed", [2**128, 2**4_000_000], ids=["129 bits", "4 million bits"])
 def test_a_seed_is_of_at_most_128_bits(seed):
     with pytest.raises(CheckpointError):
