@@ -24,8 +24,8 @@ from d2ldev.files.description import (
     outlined,
     tensors_in,
 )
-from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
-from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
+from d2ldev.files.format.checksums import ALGORITHM, PIECE, checksum_of
+from d2ldev.files.format.dtypes import NAMES, PACKED, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
     CHECKSUM,
     HEADER,
@@ -124,18 +124,15 @@ class Checkpoint:
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
+        storage = Storage(PACKED[numbers]) if numbers in PACKED else storage_of(numbers)
         shape = entry.shape if entry else ()
-        suffixes = [
-            way.suffix
-            for way in storages_of(numbers)
-            if entry and way == (entry.tag, shape[len(shape) - len(way.suffix) :])
-        ]
-        if not suffixes:
+        end = len(shape) - len(storage.suffix) if storage else 0
+        if entry is None or storage != (entry.tag, shape[end:]):
             raise HeaderError(
                 f"its description tells of a tensor {quoted(name)} of {quoted(str(dtype))}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        return Stored("tensor", name, dtype, numbers, shape[: len(shape) - len(suffixes[0])]), total
+        return Stored("tensor", name, dtype, numbers, shape[:end]), total
 
     def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
         """Read the whole file; see ``part`` and ``built``."""
@@ -183,7 +180,7 @@ class Checkpoint:
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""
         entry, total = self._entries[stored.name], self._sums[stored.name]
-        checksum = checksum_of(stored.dtype, entry.shape, self._told["checksums"])
+        checksum = checksum_of(stored.dtype, entry.shape)
         dtype = numpy_dtype(stored.numbers)
         is_array = stored.kind == "array"
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
@@ -286,7 +283,6 @@ def _description(header: Header) -> dict[str, Any]:
     if not ours:
         return {
             "backend": None,
-            "checksums": OLDEST,
             "root": {"at": 0},
             "containers": [
                 {
@@ -305,22 +301,16 @@ def _description(header: Header) -> dict[str, Any]:
     told = parse_json(text)
     if not isinstance(told, dict) or type(told.get("version")) is not int:
         raise HeaderError("its description cannot be read: it lacks a version")
-    version = told["version"]
-    if version > VERSION:
+    if told["version"] != VERSION:
         raise HeaderError(
-            f"its description is of version {quoted(str(version))}, and this d2ldev reads "
-            f"{VERSION}: a newer one wrote it"
+            f"its description is of version {quoted(str(told['version']))}, and this d2ldev reads "
+            f"{VERSION}: another one wrote it"
         )
-    if ours != ({STRUCTURE, CHECKSUM} if version < 4 else {STRUCTURE, CHECKSUM, HEADER}):
+    if ours != {STRUCTURE, CHECKSUM, HEADER}:
         raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    algorithm = told.setdefault("checksums", OLDEST)
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise HeaderError(
-            f"its checksums are {str(algorithm)[:40]!r}, and this d2ldev computes "
-            f"{', '.join(ALGORITHMS)}: a newer one wrote it"
-        )
     if (
         set(told) != {"version", "backend", "root", "containers", "checksums", "tensors"}
+        or told["checksums"] != ALGORITHM
         or not isinstance(told["backend"], str)
         or not isinstance(told["tensors"], list)
         or not isinstance(told["containers"], list)
