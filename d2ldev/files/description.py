@@ -28,7 +28,8 @@ from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
-from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
+from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
+from d2ldev.nesting.walk import joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 4
@@ -102,7 +103,8 @@ class Outline:
 
     Args:
         type: one of the types of rows.
-        children: by key, field or index: an ``Outline``, a ``Stored`` or a plain value.
+        labels: the keys, fields or indices of what is in it.
+        items: what that is: an ``Outline``, a ``Stored`` or a plain value each.
         number: of its row.
         layouts: of the layers of a model, if they are known.
         maxlen: of a deque.
@@ -112,13 +114,18 @@ class Outline:
     """
 
     type: str
-    children: Mapping[Any, Any]
+    labels: Sequence[Any]
+    items: Sequence[Any]
     number: int
-    layouts: Mapping[str, Layout] | None
-    maxlen: int | None
+    layouts: Mapping[str, Layout] | None = None
+    maxlen: int | None = None
     inputs: Any = None
     name: str | None = None
     size: int = 1
+
+    def children(self) -> dict[Any, Any]:
+        """Return what is in it, by key, field or index."""
+        return dict(zip(self.labels, self.items, strict=True))
 
 
 # -- writing --------------------------------------------------------------------------------------
@@ -202,7 +209,7 @@ class Description:
     def _object(self, x: Any, path: str) -> Any:
         state = self._framework.files.state(x)
         if state is not None:
-            return self._row({"type": STATE}, x, state, state.values(), path)
+            return self._row({"type": STATE}, x, list(state), list(state.values()), path)
         row: dict[str, Any] = {"type": MODEL}
         layouts = layouts_of_model(self._framework, x)
         if layouts is not None:
@@ -211,7 +218,7 @@ class Description:
         if inputs is not None:
             row["inputs"] = inputs
         tensors = dict(named_tensors(self._framework, x, self._attempted, is_saved=True))
-        return self._row(row, x, tensors, tensors.values(), path)
+        return self._row(row, x, list(tensors), list(tensors.values()), path)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
         if id(x) in self._inside:
@@ -235,14 +242,8 @@ class Description:
         return node
 
     def _row(
-        self,
-        row: dict[str, Any],
-        x: Any,
-        labels: Iterable[Any],
-        children: Iterable[Any],
-        path: str,
+        self, row: dict[str, Any], x: Any, labels: list[Any], children: list[Any], path: str
     ) -> dict[str, int]:
-        labels, children = list(labels), list(children)
         is_named = row["type"] not in _UNLABELLED
         problem = _keys_problem(children if row["type"] in SETS else labels if is_named else ())
         if problem:
@@ -345,26 +346,6 @@ def _depth(items: Iterable[Any], depths: list[int]) -> int:
 # -- reading --------------------------------------------------------------------------------------
 
 
-class _Items(Mapping[Any, Any]):
-    """A list as a mapping from its indices, which are not kept."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is int and 0 <= index < len(self._items):
-            return self._items[index]
-        raise KeyError(index)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(range(len(self._items)))
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
 def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list[Outline]]:
     """Read a description.
 
@@ -399,31 +380,29 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
     def key(node: Any) -> Any:
         found = value(node)
         is_tuple = isinstance(found, Outline) and found.type == "tuple"
-        is_short = is_tuple and len(found.children) <= _MAX_KEY
-        return tuple(found.children.values()) if is_short else found
+        return tuple(found.items) if is_tuple and len(found.items) <= _MAX_KEY else found
 
     try:
         waiting = told.pop("containers")[::-1]
         while waiting:
             row = waiting.pop()
-            kind, nodes, labels = row["type"], row["items"], None
+            kind, nodes = row["type"], row["items"]
             _check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
+            labels: Sequence[Any] = range(len(items))
+            keys: Sequence[Any] = items if kind in SETS else ()
             if kind not in _UNLABELLED:
                 _check(kind in _LABELLED, "a type that is known")
                 _check(isinstance(row["labels"], list), "labels")
-                labels = [key(node) for node in row["labels"]]
+                labels = keys = [key(node) for node in row["labels"]]
                 _check(len(labels) == len(items), "as many labels as items")
-            problem = _keys_problem(items if kind in SETS else labels or ())
+            problem = _keys_problem(keys)
             depths.append(_depth(nodes, depths))
             if depths[-1] > _MAX_DEPTH:
                 problem = f"it is nested deeper than {_MAX_DEPTH} levels"
             if problem:
                 raise HeaderError(problem)
-            children: Mapping[Any, Any] = _Items(items)
-            if labels is not None:
-                children = dict(zip(labels, items, strict=True))
-            _check(len(children) == len(items), "keys that differ")
+            _check(len(set(keys)) == len(keys), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
             inputs, name = row.get("inputs"), row.get("class")
@@ -431,7 +410,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
             size = min(1 + sum(sizes), _MAX_VALUES + 1)
             number = len(rows)
-            rows.append(Outline(kind, children, number, layouts, maxlen, inputs, name, size))
+            rows.append(Outline(kind, labels, items, number, layouts, maxlen, inputs, name, size))
         return value(told["root"]), rows
     except HeaderError:
         raise
@@ -481,9 +460,9 @@ def built(
     """
     made: list[Any] = []
     for row in rows:
-        items = [filled(child, made, values) for child in row.children.values()]
+        items = [filled(child, made, values) for child in row.items]
         if row.name is not None and row.name in classes:
-            made.append(_record(classes[row.name], dict(zip(row.children, items, strict=True))))
+            made.append(_record(classes[row.name], dict(zip(row.labels, items, strict=True))))
         elif row.type == "deque":
             made.append(deque(items, row.maxlen))
         elif row.type in _UNLABELLED:
@@ -492,7 +471,7 @@ def built(
             made.append(tuple(items))
         else:
             cls = OrderedDict if row.type == "OrderedDict" else dict
-            made.append(cls(zip(row.children, items, strict=True)))
+            made.append(cls(zip(row.labels, items, strict=True)))
     return made
 
 
@@ -528,7 +507,7 @@ def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
     return values.get(node) if isinstance(node, Stored) else node
 
 
-def check_size(node: Any) -> None:
+def _check_size(node: Any) -> None:
     """Check that a part of the file can be gone through, compared and shown.
 
     Raises:
@@ -545,7 +524,7 @@ def flat(node: Any) -> dict[str, Stored]:
     Raises:
         HeaderError: if there are too many, or if they are too long.
     """
-    check_size(node)
+    _check_size(node)
     found: dict[str, Stored] = {}
     todo: list[tuple[str, Any]] = [("", node)]
     letters = 0
@@ -570,7 +549,7 @@ def tensors_in(node: Any) -> list[Stored]:
     Raises:
         HeaderError: if it has too many values.
     """
-    check_size(node)
+    _check_size(node)
     found: dict[Stored, None] = {}
     seen: set[int] = set()
     todo = [node]
@@ -587,6 +566,6 @@ def tensors_in(node: Any) -> list[Stored]:
 def _parts(node: Any) -> Iterator[tuple[Any, Outline | Stored]]:
     """Yield the containers and tensors that are in a container, with their labels."""
     if isinstance(node, Outline):
-        for label, child in node.children.items():
+        for label, child in zip(node.labels, node.items, strict=True):
             if isinstance(child, (Outline, Stored)):
                 yield label, child

@@ -39,17 +39,8 @@ from d2ldev.files.load import Checkpoint, Wanted, opened
 from d2ldev.files.tensors_by_name import TensorsByName, dtype_and_shape
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
-from d2ldev.nesting.walk import (
-    OBJECT,
-    PLAIN,
-    TENSOR,
-    Kind,
-    flatten,
-    joined,
-    labelled,
-    leaves,
-    too_deep,
-)
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
+from d2ldev.nesting.walk import flatten, joined, labelled, leaves, too_deep
 from d2ldev.operations.arguments import as_path, flag
 from d2ldev.operations.placing import Inventory
 
@@ -117,7 +108,7 @@ def _under(node: Any, name: str) -> Any:
     if not isinstance(node, Outline):
         return None
     inner: dict[Any, Any] = {}
-    for label, child in node.children.items():
+    for label, child in node.children().items():
         if str(label) == name:
             return child
         if name.startswith(f"{label}."):
@@ -127,7 +118,9 @@ def _under(node: Any, name: str) -> Any:
         elif str(label).startswith(f"{name}."):
             inner[str(label).removeprefix(f"{name}.")] = child
     # The names of a model, or of another program's file; the number is that of no container.
-    return replace(node, type=MODEL, children=inner, number=-1, layouts=None) if inner else None
+    labels, items = list(inner), list(inner.values())
+    part = replace(node, type=MODEL, labels=labels, items=items, number=-1, layouts=None)
+    return part if inner else None
 
 
 def _beginnings(name: str) -> Iterator[str]:
@@ -439,18 +432,18 @@ class Fitting:
             if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
             # The elements of a set have no names, and have another order in the next process.
-            return cache(lambda: self._remade_set(x, kind, list(found.children.values())))
+            return cache(lambda: self._remade_set(x, kind, list(found.items)))
         mine = dict(labelled(x, kind, path, self._attempted))
-        children = list(mine.values())
+        children, theirs = list(mine.values()), found.children()
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
-        if is_of_names and list(mine) != list(found.children):
+        if is_of_names and list(mine) != list(theirs):
             self._compare_names(x, found, path)
             return lambda: self._models_after.get(id(x), x)
-        self.missing += [joined(path, label) for label in mine if label not in found.children]
-        self.unexpected += [joined(path, label) for label in found.children if label not in mine]
+        self.missing += [joined(path, label) for label in mine if label not in theirs]
+        self.unexpected += [joined(path, label) for label in theirs if label not in mine]
         parts = [
-            self._compare(child, found.children[label], joined(path, label))
-            if label in found.children
+            self._compare(child, theirs[label], joined(path, label))
+            if label in theirs
             else partial(_same, child)
             for label, child in mine.items()
         ]

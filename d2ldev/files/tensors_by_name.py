@@ -39,8 +39,7 @@ class TensorsByName:
         for name, x in tensors.items():
             if id(x) not in stored:
                 stored[id(x)] = self._described(said(name), x)
-        children = {name: stored[id(x)] for name, x in tensors.items()}
-        self.outline = Outline("dict", children, 0, None, None)
+        self.outline = Outline("dict", list(tensors), [stored[id(x)] for x in tensors.values()], 0)
 
     def _described(self, name: str, x: Any) -> Stored:
         framework = self._framework

@@ -28,28 +28,7 @@ from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, said
 from d2ldev.nesting.containers import DICT, LIST, TUPLE, Container
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
-
-__all__ = [
-    "OBJECT",
-    "PLAIN",
-    "TENSOR",
-    "UNKNOWN",
-    "Flattened",
-    "Kind",
-    "Kinds",
-    "every",
-    "flatten",
-    "flatten_all",
-    "joined",
-    "labelled",
-    "leaves",
-    "plain_tensors",
-    "register_container",
-    "too_deep",
-    "with_tensors",
-]
-
+from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
 
 _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
@@ -85,10 +64,11 @@ def every(
             nesting that is large or full of shared containers; ``flatten`` enters each of them
             once.
 
+    Returns:
+        False, too, for a value of an unknown kind, whose place ``flatten`` then names.
+
     Raises:
         RecursionError: if a container contains itself.
-        UnsupportedValueError: never; a value of an unknown kind makes the answer False, after which
-            ``flatten`` names its place.
     """
     for x in nestings:
         kind = kinds[type(x)]
@@ -243,7 +223,8 @@ class Flattened:
         except (D2LDevError, MemoryError):
             raise
         except Exception:  # a cycle, or whatever a class's own methods raise
-            self._look_for_the_place()
+            for _ in self._places():  # raises the error that names the place
+                pass
             raise
 
     def unflatten(self, changed: dict[int, Any]) -> Any:
@@ -288,11 +269,6 @@ class Flattened:
             if type(x) is type(wanted):
                 alike = alike or name
         return alike
-
-    def _look_for_the_place(self) -> None:
-        """Raise the error that names the place where the walk failed."""
-        for _ in self._places():
-            pass
 
     def _places(self) -> Iterator[tuple[str, Any]]:
         entered: dict[int, tuple[Any, bool]] = {}
