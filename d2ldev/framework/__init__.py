@@ -85,31 +85,11 @@ __all__ = [
     "Weighted",
 ]
 
-ABILITIES = (
-    "mlp",
-    "dlpack",
-    "train",
-    "train in bf16",
-    "train in fp16",
-    "train on several GPUs",
-    "train on several GPUs in one process",
-    "train in several processes",
-    "train with sharded parameters",
-)
-"""The abilities that a framework may declare to lack.
-
-``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
-``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
-GPUs'`` is ``num_gpus=2``, and ``'train on several GPUs in one process'`` ``learner`` with several
-``devices``; ``'train in several processes'`` is ``d2ldev launch``; ``'train with sharded
-parameters'`` is ``shard='parameters'``.
-"""
-
 
 class Framework:
-    """What an author writes of one framework: names, and seven rooms.
+    """Describe one framework: its names, and seven rooms.
 
-    A subclass makes the rooms in its ``__init__``, after calling this one.
+    A subclass makes its rooms in its ``__init__``, after calling this one.
 
     Args:
         virtual_gpus: how many virtual GPUs to make; ``None`` for the hardware's GPUs.
@@ -118,7 +98,6 @@ class Framework:
         name: the name it is selected by.
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
-        cannot: what it cannot do, of ``ABILITIES``, and why.
         devices, tensors, models, files, training, strict, parallel: the rooms.
         scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
         contexts: the framework's own contexts of these blocks; kept by d2ldev.
@@ -133,6 +112,16 @@ class Framework:
     distributions: ClassVar[tuple[str, ...]]
     max_virtual_gpus: ClassVar[int] = 0
     cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What the framework cannot do, and why. The names of what it may lack:
+
+    - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
+    - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
+    - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
+    - ``'train on several GPUs'``: ``num_gpus=2``;
+    - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
+    - ``'train in several processes'``: ``d2ldev launch``;
+    - ``'train with sharded parameters'``: ``shard='parameters'``.
+    """
 
     devices: Devices
     tensors: Tensors
@@ -186,10 +175,10 @@ class Framework:
         return Strictness(self.name, self.strict)
 
     def require(self, ability: str, attempted: str, fix: str | None = None) -> None:
-        """Raise an ``UnsupportedValueError`` if the framework lacks an ability.
+        """Raise an ``UnsupportedValueError`` if an ability is in ``cannot``.
 
         Args:
-            ability: one of ``ABILITIES``.
+            ability: its name there.
             attempted: what the caller is doing.
             fix: the line that is right; None is another backend.
         """
@@ -225,7 +214,7 @@ class Framework:
         return group
 
     def _program(self) -> dict[str, str]:
-        """Return what has to be the same in all processes of a launch."""
+        """Return the versions that have to be the same in all processes of a launch."""
         from importlib.metadata import distributions  # only a launch needs it
 
         names = {"d2ldev", *self.distributions}

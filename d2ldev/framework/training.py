@@ -22,9 +22,11 @@ Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is
 
 LOSSES = ("mse", "cross_entropy", "bce")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
+PRECISIONS = ("model", "bf16", "fp16")
+SHARDS = ("parameters",)
+STATISTICS = ("global", "local")
 
 MOMENTUM = 0.9
-PRECISIONS = ("model", "bf16", "fp16")
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 WEIGHT_DECAY = 0.01
@@ -141,62 +143,35 @@ class Settings(NamedTuple):
         Raises:
             UnsupportedValueError: if they cannot be used.
         """
-        if not callable(self.loss) and not _is_one_of(self.loss, LOSSES):
-            raise UnsupportedValueError(
-                f"train with the loss {describe(self.loss)}",
-                f"a loss is one of {', '.join(LOSSES)}, or (prediction, y) -> scalar tensor",
-                "loss='mse'",
-            )
-        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
-            raise UnsupportedValueError(
-                f"train with the optimizer {self.optimizer!r}",
-                f"an optimizer is one of {', '.join(OPTIMIZERS)}, or the framework's own object",
-                "optimizer='sgd'",
-            )
-        for name in ("lr", "gradient_clip_val"):
-            value = getattr(self, name)
-            if not _is_rate(value):
-                raise UnsupportedValueError(
-                    f"train with {name}={describe(value)}",
-                    "it is a number that is not negative",
-                    f"{name}={0.01 if name == 'lr' else 0}",
-                )
-        if not _is_one_of(self.precision, PRECISIONS):
-            raise UnsupportedValueError(
-                f"train with precision={describe(self.precision)}",
-                f"it is one of {', '.join(PRECISIONS)}",
-                "precision='bf16', or leave it out",
-            )
-        for name, known in (("shard", ("parameters",)), ("batch_norm", ("global", "local"))):
-            value = getattr(self, name)
-            if value is not None and not _is_one_of(value, known):
-                raise UnsupportedValueError(
-                    f"train with {name}={describe(value)}",
-                    f"it is {' or '.join(map(repr, known))}, or None",
-                    f"{name}={known[0]!r}, or leave it out",
-                )
+        if not callable(self.loss):
+            _check_choice("loss", self.loss, LOSSES, "(prediction, y) -> scalar tensor")
+        if isinstance(self.optimizer, str):
+            _check_choice("optimizer", self.optimizer, OPTIMIZERS, "the framework's own object")
+        _check_choice("precision", self.precision, PRECISIONS, "left out")
+        if self.shard is not None:
+            _check_choice("shard", self.shard, SHARDS, "left out")
+        if self.batch_norm is not None:
+            _check_choice("batch_norm", self.batch_norm, STATISTICS, "left out")
+        for name, right in (("lr", 0.01), ("gradient_clip_val", 0)):
+            if not _is_rate(value := getattr(self, name)):
+                problem = "it is a number that is not negative"
+                raise _refusal(name, value, problem, f"{name}={right}")
+        if not _is_whole(self.accumulate):
+            problem = "it is how many batches make one step of the optimizer, 1 or more"
+            raise _refusal("accumulate", self.accumulate, problem, "accumulate=4, or leave it out")
         if self.methods is not None and not (
             isinstance(self.methods, tuple)
             and len(self.methods) == 2
             and all(isinstance(name, str) for name in self.methods)
         ):
-            raise UnsupportedValueError(
-                f"train with methods={describe(self.methods)}",
-                "they are the names of two methods of the model",
-                "methods=('training_step', 'validation_step')",
-            )
+            problem = "they are the names of two methods of the model"
+            fix = "methods=('training_step', 'validation_step')"
+            raise _refusal("methods", self.methods, problem, fix)
         if self.precision != "model" and self.methods is not None:
             raise UnsupportedValueError(
                 f"train a model with its own {self.methods[0]} with precision={self.precision!r}",
                 "what that method computes in is its own",
                 "leave precision out, and compute in fewer bits in the method",
-            )
-        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
-        if not is_whole or self.accumulate < 1:
-            raise UnsupportedValueError(
-                f"train with accumulate={describe(self.accumulate)}",
-                "it is how many batches make one step of the optimizer, 1 or more",
-                "accumulate=4, or leave it out",
             )
         return self._replace(
             lr=float(self.lr),
@@ -352,9 +327,20 @@ def _is_rate(value: object) -> bool:
         return False
 
 
-def _is_one_of(value: object, names: Iterable[str]) -> bool:
-    # Arrays compare each of their elements.
-    return isinstance(value, str) and value in names
+def _is_whole(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
+
+
+def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
+    """Check a setting that is one of several names, or something else that the caller allows."""
+    # Of a text only: arrays compare each of their elements.
+    if not isinstance(value, str) or value not in choices:
+        problem = f"it is one of {', '.join(choices)}, or {other}"
+        raise _refusal(name, value, problem, f"{name}={choices[0]!r}")
+
+
+def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError(f"train with {name}={describe(value)}", problem, fix)
 
 
 def refused_state(part: str, problem: str) -> CheckpointError:
