@@ -3,10 +3,9 @@
 Design rules, as in einops' backends:
 
 - Native tensors go in and come out. A framework wraps nothing.
-- An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``,
-  ``parallel``. Each is a small object with public methods; ``devices`` and ``tensors`` are
-  required, and every method of the other five has a default. Everything that a user calls is
-  derived from them, once, in ``d2ldev.backend.Backend``.
+- A room is a small object with public methods. ``devices`` and ``tensors`` are required; every
+  method of the other five has a default. ``d2ldev.backend.Backend`` derives from them, once, what
+  a user calls.
 - Arguments of a room were checked, and devices exist. Its callers translate the errors that it
   raises.
 - A copy happens only where the user wrote one, and never by way of another device.
@@ -99,8 +98,8 @@ class Framework:
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
         devices, tensors, models, files, training, strict, parallel: the rooms.
-        scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
-        contexts: the framework's own contexts of these blocks; kept by d2ldev.
+        scope, contexts: the devices of the blocks ``with backend.on(device):``, and the framework's
+            own contexts of them; kept by d2ldev.
         known_devices, known_natives: devices that are known to exist, by every spelling in which
             they were asked for; kept by d2ldev.
 
