@@ -52,11 +52,11 @@ class Portion(NamedTuple):
     """What of a batch one of several processes has.
 
     Args:
-        number: how many examples. With 0, the operands are the first example of the batch, so that
-            the model can compute with something.
+        number: how many examples. If 0, the operands are the first example of the batch, so that
+            the model can compute.
         length: how many examples the batch has.
-        share: what part of the loss of the batch theirs is, from 0 to 1: ``number / length`` unless
-            they have weights.
+        share: their part of the batch's loss, from 0 to 1: ``number / length`` unless they have
+            weights.
     """
 
     number: int
@@ -65,14 +65,11 @@ class Portion(NamedTuple):
 
 
 class Sharded:
-    """What one of several processes has read of a batch, which is split no more.
-
-    ``Trainer.shard`` returns data that yields it.
+    """What one of several processes has read of a batch; the data of ``Trainer.shard`` yields it.
 
     Args:
         operands: its part, or the first example of the batch if it has none.
-        number: how many examples of the batch are its own.
-        length: how many examples the batch has.
+        number, length: see ``Portion``.
         content: what is the same in all processes that have read the same batch.
     """
 
@@ -82,12 +79,12 @@ class Sharded:
 
 
 def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where the part of one of several processes or devices begins and ends.
+    """Return where one process's or device's part of a batch begins and ends.
 
-    The first ones have an example more where they cannot have as many each.
+    Where the parts cannot be equal, the first ones have an example more.
 
     Args:
-        length: how many examples a batch has.
+        length: how many examples the batch has.
         rank: the number of the process or device, from 0.
         size: how many there are.
 
@@ -109,22 +106,22 @@ class Settings(NamedTuple):
             same shape), or a function or an object: see ``Loss``.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` (the
             same, and in each step every parameter is shortened by 0.01 of the learning rate),
-            ``'adagrad'``, or the framework's own object, whose learning rate is its own; None for a
+            ``'adagrad'``, or the framework's own object, with its own learning rate; None for a
             model that is only evaluated.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         accumulate: how many batches make one step of the optimizer, with the mean of their
             gradients.
-        precision: ``'bf16'`` and ``'fp16'``: the model computes in them, and its parameters stay in
+        precision: ``'bf16'`` or ``'fp16'``: the model computes in it, and its parameters stay in
             float32. Its prediction is float32 again for the loss and the metrics. In ``'fp16'``
             gradients are scaled, and a step whose gradients are too large for it is left out.
             ``'model'``: it computes as it is.
         methods: the names of the model's own methods that give the loss of a batch in ``step`` and
             in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
-        shard: ``'parameters'``: where several devices or processes train, each holds a part of the
+        shard: with ``'parameters'`` each of several devices or processes holds a part of the
             parameters and of the optimizer's state. None: each holds all of them.
-        batch_norm: ``'global'`` or ``'local'``: where several devices or processes train, batch
-            normalizations have the statistics of the whole batch, or of a part. None: as it is.
+        batch_norm: whether batch normalizations have the statistics of the whole batch
+            (``'global'``), or of each device's or process's part (``'local'``). None: as it is.
     """
 
     loss: Loss = "mse"
@@ -189,8 +186,8 @@ class Learner(ABC):
     Attributes:
         pending: how many batches were taken since the last step of the optimizer; always 0 without
             ``accumulate``.
-        portion: what of its batch the operands of the next ``step`` are; set before each step where
-            several processes train together, and None elsewhere.
+        portion: what the next ``step`` gets of its batch; set before each step where several
+            processes train together, and None elsewhere.
     """
 
     portion: Portion | None = None
@@ -227,15 +224,15 @@ class Learner(ABC):
         """Go on with these parts, as ``place`` or ``load_into`` returned them."""
 
     def sync(self) -> None:
-        """Leave the user's own model and optimizer as they are after the last step.
+        """Give the user's own model and optimizer the state after the last step.
 
         For a framework whose steps work on copies of their arrays, or change their modes.
         """
 
     def leave(self) -> None:
-        """Leave them after an error, which other processes may not know of.
+        """Do what ``sync`` does after an error, of which other processes may not know.
 
-        Where ``sync`` needs these, they are as after the last one.
+        Where ``sync`` needs those, the model and the optimizer stay as after the last ``sync``.
         """
         self.sync()
 
@@ -256,10 +253,10 @@ class Learner(ABC):
         With ``accumulate``, the optimizer takes its step with the last batch of so many.
 
         Args:
-            inputs: what the model is called with, on its device.
-            y: what its prediction is compared with, there too; or a ``Weighted`` of it.
-
-        With ``Settings.methods``, ``inputs`` is ``(batch,)`` and ``y`` is None: see ``own_loss``.
+            inputs: what the model is called with, on its device; with ``Settings.methods`` it is
+                ``(batch,)``.
+            y: what its prediction is compared with, there too, or a ``Weighted`` of it; None with
+                ``Settings.methods``.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.
@@ -268,14 +265,14 @@ class Learner(ABC):
     def flush(self) -> None:
         """Let the optimizer take its step with the batches since the last one, if there are any.
 
-        The end of an epoch, whose last batches may be fewer than ``accumulate``: their gradients
-        are averaged over as many as they are.
+        Called at the end of an epoch, whose last batches may be fewer than ``accumulate``. The step
+        takes the mean of their gradients.
         """
 
     def end_epoch(self) -> None:
-        """Do with the other processes what is done once in an epoch, after its last step.
+        """Do with the other processes what is due after the last step of an epoch.
 
-        For a model with running statistics, which each process has computed from its own examples.
+        For running statistics, which each process has computed from its own examples.
         """
 
     @abstractmethod
@@ -300,12 +297,12 @@ class Learner(ABC):
         return True
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        """Let a model that is not built make its tensors for such inputs, without training it."""
+        """Make the tensors of a model that is not built, for such inputs, without training it."""
 
     def modes(self) -> Any:
         """Return which of the model's parts are frozen or in evaluation mode, as plain values.
 
-        A callback may have changed them between two epochs. None if the framework has no modes.
+        A callback may change them between two epochs. None if the framework has no modes.
         """
         return None
 
@@ -408,16 +405,12 @@ class Training:
     def defaults(self, model: Any) -> tuple[Any, Any]:
         """Return the loss and the optimizer of a model for which the user names none.
 
-        For a framework whose models carry them, as Keras' do after ``compile``; None for a loss
-        that such a model lacks.
+        Keras' models have their own after ``compile``; None for a loss that such a model lacks.
         """
         return "mse", "sgd"
 
     def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        """Return the metrics of a model for which the user names none, as ``Trainer.fit`` has them.
-
-        See ``defaults``.
-        """
+        """Return such a model's metrics, as ``Trainer.fit`` has them; see ``defaults``."""
         return ()
 
     def step_operands(self, model: Any) -> tuple[str, ...]:
@@ -459,14 +452,14 @@ class Training:
     def sharded(self, loader: Any, rank: int, size: int) -> Any:
         """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
 
-        Called by ``Trainer.shard``.
+        Called by ``Trainer.shard``. The batches have the same order.
 
         Args:
             loader: of ``sharded_types``.
             rank, size: the number of the process, from 0, and how many there are.
 
         Returns:
-            A loader with the batches in the same order; of ``loader_types``, if the other one is.
+            A loader; of ``loader_types``, if the other one is.
 
         Raises:
             UnsupportedValueError: for a loader whose examples cannot be chosen by number.
@@ -498,8 +491,7 @@ class Training:
     def random_state(self, device: Device) -> Any:
         """Return the state of the framework's random numbers, as a nesting that ``save`` takes.
 
-        State that cannot be read is left out; a framework may draw a new seed, set it, and return
-        it.
+        Of a state that cannot be read, a framework may draw a new seed, set it, and return it.
         """
         return None
 
@@ -512,10 +504,10 @@ class Training:
         return lambda: None
 
     def loader_state(self, loader: Any) -> Any:
-        """Return the state that decides the next epoch's order, of a loader of ``loader_types``.
+        """Return the states of the generators of a loader of ``loader_types``.
 
-        It adds the states of the loader's own generators to ``random_state``, and to the random
-        numbers of Python and NumPy, as a nesting that ``save`` takes.
+        A nesting that ``save`` takes. With ``random_state`` and the random numbers of Python and
+        NumPy it decides the order of the next epoch.
         """
         return None
 
