@@ -10,13 +10,12 @@ Three steps, in this order, so that an error leaves everything as it was:
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
@@ -40,12 +39,12 @@ from d2ldev.files.tensors_by_name import TensorsByName, dtype_and_shape
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
-from d2ldev.nesting.walk import flatten, joined, labelled, leaves, too_deep
+from d2ldev.nesting.walk import flatten, joined, labelled, leaves, refused, too_deep
 from d2ldev.operations.arguments import as_path, flag
 from d2ldev.operations.placing import Inventory
 
-# How many names an error lists, among how many it looks for the nearest one, and by how many of
-# their last characters: a file may have millions, and long ones.
+# A file may have millions of names, and long ones. So an error lists as many, looks for the nearest
+# one among so many, by so many of their last characters, and shows so many characters of one.
 _SHOWN = 10
 _COMPARED = 500
 _TAIL = 60
@@ -58,7 +57,7 @@ class Loaded(NamedTuple):
     Args:
         value: the object to use from then on.
         matched: what was read.
-        missing: what the file lacks, and stays as it was; first what has no shape yet.
+        missing: what the file lacks, which stays as it was; first what has no shape yet.
         unexpected: what only the file has.
     """
 
@@ -84,9 +83,8 @@ def load_into(
 
 def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | TensorsByName, only: str) -> Any:
     if not isinstance(only, str):
-        raise UnsupportedValueError(
-            checkpoint.attempted, f"only={describe(only)} is no name", "only='parts.model'"
-        )
+        problem = f"only={describe(only)} is no name"
+        raise UnsupportedValueError(checkpoint.attempted, problem, "only='parts.model'")
     found = _under(checkpoint.outline, only) if only else checkpoint.outline
     if only and found is None:
         few = islice(flat(checkpoint.outline), _COMPARED)
@@ -346,9 +344,9 @@ class Fitting:
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
-            complete, undo = self._framework.files.complete, self._undo.callback
+            complete = self._framework.files.complete
             try:
-                lacking = complete(x, shapes, found.inputs, undo)
+                lacking = complete(x, shapes, found.inputs, self._undo.callback)
             except D2LDevError:
                 raise
             except Exception as error:  # whatever the file's shapes and arguments make it raise
@@ -363,9 +361,9 @@ class Fitting:
         named |= {name: named[first] for name, first in firsts.items() if first in named}
         free: AbstractSet[str] = frozenset()
         if is_model:
-            files, theirs_named = self._framework.files, stored.keys()
-            others = frozenset() if self.is_strict else files.strangers(x, named, theirs_named)
-            free = frozenset() if others else files.dispensable(x, named, theirs_named)
+            files = self._framework.files
+            others = frozenset() if self.is_strict else files.strangers(x, named, stored.keys())
+            free = frozenset() if others else files.dispensable(x, named, stored.keys())
             self.unexpected += [joined(path, name) for name in stored if name in others]
             stored = {name: each for name, each in stored.items() if name not in others}
             named = {name: value for name, value in named.items() if name not in free}
@@ -389,9 +387,8 @@ class Fitting:
             elif name in mine and mine[name].role in by_role and theirs[its_name] != mine[name]:
                 layouts = (theirs[its_name], mine[name])
             used.add(its_name)
-            full_name = joined(path, name)
+            full_name, first = joined(path, name), joined(path, firsts[name])
             if its_name in stored:
-                first = joined(path, firsts[name])
                 self._pair(value, stored[its_name], layouts, full_name, first)
             else:
                 self.missing.append(full_name)
@@ -420,50 +417,42 @@ class Fitting:
         is_same = is_plain and type(x) is type(found) and x == found
         return lambda: x if is_same else found
 
-    def _remade_set(self, x: Any, kind: Container, elements: list[Any]) -> Any:
-        """Return the set itself if it has these elements, else a new one of its class."""
-        is_same = {(type(e), e) for e in x} == {(type(e), e) for e in elements}
-        return x if is_same else self._rebuilt(x, kind, elements)
-
     def _compare_container(
         self, x: Any, kind: Container, found: Outline, path: str
     ) -> Callable[[], Any]:
         if found.type in SETS or isinstance(x, AbstractSet):
             if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
+                return lambda: x
             # The elements of a set have no names, and have another order in the next process.
-            return cache(lambda: self._remade_set(x, kind, list(found.items)))
+            is_same = {(type(e), e) for e in x} == {(type(e), e) for e in found.items}
+            return cache(lambda: x if is_same else self._rebuilt(x, kind, list(found.items), path))
         mine = dict(labelled(x, kind, path, self._attempted))
-        children, theirs = list(mine.values()), found.children()
+        theirs = found.children()
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
         if is_of_names and list(mine) != list(theirs):
             self._compare_names(x, found, path)
             return lambda: self._models_after.get(id(x), x)
         self.missing += [joined(path, label) for label in mine if label not in theirs]
         self.unexpected += [joined(path, label) for label in theirs if label not in mine]
-        parts = [
-            self._compare(child, theirs[label], joined(path, label))
-            if label in theirs
-            else partial(_same, child)
+        parts = {
+            label: self._compare(child, theirs[label], joined(path, label))
             for label, child in mine.items()
-        ]
+            if label in theirs
+        }
 
-        @functools.cache
+        @cache
         def remade() -> Any:
-            new = [part() for part in parts]
-            return x if all(map(is_, new, children)) else self._rebuilt(x, kind, new)
+            new = [parts[label]() if label in parts else old for label, old in mine.items()]
+            return x if all(map(is_, new, mine.values())) else self._rebuilt(x, kind, new, path)
 
         return remade
 
-    def _rebuilt(self, x: Any, kind: Container, new: list[Any]) -> Any:
+    def _rebuilt(self, x: Any, kind: Container, new: list[Any], path: str) -> Any:
         try:
             return kind.rebuild(x, new)
         except Exception as error:  # whatever a class's own methods raise
-            raise UnsupportedValueError(
-                self._attempted,
-                f"the {type(x).__name__} cannot be made again: {said(error)}",
-                f"d2ldev.register_container({type(x).__name__}, children, rebuild)",
-            ) from error
+            raise refused(x, "made again", path, self._attempted, error) from error
 
     def _differs(self, path: str, mine: str, found: Any) -> None:
         told = f"{shown(found)}, of type {type(found).__name__}"
@@ -476,12 +465,7 @@ class Fitting:
         )
 
     def _pair(
-        self,
-        x: Any,
-        found: Any,
-        layouts: tuple[Layout, Layout] | None,
-        path: str,
-        first: str,
+        self, x: Any, found: Any, layouts: tuple[Layout, Layout] | None, path: str, first: str
     ) -> None:
         """Note that a tensor is read.
 
@@ -505,16 +489,17 @@ class Fitting:
         theirs, wanted = found.shape, shape
         if layouts is not None:
             theirs, wanted = (layout.shape for layout in layouts)
-        is_lie = layouts is not None and math.prod(found.shape) != math.prod(layouts[0].split)
+        # A file may have a layout of another tensor.
+        is_lie = math.prod(found.shape) != math.prod(theirs)
         if is_lie or (dtype, wanted) != (found.dtype, theirs):
             self._differs(path, f"is {dtype} {shape}", found)
-        else:
-            self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
-            place = ("" if self._is_refilled(x) else first, id(x))
-            name = self._places.setdefault(place, found.name)
-            if name != found.name:
-                self._ties.append(((id(x), name), (id(x), found.name)))
-            self.matched.append(path)
+            return
+        self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
+        place = ("" if self._is_refilled(x) else first, id(x))
+        name = self._places.setdefault(place, found.name)
+        if name != found.name:
+            self._ties.append(((id(x), name), (id(x), found.name)))
+        self.matched.append(path)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -595,12 +580,8 @@ class Fitting:
         # A container that is shared stays shared.
         key = (id(x), *map(id, new))
         if key not in self._made:
-            self._made[key] = self._rebuilt(x, kind, new)
+            self._made[key] = self._rebuilt(x, kind, new, path)
         return self._made[key]
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def _short(text: object) -> str:

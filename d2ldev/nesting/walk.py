@@ -257,7 +257,7 @@ class Flattened:
                     changed[id(x)] = kind.rebuild(x, new)
                 except Exception as error:  # whatever a class's own methods raise
                     name = self.name_of(x)
-                    raise _refused(x, "made again", name, self._attempted, error) from error
+                    raise refused(x, "made again", name, self._attempted, error) from error
 
     def name_of(self, wanted: Any) -> str:
         """Return the name of the first place of a leaf or a container; empty at the top."""
@@ -418,12 +418,13 @@ def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[A
     except (D2LDevError, MemoryError, RecursionError):
         raise
     except Exception as error:  # whatever a class's own methods raise
-        raise _refused(x, "taken apart", path, attempted, error) from error
+        raise refused(x, "taken apart", path, attempted, error) from error
 
 
-def _refused(
+def refused(
     x: Any, what: str, path: str, attempted: str, error: Exception
 ) -> UnsupportedValueError:
+    """Return the error of a container that cannot be ``'taken apart'`` or ``'made again'``."""
     name = type(x).__name__
     return UnsupportedValueError(
         attempted,
