@@ -155,9 +155,8 @@ class Description:
         self.saved: list[Saved] = []
         self._depths: list[int] = []
         self._names: set[str] = {"__metadata__"}
-        # id -> (the object, kept so that its id is not used again; its node).
+        # id -> (the object, kept so that its id stays its own; its node, None until it is made).
         self._done: dict[int, tuple[Any, Any]] = {}
-        self._inside: set[int] = set()
         try:
             self.root = self._node(obj, "")
         except RecursionError:
@@ -177,7 +176,11 @@ class Description:
         except TypeError:
             pass
         if id(x) in self._done:
-            return self._done[id(x)][1]
+            node = self._done[id(x)][1]
+            if node is None:
+                raise self._refusal(x, path, "it contains itself")
+            return node
+        self._done[id(x)] = (x, None)
         kind = self._framework.kinds[type(x)]
         if kind is TENSOR:
             node = self._tensor("tensor", x, self._framework.tensors.dtype_of(x), path)
@@ -221,9 +224,6 @@ class Description:
         return self._row(row, x, list(tensors), list(tensors.values()), path)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
-        if id(x) in self._inside:
-            raise self._refusal(x, path, "it contains itself")
-        self._inside.add(id(x))
         try:
             labels, children = list(kind.labels(x)), list(kind.children(x))
             if len(labels) != len(children):
@@ -237,9 +237,7 @@ class Description:
             row["class"] = type(x).__qualname__
         if row["type"] == "deque":
             row["maxlen"] = x.maxlen
-        node = self._row(row, x, labels, children, path)
-        self._inside.discard(id(x))
-        return node
+        return self._row(row, x, labels, children, path)
 
     def _row(
         self, row: dict[str, Any], x: Any, labels: list[Any], children: list[Any], path: str
@@ -365,15 +363,15 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
 
     def value(node: Any) -> Any:
         if not isinstance(node, dict):
-            _check(node is None or isinstance(node, (bool, int, float, str)), "a value")
+            check(node is None or isinstance(node, (bool, int, float, str)), "a value")
             return node
-        _check(len(node) == 1, "a value")
+        check(len(node) == 1, "a value")
         ((kind, what),) = node.items()
         if kind == "at":
-            _check(type(what) is int and 0 <= what < len(rows), "a reference")
+            check(type(what) is int and 0 <= what < len(rows), "a reference")
             return rows[what]
         if kind in ("tensor", "array"):
-            _check(type(what) is int, "a reference")
+            check(type(what) is int, "a reference")
             return stored(kind, what)
         return _leaf(kind, what, value)
 
@@ -387,26 +385,26 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
         while waiting:
             row = waiting.pop()
             kind, nodes = row["type"], row["items"]
-            _check(isinstance(nodes, list), "items")
+            check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
             labels: Sequence[Any] = range(len(items))
             keys: Sequence[Any] = items if kind in SETS else ()
             if kind not in _UNLABELLED:
-                _check(kind in _LABELLED, "a type that is known")
-                _check(isinstance(row["labels"], list), "labels")
+                check(kind in _LABELLED, "a type that is known")
+                check(isinstance(row["labels"], list), "labels")
                 labels = keys = [key(node) for node in row["labels"]]
-                _check(len(labels) == len(items), "as many labels as items")
+                check(len(labels) == len(items), "as many labels as items")
             problem = _keys_problem(keys)
             depths.append(_depth(nodes, depths))
             if depths[-1] > _MAX_DEPTH:
                 problem = f"it is nested deeper than {_MAX_DEPTH} levels"
             if problem:
                 raise HeaderError(problem)
-            _check(len(set(keys)) == len(keys), "keys that differ")
+            check(len(set(keys)) == len(keys), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
             inputs, name = row.get("inputs"), row.get("class")
-            _check(name is None or isinstance(name, str), "the name of a class")
+            check(name is None or isinstance(name, str), "the name of a class")
             sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
             size = min(1 + sum(sizes), _MAX_VALUES + 1)
             number = len(rows)
@@ -422,7 +420,8 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
         raise HeaderError(f"its description cannot be read: {what}") from error
 
 
-def _check(holds: bool, what: str) -> None:
+def check(holds: bool, what: str) -> None:
+    """Raise a ``HeaderError`` if a description lacks something."""
     if not holds:
         raise HeaderError(f"its description cannot be read: it lacks {what}")
 
@@ -431,7 +430,7 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     if kind == "int":
         return int(what, 16)
     if kind == "float":
-        _check(what in ("nan", "inf", "-inf"), "a number")
+        check(what in ("nan", "inf", "-inf"), "a number")
         return float(what)
     if kind == "complex":
         real, imaginary = map(value, what)
@@ -439,9 +438,9 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     if kind in ("bytes", "bytearray"):
         data = base64.b64decode(what, validate=True)
         return data if kind == "bytes" else bytearray(data)
-    _check(kind == "scalar", f"what is known: {kind[:40]}")
+    check(kind == "scalar", f"what is known: {kind[:40]}")
     dtype, digits = what
-    _check(storage_of(dtype) is not None, "a dtype")
+    check(storage_of(dtype) is not None, "a dtype")
     return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
 
 

@@ -19,6 +19,7 @@ from d2ldev.files.description import (
     VERSION,
     Stored,
     built,
+    check,
     filled,
     is_record,
     outlined,
@@ -103,8 +104,7 @@ class Checkpoint:
         used: dict[Stored, None] = {}
 
         def found(kind: str, number: int) -> Stored:
-            if not 0 <= number < len(table):
-                raise HeaderError("its description cannot be read: it lacks a tensor")
+            check(0 <= number < len(table), "a tensor")
             stored = table[number][0]._replace(kind=kind)
             used[stored] = None
             return stored
@@ -119,8 +119,7 @@ class Checkpoint:
         """The tensors in the order in which they are in the file."""
 
     def _checked(self, row: Any) -> tuple[Stored, str | None]:
-        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
-            raise HeaderError("its description cannot be read: it lacks a tensor")
+        check(isinstance(row, list) and len(row) == 3 and isinstance(row[0], str), "a tensor")
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
@@ -298,9 +297,8 @@ def _description(header: Header) -> dict[str, Any]:
     text = header.metadata[STRUCTURE]
     if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != header.metadata[CHECKSUM]:
         raise HeaderError("its description is damaged: the checksum differs")
-    told = parse_json(text)
-    if not isinstance(told, dict) or type(told.get("version")) is not int:
-        raise HeaderError("its description cannot be read: it lacks a version")
+    told: dict[str, Any] = parse_json(text)
+    check(isinstance(told, dict) and type(told.get("version")) is int, "a version")
     if told["version"] != VERSION:
         raise HeaderError(
             f"its description is of version {quoted(str(told['version']))}, and this d2ldev reads "
@@ -308,12 +306,12 @@ def _description(header: Header) -> dict[str, Any]:
         )
     if ours != {STRUCTURE, CHECKSUM, HEADER}:
         raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    if (
-        set(told) != {"version", "backend", "root", "containers", "checksums", "tensors"}
-        or told["checksums"] != ALGORITHM
-        or not isinstance(told["backend"], str)
-        or not isinstance(told["tensors"], list)
-        or not isinstance(told["containers"], list)
-    ):
-        raise HeaderError("its description cannot be read: it lacks a part")
+    is_whole = (
+        set(told) == {"version", "backend", "root", "containers", "checksums", "tensors"}
+        and told["checksums"] == ALGORITHM
+        and isinstance(told["backend"], str)
+        and isinstance(told["tensors"], list)
+        and isinstance(told["containers"], list)
+    )
+    check(is_whole, "a part")
     return told

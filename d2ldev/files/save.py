@@ -30,7 +30,7 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
     attempted = f"save to {path}"
     description = Description(framework, obj, attempted)
     try:
-        # Of "file/../other" as the operating system has it, for which that is no path.
+        # The operating system finds no path in "file/../other", which ``replacing`` would.
         os.stat(os.path.dirname(path) or os.curdir)
         with replacing(path) as descriptor:
             _write(framework, description, descriptor)
