@@ -15,8 +15,8 @@ stay as they are. The rules, each held by a requirement ``containers.*`` of the 
 A batch is walked at every step of a training loop. So ``flatten`` makes no names: the name of a
 place is looked up only for an error.
 
-This module imports no framework, and knows none: the backend's ``Kinds`` (``kinds.py``) says what a
-value is.
+Of the arguments, ``kinds`` says what each type is to a backend; ``attempted``, what the caller is
+doing, for messages.
 """
 
 from __future__ import annotations
@@ -50,16 +50,13 @@ def every(
     answer: object,
     budget: list[int],
 ) -> bool:
-    """Tell whether every leaf of the nestings is a tensor for which ``ask`` returns ``answer``.
+    """Return whether ``ask(x) is answer`` for every tensor, and every leaf is a tensor or plain.
 
     ``to`` asks this first, to see whether anything has to move. The walk makes no object of its
     own, and does not remember where it was.
 
     Args:
-        nestings: to walk in order.
-        kinds: what each type is.
-        ask: called with each tensor.
-        answer: compared with ``is``.
+        nestings: walked in order.
         budget: how many containers it may enter, in a list of one. It gives up, with False, at a
             nesting that is large or full of shared containers; ``flatten`` enters each of them
             once.
@@ -96,10 +93,6 @@ def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
     A plain batch is made of dicts, lists and tuples, no subclasses, with a tensor in each, and no
     tensor is in it twice. Most batches are plain. ``with_tensors`` makes one again in half of the
     time of ``flatten``, because it need not remember what it has seen.
-
-    Args:
-        x: a nesting.
-        kinds: what each type is.
     """
     found: dict[int, Any] = {}
     try:
@@ -110,7 +103,7 @@ def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
 
 
 def _gather(x: Any, kind: Kind | Container, kinds: Kinds, found: dict[int, Any]) -> bool:
-    """Add the tensors of a container by their ids; tell whether it is plain."""
+    """Add the tensors of a container by their ids; return whether it is plain."""
     if kind is DICT:
         x = x.values()
     elif kind is not LIST and kind is not TUPLE:
@@ -133,7 +126,6 @@ def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
 
     Args:
         x: a batch of which ``plain_tensors`` is not None.
-        kinds: what each type is.
         new: the tensors, in the order of ``plain_tensors``.
     """
     # torch's compiler reads a variable that a comprehension sets before the comprehension does.
@@ -163,12 +155,7 @@ def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
 
 
 def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
-    """Go through a nesting once.
-
-    Args:
-        x: any nesting; it is not changed.
-        kinds: what each type is.
-        attempted: what the caller is doing, for messages.
+    """Go through a nesting once; it is not changed.
 
     Raises:
         UnsupportedValueError: if a container contains itself, is nested deeper than Python
@@ -185,7 +172,6 @@ def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) 
 
     Args:
         named: ``(name, nesting)``; the name is where the names in it begin.
-        kinds, attempted: see ``flatten``.
     """
     names, nestings = zip(*named, strict=True) if named else ((), ())
     return Flattened(nestings, names, kinds, attempted)
@@ -197,7 +183,6 @@ class Flattened:
     Args:
         nestings: the nestings to walk.
         names: where the names in each begin.
-        kinds, attempted: see ``flatten``.
     """
 
     __slots__ = ("_attempted", "_containers", "_kinds", "_names", "_nestings", "others", "tensors")
@@ -231,8 +216,8 @@ class Flattened:
         """Return the nesting with other leaves: the first nesting, of several.
 
         Args:
-            changed: id -> the replacement of this leaf; leaves that are not in it stay. The
-                containers that are made again are added to it.
+            changed: id -> the replacement of this leaf; other leaves stay. The containers that are
+                made again are added to it.
 
         Raises:
             UnsupportedValueError: if a container cannot be made again.
@@ -284,13 +269,12 @@ def _collect(
     containers: list[tuple[Any, Container, Sequence[Any]]],
     is_open: dict[int, bool],
 ) -> None:
-    """Add the contents of a container to the collections of what was found so far.
+    """Add the contents of a container to ``tensors``, ``others`` and ``containers``.
 
     Args:
-        children: of the container.
-        kinds: what each type is.
-        tensors, others, containers: what was found; see ``Flattened``.
-        is_open: the containers that were entered, by their ids; whether they are not yet left.
+        children: what is in the container.
+        tensors, others, containers: see ``Flattened``.
+        is_open: for each container that was entered, by its id, whether it is not left yet.
     """
     for child in children:
         kind = kinds[type(child)]
@@ -318,9 +302,7 @@ def _places(
     """Yield every leaf and container with its name, in ``_collect``'s order, each container once.
 
     Args:
-        x, kinds, name, attempted: see ``leaves``.
-        entered: id -> the container, kept so that its id is not used again; whether it is not yet
-            left.
+        entered: id -> the container, kept so that its id stays its own; whether it is not left yet.
     """
     yield name, x
     kind = kinds[type(x)]
@@ -350,9 +332,7 @@ def leaves(
 
     Args:
         x: a nesting; containers that contain themselves are entered once.
-        kinds: what each type is.
         path: the name of ``x`` itself.
-        attempted: what the caller is doing, for messages.
 
     Yields:
         ``(name, value, kind)``, names dotted: ``'layers.0.weight'``.
@@ -401,13 +381,7 @@ def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[
 
 
 def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:
-    """Return what is in a container, each with its key, index or field.
-
-    Args:
-        x: the container.
-        kind: what its type is.
-        path: its name.
-        attempted: what the caller is doing, for messages.
+    """Return what is in a container of this name, each with its key, index or field.
 
     Raises:
         UnsupportedValueError: if its class does not let it be taken apart, such as a list whose
