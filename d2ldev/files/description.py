@@ -104,12 +104,11 @@ class Outline:
     Args:
         type: one of the types of rows.
         labels: the keys, fields or indices of what is in it.
-        items: what that is: an ``Outline``, a ``Stored`` or a plain value each.
+        items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         number: of its row.
-        layouts: of the layers of a model, if they are known.
+        layouts, inputs: of a model, if they are known; see ``Files.inputs``.
         maxlen: of a deque.
-        inputs: of a model; see ``Files.inputs``.
-        name: of the class of a namedtuple or a dataclass, if the file has it.
+        name: of the class of a namedtuple or a dataclass.
         size: how many values it has, itself included; what is in it twice counts twice.
     """
 
@@ -132,12 +131,7 @@ class Outline:
 
 
 class Description:
-    """Describe a nesting.
-
-    Args:
-        framework: whose tensors and models they are.
-        obj: the nesting.
-        attempted: what the caller is doing, for messages.
+    """The description of a nesting.
 
     Attributes:
         root: the node of the nesting itself.
@@ -447,7 +441,7 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
 def built(
     rows: Iterable[Outline], values: Mapping[Stored, Any], classes: Mapping[str, type]
 ) -> list[Any]:
-    """Return the value of each row, with None for the tensors that are not given.
+    """Return the value of each row, with None for the tensors that are not in ``values``.
 
     Args:
         rows: the containers of the file.
@@ -507,12 +501,7 @@ def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
 
 
 def _check_size(node: Any) -> None:
-    """Check that a part of the file can be gone through, compared and shown.
-
-    Raises:
-        HeaderError: if it has too many values: containers that share children may have them without
-            end.
-    """
+    """Raise a ``HeaderError`` if containers share children so that they have too many values."""
     if isinstance(node, Outline) and node.size > _MAX_VALUES:
         raise HeaderError(f"a part of it has more than {_MAX_VALUES} values")
 

@@ -68,12 +68,7 @@ class Wanted(NamedTuple):
 
 
 class Checkpoint:
-    """An open file whose header and description have been checked.
-
-    Args:
-        framework: whose tensors are made.
-        file: open for reading, unbuffered.
-        attempted: what the caller is doing, for messages.
+    """An open, unbuffered file whose header and description have been checked.
 
     Raises:
         HeaderError: if one of them is wrong.

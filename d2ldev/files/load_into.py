@@ -156,7 +156,7 @@ class _Pair(NamedTuple):
     Args:
         value: the tensor or the array.
         stored: what it is in the file.
-        layouts: of the tensor in the file, and here, if they differ.
+        layouts: its layout in the file, and here, if they differ.
     """
 
     value: Any
@@ -167,10 +167,7 @@ class _Pair(NamedTuple):
 class Fitting:
     """One file, or one mapping, that is read into one nesting.
 
-    Args:
-        framework: whose tensors they are.
-        checkpoint: the open file, or the mapping.
-        is_strict: whether each tensor has to be on both sides.
+    With ``is_strict``, each tensor has to be on both sides.
 
     Attributes:
         matched, missing, unexpected: see ``Loaded``.
@@ -194,13 +191,13 @@ class Fitting:
         self._different: list[str] = []
         # (id of the tensor or the array, its name in the file) -> both.
         self._pairs: dict[tuple[int, str], _Pair] = {}
-        # (the name of a place, the id of what is there) -> its name in the file. One that is filled
-        # in place has one place, of no name.
+        # (the name of a place, the id of what is there) -> its name in the file. What is refilled
+        # has one place, of no name.
         self._places: dict[tuple[str, int], str] = {}
-        # Keys of two pairs of one place, which have to be equal.
+        # Keys of two pairs of one place, whose values have to be equal.
         self._ties: list[tuple[tuple[int, str], tuple[int, str]]] = []
-        # id -> (the model, its name, what it keeps).
-        self._models: dict[int, tuple[Any, str, Inventory]] = {}
+        # id of a model -> (its name, what it keeps).
+        self._models: dict[int, tuple[str, Inventory]] = {}
         # id -> (the optimizer, its state in the file).
         self._states: dict[int, tuple[Any, Outline]] = {}
         # A container that is shared both here and in the file is compared once, and stays shared.
@@ -208,22 +205,20 @@ class Fitting:
         # The key of a pair -> the new tensor. One immutable tensor that stands in two places is
         # replaced by two, if the file has two.
         self._replaced: dict[tuple[int, str], Any] = {}
-        # id of a model -> what is used from then on.
-        self._models_after: dict[int, Any] = {}
         # id of a container and of its new children -> what was made of them.
         self._made: dict[tuple[int, ...], Any] = {}
         # What leaves the models as they were.
         self._undo = ExitStack()
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
-        """Compare a nesting with a part of the file, and read it; nothing is changed yet.
+        """Compare a nesting with a part of the file, and read that; nothing is changed yet.
 
         Args:
             obj: an object like the one that was saved.
-            found: the part, as ``checkpoint.outline`` or a child of it.
+            found: the part: ``checkpoint.outline`` or a child of it.
 
         Returns:
-            A function that puts what was read in place and returns what to use from then on. It
+            A function that puts what was read in place, and returns what to use from then on. It
             cannot fail.
 
         Raises:
@@ -283,7 +278,7 @@ class Fitting:
             raise CheckpointError(self._attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
     def _fitting_part(self) -> str:
-        """Return the name before all names of the file without which they would fit, if any."""
+        """Return the part of the file that would fit; empty if there is none."""
         if not self.missing or len(self.missing) > len(self.unexpected):
             return ""
         ends = [other for other in self.unexpected if other.endswith(f".{self.missing[0]}")]
@@ -304,12 +299,11 @@ class Fitting:
 
     def _compare_once(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
         kind = self._framework.kinds[type(x)]
-        if kind is TENSOR or type(x) is np.ndarray:
-            self._pair(x, found, None, path, path)
-            return lambda: self._remade(x, path)
         if kind is PLAIN or isinstance(x, np.generic):
             return self._compare_plain(x, found, path)
-        if kind is OBJECT and self._framework.files.state(x) is not None:
+        if kind is TENSOR or type(x) is np.ndarray:
+            self._pair(x, found, None, path, path)
+        elif kind is OBJECT and self._framework.files.state(x) is not None:
             if isinstance(found, Outline) and found.type == STATE:
                 self._states[id(x)] = (x, found)
                 self.matched.append(path)
@@ -328,7 +322,7 @@ class Fitting:
             self._compare_names(x, found, path)
         else:
             return self._compare_container(x, kind, found, path)
-        return lambda: self._models_after.get(id(x), x)
+        return lambda: self._remade(x, path)
 
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
         """Compare a model, or any object and another program's file, by the tensors' names."""
@@ -339,7 +333,7 @@ class Fitting:
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
         if id(x) in self._models:
-            other = self._models[id(x)][1]
+            other = self._models[id(x)][0]
             self._differs(path, f"is the {type(x).__name__} that is {other}, too", found)
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
@@ -355,7 +349,7 @@ class Fitting:
             self.missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
         # An object's tensors have other names where it has; they may be in the file.
-        again = self._models[id(x)][2].again
+        again = self._models[id(x)][1].again
         depth = max((name.count(".") for name in again), default=0)
         firsts = {name: _first_name(name, again, depth) for name in stored} if again else {}
         named |= {name: named[first] for name, first in firsts.items() if first in named}
@@ -407,7 +401,7 @@ class Fitting:
         others = flattened.others.items()
         without = {key: None for key, x in others if isinstance(x, (np.ndarray, np.generic))}
         learned = Inventory(self._framework, flattened.unflatten(without), attempted, is_saved=True)
-        self._models[id(x)] = (x, path, learned)
+        self._models[id(x)] = (path, learned)
         return {**dict(learned.entries), **arrays}
 
     def _compare_plain(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
@@ -432,7 +426,7 @@ class Fitting:
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
         if is_of_names and list(mine) != list(theirs):
             self._compare_names(x, found, path)
-            return lambda: self._models_after.get(id(x), x)
+            return lambda: self._remade(x, path)
         self.missing += [joined(path, label) for label in mine if label not in theirs]
         self.unexpected += [joined(path, label) for label in theirs if label not in mine]
         parts = {
@@ -470,8 +464,7 @@ class Fitting:
         """Note that a tensor is read.
 
         Args:
-            x, found: the tensor, and what it is in the file.
-            layouts: see ``_Pair``.
+            x, found, layouts: see ``_Pair``.
             path, first: its name, and that under which it was found first.
         """
         try:
@@ -545,12 +538,9 @@ class Fitting:
                 self._replaced[id(pair.value), pair.stored.name] = new
         parts = [
             (value, self._remade(value, joined(path, name)), put, key)
-            for _, path, learned in self._models.values()
+            for path, learned in self._models.values()
             for name, value, put, key in learned.parts
         ]
-        self._models_after = {
-            key: self._remade(model, path) for key, (model, path, _) in self._models.items()
-        }
         placed = remade()
 
         def put() -> Any:
@@ -561,7 +551,7 @@ class Fitting:
                     put(key, new)
             for put_state in puts:
                 put_state()
-            for _, _, learned in self._models.values():
+            for _, learned in self._models.values():
                 for loaded in learned.objects:
                     framework.models.finish(loaded)
             return placed

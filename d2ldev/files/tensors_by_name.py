@@ -18,11 +18,6 @@ from d2ldev.operations import creation, moving
 class TensorsByName:
     """A mapping from names to tensors and NumPy arrays, read as a ``Checkpoint`` is.
 
-    Args:
-        framework: whose tensors are read.
-        tensors: the mapping.
-        attempted: what the caller is doing, for messages.
-
     Raises:
         UnsupportedValueError: if it holds anything else; the message names it.
     """

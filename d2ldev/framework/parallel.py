@@ -148,13 +148,9 @@ def other_statistics(wanted: str, problem: str, fix: str) -> UnsupportedValueErr
 
 
 def gpu_of_process(there: int, local_rank: int) -> int:
-    """Return the number of the GPU on which one of several processes trains.
+    """Return the number of the GPU on which a process trains, of those that are ``there``.
 
     A launcher may show each process its own GPU only; a virtual one is the process's own, too.
-
-    Args:
-        there: how many GPUs the process has.
-        local_rank: the number of the process on its machine.
     """
     return 0 if there == 1 else local_rank
 
@@ -162,14 +158,6 @@ def gpu_of_process(there: int, local_rank: int) -> int:
 def no_twin(
     obj: Any, problem: str = "it is no model, which can be copied by itself"
 ) -> UnsupportedValueError:
-    """Return the error of an object that is not copied for each device.
-
-    Args:
-        obj: the object.
-        problem: why not.
-    """
-    return UnsupportedValueError(
-        f"replicate {describe(obj)}",
-        problem,
-        "backend.replicate(net, devices), and an optimizer for each of them",
-    )
+    """Return the error of an object that is not copied for each device."""
+    fix = "backend.replicate(net, devices), and an optimizer for each of them"
+    return UnsupportedValueError(f"replicate {describe(obj)}", problem, fix)

@@ -341,12 +341,7 @@ def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedVal
 
 
 def refused_state(part: str, problem: str) -> CheckpointError:
-    """Return the error of a state that is of another run.
-
-    Args:
-        part: what differs: ``'model'``, ``'optimizer'``, ``'generator'``.
-        problem: how.
-    """
+    """Return the error of a state that is of another ``part``: ``'model'``, ``'generator'``."""
     return CheckpointError(
         "restore a training state",
         f"it is of another {part}: {problem}",

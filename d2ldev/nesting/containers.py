@@ -11,6 +11,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from collections.abc import Set as AbstractSet
+from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -164,10 +165,7 @@ def _dataclass_container() -> Container:
 
 def is_plain_class(cls: type) -> bool:
     """Return whether a class has values without parts: NumPy's numbers, enumerations, ranges."""
-    if issubclass(cls, (range, slice, type(Ellipsis))):
-        return True
-    enum = sys.modules.get("enum")
-    if enum is not None and issubclass(cls, enum.Enum):
+    if issubclass(cls, (range, slice, type(Ellipsis), Enum)):
         return True
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(cls, numpy.generic) and cls is not numpy.void

@@ -72,9 +72,8 @@ class Kinds(dict[type, "Kind | Container"]):
         tensor_types: the backend's tensors.
         object_types: its models, optimizers and the like.
         plain_types: its own values without parts.
-        container_of: how the framework itself walks a class; None if it does not. It is called
-            with classes that are none of the above and not registered, before Python's own
-            containers are looked at.
+        container_of: how the framework itself walks a class; None if it does not. It is asked
+            about classes that are none of the above and not registered, before Python's own.
     """
 
     # A program that makes a class for every batch must not fill the memory with them.
@@ -91,14 +90,8 @@ class Kinds(dict[type, "Kind | Container"]):
         self._container_of = container_of
         self._tensor_types = tensor_types
         self._object_types = object_types
-        self._plain_types: tuple[type, ...] = (
-            type(None),
-            str,
-            bytes,
-            bytearray,
-            Number,
-            *plain_types,
-        )
+        plain: tuple[type, ...] = (type(None), str, bytes, bytearray, Number)
+        self._plain_types = plain + plain_types
         _all_kinds.append(self)
 
     def __missing__(self, cls: type) -> Kind | Container:

@@ -317,8 +317,8 @@ def _places(
             )
         return
     entered[id(x)] = (x, True)
-    for inner, child in _children(x, kind, name, attempted):
-        yield from _places(child, kinds, inner, attempted, entered)
+    for label, child in labelled(x, kind, name, attempted):
+        yield from _places(child, kinds, joined(name, label), attempted, entered)
     entered[id(x)] = (x, False)
 
 
@@ -370,14 +370,9 @@ def _leaves(
             "give each container once",
         )
     entered[id(x)] = (x, True)
-    for name, child in _children(x, kind, path, attempted):
-        yield from _leaves(child, kinds, name, attempted, entered, budget)
+    for label, child in labelled(x, kind, path, attempted):
+        yield from _leaves(child, kinds, joined(path, label), attempted, entered, budget)
     entered[id(x)] = (x, False)
-
-
-def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[str, Any]]:
-    """Return what is in a container, with its names."""
-    return [(joined(path, label), child) for label, child in labelled(x, kind, path, attempted)]
 
 
 def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:

@@ -73,11 +73,7 @@ class Header(NamedTuple):
 
 
 def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
-    """Return the first bytes of a file, up to the first tensor.
-
-    Args:
-        entries: the tensors.
-        structure: the description of the nesting.
+    """Return the first bytes of a file, up to the first tensor; ``structure`` is the description.
 
     Raises:
         HeaderError: if no reader would take it.
@@ -99,15 +95,7 @@ def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
 
 
 def check_sum(text: bytes, digits: str) -> None:
-    """Check the bytes of a header.
-
-    Args:
-        text: the bytes, without the length.
-        digits: the checksum that its metadata has.
-
-    Raises:
-        HeaderError: if they are damaged.
-    """
+    """Raise a ``HeaderError`` if a header, without its length, has not the checksum ``digits``."""
     begin = text.find(f'"{HEADER}":"{digits}"'.encode()) + len(HEADER) + 4
     if _sum_of(text, begin) != digits:
         raise HeaderError("its header is damaged: the checksum differs")
@@ -147,11 +135,7 @@ def check_memory(text: bytes, room: int, entries: Mapping[str, Entry]) -> None:
 
 
 def length_of(first: bytes, size: int) -> int:
-    """Return the length of the header.
-
-    Args:
-        first: the first eight bytes of the file.
-        size: the size of the file.
+    """Return the length of the header, from the first eight bytes of a file and the file's size.
 
     Raises:
         HeaderError: if no header of this length fits into the file.
@@ -172,8 +156,8 @@ def read_header(text: bytes, room: int) -> Header:
     """Read the header of a file.
 
     Args:
-        text: the bytes of the header, without the length.
-        room: how many bytes follow the header in the file.
+        text: its bytes, without the length.
+        room: how many bytes follow it in the file.
 
     Raises:
         HeaderError: if it breaks a rule of the format, or does not fit the file.
