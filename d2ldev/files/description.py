@@ -56,8 +56,8 @@ _MAX_DEPTH = 500
 _MAX_KEY = 32
 # Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
 _MAX_ALIKE = 100
-# Containers that share children can have exponentially many values, each with a name, and a name is
-# as long as those of all containers that the value is in. A short one takes memory, too.
+# Containers that share children can have exponentially many values, each with a name as long as
+# those of all containers that it is in. A short one takes memory, too.
 _MAX_VALUES = 1_000_000
 _MAX_LETTERS = 20_000_000
 _LEAST_LETTERS = 100
@@ -68,7 +68,6 @@ class Saved(NamedTuple):
 
     Args:
         name: its name in the file, which is unique.
-        value: the tensor or the array.
         dtype: the name of its dtype.
         numbers: the name of the dtype of its numbers, the same but for random keys.
     """
@@ -443,10 +442,7 @@ def built(
 ) -> list[Any]:
     """Return the value of each row, with None for the tensors that are not in ``values``.
 
-    Args:
-        rows: the containers of the file.
-        values: its tensors.
-        classes: namedtuples and dataclasses by their names; of others no instance is made.
+    Instances are made of ``classes`` only: namedtuples and dataclasses, by their names.
 
     Raises:
         HeaderError: if the file has other fields for one of them.

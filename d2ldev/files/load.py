@@ -32,7 +32,7 @@ from d2ldev.files.format.header import (
     HEADER,
     OURS,
     STRUCTURE,
-    Header,
+    Entry,
     HeaderError,
     check_sum,
     length_of,
@@ -87,14 +87,13 @@ class Checkpoint:
         if len(text) < length:
             raise HeaderError("it has become shorter while it was read")
         self._start = 8 + length
-        header = read_header(text, size - self._start)
-        self._entries = header.entries
-        self._told = _description(header)
-        if HEADER in header.metadata:
-            check_sum(text, header.metadata[HEADER])
-        del text, header  # their memory is needed for what is made of them
-        self.writer: str | None = self._told["backend"]
-        table = [self._checked(row) for row in self._told.pop("tensors")]
+        self._entries, metadata = read_header(text, size - self._start)
+        told = _description(self._entries, metadata)
+        if HEADER in metadata:
+            check_sum(text, metadata[HEADER])
+        del text, metadata  # their memory is needed for what is made of them
+        self.writer: str | None = told["backend"]
+        table = [self._checked(row) for row in told.pop("tensors")]
         self._sums = {stored.name: total for stored, total in table}
         used: dict[Stored, None] = {}
 
@@ -104,7 +103,7 @@ class Checkpoint:
             used[stored] = None
             return stored
 
-        self.outline, self._rows = outlined(self._told, found)
+        self.outline, self._rows = outlined(told, found)
         names = {stored.name for stored in used}
         if names != set(self._entries) or len(table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
@@ -271,9 +270,9 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return array
 
 
-def _description(header: Header) -> dict[str, Any]:
+def _description(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the description of a file's nesting; for another program's file, name -> tensor."""
-    ours = {key for key in header.metadata if key.startswith(OURS)}
+    ours = {key for key in metadata if key.startswith(OURS)}
     if not ours:
         return {
             "backend": None,
@@ -281,16 +280,16 @@ def _description(header: Header) -> dict[str, Any]:
             "containers": [
                 {
                     "type": "dict",
-                    "labels": list(header.entries),
-                    "items": [{"tensor": i} for i in range(len(header.entries))],
+                    "labels": list(entries),
+                    "items": [{"tensor": i} for i in range(len(entries))],
                 }
             ],
-            "tensors": [[name, NAMES[entry.tag], None] for name, entry in header.entries.items()],
+            "tensors": [[name, NAMES[entry.tag], None] for name, entry in entries.items()],
         }
     if not ours >= {STRUCTURE, CHECKSUM}:
         raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    text = header.metadata[STRUCTURE]
-    if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != header.metadata[CHECKSUM]:
+    text = metadata[STRUCTURE]
+    if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != metadata[CHECKSUM]:
         raise HeaderError("its description is damaged: the checksum differs")
     told: dict[str, Any] = parse_json(text)
     check(isinstance(told, dict) and type(told.get("version")) is int, "a version")

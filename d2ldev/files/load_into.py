@@ -128,10 +128,9 @@ def _beginnings(name: str) -> Iterator[str]:
 
 
 def _first_name(name: str, again: Mapping[str, str], depth: int) -> str:
-    """Return the name under which a tensor was found first.
+    """Return the name under which the tensor of a name was found first.
 
     Args:
-        name: one of its names.
         again: other names of objects, and for each the first.
         depth: how many dots they have at most.
     """

@@ -58,8 +58,7 @@ class Devices(ABC):
     def missing(self, device: Device) -> Any:
         """Return the framework's own object for a GPU that does not exist; None if it has none.
 
-        Called by the book's ``gpu(i)``, which names a device and does not use it; see
-        ``d2ldev.native``.
+        Called by the book's ``gpu(i)``, which does not use it; see ``d2ldev.native``.
         """
         return None
 

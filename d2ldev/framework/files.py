@@ -1,10 +1,10 @@
 """The room ``files``: how a framework's tensors and models go into a file and come out of one.
 
-A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that
-of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and the output of a
-convolution is flattened with the channels first, or last, so that the kernel of the next dense
-layer has its columns in another order. A ``Layout`` says for one tensor of a model which layer it
-belongs to, and how it is brought into the first of these forms, which is called canonical.
+A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax. That of
+a convolution is ``(out, in, *window)`` or ``(*window, in, out)``. The output of a convolution is
+flattened with the channels first, or last; so the columns of the next dense kernel have another
+order. A ``Layout`` says of one tensor of a model which layer it belongs to, and how it is brought
+into the first of these forms, the canonical one.
 """
 
 from __future__ import annotations
@@ -196,8 +196,7 @@ class Files:
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         """Return the state of an optimizer, without the parameters, as a nesting.
 
-        None for what is saved as the tensors of ``Models.parts``: a model, and an optimizer whose
-        whole state is such tensors. Called by ``save``, and for the checkpoints of ``Trainer.fit``.
+        None for a model, and for an optimizer whose whole state is the tensors of ``Models.parts``.
         """
         return None
 

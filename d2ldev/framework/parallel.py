@@ -61,11 +61,7 @@ class Parallel:
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         """Check that the batch normalizations of a model have the statistics that the user wants.
 
-        Called before several devices or processes train it.
-
-        Args:
-            model: which is to be trained.
-            wanted: ``'global'``: those of the whole batch; ``'local'``: those of a device's part.
+        Called before several devices or processes train it; see ``Settings.batch_norm``.
 
         Raises:
             UnsupportedValueError: if they have the others (``other_statistics``).
@@ -82,8 +78,7 @@ class Parallel:
 
         Returns:
             A learner whose inputs, targets, losses and predictions are those of the global batch,
-            on the first device. A batch may have any number of examples, and fewer than there are
-            devices.
+            on the first device. A batch may have fewer examples than there are devices.
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that cannot be trained so.

@@ -153,7 +153,8 @@ class Settings(NamedTuple):
             if not _is_rate(value := getattr(self, name)):
                 problem = "it is a number that is not negative"
                 raise _refusal(name, value, problem, f"{name}={right}")
-        if not _is_whole(self.accumulate):
+        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
+        if not is_whole or self.accumulate < 1:
             problem = "it is how many batches make one step of the optimizer, 1 or more"
             raise _refusal("accumulate", self.accumulate, problem, "accumulate=4, or leave it out")
         if self.methods is not None and not (
@@ -324,10 +325,6 @@ def _is_rate(value: object) -> bool:
         return False
 
 
-def _is_whole(value: object) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= 1
-
-
 def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
     """Check a setting that is one of several names, or something else that the caller allows."""
     # Of a text only: arrays compare each of their elements.
@@ -418,12 +415,8 @@ class Training:
     def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
         """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
 
-        For a framework whose D2L ``Module`` holds no parameters.
-
-        Args:
-            model: a D2L ``Module``.
-            optimizer: what its ``configure_optimizers`` returned.
-            batches: what it is trained on.
+        For a framework whose D2L ``Module`` holds no parameters; ``optimizer`` is what the module's
+        ``configure_optimizers`` returned.
         """
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
@@ -447,14 +440,12 @@ class Training:
     def sharded(self, loader: Any, rank: int, size: int) -> Any:
         """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
 
-        Called by ``Trainer.shard``. The batches have the same order.
+        Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
+        ``loader_types`` if the other one is.
 
         Args:
             loader: of ``sharded_types``.
             rank, size: the number of the process, from 0, and how many there are.
-
-        Returns:
-            A loader; of ``loader_types``, if the other one is.
 
         Raises:
             UnsupportedValueError: for a loader whose examples cannot be chosen by number.
@@ -469,15 +460,9 @@ class Training:
         return None
 
     def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
-        """Return batches that the framework's own pipeline brings to a device ahead of their use.
+        """Return batches that the framework's own pipeline brings to a device before their use.
 
-        Args:
-            batches: what the user gave to ``prefetch``.
-            device: where to.
-            depth: how many are ahead; 1 or more.
-
-        Returns:
-            An iterable of the same batches, or None where d2ldev is to do it.
+        ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
         """
         return None
 

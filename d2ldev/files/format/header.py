@@ -65,13 +65,6 @@ class Entry(NamedTuple):
     end: int
 
 
-class Header(NamedTuple):
-    """The tensors of a file in the order of their bytes, and its metadata."""
-
-    entries: Mapping[str, Entry]
-    metadata: Mapping[str, str]
-
-
 def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
     """Return the first bytes of a file, up to the first tensor; ``structure`` is the description.
 
@@ -114,8 +107,7 @@ def check_memory(text: bytes, room: int, entries: Mapping[str, Entry]) -> None:
     """Check that reading takes at most four times the memory of the file, or 128 MB.
 
     Args:
-        text: the bytes of the header.
-        room: how many bytes follow it.
+        text, room: see ``read_header``.
         entries: its tensors, as far as they are known. Some frameworks copy one while it is read.
 
     Raises:
@@ -152,12 +144,12 @@ def length_of(first: bytes, size: int) -> int:
     return length
 
 
-def read_header(text: bytes, room: int) -> Header:
-    """Read the header of a file.
+def read_header(text: bytes, room: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return the tensors of a file in the order of their bytes, and its metadata.
 
     Args:
-        text: its bytes, without the length.
-        room: how many bytes follow it in the file.
+        text: the bytes of its header, without the length.
+        room: how many bytes follow them in the file.
 
     Raises:
         HeaderError: if it breaks a rule of the format, or does not fit the file.
@@ -185,11 +177,11 @@ def read_header(text: bytes, room: int) -> Header:
         state = "truncated, or has been written to" if position > room else "longer than it says"
         raise HeaderError(f"its tensors take {position} bytes and it has {room}: it is {state}")
     check_memory(text, room, entries)
-    return Header(ordered, metadata)
+    return ordered, metadata
 
 
 def parse_json(text: str) -> Any:
-    """Parse strict JSON: without NaN, without duplicate keys, and nested no deeper than Python can.
+    """Parse strict JSON: without NaN and duplicate keys, and no deeper than Python can.
 
     Raises:
         HeaderError: if it is anything else.
