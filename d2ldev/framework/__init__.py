@@ -12,9 +12,10 @@ Design rules, as in einops' backends:
 - A framework's state changes only where the user asked for it.
 
 An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``, which imports the
-framework when it is made; the package says in ``requires`` which modules it needs. The conformance
-suite (``d2ldev conformance NAME``), whose set-up is in the package's ``provision`` module, says when
-a backend is done.
+framework when it is made; the package says in ``requires`` which modules it needs.
+
+The conformance suite (``d2ldev conformance NAME``) says when a backend is done. The suite's set-up
+is in the package's ``provision`` module.
 """
 
 from __future__ import annotations

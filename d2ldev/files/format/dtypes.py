@@ -39,7 +39,7 @@ class Storage(NamedTuple):
 
     Args:
         tag: the format's name of the stored dtype.
-        suffix: the sizes that the stored shape has after those of the tensor.
+        suffix: the sizes that the stored shape has after the tensor's.
     """
 
     tag: str
