@@ -28,14 +28,14 @@ from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
-from d2ldev.nesting.walk import OBJECT, TENSOR, Kind, joined, too_deep
+from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
+from d2ldev.nesting.walk import joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 4
-"""The version of the description; a reader refuses a higher one.
+"""The version of the description; a reader refuses every other one.
 
-Since version 2 it names the algorithm of the checksums. Since version 3 it names no classes that a
-reader would look for. Since version 4 the header has a checksum, too.
+Versions 1 to 3 were of d2ldev before its first release.
 """
 
 # The types of rows: without labels, and with them.
@@ -48,13 +48,7 @@ MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
 """An optimizer: its state, in a dict."""
-_LABELLED = frozenset(
-    {
-        *("dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE),
-        # Older versions have written these, which are loaded as dicts.
-        *("dataclass", "defaultdict", "Counter"),
-    }
-)
+_LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
 
 # Python goes through a nesting recursively, to compare it or to show it.
 _MAX_DEPTH = 500
@@ -62,8 +56,8 @@ _MAX_DEPTH = 500
 _MAX_KEY = 32
 # Python compares a key with all keys of the same hash, and a file can choose the hash of a tuple.
 _MAX_ALIKE = 100
-# Containers that share children can have exponentially many values, each with a name, and a name is
-# as long as those of all containers that the value is in. A short one takes memory, too.
+# Containers that share children can have exponentially many values, each with a name as long as
+# those of all containers that it is in. A short one takes memory, too.
 _MAX_VALUES = 1_000_000
 _MAX_LETTERS = 20_000_000
 _LEAST_LETTERS = 100
@@ -74,7 +68,6 @@ class Saved(NamedTuple):
 
     Args:
         name: its name in the file, which is unique.
-        value: the tensor or the array.
         dtype: the name of its dtype.
         numbers: the name of the dtype of its numbers, the same but for random keys.
     """
@@ -109,35 +102,35 @@ class Outline:
 
     Args:
         type: one of the types of rows.
-        children: by key, field or index: an ``Outline``, a ``Stored`` or a plain value.
+        labels: the keys, fields or indices of what is in it.
+        items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         number: of its row.
-        layouts: of the layers of a model, if they are known.
+        layouts, inputs: of a model, if they are known; see ``Files.inputs``.
         maxlen: of a deque.
-        inputs: of a model; see ``Files.inputs``.
-        name: of the class of a namedtuple or a dataclass, if the file has it.
+        name: of the class of a namedtuple or a dataclass.
         size: how many values it has, itself included; what is in it twice counts twice.
     """
 
     type: str
-    children: Mapping[Any, Any]
+    labels: Sequence[Any]
+    items: Sequence[Any]
     number: int
-    layouts: Mapping[str, Layout] | None
-    maxlen: int | None
+    layouts: Mapping[str, Layout] | None = None
+    maxlen: int | None = None
     inputs: Any = None
     name: str | None = None
     size: int = 1
+
+    def children(self) -> dict[Any, Any]:
+        """Return what is in it, by key, field or index."""
+        return dict(zip(self.labels, self.items, strict=True))
 
 
 # -- writing --------------------------------------------------------------------------------------
 
 
 class Description:
-    """Describe a nesting.
-
-    Args:
-        framework: whose tensors and models they are.
-        obj: the nesting.
-        attempted: what the caller is doing, for messages.
+    """The description of a nesting.
 
     Attributes:
         root: the node of the nesting itself.
@@ -155,9 +148,8 @@ class Description:
         self.saved: list[Saved] = []
         self._depths: list[int] = []
         self._names: set[str] = {"__metadata__"}
-        # id -> (the object, kept so that its id is not used again; its node).
+        # id -> (the object, kept so that its id stays its own; its node, None until it is made).
         self._done: dict[int, tuple[Any, Any]] = {}
-        self._inside: set[int] = set()
         try:
             self.root = self._node(obj, "")
         except RecursionError:
@@ -177,7 +169,11 @@ class Description:
         except TypeError:
             pass
         if id(x) in self._done:
-            return self._done[id(x)][1]
+            node = self._done[id(x)][1]
+            if node is None:
+                raise self._refusal(x, path, "it contains itself")
+            return node
+        self._done[id(x)] = (x, None)
         kind = self._framework.kinds[type(x)]
         if kind is TENSOR:
             node = self._tensor("tensor", x, self._framework.tensors.dtype_of(x), path)
@@ -209,7 +205,7 @@ class Description:
     def _object(self, x: Any, path: str) -> Any:
         state = self._framework.files.state(x)
         if state is not None:
-            return self._row({"type": STATE}, x, state, state.values(), path)
+            return self._row({"type": STATE}, x, list(state), list(state.values()), path)
         row: dict[str, Any] = {"type": MODEL}
         layouts = layouts_of_model(self._framework, x)
         if layouts is not None:
@@ -218,12 +214,9 @@ class Description:
         if inputs is not None:
             row["inputs"] = inputs
         tensors = dict(named_tensors(self._framework, x, self._attempted, is_saved=True))
-        return self._row(row, x, tensors, tensors.values(), path)
+        return self._row(row, x, list(tensors), list(tensors.values()), path)
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
-        if id(x) in self._inside:
-            raise self._refusal(x, path, "it contains itself")
-        self._inside.add(id(x))
         try:
             labels, children = list(kind.labels(x)), list(kind.children(x))
             if len(labels) != len(children):
@@ -237,19 +230,11 @@ class Description:
             row["class"] = type(x).__qualname__
         if row["type"] == "deque":
             row["maxlen"] = x.maxlen
-        node = self._row(row, x, labels, children, path)
-        self._inside.discard(id(x))
-        return node
+        return self._row(row, x, labels, children, path)
 
     def _row(
-        self,
-        row: dict[str, Any],
-        x: Any,
-        labels: Iterable[Any],
-        children: Iterable[Any],
-        path: str,
+        self, row: dict[str, Any], x: Any, labels: list[Any], children: list[Any], path: str
     ) -> dict[str, int]:
-        labels, children = list(labels), list(children)
         is_named = row["type"] not in _UNLABELLED
         problem = _keys_problem(children if row["type"] in SETS else labels if is_named else ())
         if problem:
@@ -352,26 +337,6 @@ def _depth(items: Iterable[Any], depths: list[int]) -> int:
 # -- reading --------------------------------------------------------------------------------------
 
 
-class _Items(Mapping[Any, Any]):
-    """A list as a mapping from its indices, which are not kept."""
-
-    __slots__ = ("_items",)
-
-    def __init__(self, items: list[Any]) -> None:
-        self._items = items
-
-    def __getitem__(self, index: Any) -> Any:
-        if type(index) is int and 0 <= index < len(self._items):
-            return self._items[index]
-        raise KeyError(index)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(range(len(self._items)))
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-
 def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list[Outline]]:
     """Read a description.
 
@@ -391,54 +356,52 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
 
     def value(node: Any) -> Any:
         if not isinstance(node, dict):
-            _check(node is None or isinstance(node, (bool, int, float, str)), "a value")
+            check(node is None or isinstance(node, (bool, int, float, str)), "a value")
             return node
-        _check(len(node) == 1, "a value")
+        check(len(node) == 1, "a value")
         ((kind, what),) = node.items()
         if kind == "at":
-            _check(type(what) is int and 0 <= what < len(rows), "a reference")
+            check(type(what) is int and 0 <= what < len(rows), "a reference")
             return rows[what]
         if kind in ("tensor", "array"):
-            _check(type(what) is int, "a reference")
+            check(type(what) is int, "a reference")
             return stored(kind, what)
         return _leaf(kind, what, value)
 
     def key(node: Any) -> Any:
         found = value(node)
         is_tuple = isinstance(found, Outline) and found.type == "tuple"
-        is_short = is_tuple and len(found.children) <= _MAX_KEY
-        return tuple(found.children.values()) if is_short else found
+        return tuple(found.items) if is_tuple and len(found.items) <= _MAX_KEY else found
 
     try:
         waiting = told.pop("containers")[::-1]
         while waiting:
             row = waiting.pop()
-            kind, nodes, labels = row["type"], row["items"], None
-            _check(isinstance(nodes, list), "items")
+            kind, nodes = row["type"], row["items"]
+            check(isinstance(nodes, list), "items")
             items = [key(node) if kind in SETS else value(node) for node in nodes]
+            labels: Sequence[Any] = range(len(items))
+            keys: Sequence[Any] = items if kind in SETS else ()
             if kind not in _UNLABELLED:
-                _check(kind in _LABELLED, "a type that is known")
-                _check(isinstance(row["labels"], list), "labels")
-                labels = [key(node) for node in row["labels"]]
-                _check(len(labels) == len(items), "as many labels as items")
-            problem = _keys_problem(items if kind in SETS else labels or ())
+                check(kind in _LABELLED, "a type that is known")
+                check(isinstance(row["labels"], list), "labels")
+                labels = keys = [key(node) for node in row["labels"]]
+                check(len(labels) == len(items), "as many labels as items")
+            problem = _keys_problem(keys)
             depths.append(_depth(nodes, depths))
             if depths[-1] > _MAX_DEPTH:
                 problem = f"it is nested deeper than {_MAX_DEPTH} levels"
             if problem:
                 raise HeaderError(problem)
-            children: Mapping[Any, Any] = _Items(items)
-            if labels is not None:
-                children = dict(zip(labels, items, strict=True))
-            _check(len(children) == len(items), "keys that differ")
+            check(len(set(keys)) == len(keys), "keys that differ")
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
             inputs, name = row.get("inputs"), row.get("class")
-            name = name if isinstance(name, str) else None  # older versions have a module, too
+            check(name is None or isinstance(name, str), "the name of a class")
             sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
             size = min(1 + sum(sizes), _MAX_VALUES + 1)
             number = len(rows)
-            rows.append(Outline(kind, children, number, layouts, maxlen, inputs, name, size))
+            rows.append(Outline(kind, labels, items, number, layouts, maxlen, inputs, name, size))
         return value(told["root"]), rows
     except HeaderError:
         raise
@@ -450,7 +413,8 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
         raise HeaderError(f"its description cannot be read: {what}") from error
 
 
-def _check(holds: bool, what: str) -> None:
+def check(holds: bool, what: str) -> None:
+    """Raise a ``HeaderError`` if a description lacks something."""
     if not holds:
         raise HeaderError(f"its description cannot be read: it lacks {what}")
 
@@ -459,7 +423,7 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     if kind == "int":
         return int(what, 16)
     if kind == "float":
-        _check(what in ("nan", "inf", "-inf"), "a number")
+        check(what in ("nan", "inf", "-inf"), "a number")
         return float(what)
     if kind == "complex":
         real, imaginary = map(value, what)
@@ -467,30 +431,27 @@ def _leaf(kind: str, what: Any, value: Callable[[Any], Any]) -> Any:
     if kind in ("bytes", "bytearray"):
         data = base64.b64decode(what, validate=True)
         return data if kind == "bytes" else bytearray(data)
-    _check(kind == "scalar", f"what is known: {kind[:40]}")
+    check(kind == "scalar", f"what is known: {kind[:40]}")
     dtype, digits = what
-    _check(storage_of(dtype) is not None, "a dtype")
+    check(storage_of(dtype) is not None, "a dtype")
     return np.frombuffer(bytes.fromhex(digits), numpy_dtype(dtype)).reshape(())[()]
 
 
 def built(
     rows: Iterable[Outline], values: Mapping[Stored, Any], classes: Mapping[str, type]
 ) -> list[Any]:
-    """Return the value of each row, with None for the tensors that are not given.
+    """Return the value of each row, with None for the tensors that are not in ``values``.
 
-    Args:
-        rows: the containers of the file.
-        values: its tensors.
-        classes: namedtuples and dataclasses by their names; of others no instance is made.
+    Instances are made of ``classes`` only: namedtuples and dataclasses, by their names.
 
     Raises:
         HeaderError: if the file has other fields for one of them.
     """
     made: list[Any] = []
     for row in rows:
-        items = [filled(child, made, values) for child in row.children.values()]
+        items = [filled(child, made, values) for child in row.items]
         if row.name is not None and row.name in classes:
-            made.append(_record(classes[row.name], dict(zip(row.children, items, strict=True))))
+            made.append(_record(classes[row.name], dict(zip(row.labels, items, strict=True))))
         elif row.type == "deque":
             made.append(deque(items, row.maxlen))
         elif row.type in _UNLABELLED:
@@ -499,7 +460,7 @@ def built(
             made.append(tuple(items))
         else:
             cls = OrderedDict if row.type == "OrderedDict" else dict
-            made.append(cls(zip(row.children, items, strict=True)))
+            made.append(cls(zip(row.labels, items, strict=True)))
     return made
 
 
@@ -535,13 +496,8 @@ def filled(node: Any, made: list[Any], values: Mapping[Stored, Any]) -> Any:
     return values.get(node) if isinstance(node, Stored) else node
 
 
-def check_size(node: Any) -> None:
-    """Check that a part of the file can be gone through, compared and shown.
-
-    Raises:
-        HeaderError: if it has too many values: containers that share children may have them without
-            end.
-    """
+def _check_size(node: Any) -> None:
+    """Raise a ``HeaderError`` if containers share children so that they have too many values."""
     if isinstance(node, Outline) and node.size > _MAX_VALUES:
         raise HeaderError(f"a part of it has more than {_MAX_VALUES} values")
 
@@ -552,7 +508,7 @@ def flat(node: Any) -> dict[str, Stored]:
     Raises:
         HeaderError: if there are too many, or if they are too long.
     """
-    check_size(node)
+    _check_size(node)
     found: dict[str, Stored] = {}
     todo: list[tuple[str, Any]] = [("", node)]
     letters = 0
@@ -577,7 +533,7 @@ def tensors_in(node: Any) -> list[Stored]:
     Raises:
         HeaderError: if it has too many values.
     """
-    check_size(node)
+    _check_size(node)
     found: dict[Stored, None] = {}
     seen: set[int] = set()
     todo = [node]
@@ -594,6 +550,6 @@ def tensors_in(node: Any) -> list[Stored]:
 def _parts(node: Any) -> Iterator[tuple[Any, Outline | Stored]]:
     """Yield the containers and tensors that are in a container, with their labels."""
     if isinstance(node, Outline):
-        for label, child in node.children.items():
+        for label, child in zip(node.labels, node.items, strict=True):
             if isinstance(child, (Outline, Stored)):
                 yield label, child

@@ -19,19 +19,20 @@ from d2ldev.files.description import (
     VERSION,
     Stored,
     built,
+    check,
     filled,
     is_record,
     outlined,
     tensors_in,
 )
-from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
-from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
+from d2ldev.files.format.checksums import ALGORITHM, PIECE, checksum_of
+from d2ldev.files.format.dtypes import NAMES, PACKED, Storage, bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import (
     CHECKSUM,
     HEADER,
     OURS,
     STRUCTURE,
-    Header,
+    Entry,
     HeaderError,
     check_sum,
     length_of,
@@ -67,12 +68,7 @@ class Wanted(NamedTuple):
 
 
 class Checkpoint:
-    """An open file whose header and description have been checked.
-
-    Args:
-        framework: whose tensors are made.
-        file: open for reading, unbuffered.
-        attempted: what the caller is doing, for messages.
+    """An open, unbuffered file whose header and description have been checked.
 
     Raises:
         HeaderError: if one of them is wrong.
@@ -91,25 +87,23 @@ class Checkpoint:
         if len(text) < length:
             raise HeaderError("it has become shorter while it was read")
         self._start = 8 + length
-        header = read_header(text, size - self._start)
-        self._entries = header.entries
-        self._told = _description(header)
-        if HEADER in header.metadata:
-            check_sum(text, header.metadata[HEADER])
-        del text, header  # their memory is needed for what is made of them
-        self.writer: str | None = self._told["backend"]
-        table = [self._checked(row) for row in self._told.pop("tensors")]
+        self._entries, metadata = read_header(text, size - self._start)
+        told = _description(self._entries, metadata)
+        if HEADER in metadata:
+            check_sum(text, metadata[HEADER])
+        del text, metadata  # their memory is needed for what is made of them
+        self.writer: str | None = told["backend"]
+        table = [self._checked(row) for row in told.pop("tensors")]
         self._sums = {stored.name: total for stored, total in table}
         used: dict[Stored, None] = {}
 
         def found(kind: str, number: int) -> Stored:
-            if not 0 <= number < len(table):
-                raise HeaderError("its description cannot be read: it lacks a tensor")
+            check(0 <= number < len(table), "a tensor")
             stored = table[number][0]._replace(kind=kind)
             used[stored] = None
             return stored
 
-        self.outline, self._rows = outlined(self._told, found)
+        self.outline, self._rows = outlined(told, found)
         names = {stored.name for stored in used}
         if names != set(self._entries) or len(table) != len(names):
             raise HeaderError("its description tells of other tensors than it has")
@@ -119,23 +113,19 @@ class Checkpoint:
         """The tensors in the order in which they are in the file."""
 
     def _checked(self, row: Any) -> tuple[Stored, str | None]:
-        if not isinstance(row, list) or len(row) != 3 or not isinstance(row[0], str):
-            raise HeaderError("its description cannot be read: it lacks a tensor")
+        check(isinstance(row, list) and len(row) == 3 and isinstance(row[0], str), "a tensor")
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
+        storage = Storage(PACKED[numbers]) if numbers in PACKED else storage_of(numbers)
         shape = entry.shape if entry else ()
-        suffixes = [
-            way.suffix
-            for way in storages_of(numbers)
-            if entry and way == (entry.tag, shape[len(shape) - len(way.suffix) :])
-        ]
-        if not suffixes:
+        end = len(shape) - len(storage.suffix) if storage else 0
+        if entry is None or storage != (entry.tag, shape[end:]):
             raise HeaderError(
                 f"its description tells of a tensor {quoted(name)} of {quoted(str(dtype))}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        return Stored("tensor", name, dtype, numbers, shape[: len(shape) - len(suffixes[0])]), total
+        return Stored("tensor", name, dtype, numbers, shape[:end]), total
 
     def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
         """Read the whole file; see ``part`` and ``built``."""
@@ -183,7 +173,7 @@ class Checkpoint:
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""
         entry, total = self._entries[stored.name], self._sums[stored.name]
-        checksum = checksum_of(stored.dtype, entry.shape, self._told["checksums"])
+        checksum = checksum_of(stored.dtype, entry.shape)
         dtype = numpy_dtype(stored.numbers)
         is_array = stored.kind == "array"
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
@@ -280,50 +270,42 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     return array
 
 
-def _description(header: Header) -> dict[str, Any]:
+def _description(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> dict[str, Any]:
     """Return the description of a file's nesting; for another program's file, name -> tensor."""
-    ours = {key for key in header.metadata if key.startswith(OURS)}
+    ours = {key for key in metadata if key.startswith(OURS)}
     if not ours:
         return {
             "backend": None,
-            "checksums": OLDEST,
             "root": {"at": 0},
             "containers": [
                 {
                     "type": "dict",
-                    "labels": list(header.entries),
-                    "items": [{"tensor": i} for i in range(len(header.entries))],
+                    "labels": list(entries),
+                    "items": [{"tensor": i} for i in range(len(entries))],
                 }
             ],
-            "tensors": [[name, NAMES[entry.tag], None] for name, entry in header.entries.items()],
+            "tensors": [[name, NAMES[entry.tag], None] for name, entry in entries.items()],
         }
     if not ours >= {STRUCTURE, CHECKSUM}:
         raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    text = header.metadata[STRUCTURE]
-    if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != header.metadata[CHECKSUM]:
+    text = metadata[STRUCTURE]
+    if f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}" != metadata[CHECKSUM]:
         raise HeaderError("its description is damaged: the checksum differs")
-    told = parse_json(text)
-    if not isinstance(told, dict) or type(told.get("version")) is not int:
-        raise HeaderError("its description cannot be read: it lacks a version")
-    version = told["version"]
-    if version > VERSION:
+    told: dict[str, Any] = parse_json(text)
+    check(isinstance(told, dict) and type(told.get("version")) is int, "a version")
+    if told["version"] != VERSION:
         raise HeaderError(
-            f"its description is of version {quoted(str(version))}, and this d2ldev reads "
-            f"{VERSION}: a newer one wrote it"
+            f"its description is of version {quoted(str(told['version']))}, and this d2ldev reads "
+            f"{VERSION}: another one wrote it"
         )
-    if ours != ({STRUCTURE, CHECKSUM} if version < 4 else {STRUCTURE, CHECKSUM, HEADER}):
+    if ours != {STRUCTURE, CHECKSUM, HEADER}:
         raise HeaderError("its description is damaged: the metadata has a part of its keys")
-    algorithm = told.setdefault("checksums", OLDEST)
-    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
-        raise HeaderError(
-            f"its checksums are {str(algorithm)[:40]!r}, and this d2ldev computes "
-            f"{', '.join(ALGORITHMS)}: a newer one wrote it"
-        )
-    if (
-        set(told) != {"version", "backend", "root", "containers", "checksums", "tensors"}
-        or not isinstance(told["backend"], str)
-        or not isinstance(told["tensors"], list)
-        or not isinstance(told["containers"], list)
-    ):
-        raise HeaderError("its description cannot be read: it lacks a part")
+    is_whole = (
+        set(told) == {"version", "backend", "root", "containers", "checksums", "tensors"}
+        and told["checksums"] == ALGORITHM
+        and isinstance(told["backend"], str)
+        and isinstance(told["tensors"], list)
+        and isinstance(told["containers"], list)
+    )
+    check(is_whole, "a part")
     return told

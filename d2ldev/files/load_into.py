@@ -10,13 +10,12 @@ Three steps, in this order, so that an error leaves everything as it was:
 from __future__ import annotations
 
 import difflib
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from contextlib import ExitStack
 from dataclasses import replace
-from functools import cache, partial
+from functools import cache
 from itertools import islice
 from operator import is_
 from typing import Any, NamedTuple
@@ -39,22 +38,13 @@ from d2ldev.files.load import Checkpoint, Wanted, opened
 from d2ldev.files.tensors_by_name import TensorsByName, dtype_and_shape
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
-from d2ldev.nesting.walk import (
-    OBJECT,
-    PLAIN,
-    TENSOR,
-    Kind,
-    flatten,
-    joined,
-    labelled,
-    leaves,
-    too_deep,
-)
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
+from d2ldev.nesting.walk import flatten, joined, labelled, leaves, refused, too_deep
 from d2ldev.operations.arguments import as_path, flag
 from d2ldev.operations.placing import Inventory
 
-# How many names an error lists, among how many it looks for the nearest one, and by how many of
-# their last characters: a file may have millions, and long ones.
+# A file may have millions of names, and long ones. So an error lists as many, looks for the nearest
+# one among so many, by so many of their last characters, and shows so many characters of one.
 _SHOWN = 10
 _COMPARED = 500
 _TAIL = 60
@@ -67,7 +57,7 @@ class Loaded(NamedTuple):
     Args:
         value: the object to use from then on.
         matched: what was read.
-        missing: what the file lacks, and stays as it was; first what has no shape yet.
+        missing: what the file lacks, which stays as it was; first what has no shape yet.
         unexpected: what only the file has.
     """
 
@@ -93,9 +83,8 @@ def load_into(
 
 def _loaded(fitting: Fitting, obj: Any, checkpoint: Checkpoint | TensorsByName, only: str) -> Any:
     if not isinstance(only, str):
-        raise UnsupportedValueError(
-            checkpoint.attempted, f"only={describe(only)} is no name", "only='parts.model'"
-        )
+        problem = f"only={describe(only)} is no name"
+        raise UnsupportedValueError(checkpoint.attempted, problem, "only='parts.model'")
     found = _under(checkpoint.outline, only) if only else checkpoint.outline
     if only and found is None:
         few = islice(flat(checkpoint.outline), _COMPARED)
@@ -117,7 +106,7 @@ def _under(node: Any, name: str) -> Any:
     if not isinstance(node, Outline):
         return None
     inner: dict[Any, Any] = {}
-    for label, child in node.children.items():
+    for label, child in node.children().items():
         if str(label) == name:
             return child
         if name.startswith(f"{label}."):
@@ -127,7 +116,9 @@ def _under(node: Any, name: str) -> Any:
         elif str(label).startswith(f"{name}."):
             inner[str(label).removeprefix(f"{name}.")] = child
     # The names of a model, or of another program's file; the number is that of no container.
-    return replace(node, type=MODEL, children=inner, number=-1, layouts=None) if inner else None
+    labels, items = list(inner), list(inner.values())
+    part = replace(node, type=MODEL, labels=labels, items=items, number=-1, layouts=None)
+    return part if inner else None
 
 
 def _beginnings(name: str) -> Iterator[str]:
@@ -137,10 +128,9 @@ def _beginnings(name: str) -> Iterator[str]:
 
 
 def _first_name(name: str, again: Mapping[str, str], depth: int) -> str:
-    """Return the name under which a tensor was found first.
+    """Return the name under which the tensor of a name was found first.
 
     Args:
-        name: one of its names.
         again: other names of objects, and for each the first.
         depth: how many dots they have at most.
     """
@@ -165,7 +155,7 @@ class _Pair(NamedTuple):
     Args:
         value: the tensor or the array.
         stored: what it is in the file.
-        layouts: of the tensor in the file, and here, if they differ.
+        layouts: its layout in the file, and here, if they differ.
     """
 
     value: Any
@@ -176,10 +166,7 @@ class _Pair(NamedTuple):
 class Fitting:
     """One file, or one mapping, that is read into one nesting.
 
-    Args:
-        framework: whose tensors they are.
-        checkpoint: the open file, or the mapping.
-        is_strict: whether each tensor has to be on both sides.
+    With ``is_strict``, each tensor has to be on both sides.
 
     Attributes:
         matched, missing, unexpected: see ``Loaded``.
@@ -203,13 +190,13 @@ class Fitting:
         self._different: list[str] = []
         # (id of the tensor or the array, its name in the file) -> both.
         self._pairs: dict[tuple[int, str], _Pair] = {}
-        # (the name of a place, the id of what is there) -> its name in the file. One that is filled
-        # in place has one place, of no name.
+        # (the name of a place, the id of what is there) -> its name in the file. What is refilled
+        # has one place, of no name.
         self._places: dict[tuple[str, int], str] = {}
-        # Keys of two pairs of one place, which have to be equal.
+        # Keys of two pairs of one place, whose values have to be equal.
         self._ties: list[tuple[tuple[int, str], tuple[int, str]]] = []
-        # id -> (the model, its name, what it keeps).
-        self._models: dict[int, tuple[Any, str, Inventory]] = {}
+        # id of a model -> (its name, what it keeps).
+        self._models: dict[int, tuple[str, Inventory]] = {}
         # id -> (the optimizer, its state in the file).
         self._states: dict[int, tuple[Any, Outline]] = {}
         # A container that is shared both here and in the file is compared once, and stays shared.
@@ -217,22 +204,20 @@ class Fitting:
         # The key of a pair -> the new tensor. One immutable tensor that stands in two places is
         # replaced by two, if the file has two.
         self._replaced: dict[tuple[int, str], Any] = {}
-        # id of a model -> what is used from then on.
-        self._models_after: dict[int, Any] = {}
         # id of a container and of its new children -> what was made of them.
         self._made: dict[tuple[int, ...], Any] = {}
         # What leaves the models as they were.
         self._undo = ExitStack()
 
     def prepared(self, obj: Any, found: Any) -> Callable[[], Any]:
-        """Compare a nesting with a part of the file, and read it; nothing is changed yet.
+        """Compare a nesting with a part of the file, and read that; nothing is changed yet.
 
         Args:
             obj: an object like the one that was saved.
-            found: the part, as ``checkpoint.outline`` or a child of it.
+            found: the part: ``checkpoint.outline`` or a child of it.
 
         Returns:
-            A function that puts what was read in place and returns what to use from then on. It
+            A function that puts what was read in place, and returns what to use from then on. It
             cannot fail.
 
         Raises:
@@ -292,7 +277,7 @@ class Fitting:
             raise CheckpointError(self._attempted, f"{'; '.join(told)}; nothing was changed", fix)
 
     def _fitting_part(self) -> str:
-        """Return the name before all names of the file without which they would fit, if any."""
+        """Return the part of the file that would fit; empty if there is none."""
         if not self.missing or len(self.missing) > len(self.unexpected):
             return ""
         ends = [other for other in self.unexpected if other.endswith(f".{self.missing[0]}")]
@@ -313,12 +298,11 @@ class Fitting:
 
     def _compare_once(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
         kind = self._framework.kinds[type(x)]
-        if kind is TENSOR or type(x) is np.ndarray:
-            self._pair(x, found, None, path, path)
-            return lambda: self._remade(x, path)
         if kind is PLAIN or isinstance(x, np.generic):
             return self._compare_plain(x, found, path)
-        if kind is OBJECT and self._framework.files.state(x) is not None:
+        if kind is TENSOR or type(x) is np.ndarray:
+            self._pair(x, found, None, path, path)
+        elif kind is OBJECT and self._framework.files.state(x) is not None:
             if isinstance(found, Outline) and found.type == STATE:
                 self._states[id(x)] = (x, found)
                 self.matched.append(path)
@@ -337,7 +321,7 @@ class Fitting:
             self._compare_names(x, found, path)
         else:
             return self._compare_container(x, kind, found, path)
-        return lambda: self._models_after.get(id(x), x)
+        return lambda: self._remade(x, path)
 
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
         """Compare a model, or any object and another program's file, by the tensors' names."""
@@ -348,14 +332,14 @@ class Fitting:
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
         if id(x) in self._models:
-            other = self._models[id(x)][1]
+            other = self._models[id(x)][0]
             self._differs(path, f"is the {type(x).__name__} that is {other}, too", found)
         is_model = isinstance(self._framework.kinds[type(x)], Kind)
         if is_model:
             shapes = {name: each.shape for name, each in stored.items()}
-            complete, undo = self._framework.files.complete, self._undo.callback
+            complete = self._framework.files.complete
             try:
-                lacking = complete(x, shapes, found.inputs, undo)
+                lacking = complete(x, shapes, found.inputs, self._undo.callback)
             except D2LDevError:
                 raise
             except Exception as error:  # whatever the file's shapes and arguments make it raise
@@ -364,15 +348,15 @@ class Fitting:
             self.missing += [joined(path, name) for name in lacking]
         named = self._named(x, path)
         # An object's tensors have other names where it has; they may be in the file.
-        again = self._models[id(x)][2].again
+        again = self._models[id(x)][1].again
         depth = max((name.count(".") for name in again), default=0)
         firsts = {name: _first_name(name, again, depth) for name in stored} if again else {}
         named |= {name: named[first] for name, first in firsts.items() if first in named}
         free: AbstractSet[str] = frozenset()
         if is_model:
-            files, theirs_named = self._framework.files, stored.keys()
-            others = frozenset() if self.is_strict else files.strangers(x, named, theirs_named)
-            free = frozenset() if others else files.dispensable(x, named, theirs_named)
+            files = self._framework.files
+            others = frozenset() if self.is_strict else files.strangers(x, named, stored.keys())
+            free = frozenset() if others else files.dispensable(x, named, stored.keys())
             self.unexpected += [joined(path, name) for name in stored if name in others]
             stored = {name: each for name, each in stored.items() if name not in others}
             named = {name: value for name, value in named.items() if name not in free}
@@ -396,9 +380,8 @@ class Fitting:
             elif name in mine and mine[name].role in by_role and theirs[its_name] != mine[name]:
                 layouts = (theirs[its_name], mine[name])
             used.add(its_name)
-            full_name = joined(path, name)
+            full_name, first = joined(path, name), joined(path, firsts[name])
             if its_name in stored:
-                first = joined(path, firsts[name])
                 self._pair(value, stored[its_name], layouts, full_name, first)
             else:
                 self.missing.append(full_name)
@@ -417,7 +400,7 @@ class Fitting:
         others = flattened.others.items()
         without = {key: None for key, x in others if isinstance(x, (np.ndarray, np.generic))}
         learned = Inventory(self._framework, flattened.unflatten(without), attempted, is_saved=True)
-        self._models[id(x)] = (x, path, learned)
+        self._models[id(x)] = (path, learned)
         return {**dict(learned.entries), **arrays}
 
     def _compare_plain(self, x: Any, found: Any, path: str) -> Callable[[], Any]:
@@ -427,50 +410,42 @@ class Fitting:
         is_same = is_plain and type(x) is type(found) and x == found
         return lambda: x if is_same else found
 
-    def _remade_set(self, x: Any, kind: Container, elements: list[Any]) -> Any:
-        """Return the set itself if it has these elements, else a new one of its class."""
-        is_same = {(type(e), e) for e in x} == {(type(e), e) for e in elements}
-        return x if is_same else self._rebuilt(x, kind, elements)
-
     def _compare_container(
         self, x: Any, kind: Container, found: Outline, path: str
     ) -> Callable[[], Any]:
         if found.type in SETS or isinstance(x, AbstractSet):
             if found.type not in SETS or not isinstance(x, AbstractSet):
                 self._differs(path, f"is a {type(x).__name__}", found)
+                return lambda: x
             # The elements of a set have no names, and have another order in the next process.
-            return cache(lambda: self._remade_set(x, kind, list(found.children.values())))
+            is_same = {(type(e), e) for e in x} == {(type(e), e) for e in found.items}
+            return cache(lambda: x if is_same else self._rebuilt(x, kind, list(found.items), path))
         mine = dict(labelled(x, kind, path, self._attempted))
-        children = list(mine.values())
+        theirs = found.children()
         is_of_names = found.type == MODEL or self._checkpoint.writer is None
-        if is_of_names and list(mine) != list(found.children):
+        if is_of_names and list(mine) != list(theirs):
             self._compare_names(x, found, path)
-            return lambda: self._models_after.get(id(x), x)
-        self.missing += [joined(path, label) for label in mine if label not in found.children]
-        self.unexpected += [joined(path, label) for label in found.children if label not in mine]
-        parts = [
-            self._compare(child, found.children[label], joined(path, label))
-            if label in found.children
-            else partial(_same, child)
+            return lambda: self._remade(x, path)
+        self.missing += [joined(path, label) for label in mine if label not in theirs]
+        self.unexpected += [joined(path, label) for label in theirs if label not in mine]
+        parts = {
+            label: self._compare(child, theirs[label], joined(path, label))
             for label, child in mine.items()
-        ]
+            if label in theirs
+        }
 
-        @functools.cache
+        @cache
         def remade() -> Any:
-            new = [part() for part in parts]
-            return x if all(map(is_, new, children)) else self._rebuilt(x, kind, new)
+            new = [parts[label]() if label in parts else old for label, old in mine.items()]
+            return x if all(map(is_, new, mine.values())) else self._rebuilt(x, kind, new, path)
 
         return remade
 
-    def _rebuilt(self, x: Any, kind: Container, new: list[Any]) -> Any:
+    def _rebuilt(self, x: Any, kind: Container, new: list[Any], path: str) -> Any:
         try:
             return kind.rebuild(x, new)
         except Exception as error:  # whatever a class's own methods raise
-            raise UnsupportedValueError(
-                self._attempted,
-                f"the {type(x).__name__} cannot be made again: {said(error)}",
-                f"d2ldev.register_container({type(x).__name__}, children, rebuild)",
-            ) from error
+            raise refused(x, "made again", path, self._attempted, error) from error
 
     def _differs(self, path: str, mine: str, found: Any) -> None:
         told = f"{shown(found)}, of type {type(found).__name__}"
@@ -483,18 +458,12 @@ class Fitting:
         )
 
     def _pair(
-        self,
-        x: Any,
-        found: Any,
-        layouts: tuple[Layout, Layout] | None,
-        path: str,
-        first: str,
+        self, x: Any, found: Any, layouts: tuple[Layout, Layout] | None, path: str, first: str
     ) -> None:
         """Note that a tensor is read.
 
         Args:
-            x, found: the tensor, and what it is in the file.
-            layouts: see ``_Pair``.
+            x, found, layouts: see ``_Pair``.
             path, first: its name, and that under which it was found first.
         """
         try:
@@ -512,16 +481,17 @@ class Fitting:
         theirs, wanted = found.shape, shape
         if layouts is not None:
             theirs, wanted = (layout.shape for layout in layouts)
-        is_lie = layouts is not None and math.prod(found.shape) != math.prod(layouts[0].split)
+        # A file may have a layout of another tensor.
+        is_lie = math.prod(found.shape) != math.prod(theirs)
         if is_lie or (dtype, wanted) != (found.dtype, theirs):
             self._differs(path, f"is {dtype} {shape}", found)
-        else:
-            self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
-            place = ("" if self._is_refilled(x) else first, id(x))
-            name = self._places.setdefault(place, found.name)
-            if name != found.name:
-                self._ties.append(((id(x), name), (id(x), found.name)))
-            self.matched.append(path)
+            return
+        self._pairs.setdefault((id(x), found.name), _Pair(x, found, layouts))
+        place = ("" if self._is_refilled(x) else first, id(x))
+        name = self._places.setdefault(place, found.name)
+        if name != found.name:
+            self._ties.append(((id(x), name), (id(x), found.name)))
+        self.matched.append(path)
 
     # -- reading ----------------------------------------------------------------------------------
 
@@ -567,12 +537,9 @@ class Fitting:
                 self._replaced[id(pair.value), pair.stored.name] = new
         parts = [
             (value, self._remade(value, joined(path, name)), put, key)
-            for _, path, learned in self._models.values()
+            for path, learned in self._models.values()
             for name, value, put, key in learned.parts
         ]
-        self._models_after = {
-            key: self._remade(model, path) for key, (model, path, _) in self._models.items()
-        }
         placed = remade()
 
         def put() -> Any:
@@ -583,7 +550,7 @@ class Fitting:
                     put(key, new)
             for put_state in puts:
                 put_state()
-            for _, _, learned in self._models.values():
+            for _, learned in self._models.values():
                 for loaded in learned.objects:
                     framework.models.finish(loaded)
             return placed
@@ -602,12 +569,8 @@ class Fitting:
         # A container that is shared stays shared.
         key = (id(x), *map(id, new))
         if key not in self._made:
-            self._made[key] = self._rebuilt(x, kind, new)
+            self._made[key] = self._rebuilt(x, kind, new, path)
         return self._made[key]
-
-
-def _same(x: Any) -> Any:
-    return x
 
 
 def _short(text: object) -> str:

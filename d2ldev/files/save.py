@@ -15,7 +15,7 @@ from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
-from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
+from d2ldev.files.format.checksums import ALGORITHM, DIGITS, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.framework import Framework
@@ -30,7 +30,7 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
     attempted = f"save to {path}"
     description = Description(framework, obj, attempted)
     try:
-        # Of "file/../other" as the operating system has it, for which that is no path.
+        # The operating system finds no path in "file/../other", which ``replacing`` would.
         os.stat(os.path.dirname(path) or os.curdir)
         with replacing(path) as descriptor:
             _write(framework, description, descriptor)
@@ -115,7 +115,7 @@ def _header(
         "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
-        "checksums": NEWEST,
+        "checksums": ALGORITHM,
         "tensors": [
             [tensor.name, tensor.dtype, total]
             for tensor, total in zip(description.saved, sums, strict=True)

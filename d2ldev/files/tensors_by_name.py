@@ -18,11 +18,6 @@ from d2ldev.operations import creation, moving
 class TensorsByName:
     """A mapping from names to tensors and NumPy arrays, read as a ``Checkpoint`` is.
 
-    Args:
-        framework: whose tensors are read.
-        tensors: the mapping.
-        attempted: what the caller is doing, for messages.
-
     Raises:
         UnsupportedValueError: if it holds anything else; the message names it.
     """
@@ -39,8 +34,7 @@ class TensorsByName:
         for name, x in tensors.items():
             if id(x) not in stored:
                 stored[id(x)] = self._described(said(name), x)
-        children = {name: stored[id(x)] for name, x in tensors.items()}
-        self.outline = Outline("dict", children, 0, None, None)
+        self.outline = Outline("dict", list(tensors), [stored[id(x)] for x in tensors.values()], 0)
 
     def _described(self, name: str, x: Any) -> Stored:
         framework = self._framework

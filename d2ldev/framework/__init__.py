@@ -3,20 +3,19 @@
 Design rules, as in einops' backends:
 
 - Native tensors go in and come out. A framework wraps nothing.
-- An author writes rooms: ``devices``, ``tensors``, ``models``, ``files``, ``training``, ``strict``,
-  ``parallel``. Each is a small object with public methods; ``devices`` and ``tensors`` are
-  required, and every method of the other five has a default. Everything that a user calls is
-  derived from them, once, in ``d2ldev.backend.Backend``.
+- A room is a small object with public methods. ``devices`` and ``tensors`` are required; every
+  method of the other five has a default. ``d2ldev.backend.Backend`` derives from them, once, what
+  a user calls.
 - Arguments of a room were checked, and devices exist. Its callers translate the errors that it
   raises.
 - A copy happens only where the user wrote one, and never by way of another device.
 - A framework's state changes only where the user asked for it.
 
 An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``, which imports the
-framework when it is made; the package says in ``requires`` which modules it needs. The set-up of
-the conformance suite is in the package's ``provision`` module, and not here.
+framework when it is made; the package says in ``requires`` which modules it needs.
 
-The conformance suite (``d2ldev conformance NAME``) says when a backend is done.
+The conformance suite (``d2ldev conformance NAME``) says when a backend is done. The suite's set-up
+is in the package's ``provision`` module.
 """
 
 from __future__ import annotations
@@ -85,31 +84,11 @@ __all__ = [
     "Weighted",
 ]
 
-ABILITIES = (
-    "mlp",
-    "dlpack",
-    "train",
-    "train in bf16",
-    "train in fp16",
-    "train on several GPUs",
-    "train on several GPUs in one process",
-    "train in several processes",
-    "train with sharded parameters",
-)
-"""The abilities that a framework may declare to lack.
-
-``'mlp'`` is ``backend.mlp``; ``'dlpack'`` is ``from_dlpack``; ``'train'`` is ``learner``,
-``accuracy`` and ``Trainer``; ``'train in bf16'`` is ``precision='bf16'``; ``'train on several
-GPUs'`` is ``num_gpus=2``, and ``'train on several GPUs in one process'`` ``learner`` with several
-``devices``; ``'train in several processes'`` is ``d2ldev launch``; ``'train with sharded
-parameters'`` is ``shard='parameters'``.
-"""
-
 
 class Framework:
-    """What an author writes of one framework: names, and seven rooms.
+    """Describe one framework: its names, and seven rooms.
 
-    A subclass makes the rooms in its ``__init__``, after calling this one.
+    A subclass makes its rooms in its ``__init__``, after calling this one.
 
     Args:
         virtual_gpus: how many virtual GPUs to make; ``None`` for the hardware's GPUs.
@@ -118,10 +97,9 @@ class Framework:
         name: the name it is selected by.
         distributions: the distributions whose versions identify it, the framework's first.
         max_virtual_gpus: how many virtual GPUs it can make.
-        cannot: what it cannot do, of ``ABILITIES``, and why.
         devices, tensors, models, files, training, strict, parallel: the rooms.
-        scope: the devices of the blocks ``with backend.on(device):``; kept by d2ldev.
-        contexts: the framework's own contexts of these blocks; kept by d2ldev.
+        scope, contexts: the devices of the blocks ``with backend.on(device):``, and the framework's
+            own contexts of them; kept by d2ldev.
         kinds: what each type is to it: a tensor, an object, a container, or plain; kept by d2ldev.
         known_devices, known_natives: devices that are known to exist, by every spelling in which
             they were asked for; kept by d2ldev.
@@ -134,6 +112,16 @@ class Framework:
     distributions: ClassVar[tuple[str, ...]]
     max_virtual_gpus: ClassVar[int] = 0
     cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    """What the framework cannot do, and why. The names of what it may lack:
+
+    - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
+    - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
+    - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
+    - ``'train on several GPUs'``: ``num_gpus=2``;
+    - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
+    - ``'train in several processes'``: ``d2ldev launch``;
+    - ``'train with sharded parameters'``: ``shard='parameters'``.
+    """
 
     devices: Devices
     tensors: Tensors
@@ -183,10 +171,10 @@ class Framework:
         return Strictness(self.name, self.strict)
 
     def require(self, ability: str, attempted: str, fix: str | None = None) -> None:
-        """Raise an ``UnsupportedValueError`` if the framework lacks an ability.
+        """Raise an ``UnsupportedValueError`` if an ability is in ``cannot``.
 
         Args:
-            ability: one of ``ABILITIES``.
+            ability: its name there.
             attempted: what the caller is doing.
             fix: the line that is right; None is another backend.
         """
@@ -222,7 +210,7 @@ class Framework:
         return group
 
     def _program(self) -> dict[str, str]:
-        """Return what has to be the same in all processes of a launch."""
+        """Return the versions that have to be the same in all processes of a launch."""
         from importlib.metadata import distributions  # only a launch needs it
 
         names = {"d2ldev", *self.distributions}

@@ -29,21 +29,19 @@ UNKNOWN_MEMORY = Memory(None, None, None)
 class Devices(ABC):
     """Methods a framework implements about its devices.
 
-    Every ``device`` that is an argument here exists: it was compared with ``count`` before.
-
     A framework that computes before it returns leaves out ``synchronize`` and ``is_idle``.
     """
 
     @abstractmethod
     def count(self) -> int:
-        """Return how many GPUs of this process's machine the framework can use; 0 if none.
+        """Return how many GPUs of this process's machine the framework can use.
 
         Called by ``num_gpus``, and when a device is named for the first time; not called where
-        ``D2LDEV_VIRTUAL_GPUS=0``. Asking makes no context on any GPU, so that a later fork works.
+        ``D2LDEV_VIRTUAL_GPUS=0``. It makes no context on any GPU, so that a later fork works.
 
         Raises:
-            Exception: if hardware was found that cannot be initialised; it becomes a
-                ``DeviceInitializationWarning`` with the exception's text, and counts as 0.
+            Exception: if there is hardware that cannot be initialised. The exception becomes a
+                ``DeviceInitializationWarning`` with its text, and the count 0.
         """
 
     @abstractmethod
@@ -60,8 +58,7 @@ class Devices(ABC):
     def missing(self, device: Device) -> Any:
         """Return the framework's own object for a GPU that does not exist; None if it has none.
 
-        Called by the book's ``gpu(i)``, which names a device and does not use it; see
-        ``d2ldev.native``.
+        Called by the book's ``gpu(i)``, which does not use it; see ``d2ldev.native``.
         """
         return None
 
@@ -98,15 +95,15 @@ class Devices(ABC):
         """Return when all work queued on a device is done, without making a context there."""
 
     def is_idle(self, device: Device) -> bool:
-        """Return whether all work queued on a device is done, without waiting for it."""
+        """Return whether all work queued on a device is done; do not wait for it."""
         return True
 
     def mark(self, device: Device) -> Any:
         """Queue a mark on a device, which gets the time of the device's own clock when reached.
 
-        Called by ``backend.timeit``, before the calls that it measures and after them; what has no
-        context there gets none. The mark is in the queue that the framework uses now: work in
-        others is not between two marks.
+        Called by ``backend.timeit`` before and after the calls that it measures; it makes no
+        context. Of several queues of the device, the mark is in the one that the framework uses
+        now.
 
         Returns:
             What ``seconds_between`` takes; None where the device has no such clock.
@@ -114,9 +111,9 @@ class Devices(ABC):
         return None
 
     def seconds_between(self, begin: Any, end: Any) -> float:
-        """Return the seconds between two marks of one device, both of which were reached.
+        """Return the seconds between two marks of one device that were reached.
 
-        By default for marks that are seconds themselves.
+        The default is for marks that are seconds.
         """
         return float(end - begin)
 
@@ -125,10 +122,7 @@ class Devices(ABC):
         return UNKNOWN_MEMORY
 
     def empty_cache(self, device: Device) -> None:
-        """Give memory that the allocator keeps, and no tensor uses, back to the device.
-
-        For a framework whose allocator can be asked to.
-        """
+        """Give the device back what memory the allocator keeps for no tensor, if it can."""
 
     def is_out_of_memory(self, error: Exception) -> bool:
         """Return whether an exception of the framework says that memory ran out."""

@@ -1,10 +1,10 @@
 """The room ``files``: how a framework's tensors and models go into a file and come out of one.
 
-A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax; that
-of a convolution is ``(out, in, *window)`` or ``(*window, in, out)``; and the output of a
-convolution is flattened with the channels first, or last, so that the kernel of the next dense
-layer has its columns in another order. A ``Layout`` says for one tensor of a model which layer it
-belongs to, and how it is brought into the first of these forms, which is called canonical.
+A dense layer's kernel is ``(out, in)`` in torch and Gluon, ``(in, out)`` in Keras and Flax. That of
+a convolution is ``(out, in, *window)`` or ``(*window, in, out)``. The output of a convolution is
+flattened with the channels first, or last; so the columns of the next dense kernel have another
+order. A ``Layout`` says of one tensor of a model which layer it belongs to, and how it is brought
+into the first of these forms, the canonical one.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class Files:
     def layers(self, model: Any) -> Sequence[Layer] | None:
         """Return the dense and convolution layers of a model in one sequence, in order.
 
-        None for anything else, and if a layer between them reorders its input. A model whose layers
-        are known can load the parameters of the same layers in another framework. Called for every
-        object and container that is saved.
+        None for anything else, and if a layer between them reorders its input. Such a model can
+        load the parameters of the same layers in another framework. Called for every object and
+        container that is saved.
         """
         return None
 
@@ -135,10 +135,9 @@ class Files:
         return None
 
     def plain_name(self, name: str) -> str:
-        """Return the name of a tensor in a file without what a wrapper of a model has put there.
+        """Return the name of a tensor in any file without what a wrapper of a model adds to it.
 
-        Called by ``load_into`` for files of any program; the names that ``Models.parts`` gives have
-        no such thing.
+        ``Models.parts`` gives names without that.
         """
         return name
 
@@ -156,11 +155,11 @@ class Files:
         Args:
             model: one of ``Models.types``.
             shapes: of the tensors in the file, by names as ``named_tensors`` gives them.
-            inputs: what ``inputs`` has returned of the model that was saved, or anything else that
-                a file has in its place; None if it is unknown.
-            undo: called before each change, with a function that takes it back, and the arguments
-                of that. The functions are called, the last first, if the file is refused. They must
-                not fail.
+            inputs: what a file has in the place of what ``inputs`` returned, which may be anything;
+                None if it has nothing.
+            undo: called before each change with a function that takes it back, and the function's
+                arguments. If the file is refused, the functions are called, the last first. They
+                must not fail.
 
         Returns:
             The names of those that the file lacks, and that ``Models.parts`` does not have yet.
@@ -171,9 +170,9 @@ class Files:
         return ()
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        """Return the names that ``load_into`` passes over in a model and in the file.
+        """Return the names that ``load_into`` passes over, in the model and in the file.
 
-        They are of what the framework itself reads from no file, or from none that lacks it.
+        They are of what the framework itself reads from no file, or only if the file has it.
 
         Args:
             model: one of ``Models.types``.
@@ -183,9 +182,9 @@ class Files:
         return frozenset()
 
     def strangers(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        """Return the names in the file of what is no part of such a model, whatever it is called.
+        """Return the names in the file that ``load_into(strict=False)`` leaves out.
 
-        Nothing of it is read where a part of the file is enough (``load_into(strict=False)``).
+        They are of what is no part of such a model, though it may have the same name.
 
         Args:
             model, mine, theirs: see ``dispensable``.
@@ -197,8 +196,7 @@ class Files:
     def state(self, optimizer: Any) -> Mapping[Any, Any] | None:
         """Return the state of an optimizer, without the parameters, as a nesting.
 
-        None for what is saved as the tensors of ``Models.parts``: a model, and an optimizer whose
-        whole state is such tensors. Called by ``save``, and for the checkpoints of ``Trainer.fit``.
+        None for a model, and for an optimizer whose whole state is the tensors of ``Models.parts``.
         """
         return None
 

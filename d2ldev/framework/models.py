@@ -95,14 +95,10 @@ class Models:
         self.refill(x, new)
 
     def finish(self, obj: Any) -> None:
-        """Update an object of ``types`` whose parts have moved or were loaded. It must not fail."""
+        """Update an object of ``types`` whose parts were moved or loaded. It must not fail."""
 
     def placing(self, device: Device) -> AbstractContextManager[Any]:
-        """Return a context around one whole ``place`` to a device.
-
-        Within it the objects are taken apart, and their parts moved. It ends without an exception
-        when everything is in place.
-        """
+        """Return a context around a whole ``place``; it ends normally if everything is in place."""
         return nullcontext()
 
     def settle(self, obj: Any, device: Device) -> None:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 class Parallel:
     """Methods a framework implements about several devices.
 
-    A framework that cannot train on several devices of one process leaves ``learner`` out, one that
-    cannot train in several processes ``join`` and ``learner_of_group``; both say so in
-    ``Framework.cannot``.
+    What a framework cannot do is left out, and named in ``Framework.cannot``: ``learner``, or
+    ``join`` and ``learner_of_group``.
 
     Attributes:
         joins_at_start: whether ``join`` is called when the framework is loaded, because its engine
@@ -38,9 +37,9 @@ class Parallel:
     process_per_device = False
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
-        """Return the examples of a tensor from one number up to another, on its device.
+        """Return a tensor's examples from ``start`` up to ``stop``, on its device; maybe a view.
 
-        Called for each part of a batch. It may be a view.
+        Called for each part of a batch.
 
         Args:
             x: of shape ``(n, ...)``.
@@ -62,12 +61,7 @@ class Parallel:
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         """Check that the batch normalizations of a model have the statistics that the user wants.
 
-        Called before several devices or processes train it. A framework without such layers leaves
-        it out.
-
-        Args:
-            model: which is to be trained.
-            wanted: ``'global'``: those of the whole batch; ``'local'``: those of a device's part.
+        Called before several devices or processes train it; see ``Settings.batch_norm``.
 
         Raises:
             UnsupportedValueError: if they have the others (``other_statistics``).
@@ -76,18 +70,15 @@ class Parallel:
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         """Return a model that several devices of this process train.
 
-        Called by ``Trainer.fit``, once.
-
         Args:
-            model: placed on the first of the devices, and left there by ``sync``; with
-                ``settings.shard`` it is on the CPU, and whole: each device gets a part of it.
-            settings: how it is trained; checked already.
-            devices: two or more different ones, which exist.
+            model: on the first of the devices, where ``sync`` leaves it; with ``settings.shard`` it
+                is on the CPU, and each device gets a part of it.
+            settings: how it is trained.
+            devices: two or more different ones.
 
         Returns:
             A learner whose inputs, targets, losses and predictions are those of the global batch,
-            on the first device. A batch may have fewer examples than there are devices, and any
-            number of them.
+            on the first device. A batch may have fewer examples than there are devices.
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that cannot be trained so.
@@ -108,9 +99,9 @@ class Parallel:
         """Start the framework's own engine between the processes of a group.
 
         Called once in each process: when the framework is loaded, with ``joins_at_start``, else
-        before the first ``learner_of_group``. ``group.addresses`` are free ones, for each process
-        one. What waits for other processes has to give up after ``2 * group.timeout`` seconds if it
-        can: the group itself notes after ``group.timeout`` that one is lost.
+        before the first ``learner_of_group``. ``group.addresses`` has a free one for each process.
+        What waits for other processes gives up after ``2 * group.timeout`` seconds if it can: the
+        group itself notes after ``group.timeout`` that one is lost.
 
         Raises:
             UnsupportedValueError: if the engine cannot be started.
@@ -119,23 +110,20 @@ class Parallel:
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         """Return a model that this process and the others of a group train together.
 
-        Called by ``Trainer.fit``, once, in all of them. The parameters that all begin with are
-        those of rank 0.
+        Called in all of them, which begin with the parameters of rank 0.
 
         Args:
-            model: placed on this process's device, and left there by ``sync``; with
-                ``settings.shard`` it is on the CPU, and whole: the device of the batches gets a
-                part of it.
-            settings: how it is trained; checked already.
+            model: on this process's device, where ``sync`` leaves it; with ``settings.shard`` it is
+                on the CPU, and the device of the batches gets a part of it.
+            settings: how it is trained.
             group: the processes, whose engine ``join`` has started.
 
         Returns:
             A learner whose inputs, targets, losses and predictions are those of this process's part
-            of a batch; the loss of a step may be that of the whole batch, in all of them. ``step``
-            is called with the learner's ``portion`` set, and takes the step on the gradients of the
-            mean over the whole batch, clipped by their global norm; so the parameters are the same
-            in all processes after it. ``evaluate`` and ``predict`` compute with this process alone,
-            and ``parts`` are those of this process.
+            of a batch; the loss of a step may be that of the whole batch, in all processes.
+            ``step`` is called with the learner's ``portion`` set. It uses the gradients of the mean
+            over the whole batch, clipped by their global norm; so all processes have the same
+            parameters after it. ``evaluate``, ``predict`` and ``parts`` are of this process alone.
 
         Raises:
             UnsupportedValueError: for a model or an optimizer that cannot be trained so.
@@ -155,13 +143,9 @@ def other_statistics(wanted: str, problem: str, fix: str) -> UnsupportedValueErr
 
 
 def gpu_of_process(there: int, local_rank: int) -> int:
-    """Return the number of the GPU on which one of several processes trains.
+    """Return the number of the GPU on which a process trains, of those that are ``there``.
 
     A launcher may show each process its own GPU only; a virtual one is the process's own, too.
-
-    Args:
-        there: how many GPUs the process has.
-        local_rank: the number of the process on its machine.
     """
     return 0 if there == 1 else local_rank
 
@@ -169,14 +153,6 @@ def gpu_of_process(there: int, local_rank: int) -> int:
 def no_twin(
     obj: Any, problem: str = "it is no model, which can be copied by itself"
 ) -> UnsupportedValueError:
-    """Return the error of an object that is not copied for each device.
-
-    Args:
-        obj: the object.
-        problem: why not.
-    """
-    return UnsupportedValueError(
-        f"replicate {describe(obj)}",
-        problem,
-        "backend.replicate(net, devices), and an optimizer for each of them",
-    )
+    """Return the error of an object that is not copied for each device."""
+    fix = "backend.replicate(net, devices), and an optimizer for each of them"
+    return UnsupportedValueError(f"replicate {describe(obj)}", problem, fix)

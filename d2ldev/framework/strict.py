@@ -45,12 +45,7 @@ class Strict:
 
 
 class Strictness:
-    """Where ``strict()`` is in force, and what is replaced meanwhile; kept for each framework.
-
-    Args:
-        name: of the framework.
-        strict: its room.
-    """
+    """Where ``strict()`` is in force, and what is replaced meanwhile; kept for each framework."""
 
     def __init__(self, name: str, strict: Strict) -> None:
         self._strict = strict

@@ -40,11 +40,11 @@ class Tensors(ABC):
 
     Attributes:
         types: the classes of the tensors.
-        plain_types: the classes of other values of the framework's that may stand in a batch and
-            stay as they are: dtypes, devices.
+        plain_types: the classes of its other values that stay as they are in a batch: dtypes,
+            devices.
         dtype_names: the dtypes that tensors can have, by name. A property where that may change.
-        integer_dtype, float_dtype: the default dtypes of the array API standard: what integers and
-            floats of Python's become if no dtype is asked for. Properties where they may change.
+        integer_dtype, float_dtype: the dtypes of Python's integers and floats if no dtype is asked
+            for. Properties where they may change.
     """
 
     types: tuple[type, ...]
@@ -93,8 +93,7 @@ class Tensors(ABC):
     def data_dtype(self, name: str) -> str:
         """Return the dtype that NumPy data of a dtype gets, if none is asked for.
 
-        It is the same dtype, except in a framework that prefers narrow numbers: JAX makes float64
-        float32.
+        The same, except in a framework that prefers narrow numbers: JAX makes float64 float32.
         """
         return name
 
@@ -115,8 +114,7 @@ class Tensors(ABC):
     def live(self) -> Iterable[Tensor]:
         """Return the tensors that something in this process still holds.
 
-        The default asks Python's garbage collector, which knows what Python objects there are; for
-        a framework that keeps a list of its own.
+        The default asks Python's garbage collector. A framework may keep a list of its own.
         """
         # Not ``isinstance``, which asks the objects, and proxies among them answer for others. Each
         # class is asked once: with memory traced, a question costs as much as the stack is deep.
@@ -125,9 +123,9 @@ class Tensors(ABC):
         return [x for x in objects if type(x) in classes]
 
     def container_of(self, cls: type) -> Container | None:
-        """Return how a class of containers of the framework's own is walked; None for others.
+        """Return how a framework's own class of containers is walked; None for other classes.
 
-        Asked once for each class that d2ldev does not know.
+        Called once for each class that d2ldev does not know.
         """
         return None
 
@@ -205,26 +203,21 @@ class Tensors(ABC):
 
     @abstractmethod
     def from_dlpack(self, x: Any) -> Tensor:
-        """Return a tensor on the memory of another framework's, or of the framework's own.
-
-        The result aliases ``x``.
+        """Return a tensor on the memory of ``x``.
 
         Args:
             x: a tensor of ``types``, or anything with ``__dlpack__`` and ``__dlpack_device__``.
 
         Raises:
-            Exception: where there would be a copy, or memory that cannot be used.
+            Exception: if it cannot use that memory, or would copy it.
         """
 
     def dlpack_of(self, x: Tensor) -> Any:
-        """Return an object with ``__dlpack__`` and ``__dlpack_device__`` for a tensor.
-
-        The tensor itself, but for a framework whose tensors lack these methods.
-        """
+        """Return an object with ``__dlpack__`` and ``__dlpack_device__``: the tensor, if it can."""
         return x
 
     def pinned(self, x: Tensor) -> Tensor | None:
-        """Return a copy of a tensor of the CPU in memory that a GPU can copy from by itself.
+        """Return a copy of a CPU's tensor in memory from which a GPU can copy by itself.
 
         None where the framework has no such memory for its GPUs.
         """
@@ -236,9 +229,9 @@ class Tensors(ABC):
     """Half of how many steps of a loop may be queued; None where the framework has a bound."""
 
     def wait(self, x: Tensor) -> None:
-        """Wait until what writes a tensor, and what reads it so far, is done.
+        """Wait until all queued work that writes or reads a tensor is done.
 
-        Where ``in_flight`` is a number: called so often, for a tensor of so many steps ago.
+        Called where ``in_flight`` is a number: after so many steps, for a tensor as many steps old.
         """
 
     # -- for logs ---------------------------------------------------------------------------------
@@ -255,9 +248,7 @@ class Tensors(ABC):
         return (x * x).sum() ** 0.5
 
     def detached(self, x: Tensor) -> Tensor:
-        """Return a tensor without its history; a scalar that can be kept for long.
-
-        There is no copy where possible.
+        """Return a tensor without its history; a scalar can be kept for long. No copy if possible.
 
         For a framework whose tensors keep alive what they were computed from, or the larger tensor
         that they are a view of; or whose variables are tensors, and change their value.

@@ -22,9 +22,11 @@ Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is
 
 LOSSES = ("mse", "cross_entropy", "bce")
 OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
+PRECISIONS = ("model", "bf16", "fp16")
+SHARDS = ("parameters",)
+STATISTICS = ("global", "local")
 
 MOMENTUM = 0.9
-PRECISIONS = ("model", "bf16", "fp16")
 BETAS = (0.9, 0.999)
 ADAM_EPSILON = 1e-8
 WEIGHT_DECAY = 0.01
@@ -50,11 +52,11 @@ class Portion(NamedTuple):
     """What of a batch one of several processes has.
 
     Args:
-        number: how many examples. With 0, the operands are the first example of the batch, so that
-            the model can compute with something.
+        number: how many examples. If 0, the operands are the first example of the batch, so that
+            the model can compute.
         length: how many examples the batch has.
-        share: what part of the loss of the batch theirs is, from 0 to 1: ``number / length`` unless
-            they have weights.
+        share: their part of the batch's loss, from 0 to 1: ``number / length`` unless they have
+            weights.
     """
 
     number: int
@@ -63,14 +65,11 @@ class Portion(NamedTuple):
 
 
 class Sharded:
-    """What one of several processes has read of a batch, which is split no more.
-
-    ``Trainer.shard`` returns data that yields it.
+    """What one of several processes has read of a batch; the data of ``Trainer.shard`` yields it.
 
     Args:
         operands: its part, or the first example of the batch if it has none.
-        number: how many examples of the batch are its own.
-        length: how many examples the batch has.
+        number, length: see ``Portion``.
         content: what is the same in all processes that have read the same batch.
     """
 
@@ -80,12 +79,12 @@ class Sharded:
 
 
 def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where the part of one of several processes or devices begins and ends.
+    """Return where one process's or device's part of a batch begins and ends.
 
-    The first ones have an example more where they cannot have as many each.
+    Where the parts cannot be equal, the first ones have an example more.
 
     Args:
-        length: how many examples a batch has.
+        length: how many examples the batch has.
         rank: the number of the process or device, from 0.
         size: how many there are.
 
@@ -107,22 +106,22 @@ class Settings(NamedTuple):
             same shape), or a function or an object: see ``Loss``.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` (the
             same, and in each step every parameter is shortened by 0.01 of the learning rate),
-            ``'adagrad'``, or the framework's own object, whose learning rate is its own; None for a
+            ``'adagrad'``, or the framework's own object, with its own learning rate; None for a
             model that is only evaluated.
         lr: the learning rate.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         accumulate: how many batches make one step of the optimizer, with the mean of their
             gradients.
-        precision: ``'bf16'`` and ``'fp16'``: the model computes in them, and its parameters stay in
+        precision: ``'bf16'`` or ``'fp16'``: the model computes in it, and its parameters stay in
             float32. Its prediction is float32 again for the loss and the metrics. In ``'fp16'``
             gradients are scaled, and a step whose gradients are too large for it is left out.
             ``'model'``: it computes as it is.
         methods: the names of the model's own methods that give the loss of a batch in ``step`` and
             in ``evaluate``, such as ``('training_step', 'validation_step')``; None is ``loss``.
-        shard: ``'parameters'``: where several devices or processes train, each holds a part of the
+        shard: with ``'parameters'`` each of several devices or processes holds a part of the
             parameters and of the optimizer's state. None: each holds all of them.
-        batch_norm: ``'global'`` or ``'local'``: where several devices or processes train, batch
-            normalizations have the statistics of the whole batch, or of a part. None: as it is.
+        batch_norm: whether batch normalizations have the statistics of the whole batch
+            (``'global'``), or of each device's or process's part (``'local'``). None: as it is.
     """
 
     loss: Loss = "mse"
@@ -141,62 +140,36 @@ class Settings(NamedTuple):
         Raises:
             UnsupportedValueError: if they cannot be used.
         """
-        if not callable(self.loss) and not _is_one_of(self.loss, LOSSES):
-            raise UnsupportedValueError(
-                f"train with the loss {describe(self.loss)}",
-                f"a loss is one of {', '.join(LOSSES)}, or (prediction, y) -> scalar tensor",
-                "loss='mse'",
-            )
-        if isinstance(self.optimizer, str) and self.optimizer not in OPTIMIZERS:
-            raise UnsupportedValueError(
-                f"train with the optimizer {self.optimizer!r}",
-                f"an optimizer is one of {', '.join(OPTIMIZERS)}, or the framework's own object",
-                "optimizer='sgd'",
-            )
-        for name in ("lr", "gradient_clip_val"):
-            value = getattr(self, name)
-            if not _is_rate(value):
-                raise UnsupportedValueError(
-                    f"train with {name}={describe(value)}",
-                    "it is a number that is not negative",
-                    f"{name}={0.01 if name == 'lr' else 0}",
-                )
-        if not _is_one_of(self.precision, PRECISIONS):
-            raise UnsupportedValueError(
-                f"train with precision={describe(self.precision)}",
-                f"it is one of {', '.join(PRECISIONS)}",
-                "precision='bf16', or leave it out",
-            )
-        for name, known in (("shard", ("parameters",)), ("batch_norm", ("global", "local"))):
-            value = getattr(self, name)
-            if value is not None and not _is_one_of(value, known):
-                raise UnsupportedValueError(
-                    f"train with {name}={describe(value)}",
-                    f"it is {' or '.join(map(repr, known))}, or None",
-                    f"{name}={known[0]!r}, or leave it out",
-                )
+        if not callable(self.loss):
+            _check_choice("loss", self.loss, LOSSES, "(prediction, y) -> scalar tensor")
+        if isinstance(self.optimizer, str):
+            _check_choice("optimizer", self.optimizer, OPTIMIZERS, "the framework's own object")
+        _check_choice("precision", self.precision, PRECISIONS, "left out")
+        if self.shard is not None:
+            _check_choice("shard", self.shard, SHARDS, "left out")
+        if self.batch_norm is not None:
+            _check_choice("batch_norm", self.batch_norm, STATISTICS, "left out")
+        for name, right in (("lr", 0.01), ("gradient_clip_val", 0)):
+            if not _is_rate(value := getattr(self, name)):
+                problem = "it is a number that is not negative"
+                raise _refusal(name, value, problem, f"{name}={right}")
+        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
+        if not is_whole or self.accumulate < 1:
+            problem = "it is how many batches make one step of the optimizer, 1 or more"
+            raise _refusal("accumulate", self.accumulate, problem, "accumulate=4, or leave it out")
         if self.methods is not None and not (
             isinstance(self.methods, tuple)
             and len(self.methods) == 2
             and all(isinstance(name, str) for name in self.methods)
         ):
-            raise UnsupportedValueError(
-                f"train with methods={describe(self.methods)}",
-                "they are the names of two methods of the model",
-                "methods=('training_step', 'validation_step')",
-            )
+            problem = "they are the names of two methods of the model"
+            fix = "methods=('training_step', 'validation_step')"
+            raise _refusal("methods", self.methods, problem, fix)
         if self.precision != "model" and self.methods is not None:
             raise UnsupportedValueError(
                 f"train a model with its own {self.methods[0]} with precision={self.precision!r}",
                 "what that method computes in is its own",
                 "leave precision out, and compute in fewer bits in the method",
-            )
-        is_whole = isinstance(self.accumulate, Integral) and not isinstance(self.accumulate, bool)
-        if not is_whole or self.accumulate < 1:
-            raise UnsupportedValueError(
-                f"train with accumulate={describe(self.accumulate)}",
-                "it is how many batches make one step of the optimizer, 1 or more",
-                "accumulate=4, or leave it out",
             )
         return self._replace(
             lr=float(self.lr),
@@ -214,8 +187,8 @@ class Learner(ABC):
     Attributes:
         pending: how many batches were taken since the last step of the optimizer; always 0 without
             ``accumulate``.
-        portion: what of its batch the operands of the next ``step`` are; set before each step where
-            several processes train together, and None elsewhere.
+        portion: what the next ``step`` gets of its batch; set before each step where several
+            processes train together, and None elsewhere.
     """
 
     portion: Portion | None = None
@@ -252,15 +225,15 @@ class Learner(ABC):
         """Go on with these parts, as ``place`` or ``load_into`` returned them."""
 
     def sync(self) -> None:
-        """Leave the user's own model and optimizer as they are after the last step.
+        """Give the user's own model and optimizer the state after the last step.
 
         For a framework whose steps work on copies of their arrays, or change their modes.
         """
 
     def leave(self) -> None:
-        """Leave them after an error, which other processes may not know of.
+        """Do what ``sync`` does after an error, of which other processes may not know.
 
-        Where ``sync`` needs these, they are as after the last one.
+        Where ``sync`` needs those, the model and the optimizer stay as after the last ``sync``.
         """
         self.sync()
 
@@ -281,10 +254,10 @@ class Learner(ABC):
         With ``accumulate``, the optimizer takes its step with the last batch of so many.
 
         Args:
-            inputs: what the model is called with, on its device.
-            y: what its prediction is compared with, there too; or a ``Weighted`` of it.
-
-        With ``Settings.methods``, ``inputs`` is ``(batch,)`` and ``y`` is None: see ``own_loss``.
+            inputs: what the model is called with, on its device; with ``Settings.methods`` it is
+                ``(batch,)``.
+            y: what its prediction is compared with, there too, or a ``Weighted`` of it; None with
+                ``Settings.methods``.
 
         Returns:
             The loss before the step, a scalar on the device, and the prediction.
@@ -293,14 +266,14 @@ class Learner(ABC):
     def flush(self) -> None:
         """Let the optimizer take its step with the batches since the last one, if there are any.
 
-        The end of an epoch, whose last batches may be fewer than ``accumulate``: their gradients
-        are averaged over as many as they are.
+        Called at the end of an epoch, whose last batches may be fewer than ``accumulate``. The step
+        takes the mean of their gradients.
         """
 
     def end_epoch(self) -> None:
-        """Do with the other processes what is done once in an epoch, after its last step.
+        """Do with the other processes what is due after the last step of an epoch.
 
-        For a model with running statistics, which each process has computed from its own examples.
+        For running statistics, which each process has computed from its own examples.
         """
 
     @abstractmethod
@@ -325,12 +298,12 @@ class Learner(ABC):
         return True
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        """Let a model that is not built make its tensors for such inputs, without training it."""
+        """Make the tensors of a model that is not built, for such inputs, without training it."""
 
     def modes(self) -> Any:
         """Return which of the model's parts are frozen or in evaluation mode, as plain values.
 
-        A callback may have changed them between two epochs. None if the framework has no modes.
+        A callback may change them between two epochs. None if the framework has no modes.
         """
         return None
 
@@ -352,18 +325,20 @@ def _is_rate(value: object) -> bool:
         return False
 
 
-def _is_one_of(value: object, names: Iterable[str]) -> bool:
-    # Arrays compare each of their elements.
-    return isinstance(value, str) and value in names
+def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
+    """Check a setting that is one of several names, or something else that the caller allows."""
+    # Of a text only: arrays compare each of their elements.
+    if not isinstance(value, str) or value not in choices:
+        problem = f"it is one of {', '.join(choices)}, or {other}"
+        raise _refusal(name, value, problem, f"{name}={choices[0]!r}")
+
+
+def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedValueError:
+    return UnsupportedValueError(f"train with {name}={describe(value)}", problem, fix)
 
 
 def refused_state(part: str, problem: str) -> CheckpointError:
-    """Return the error of a state that is of another run.
-
-    Args:
-        part: what differs: ``'model'``, ``'optimizer'``, ``'generator'``.
-        problem: how.
-    """
+    """Return the error of a state that is of another ``part``: ``'model'``, ``'generator'``."""
     return CheckpointError(
         "restore a training state",
         f"it is of another {part}: {problem}",
@@ -422,16 +397,12 @@ class Training:
     def defaults(self, model: Any) -> tuple[Any, Any]:
         """Return the loss and the optimizer of a model for which the user names none.
 
-        For a framework whose models carry them, as Keras' do after ``compile``; None for a loss
-        that such a model lacks.
+        Keras' models have their own after ``compile``; None for a loss that such a model lacks.
         """
         return "mse", "sgd"
 
     def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        """Return the metrics of a model for which the user names none, as ``Trainer.fit`` has them.
-
-        See ``defaults``.
-        """
+        """Return such a model's metrics, as ``Trainer.fit`` has them; see ``defaults``."""
         return ()
 
     def step_operands(self, model: Any) -> tuple[str, ...]:
@@ -444,12 +415,8 @@ class Training:
     def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
         """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
 
-        For a framework whose D2L ``Module`` holds no parameters.
-
-        Args:
-            model: a D2L ``Module``.
-            optimizer: what its ``configure_optimizers`` returned.
-            batches: what it is trained on.
+        For a framework whose D2L ``Module`` holds no parameters; ``optimizer`` is what the module's
+        ``configure_optimizers`` returned.
         """
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
@@ -473,14 +440,12 @@ class Training:
     def sharded(self, loader: Any, rank: int, size: int) -> Any:
         """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
 
-        Called by ``Trainer.shard``.
+        Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
+        ``loader_types`` if the other one is.
 
         Args:
             loader: of ``sharded_types``.
             rank, size: the number of the process, from 0, and how many there are.
-
-        Returns:
-            A loader with the batches in the same order; of ``loader_types``, if the other one is.
 
         Raises:
             UnsupportedValueError: for a loader whose examples cannot be chosen by number.
@@ -495,15 +460,9 @@ class Training:
         return None
 
     def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
-        """Return batches that the framework's own pipeline brings to a device ahead of their use.
+        """Return batches that the framework's own pipeline brings to a device before their use.
 
-        Args:
-            batches: what the user gave to ``prefetch``.
-            device: where to.
-            depth: how many are ahead; 1 or more.
-
-        Returns:
-            An iterable of the same batches, or None where d2ldev is to do it.
+        ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
         """
         return None
 
@@ -512,8 +471,7 @@ class Training:
     def random_state(self, device: Device) -> Any:
         """Return the state of the framework's random numbers, as a nesting that ``save`` takes.
 
-        State that cannot be read is left out; a framework may draw a new seed, set it, and return
-        it.
+        Of a state that cannot be read, a framework may draw a new seed, set it, and return it.
         """
         return None
 
@@ -526,10 +484,10 @@ class Training:
         return lambda: None
 
     def loader_state(self, loader: Any) -> Any:
-        """Return the state that decides the next epoch's order, of a loader of ``loader_types``.
+        """Return the states of the generators of a loader of ``loader_types``.
 
-        It adds the states of the loader's own generators to ``random_state``, and to the random
-        numbers of Python and NumPy, as a nesting that ``save`` takes.
+        A nesting that ``save`` takes. With ``random_state`` and the random numbers of Python and
+        NumPy it decides the order of the next epoch.
         """
         return None
 

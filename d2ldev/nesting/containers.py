@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from collections.abc import Set as AbstractSet
+from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -28,10 +29,14 @@ class Container(NamedTuple):
     rebuild: Callable[[Any, list[Any]], Any]
 
 
+def _indices(x: Any) -> range:
+    return range(len(x))
+
+
 # Most of every batch, and so as cheap as can be.
 DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=True)))
-LIST = Container(iter, lambda x: range(len(x)), lambda _, new: new)
-TUPLE = Container(iter, lambda x: range(len(x)), lambda _, new: tuple(new))
+LIST = Container(iter, _indices, lambda _, new: new)
+TUPLE = Container(iter, _indices, lambda _, new: tuple(new))
 _EXACT = {dict: DICT, list: LIST, tuple: TUPLE}
 
 
@@ -40,34 +45,34 @@ def container_of(cls: type) -> Container | None:
     if cls in _EXACT:
         return _EXACT[cls]
     if issubclass(cls, Mapping):
-        return Container(lambda x: x.values(), lambda x: x, _mapping_rebuild(cls))
+        return Container(lambda x: x.values(), iter, _mapping_rebuild)
     if issubclass(cls, tuple):
-        return Container(iter, _tuple_labels(cls), _tuple_rebuild(cls))
+        labels = (lambda x: x._fields) if is_namedtuple(cls) else _indices
+        return Container(iter, labels, _tuple_rebuild(cls))
     if issubclass(cls, MutableSequence):
-        return Container(iter, lambda x: range(len(x)), _sequence_rebuild)
+        return Container(iter, _indices, _sequence_rebuild)
     if issubclass(cls, AbstractSet):
-        return Container(iter, lambda x: range(len(x)), _set_rebuild)
+        return Container(iter, _indices, _set_rebuild)
     if is_dataclass(cls):
         return _dataclass_container()
     return None
 
 
 def is_namedtuple(cls: type) -> bool:
-    """Tell whether a class is a namedtuple."""
+    """Return whether a class is a namedtuple."""
     return issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
 def is_dataclass(cls: type) -> bool:
-    """Tell whether a class is a dataclass, without the import of ``dataclasses``."""
+    """Return whether a class is a dataclass, without the import of ``dataclasses``."""
     return hasattr(cls, "__dataclass_fields__")
 
 
-def _mapping_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
-    if not issubclass(cls, MutableMapping):
-        return lambda old, new: cls(dict(zip(old, new, strict=True)))
-
+def _mapping_rebuild(old: Any, new: list[Any]) -> Any:
+    if not isinstance(old, MutableMapping):
+        return type(old)(dict(zip(old, new, strict=True)))
     # A shallow copy keeps the default factory, the order and the attributes of a subclass.
-    return lambda old, new: _rewritten(old, list(old), list(old.values()), new)
+    return _rewritten(old, list(old), list(old.values()), new)
 
 
 def _sequence_rebuild(old: Any, new: list[Any]) -> Any:
@@ -119,10 +124,6 @@ def _set_rebuild(old: Any, new: list[Any]) -> Any:
     return made
 
 
-def _tuple_labels(cls: Any) -> Callable[[Any], Iterable[object]]:
-    return (lambda _: cls._fields) if is_namedtuple(cls) else (lambda x: range(len(x)))
-
-
 def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     if hasattr(cls, "n_sequence_fields"):  # a structure of C's, such as torch.return_types.max
         # Some have fields that are no items, such as a time's zone.
@@ -165,11 +166,8 @@ def _dataclass_container() -> Container:
 
 
 def is_plain_class(cls: type) -> bool:
-    """Tell whether a class has values without parts: NumPy's boolean, enumerations, ranges."""
-    if issubclass(cls, (range, slice, type(Ellipsis))):
-        return True
-    enum = sys.modules.get("enum")
-    if enum is not None and issubclass(cls, enum.Enum):
+    """Return whether a class has values without parts: NumPy's numbers, enumerations, ranges."""
+    if issubclass(cls, (range, slice, type(Ellipsis), Enum)):
         return True
     numpy = sys.modules.get("numpy")
     return numpy is not None and issubclass(cls, numpy.generic) and cls is not numpy.void

@@ -15,8 +15,8 @@ stay as they are. The rules, each held by a requirement ``containers.*`` of the 
 A batch is walked at every step of a training loop. So ``flatten`` makes no names: the name of a
 place is looked up only for an error.
 
-This module imports no framework, and knows none: the backend's ``Kinds`` (``kinds.py``) says what a
-value is.
+Of the arguments, ``kinds`` says what each type is to a backend; ``attempted``, what the caller is
+doing, for messages.
 """
 
 from __future__ import annotations
@@ -28,28 +28,7 @@ from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, said
 from d2ldev.nesting.containers import DICT, LIST, TUPLE, Container
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind, Kinds, register_container
-
-__all__ = [
-    "OBJECT",
-    "PLAIN",
-    "TENSOR",
-    "UNKNOWN",
-    "Flattened",
-    "Kind",
-    "Kinds",
-    "every",
-    "flatten",
-    "flatten_all",
-    "joined",
-    "labelled",
-    "leaves",
-    "plain_tensors",
-    "register_container",
-    "too_deep",
-    "with_tensors",
-]
-
+from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
 
 _MOST_PLACES = 100_000
 """How often containers may be found again in a nesting whose every place is named."""
@@ -71,24 +50,22 @@ def every(
     answer: object,
     budget: list[int],
 ) -> bool:
-    """Tell whether every leaf of the nestings is a tensor for which ``ask`` returns ``answer``.
+    """Return whether ``ask(x) is answer`` for every tensor, and every leaf is a tensor or plain.
 
     ``to`` asks this first, to see whether anything has to move. The walk makes no object of its
     own, and does not remember where it was.
 
     Args:
-        nestings: to walk in order.
-        kinds: what each type is.
-        ask: called with each tensor.
-        answer: compared with ``is``.
+        nestings: walked in order.
         budget: how many containers it may enter, in a list of one. It gives up, with False, at a
             nesting that is large or full of shared containers; ``flatten`` enters each of them
             once.
 
+    Returns:
+        False, too, for a value of an unknown kind, whose place ``flatten`` then names.
+
     Raises:
         RecursionError: if a container contains itself.
-        UnsupportedValueError: never; a value of an unknown kind makes the answer False, after which
-            ``flatten`` names its place.
     """
     for x in nestings:
         kind = kinds[type(x)]
@@ -116,10 +93,6 @@ def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
     A plain batch is made of dicts, lists and tuples, no subclasses, with a tensor in each, and no
     tensor is in it twice. Most batches are plain. ``with_tensors`` makes one again in half of the
     time of ``flatten``, because it need not remember what it has seen.
-
-    Args:
-        x: a nesting.
-        kinds: what each type is.
     """
     found: dict[int, Any] = {}
     try:
@@ -130,7 +103,7 @@ def plain_tensors(x: Any, kinds: Kinds) -> list[Any] | None:
 
 
 def _gather(x: Any, kind: Kind | Container, kinds: Kinds, found: dict[int, Any]) -> bool:
-    """Add the tensors of a container by their ids; tell whether it is plain."""
+    """Add the tensors of a container by their ids; return whether it is plain."""
     if kind is DICT:
         x = x.values()
     elif kind is not LIST and kind is not TUPLE:
@@ -153,7 +126,6 @@ def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
 
     Args:
         x: a batch of which ``plain_tensors`` is not None.
-        kinds: what each type is.
         new: the tensors, in the order of ``plain_tensors``.
     """
     # torch's compiler reads a variable that a comprehension sets before the comprehension does.
@@ -183,12 +155,7 @@ def with_tensors(x: Any, kinds: Kinds, new: Iterator[Any]) -> Any:
 
 
 def flatten(x: Any, kinds: Kinds, attempted: str) -> Flattened:
-    """Go through a nesting once.
-
-    Args:
-        x: any nesting; it is not changed.
-        kinds: what each type is.
-        attempted: what the caller is doing, for messages.
+    """Go through a nesting once; it is not changed.
 
     Raises:
         UnsupportedValueError: if a container contains itself, is nested deeper than Python
@@ -205,7 +172,6 @@ def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) 
 
     Args:
         named: ``(name, nesting)``; the name is where the names in it begin.
-        kinds, attempted: see ``flatten``.
     """
     names, nestings = zip(*named, strict=True) if named else ((), ())
     return Flattened(nestings, names, kinds, attempted)
@@ -217,7 +183,6 @@ class Flattened:
     Args:
         nestings: the nestings to walk.
         names: where the names in each begin.
-        kinds, attempted: see ``flatten``.
     """
 
     __slots__ = ("_attempted", "_containers", "_kinds", "_names", "_nestings", "others", "tensors")
@@ -243,15 +208,16 @@ class Flattened:
         except (D2LDevError, MemoryError):
             raise
         except Exception:  # a cycle, or whatever a class's own methods raise
-            self._look_for_the_place()
+            for _ in self._places():  # raises the error that names the place
+                pass
             raise
 
     def unflatten(self, changed: dict[int, Any]) -> Any:
         """Return the nesting with other leaves: the first nesting, of several.
 
         Args:
-            changed: id -> the replacement of this leaf; leaves that are not in it stay. The
-                containers that are made again are added to it.
+            changed: id -> the replacement of this leaf; other leaves stay. The containers that are
+                made again are added to it.
 
         Raises:
             UnsupportedValueError: if a container cannot be made again.
@@ -276,7 +242,7 @@ class Flattened:
                     changed[id(x)] = kind.rebuild(x, new)
                 except Exception as error:  # whatever a class's own methods raise
                     name = self.name_of(x)
-                    raise _refused(x, "made again", name, self._attempted, error) from error
+                    raise refused(x, "made again", name, self._attempted, error) from error
 
     def name_of(self, wanted: Any) -> str:
         """Return the name of the first place of a leaf or a container; empty at the top."""
@@ -288,11 +254,6 @@ class Flattened:
             if type(x) is type(wanted):
                 alike = alike or name
         return alike
-
-    def _look_for_the_place(self) -> None:
-        """Raise the error that names the place where the walk failed."""
-        for _ in self._places():
-            pass
 
     def _places(self) -> Iterator[tuple[str, Any]]:
         entered: dict[int, tuple[Any, bool]] = {}
@@ -308,13 +269,12 @@ def _collect(
     containers: list[tuple[Any, Container, Sequence[Any]]],
     is_open: dict[int, bool],
 ) -> None:
-    """Add the contents of a container to the collections of what was found so far.
+    """Add the contents of a container to ``tensors``, ``others`` and ``containers``.
 
     Args:
-        children: of the container.
-        kinds: what each type is.
-        tensors, others, containers: what was found; see ``Flattened``.
-        is_open: the containers that were entered, by their ids; whether they are not yet left.
+        children: what is in the container.
+        tensors, others, containers: see ``Flattened``.
+        is_open: for each container that was entered, by its id, whether it is not left yet.
     """
     for child in children:
         kind = kinds[type(child)]
@@ -342,9 +302,7 @@ def _places(
     """Yield every leaf and container with its name, in ``_collect``'s order, each container once.
 
     Args:
-        x, kinds, name, attempted: see ``leaves``.
-        entered: id -> the container, kept so that its id is not used again; whether it is not yet
-            left.
+        entered: id -> the container, kept so that its id stays its own; whether it is not left yet.
     """
     yield name, x
     kind = kinds[type(x)]
@@ -359,8 +317,8 @@ def _places(
             )
         return
     entered[id(x)] = (x, True)
-    for inner, child in _children(x, kind, name, attempted):
-        yield from _places(child, kinds, inner, attempted, entered)
+    for label, child in labelled(x, kind, name, attempted):
+        yield from _places(child, kinds, joined(name, label), attempted, entered)
     entered[id(x)] = (x, False)
 
 
@@ -374,9 +332,7 @@ def leaves(
 
     Args:
         x: a nesting; containers that contain themselves are entered once.
-        kinds: what each type is.
         path: the name of ``x`` itself.
-        attempted: what the caller is doing, for messages.
 
     Yields:
         ``(name, value, kind)``, names dotted: ``'layers.0.weight'``.
@@ -414,24 +370,13 @@ def _leaves(
             "give each container once",
         )
     entered[id(x)] = (x, True)
-    for name, child in _children(x, kind, path, attempted):
-        yield from _leaves(child, kinds, name, attempted, entered, budget)
+    for label, child in labelled(x, kind, path, attempted):
+        yield from _leaves(child, kinds, joined(path, label), attempted, entered, budget)
     entered[id(x)] = (x, False)
 
 
-def _children(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[str, Any]]:
-    """Return what is in a container, with its names."""
-    return [(joined(path, label), child) for label, child in labelled(x, kind, path, attempted)]
-
-
 def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[Any, Any]]:
-    """Return what is in a container, each with its key, index or field.
-
-    Args:
-        x: the container.
-        kind: what its type is.
-        path: its name.
-        attempted: what the caller is doing, for messages.
+    """Return what is in a container of this name, each with its key, index or field.
 
     Raises:
         UnsupportedValueError: if its class does not let it be taken apart, such as a list whose
@@ -442,12 +387,13 @@ def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[A
     except (D2LDevError, MemoryError, RecursionError):
         raise
     except Exception as error:  # whatever a class's own methods raise
-        raise _refused(x, "taken apart", path, attempted, error) from error
+        raise refused(x, "taken apart", path, attempted, error) from error
 
 
-def _refused(
+def refused(
     x: Any, what: str, path: str, attempted: str, error: Exception
 ) -> UnsupportedValueError:
+    """Return the error of a container that cannot be ``'taken apart'`` or ``'made again'``."""
     name = type(x).__name__
     return UnsupportedValueError(
         attempted,

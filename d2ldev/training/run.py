@@ -329,7 +329,7 @@ class Run:
     def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
         """Return the parts of the file, if it is one of a run."""
         outline = checkpoint.outline
-        children = dict(outline.children) if isinstance(outline, Outline) else {}
+        children = outline.children() if isinstance(outline, Outline) else {}
         found = children.get("format")
         if found != _FORMAT and isinstance(found, str) and found.startswith(_FORMAT[:-1]):
             raise CheckpointError(

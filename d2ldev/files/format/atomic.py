@@ -77,9 +77,11 @@ def _mode_of(target: str) -> int | None:
 
 def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
     """Create a temporary file and lock it; return its descriptor and its path."""
+    # Shortened, so that what stands around it fits into the limit of the file system.
+    short = os.fsdecode(os.fsencode(name)[:200])
     while True:
         own = f"{os.getpid()}.{secrets.token_hex(8)}.{_SUFFIX}"
-        temporary = os.path.join(folder, f".{_short(name)}.{own}")
+        temporary = os.path.join(folder, f".{short}.{own}")
         flags = os.O_CREAT | os.O_EXCL | os.O_RDWR | getattr(os, "O_BINARY", 0)
         descriptor = os.open(temporary, flags, 0o666 if mode is None else mode & 0o777)
         try:
@@ -98,11 +100,6 @@ def _create(folder: str, name: str, mode: int | None) -> tuple[int, str]:
                 os.unlink(temporary)
             raise
         os.close(descriptor)
-
-
-def _short(name: str) -> str:
-    """Shorten a name, so that a prefix and a suffix fit into the limit of the file system."""
-    return os.fsdecode(os.fsencode(name)[:200])
 
 
 def _remove_abandoned(folder: str) -> None:

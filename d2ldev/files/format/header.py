@@ -28,9 +28,8 @@ CHECKSUM = "d2ldev.checksum"
 HEADER = "d2ldev.header"
 """The keys in the metadata: the description of the nesting, its CRC-32, the XXH3 of the header.
 
-The first is CRC-32 in every version, so that a reader can tell a newer file from a damaged one. The
-second is of all bytes of the header and its length, with zeros for its own digits. Files have it
-since version 4.
+The first checksum lets a reader tell a file of another version from a damaged one. The second is of
+all bytes of the header and its length, with zeros for its own digits.
 """
 OURS = "d2ldev."
 """How the keys of d2ldev begin."""
@@ -66,19 +65,8 @@ class Entry(NamedTuple):
     end: int
 
 
-class Header(NamedTuple):
-    """The tensors of a file in the order of their bytes, and its metadata."""
-
-    entries: Mapping[str, Entry]
-    metadata: Mapping[str, str]
-
-
 def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
-    """Return the first bytes of a file, up to the first tensor.
-
-    Args:
-        entries: the tensors.
-        structure: the description of the nesting.
+    """Return the first bytes of a file, up to the first tensor; ``structure`` is the description.
 
     Raises:
         HeaderError: if no reader would take it.
@@ -100,15 +88,7 @@ def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
 
 
 def check_sum(text: bytes, digits: str) -> None:
-    """Check the bytes of a header.
-
-    Args:
-        text: the bytes, without the length.
-        digits: the checksum that its metadata has.
-
-    Raises:
-        HeaderError: if they are damaged.
-    """
+    """Raise a ``HeaderError`` if a header, without its length, has not the checksum ``digits``."""
     begin = text.find(f'"{HEADER}":"{digits}"'.encode()) + len(HEADER) + 4
     if _sum_of(text, begin) != digits:
         raise HeaderError("its header is damaged: the checksum differs")
@@ -127,8 +107,7 @@ def check_memory(text: bytes, room: int, entries: Mapping[str, Entry]) -> None:
     """Check that reading takes at most four times the memory of the file, or 128 MB.
 
     Args:
-        text: the bytes of the header.
-        room: how many bytes follow it.
+        text, room: see ``read_header``.
         entries: its tensors, as far as they are known. Some frameworks copy one while it is read.
 
     Raises:
@@ -148,11 +127,7 @@ def check_memory(text: bytes, room: int, entries: Mapping[str, Entry]) -> None:
 
 
 def length_of(first: bytes, size: int) -> int:
-    """Return the length of the header.
-
-    Args:
-        first: the first eight bytes of the file.
-        size: the size of the file.
+    """Return the length of the header, from the first eight bytes of a file and the file's size.
 
     Raises:
         HeaderError: if no header of this length fits into the file.
@@ -169,12 +144,12 @@ def length_of(first: bytes, size: int) -> int:
     return length
 
 
-def read_header(text: bytes, room: int) -> Header:
-    """Read the header of a file.
+def read_header(text: bytes, room: int) -> tuple[dict[str, Entry], dict[str, str]]:
+    """Return the tensors of a file in the order of their bytes, and its metadata.
 
     Args:
-        text: the bytes of the header, without the length.
-        room: how many bytes follow the header in the file.
+        text: the bytes of its header, without the length.
+        room: how many bytes follow them in the file.
 
     Raises:
         HeaderError: if it breaks a rule of the format, or does not fit the file.
@@ -202,11 +177,11 @@ def read_header(text: bytes, room: int) -> Header:
         state = "truncated, or has been written to" if position > room else "longer than it says"
         raise HeaderError(f"its tensors take {position} bytes and it has {room}: it is {state}")
     check_memory(text, room, entries)
-    return Header(ordered, metadata)
+    return ordered, metadata
 
 
 def parse_json(text: str) -> Any:
-    """Parse strict JSON: without NaN, without duplicate keys, and nested no deeper than Python can.
+    """Parse strict JSON: without NaN and duplicate keys, and no deeper than Python can.
 
     Raises:
         HeaderError: if it is anything else.

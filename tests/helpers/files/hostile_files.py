@@ -4,13 +4,32 @@ import json
 import pickle
 import zlib
 
+import xxhash
+
 DATA = bytes(4)
+NO_SUM = "0" * 16
 
 
 def file_of(header, data=b"", length=None):
-    """Return the bytes of a safetensors file: its header as it is given, or as JSON."""
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    """Return the bytes of a safetensors file: its header as it is given, or as JSON.
+
+    A header whose own checksum is ``NO_SUM`` gets the right one.
+    """
+    is_text = isinstance(header, bytes)
+    text = header if is_text else json.dumps(header, separators=(",", ":")).encode()
+    key = b'"d2ldev.header":"'
+    digits = xxhash.xxh3_64_hexdigest(len(text).to_bytes(8, "little") + text).encode()
+    text = text.replace(key + NO_SUM.encode(), key + digits, 1)
     return (len(text) if length is None else length).to_bytes(8, "little") + text + data
+
+
+def described(text):
+    """Return the metadata of a description, with its checksum."""
+    return {
+        "d2ldev.header": NO_SUM,
+        "d2ldev.checksum": f"{zlib.crc32(text.encode()):08x}",
+        "d2ldev.structure": text,
+    }
 
 
 def with_each_bit_flipped(data, count):
@@ -30,7 +49,7 @@ def entry(dtype="F32", shape=(1,), offsets=(0, 4)):
 def told(**parts):
     """Return a header whose description has one tensor 'x', and the values given."""
     description = {
-        "version": 2,
+        "version": 4,
         "backend": "reference",
         "root": {"tensor": 0},
         "containers": [],
@@ -38,12 +57,7 @@ def told(**parts):
         "tensors": [["x", "float32", None]],
     }
     description.update(parts)
-    text = json.dumps(description)
-    metadata = {
-        "d2ldev.structure": text,
-        "d2ldev.checksum": f"{zlib.crc32(text.encode()):08x}",
-    }
-    return {"__metadata__": metadata, "x": entry()}
+    return {"__metadata__": described(json.dumps(description)), "x": entry()}
 
 
 def row(kind, items, labels=None, **parts):
@@ -147,9 +161,10 @@ FORMAT = {
 }
 
 DESCRIPTION = {
-    "a higher version": (told(version=5), "newer one wrote it"),
-    "an algorithm of a newer version": (told(checksums="sum"), "checksums are 'sum'.*newer one"),
-    "an algorithm that is no text": (told(checksums=["crc32"]), "its checksums are"),
+    "a higher version": (told(version=5), "of version '5', and this d2ldev reads 4"),
+    "a lower version": (told(version=3), "of version '3', and this d2ldev reads 4"),
+    "another algorithm": (told(checksums="sum"), "lacks a part"),
+    "an algorithm that is no text": (told(checksums=["crc32"]), "lacks a part"),
     "no version": (told(version="1"), "lacks a version"),
     "more than there is": (told(more=1), "lacks a part"),
     "another dtype": (told(tensors=[["x", "float64", None]]), "stored as F32"),
@@ -178,6 +193,10 @@ DESCRIPTION = {
     "a scalar of too many bytes": (leaf({"scalar": ["int8", "0000"]}), "cannot be read"),
     "a scalar of objects": (leaf({"scalar": ["object", "00" * 8]}), "lacks a dtype"),
     "a type that nobody knows": (containers(row("Popen", [{"tensor": 0}], ["x"])), "cannot be"),
+    "a class whose name is none": (
+        containers(row("namedtuple", [{"tensor": 0}], ["x"], **{"class": ["this", "Point"]})),
+        "lacks the name of a class",
+    ),
     "a length that is none": (
         containers(row("deque", [{"tensor": 0}], maxlen=2**70)),
         "cannot be read",

@@ -1,10 +1,9 @@
 """Reading a file takes no more than four times the memory of the file, and time to match."""
 
 import json
-import zlib
 
 import pytest
-from hostile_files import DATA, containers, entry, file_of, row, told
+from hostile_files import DATA, containers, described, entry, file_of, row, told
 from processes import run_python
 
 from d2ldev import CheckpointError
@@ -50,8 +49,7 @@ def filled_description(filler):
     """Return a file whose description is of the format, but for what fills it."""
     header = told(containers=[row("list", [{"tensor": 0}, "FILLER"])], root={"at": 0})
     text = header["__metadata__"]["d2ldev.structure"].replace('"FILLER"', many(filler))
-    checksum = f"{zlib.crc32(text.encode()):08x}"
-    header["__metadata__"] = {"d2ldev.structure": text, "d2ldev.checksum": checksum}
+    header["__metadata__"] = described(text)
     return file_of(header, DATA)
 
 
@@ -186,8 +184,7 @@ def test_the_writer_that_a_file_names_is_told_shortly(reference, path):
     text = header["__metadata__"]["d2ldev.structure"].replace(
         '"reference"', json.dumps("w" * 10**6)
     )
-    header["__metadata__"]["d2ldev.structure"] = text
-    header["__metadata__"]["d2ldev.checksum"] = f"{zlib.crc32(text.encode()):08x}"
+    header["__metadata__"] = described(text)
     path.write_bytes(file_of(header, DATA))
     with pytest.raises(CheckpointError) as caught:
         reference.load_into({"y": reference.zeros(1)}, path)
