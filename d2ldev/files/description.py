@@ -33,9 +33,10 @@ from d2ldev.nesting.walk import joined, too_deep
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 4
-"""The version of the description; a reader refuses every other one.
+"""The version of the description; a reader refuses a higher one.
 
-Versions 1 to 3 were of d2ldev before its first release.
+Since version 2 it names the algorithm of the checksums. Since version 3 it names no classes that a
+reader would look for. Since version 4 the header has a checksum, too.
 """
 
 # The types of rows: without labels, and with them.
@@ -48,7 +49,13 @@ MODEL = "model"
 """A model: its tensors by their names."""
 STATE = "state"
 """An optimizer: its state, in a dict."""
-_LABELLED = frozenset({"dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE})
+_LABELLED = frozenset(
+    {
+        *("dict", "OrderedDict", NAMEDTUPLE, MODEL, STATE),
+        # Older versions have written these, which are loaded as dicts.
+        *("dataclass", "defaultdict", "Counter"),
+    }
+)
 
 # Python goes through a nesting recursively, to compare it or to show it.
 _MAX_DEPTH = 500
@@ -397,6 +404,7 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             layouts = layouts_of(row["layouts"]) if "layouts" in row else None
             maxlen = deque(maxlen=row["maxlen"]).maxlen if kind == "deque" else None
             inputs, name = row.get("inputs"), row.get("class")
+            name = None if isinstance(name, list) else name  # older versions have a module, too
             check(name is None or isinstance(name, str), "the name of a class")
             sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
             size = min(1 + sum(sizes), _MAX_VALUES + 1)

@@ -25,8 +25,8 @@ from d2ldev.files.description import (
     outlined,
     tensors_in,
 )
-from d2ldev.files.format.checksums import ALGORITHM, PIECE, checksum_of
-from d2ldev.files.format.dtypes import NAMES, PACKED, Storage, bytes_of, numpy_dtype, storage_of
+from d2ldev.files.format.checksums import ALGORITHMS, OLDEST, PIECE, checksum_of
+from d2ldev.files.format.dtypes import NAMES, PACKED, bytes_of, numpy_dtype, storages_of
 from d2ldev.files.format.header import (
     CHECKSUM,
     HEADER,
@@ -93,6 +93,7 @@ class Checkpoint:
             check_sum(text, metadata[HEADER])
         del text, metadata  # their memory is needed for what is made of them
         self.writer: str | None = told["backend"]
+        self._algorithm: str = told["checksums"]
         table = [self._checked(row) for row in told.pop("tensors")]
         self._sums = {stored.name: total for stored, total in table}
         used: dict[Stored, None] = {}
@@ -117,15 +118,18 @@ class Checkpoint:
         name, dtype, total = row
         entry, known = self._entries.get(name), isinstance(dtype, str)
         numbers = self._framework.files.numbers_dtype(dtype) or dtype if known else ""
-        storage = Storage(PACKED[numbers]) if numbers in PACKED else storage_of(numbers)
         shape = entry.shape if entry else ()
-        end = len(shape) - len(storage.suffix) if storage else 0
-        if entry is None or storage != (entry.tag, shape[end:]):
+        suffixes = [
+            way.suffix
+            for way in storages_of(numbers)
+            if entry and way == (entry.tag, shape[len(shape) - len(way.suffix) :])
+        ]
+        if not suffixes:
             raise HeaderError(
                 f"its description tells of a tensor {quoted(name)} of {quoted(str(dtype))}, which "
                 + (f"is stored as {entry.tag}" if entry else "is not there")
             )
-        return Stored("tensor", name, dtype, numbers, shape[:end]), total
+        return Stored("tensor", name, dtype, numbers, shape[: len(shape) - len(suffixes[0])]), total
 
     def whole(self, device: Device, classes: Mapping[str, type]) -> Any:
         """Read the whole file; see ``part`` and ``built``."""
@@ -173,7 +177,7 @@ class Checkpoint:
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""
         entry, total = self._entries[stored.name], self._sums[stored.name]
-        checksum = checksum_of(stored.dtype, entry.shape)
+        checksum = checksum_of(stored.dtype, entry.shape, self._algorithm)
         dtype = numpy_dtype(stored.numbers)
         is_array = stored.kind == "array"
         array = np.empty(stored.shape, dtype) if is_array else _aligned(stored.shape, dtype)
@@ -276,6 +280,7 @@ def _description(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> d
     if not ours:
         return {
             "backend": None,
+            "checksums": OLDEST,
             "root": {"at": 0},
             "containers": [
                 {
@@ -293,16 +298,22 @@ def _description(entries: Mapping[str, Entry], metadata: Mapping[str, str]) -> d
         raise HeaderError("its description is damaged: the checksum differs")
     told: dict[str, Any] = parse_json(text)
     check(isinstance(told, dict) and type(told.get("version")) is int, "a version")
-    if told["version"] != VERSION:
+    version = told["version"]
+    if version > VERSION:
         raise HeaderError(
-            f"its description is of version {quoted(str(told['version']))}, and this d2ldev reads "
-            f"{VERSION}: another one wrote it"
+            f"its description is of version {quoted(str(version))}, and this d2ldev reads "
+            f"{VERSION}: a newer one wrote it"
         )
-    if ours != {STRUCTURE, CHECKSUM, HEADER}:
+    if ours != ({STRUCTURE, CHECKSUM} if version < 4 else {STRUCTURE, CHECKSUM, HEADER}):
         raise HeaderError("its description is damaged: the metadata has a part of its keys")
+    algorithm = told.setdefault("checksums", OLDEST)
+    if not isinstance(algorithm, str) or algorithm not in ALGORITHMS:
+        raise HeaderError(
+            f"its checksums are {str(algorithm)[:40]!r}, and this d2ldev computes "
+            f"{', '.join(ALGORITHMS)}: a newer one wrote it"
+        )
     is_whole = (
         set(told) == {"version", "backend", "root", "containers", "checksums", "tensors"}
-        and told["checksums"] == ALGORITHM
         and isinstance(told["backend"], str)
         and isinstance(told["tensors"], list)
         and isinstance(told["containers"], list)

@@ -15,7 +15,7 @@ from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
-from d2ldev.files.format.checksums import ALGORITHM, DIGITS, PIECE, checksum_of
+from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
 from d2ldev.files.format.dtypes import bytes_of, numpy_dtype, storage_of
 from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.framework import Framework
@@ -115,7 +115,7 @@ def _header(
         "backend": framework.name,
         "root": description.root,
         "containers": description.rows,
-        "checksums": ALGORITHM,
+        "checksums": NEWEST,
         "tensors": [
             [tensor.name, tensor.dtype, total]
             for tensor, total in zip(description.saved, sums, strict=True)

@@ -46,6 +46,15 @@ class Storage(NamedTuple):
     suffix: tuple[int, ...] = ()
 
 
+# How dtypes were stored before the format had tags for them.
+_OLDER = {
+    "complex64": Storage("F32", (2,)),
+    "float8_e8m0fnu": Storage("U8"),
+    "float8_e4m3fnuz": Storage("U8"),
+    "float8_e5m2fnuz": Storage("U8"),
+}
+
+
 def storage_of(name: str) -> Storage | None:
     """Return how a dtype is stored; None if it is not a dtype of numbers.
 
@@ -61,6 +70,12 @@ def storage_of(name: str) -> Storage | None:
     import ml_dtypes
 
     return Storage("U8") if hasattr(ml_dtypes, name) else None
+
+
+def storages_of(name: str) -> list[Storage]:
+    """Return every way in which a dtype is stored in files, also in older ones."""
+    ways = [storage_of(name), _OLDER.get(name), Storage(PACKED[name]) if name in PACKED else None]
+    return [way for way in ways if way is not None]
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:

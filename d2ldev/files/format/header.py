@@ -28,8 +28,9 @@ CHECKSUM = "d2ldev.checksum"
 HEADER = "d2ldev.header"
 """The keys in the metadata: the description of the nesting, its CRC-32, the XXH3 of the header.
 
-The first checksum lets a reader tell a file of another version from a damaged one. The second is of
-all bytes of the header and its length, with zeros for its own digits.
+The first is CRC-32 in every version, so that a reader can tell a newer file from a damaged one. The
+second is of all bytes of the header and its length, with zeros for its own digits. Files have it
+since version 4.
 """
 OURS = "d2ldev."
 """How the keys of d2ldev begin."""

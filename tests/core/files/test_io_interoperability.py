@@ -6,7 +6,7 @@ import re
 import ml_dtypes
 import numpy as np
 import pytest
-from hostile_files import entry, file_of
+from hostile_files import entry, file_of, told
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
@@ -114,6 +114,26 @@ def test_complex_numbers_of_another_program_are_read(reference, path):
     loaded = reference.load(path)["z"]
     assert reference.dtype_of(loaded) == "complex64"
     assert reference.to_numpy(loaded).tolist() == [1 + 2j, -3j]
+
+
+OLDER = {
+    "complex64": ("F32", [2, 2]),
+    "float8_e8m0fnu": ("U8", [2]),
+    "float8_e4m3fnuz": ("U8", [2]),
+    "float8_e5m2fnuz": ("U8", [2]),
+}
+
+
+@pytest.mark.parametrize("dtype", OLDER)
+def test_files_from_before_the_format_had_a_dtype_are_read(reference, path, dtype):
+    tag, shape = OLDER[dtype]
+    array = np.frombuffer(ODD_BYTES[:16], numpy_dtype(dtype))[:2]
+    header = told(version=3, root={"array": 0}, tensors=[["x", dtype, None]])
+    header["x"] = entry(tag, shape, (0, array.nbytes))
+    path.write_bytes(file_of(header, array.tobytes()))
+    loaded = reference.load(path)
+    assert loaded.dtype == array.dtype
+    assert loaded.tobytes() == array.tobytes()
 
 
 PACKED = {"F4": ([4], 2), "F6_E2M3": ([2, 2], 3), "F6_E3M2": ([4], 3)}

@@ -8,6 +8,7 @@ import math
 
 import numpy as np
 import pytest
+from hostile_files import DATA, file_of, told
 
 from d2ldev import CheckpointError, UnsupportedValueError
 
@@ -146,13 +147,35 @@ def test_a_container_of_another_class_comes_back_as_one_of_pythons_own(
 
 
 @pytest.mark.parametrize(
-    ("saved", "mine"),
-    [(Point(1, "one"), Point(0, "-")), (Batch(1, "one"), Batch(0, "-"))],
-    ids=["namedtuple", "dataclass"],
+    ("row", "loaded"),
+    [
+        ({"type": "namedtuple", "class": ["os", "system"], "labels": ["x", "y"]}, (1, 2)),
+        ({"type": "dataclass", "class": ["os", "system"], "labels": ["x", "y"]}, {"x": 1, "y": 2}),
+        ({"type": "defaultdict", "factory": "list", "labels": ["x", 1]}, {"x": 1, 1: 2}),
+        ({"type": "Counter", "labels": ["x", "y"]}, {"x": 1, "y": 2}),
+    ],
+    ids=lambda value: value.get("type") if isinstance(value, dict) else "",
 )
-def test_what_was_saved_is_read_into_ones_own_class(reference, path, saved, mine):
-    reference.save([saved], path)
-    assert same(reference, reference.load_into([mine], path), [saved])
+def test_what_older_versions_wrote_of_other_classes_is_read(reference, path, row, loaded):
+    rows = [{**row, "items": [1, 2]}, {"type": "list", "items": [{"tensor": 0}, {"at": 0}]}]
+    path.write_bytes(file_of(told(version=2, containers=rows, root={"at": 1}), DATA))
+    assert same(reference, reference.load(path)[1], loaded)
+
+
+@pytest.mark.parametrize(
+    ("kind", "mine", "loaded"),
+    [
+        ("namedtuple", Point(0, "-"), Point(1, "one")),
+        ("dataclass", Batch(0, "-"), Batch(1, "one")),
+    ],
+    ids=str,
+)
+def test_what_older_versions_wrote_is_read_into_ones_own_class(reference, path, kind, mine, loaded):
+    labels = list(dataclasses.asdict(mine) if kind == "dataclass" else mine._fields)
+    row = {"type": kind, "class": ["os", "system"], "labels": labels, "items": [1, "one"]}
+    rows = [row, {"type": "list", "items": [{"tensor": 0}, {"at": 0}]}]
+    path.write_bytes(file_of(told(version=2, containers=rows, root={"at": 1}), DATA))
+    assert same(reference, reference.load_into([reference.zeros(1), mine], path)[1], loaded)
 
 
 @pytest.mark.parametrize(

@@ -105,3 +105,8 @@ def test_a_file_of_another_program_has_none_of_the_keys_and_is_read(reference, p
     header = {"x": entry(), "__metadata__": {"format": "pt", "structure": "none"}}
     path.write_bytes(file_of(header, DATA))
     assert list(reference.load(path)) == ["x"]
+
+
+def test_a_file_of_the_version_before_needs_no_checksum_of_its_header(reference, path):
+    path.write_bytes(file_of(told(version=3), DATA))
+    assert reference.to_numpy(reference.load(path)).tolist() == [0]
