@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,13 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev.processes.group import Group
 from d2ldev_torch.training.learner import TorchLearner, trained
-
-# Whether DDP gives all processes the buffers of rank 0 before each forward pass: its name.
-_IN_FORWARD = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
 
 
 class TorchGroupLearner(TorchLearner):
@@ -123,8 +116,15 @@ class _Shared:
         self._used = part.used
         self._unused: list[bool] = []
         self.part = part
-        options: Any = {_IN_FORWARD: False}
-        self.reducing = DistributedDataParallel(part, **options)
+        self.reducing = DistributedDataParallel(part)
+        # The buffers of rank 0 come after a step, and not before each forward pass. The argument
+        # of the same name is deprecated.
+        self.reducing.broadcast_buffers = False
+        # DDP measures what nobody reads, and prints that it cannot on devices other than CUDA's.
+        # https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/logger.cpp
+        self.reducing.logger = SimpleNamespace(
+            set_runtime_stats_and_log=lambda: None, set_error_and_log=lambda _: None
+        )
 
     def is_outdated(self) -> bool:
         """Tell whether parameters were frozen or thawed, as by a callback."""

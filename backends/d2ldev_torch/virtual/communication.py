@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
 
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.memory import as_cpu
@@ -39,38 +38,7 @@ def install(make_library: Callable[[str, str], Any]) -> list[Any]:
         for name in _NAMES:
             op = getattr(getattr(torch.ops, _LIBRARY), name).default
             library.impl(name, partial(_run, op), "PrivateUse1", allow_override=True)
-    _measure_no_times()
     return [library]
-
-
-def _measure_no_times() -> None:
-    """Let ``DistributedDataParallel`` measure nothing on virtual GPUs.
-
-    torch has a timer for the CPU and one for CUDA, and prints that it has none for the device. It
-    does so without Python, whose filters of warnings do not see it.
-    https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/logger.cpp
-    """
-    cls: Any = DistributedDataParallel
-    begin = cls._ddp_init_helper
-
-    @wraps(begin)
-    def begin_without_timer(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)
-        if self.device_type == NAME:
-            self.logger = _LoggerWithoutTimer(self.logger)
-
-    cls._ddp_init_helper = begin_without_timer
-
-
-class _LoggerWithoutTimer:
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Do nothing; called in each step."""
 
 
 def _run(op: Any, *args: Any) -> Any:
