@@ -19,7 +19,7 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.processes.group import Group
-from d2ldev_torch.devices import Accelerator
+from d2ldev_torch.devices import TorchDevices
 
 # What sends from one device of a type to another.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
@@ -30,13 +30,13 @@ class TorchParallel(Parallel):
 
     Args:
         framework: whose models are trained.
-        accelerator: of its devices.
+        devices: its room of devices.
     """
 
     process_per_device = True
 
-    def __init__(self, framework: Framework, accelerator: Accelerator) -> None:
-        self._framework, self._accelerator = framework, accelerator
+    def __init__(self, framework: Framework, devices: TorchDevices) -> None:
+        self._framework, self._devices = framework, devices
 
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):
@@ -91,7 +91,7 @@ class TorchParallel(Parallel):
         atexit.register(_leave, group)
 
     def _engines(self) -> str:
-        kind = self._accelerator.type
+        kind = self._devices.type
         engine = _ENGINES.get(kind)
         is_there = engine and distributed.is_backend_available(engine)
         return f"cpu:gloo,{kind}:{engine}" if is_there else "gloo"

@@ -18,9 +18,8 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import Container
 from d2ldev.operations.dlpack import ON_CPU, description_of
-from d2ldev_torch.devices import TorchDevices
+from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 
-_CPU = torch.device("cpu")
 _Library: Any = torch.library.Library
 _ROWS, _COLUMNS = ("crow_indices", "col_indices"), ("ccol_indices", "row_indices")
 # The parts of sparse tensors, which have no bytes but theirs.
@@ -124,9 +123,6 @@ class TorchTensors(Tensors):
         parts = (getattr(x, name)() for name in _PARTS.get(x.layout, ()))
         return int(sum(part.nbytes for part in parts) if x.layout in _PARTS else x.nbytes)
 
-    def live(self) -> list[Tensor]:
-        return self._devices.accelerator.of_users([*super().live()])
-
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -174,19 +170,19 @@ class TorchTensors(Tensors):
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        if x.is_cpu and native == _CPU:
+        if x.is_cpu and native == NATIVE_CPU:
             # On one device ``clone`` takes two thirds of the time of ``to``.
             return x.clone()
-        return self._devices.accelerator.copies([x], native)[0]
+        return x.to(native, copy=True)
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        if native == _CPU and xs and xs[0].is_cpu:
-            return [x.clone() if x.is_cpu else self.copy(x, native) for x in xs]
-        return self._devices.accelerator.copies(xs, native)
+        if native == NATIVE_CPU:
+            return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
+        return [x.to(native, copy=True) for x in xs]
 
     def pinned(self, x: Tensor) -> Tensor | None:
         # A virtual GPU has none: there ``pin_memory`` is a copy.
-        return None if self._devices.accelerator.streams() is None else x.pin_memory()
+        return None if self._devices.streams is None else x.pin_memory()
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name

@@ -14,7 +14,7 @@ Low to high:
 - ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
 - ``communication.py``: ``torch.distributed`` between the virtual GPUs of several processes.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that are replaced.
-- ``accelerator.py``: the accelerator for ``TorchBackend``, and its registration with torch.
+- ``rooms.py``: the rooms that differ from those of hardware, and the registration with torch.
 
 Two other ways were tried. A tensor subclass with a device of its own
 (``Tensor._make_wrapper_subclass``) has no storage and no gradients on any device but the first.
@@ -32,6 +32,8 @@ https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
 - There is no allocator: ``torch.accelerator`` tells no memory.
 - There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy, and
   ``torch.empty(..., pin_memory=True)`` is torch's own error.
+- ``torch.vmap`` of ``linspace`` and ``logspace`` from a tensor to a number is torch's own error.
+  https://github.com/pytorch/pytorch/blob/main/torch/csrc/jit/python/pybind_utils.cpp
 - ``torch.nn.DataParallel`` is torch's own error, as on every accelerator but CUDA.
   https://github.com/pytorch/pytorch/issues/143239
 - ``torch.compile`` needs ``backend='eager'``: its default compiler does not know the device.

@@ -56,11 +56,12 @@ def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
     """Return ``[x.to(target, copy=True) for x in xs]``, in half of the time.
 
     The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only where
-    something may hook into it: gradients, modes, ``torch.func``.
+    something may hook into it: gradients, modes, ``torch.func``, a compiler.
     """
     index = -1 if target == _CPU else index_of(target)
     if (
-        torch.is_inference_mode_enabled()
+        torch.compiler.is_compiling()  # which can trace none of the other questions
+        or torch.is_inference_mode_enabled()
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None
