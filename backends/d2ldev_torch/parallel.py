@@ -24,6 +24,15 @@ from d2ldev_torch.devices import TorchDevices
 # What sends from one device of a type to another.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 
+# Whose statistics a batch normalization has, and what has the others.
+_STATISTICS = {
+    "global": ("all processes", "torch.nn.BatchNorm2d"),
+    "local": (
+        "each process's part",
+        "on GPUs of hardware net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+    ),
+}
+
 
 class TorchParallel(Parallel):
     """Copies of modules, and ``torch.distributed``.
@@ -45,18 +54,11 @@ class TorchParallel(Parallel):
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-                kind = type(layer).__name__
-                if wanted == "global" and not isinstance(layer, torch.nn.SyncBatchNorm):
-                    raise other_statistics(
-                        wanted,
-                        f"the {kind} {name} has those of each process's part",
-                        "on GPUs of hardware net = "
-                        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
-                    )
-                if wanted == "local" and isinstance(layer, torch.nn.SyncBatchNorm):
-                    problem = f"the {kind} {name} has those of all processes"
-                    raise other_statistics(wanted, problem, "torch.nn.BatchNorm2d")
+            found = "global" if isinstance(layer, torch.nn.SyncBatchNorm) else "local"
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and found != wanted:
+                whose, fix = _STATISTICS[found]
+                problem = f"the {type(layer).__name__} {name} has those of {whose}"
+                raise other_statistics(wanted, problem, fix)
 
     # -- several processes ------------------------------------------------------------------------
 

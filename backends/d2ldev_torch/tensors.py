@@ -135,17 +135,13 @@ class TorchTensors(Tensors):
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=native)
 
-    # Sizes one by one: torch takes a third longer to read them from a tuple.
+    # Sizes one by one, but for a scalar's: torch takes a third longer to read them from a tuple.
 
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        if not shape:
-            return torch.zeros((), dtype=dtype, device=native)
-        return torch.zeros(*shape, dtype=dtype, device=native)
+        return torch.zeros(*(shape or ((),)), dtype=dtype, device=native)
 
     def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        if not shape:
-            return torch.ones((), dtype=dtype, device=native)
-        return torch.ones(*shape, dtype=dtype, device=native)
+        return torch.ones(*(shape or ((),)), dtype=dtype, device=native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         if dtype in _NEVER_COUNTED:

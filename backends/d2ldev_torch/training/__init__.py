@@ -13,7 +13,7 @@ from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tensors, Training
 from d2ldev.framework.training import refused_state
-from d2ldev_torch.devices import TorchDevices
+from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
 from d2ldev_torch.training.loaders import ShardedLoader
 
@@ -56,12 +56,11 @@ class TorchTraining(Training):
         if not isinstance(state, Mapping) or "cpu" not in state:
             raise refused_state("generator", f"{describe(state)} is no state of one")
         native = self._devices.native(device)
-        self._check_state(torch.device("cpu"), state["cpu"])
-        # A run that began on the CPU has no state for a GPU: it goes on with the states that it
-        # has.
+        _check_state(NATIVE_CPU, state["cpu"])
+        # A run that began on the CPU has no state for a GPU.
         has_device = native.type != "cpu" and "device" in state
         if has_device:
-            self._check_state(native, state["device"])
+            _check_state(native, state["device"])
 
         def put() -> None:
             torch.set_rng_state(state["cpu"])
@@ -85,7 +84,7 @@ class TorchTraining(Training):
             raise refused_state("loader", f"it has {len(generators)} generators, not {len(state)}")
         states = [torch.from_numpy(np.frombuffer(each, "uint8").copy()) for each in state]
         for generator, each in zip(generators, states, strict=True):
-            self._check_state(generator.device, each)
+            _check_state(generator.device, each)
 
         def put() -> None:
             for generator, each in zip(generators, states, strict=True):
@@ -93,12 +92,13 @@ class TorchTraining(Training):
 
         return put
 
-    def _check_state(self, native: torch.device, state: Any) -> None:
-        """Set a state on a temporary generator: torch refuses a wrong state."""
-        try:
-            torch.Generator(native).set_state(state)
-        except (RuntimeError, TypeError) as error:
-            raise refused_state("generator", str(error)) from error
+
+def _check_state(native: torch.device, state: Any) -> None:
+    """Set a state on a temporary generator: torch refuses a wrong state."""
+    try:
+        torch.Generator(native).set_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise refused_state("generator", str(error)) from error
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

@@ -30,18 +30,14 @@ class PlainAttributes:
         self._shared: dict[int, Any] = {}
         self._tensors: dict[int, torch.Tensor] = {}
         own = {id(x): x for x in _known(model)}
-        values = [
-            (f"{type(module).__name__}.{name}", name, value)
-            for module in model.modules()
-            for name, value in _plain(module)
-        ]
+        values = [(each, *found) for each in model.modules() for found in _plain(each)]
         for _, name, value in values:
             # Both have the model, and no forward computes with them.
             if name == "trainer" or isinstance(value, torch.optim.Optimizer):
                 self._shared[id(value)] = value
-        for where, value in {id(value): (where, value) for where, _, value in values}.values():
+        for module, name, value in values:
             if id(value) not in self._shared:
-                self._sort(where, value, own)
+                self._sort(f"{type(module).__name__}.{name}", value, own)
 
     def _sort(self, where: str, value: Any, own: dict[int, Any]) -> None:
         """Find out whether a value is shared or copied."""

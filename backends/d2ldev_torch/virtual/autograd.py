@@ -129,15 +129,14 @@ _to_virtual: Callable[[torch.Tensor, int], torch.Tensor] = _AsVirtual.apply
 
 def run_composite(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     """Run an operator as torch composes it for the CPU."""
-    if torch._C._are_functorch_transforms_active() or _are_fake():
-        # There operands have no memory of their own: torch composes for a device it does not know.
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    ):
+        # Mapped tensors, and a compiler's, have no memory of their own: torch composes for a
+        # device that it does not know.
         return schema.op.decompose(*args, **kwargs)
     return run_differentiable(schema, *args, **kwargs)
-
-
-def _are_fake() -> bool:
-    """Return whether tensors are fake, as while a compiler traces a function."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def run_differentiable(schema: Schema, *args: Any, **kwargs: Any) -> Any:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,7 +12,7 @@ from torch import distributed
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.memory import as_cpu
 
-_LIBRARY = "c10d"
+_Library: Any = torch.library.Library
 # What has tensors of the device among its arguments, and an engine of the CPU's behind it.
 _NAMES = (
     *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "barrier"),
@@ -23,20 +22,16 @@ _NAMES = (
 )
 
 
-def install(make_library: Callable[[str, str], Any]) -> list[Any]:
-    """Register the operators with torch; return what they stay registered with.
-
-    Args:
-        make_library: ``torch.library.Library``.
-    """
+def install() -> list[Any]:
+    """Register the operators with torch; return what they stay registered with."""
     if not distributed.is_available():
         return []
-    library = make_library(_LIBRARY, "IMPL")
+    library = _Library("c10d", "IMPL")
     with warnings.catch_warnings():
         # torch's own kernels look for an engine that has registered itself for the device.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name in _NAMES:
-            op = getattr(getattr(torch.ops, _LIBRARY), name).default
+            op = getattr(torch.ops.c10d, name).default
             library.impl(name, partial(_run, op), "PrivateUse1", allow_override=True)
     return [library]
 

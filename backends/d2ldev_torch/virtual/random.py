@@ -68,7 +68,7 @@ def run_random(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     Raises:
         DeviceMismatchError: if the generator is on another device.
     """
-    generator = schema.generator_in(args, kwargs)
+    generator = schema.named(args, kwargs).get("generator")
     native = None if generator is None else _device_drawn_on(args, kwargs)
     if native is not None and native.type == NAME:
         wanted = torch.device(NAME, index_of(native))

@@ -81,7 +81,7 @@ class VirtualTensors(TorchTensors):
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         if native == NATIVE_CPU and xs and xs[0].is_cpu:
-            return [x.clone() if x.is_cpu else self.copy(x, native) for x in xs]
+            return super().copy_all(xs, native)
         return copies(xs, native)
 
 
@@ -107,7 +107,7 @@ def _set_up() -> None:
     autograd.install()
     random.install()
     patches.install(aten)
-    _libraries.extend(communication.install(_Library))
+    _libraries.extend(communication.install())
 
 
 def _name_the_device() -> None:
