@@ -18,7 +18,7 @@ from d2ldev_torch.models import is_kept_on_host, original, plain_name
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_TRANSPOSED: Any = tuple(getattr(torch.nn, f"ConvTranspose{n}d") for n in (1, 2, 3))
+_CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
 _NORMS: Any = torch.nn.modules.batchnorm._NormBase
 
 
@@ -150,15 +150,16 @@ def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[s
     Returns:
         None if the layer was made with other sizes than those of the file.
     """
+    fitting: dict[str, tuple[int, ...]]
     first, second = (*next(iter(shapes.values())), 0, 0)[:2]
     if isinstance(module, _NORMS):
         fitting, size = dict.fromkeys(shapes, (first,)), {"num_features": first}
     elif isinstance(module, torch.nn.Linear):
         n_out = module.out_features
         fitting, size = {"weight": (n_out, second), "bias": (n_out,)}, {"in_features": second}
-    elif isinstance(module, (*_WITH_KERNELS, *_TRANSPOSED)):
+    elif isinstance(module, _CONVOLUTIONS):
         n_out, groups = module.out_channels, module.groups
-        is_transposed = isinstance(module, _TRANSPOSED)
+        is_transposed = module.transposed
         rows = (first, n_out // groups) if is_transposed else (n_out, second)
         fitting = {"weight": (*rows, *module.kernel_size), "bias": (n_out,)}
         size = {"in_channels": first if is_transposed else second * groups}

@@ -302,7 +302,8 @@ class TorchLearner(Learner):
         """Add the gradients on a batch to those that are there; return its loss and prediction."""
         loss, prediction = self._losses(inputs, y, is_step=True)
         self._backward(loss)
-        return loss.detach(), self._detached(prediction)
+        # Without the graph for the backward pass.
+        return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
 
     def _backward(self, loss: Tensor) -> None:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -340,11 +341,8 @@ class TorchLearner(Learner):
             # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
             torch.nn.utils.clip_grad_norm_(trained(optimizer), self.settings.gradient_clip_val)
 
-    def _detached(self, prediction: Any) -> Any:
-        """Return a prediction without the graph for its backward pass."""
-        return self._mapped(torch.Tensor.detach, prediction)
-
     def _mapped(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
+        """Return a nesting with what a function makes of each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
         flat = flatten(prediction, self._framework.kinds, "compute a prediction")

@@ -127,7 +127,7 @@ class TorchShardLearner(TorchLearner):
         loss, prediction = self._losses(inputs, y, is_step=True)
         # FSDP takes the mean of the processes' gradients, and the sum is wanted.
         self._backward(loss * (self.portion.share * self._size))
-        return loss.detach(), self._detached(prediction)
+        return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
 
     @contextmanager
     def _spread(self, inputs: tuple[Any, ...]) -> Iterator[None]:
@@ -187,6 +187,7 @@ class _Split:
             if hasattr(self.model, name):
                 register_fsdp_forward_method(self.model, name)
         self._plain.begin()
+        parts: dict[Any, Any]
         parts = dict(zip(whole.parameters(), self.model.parameters(), strict=True))
         self._parameters = {part: x for x, part in parts.items()}
         # Of the whole parameters, as ``gather`` has found it last.

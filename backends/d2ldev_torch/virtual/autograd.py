@@ -35,13 +35,8 @@ _raise_pending.restype = None
 _raise_pending.argtypes = []
 
 
-class _Taken(threading.local):
-    """The exception that the guard took last in this thread."""
-
-    error: BaseException | None = None
-
-
-_taken = _Taken()
+# The exception that the guard took last in each thread.
+_taken = threading.local()
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
@@ -66,7 +61,7 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
                 return super().run_backward(*args, **kwargs)
         except SystemError:
             # An exception without an exception: the guard has it.
-            error, _taken.error = _taken.error, None
+            error, _taken.error = getattr(_taken, "error", None), None
             if error is None:
                 raise
             raise error from None

@@ -16,6 +16,7 @@ import torch
 
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.operations.mixing import mismatch
+from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import (
     CPU_KEYS,
@@ -28,7 +29,6 @@ from d2ldev_torch.virtual.memory import (
     resize,
 )
 
-_CPU = torch.device("cpu")
 _Tensor = torch.Tensor
 
 # Arguments that CUDA's kernels, too, take from the host: CPU tensors index any tensor, and the
@@ -285,7 +285,7 @@ class Operands:
             if self._is_made_elsewhere:
                 return value
             self.index = index_of(value)
-            return _CPU
+            return NATIVE_CPU
         return value
 
     def to_virtual(self, result: Any) -> Any:
