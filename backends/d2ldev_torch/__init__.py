@@ -20,7 +20,7 @@ class TorchFramework(Framework):
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
-        from d2ldev_torch.devices import Accelerator, TorchDevices, find_accelerator
+        from d2ldev_torch.devices import TorchDevices, find_devices
         from d2ldev_torch.files import TorchFiles
         from d2ldev_torch.models import TorchModels
         from d2ldev_torch.parallel import TorchParallel
@@ -30,17 +30,16 @@ class TorchFramework(Framework):
 
         if virtual_gpus:
             # Imported only where they are asked for: they change what torch knows of devices.
-            from d2ldev_torch.virtual.accelerator import VirtualAccelerator
+            from d2ldev_torch.virtual.rooms import VirtualDevices, VirtualTensors
 
-            accelerator: Accelerator = VirtualAccelerator(virtual_gpus)
+            devices: TorchDevices = VirtualDevices(virtual_gpus)
+            self.tensors = VirtualTensors(devices)
         else:
-            accelerator = find_accelerator()
-        self.devices = TorchDevices(accelerator)
-        self.tensors = TorchTensors(self.devices)
+            devices = find_devices()
+            self.tensors = TorchTensors(devices)
+        self.devices = devices
         self.models = TorchModels()
         self.files = TorchFiles(self.tensors)
-        self.training = TorchTraining(self, accelerator)
+        self.training = TorchTraining(self, devices)
         self.strict = TorchStrict()
-        self.parallel = TorchParallel(self, accelerator)
-        # Made now: torch's compiler cannot trace the lock under which it would be made.
-        self.kinds  # noqa: B018
+        self.parallel = TorchParallel(self, devices)

@@ -18,7 +18,7 @@ from d2ldev_torch.models import is_kept_on_host, original, plain_name
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
 
 _WITH_KERNELS: Any = (torch.nn.Linear, torch.nn.Conv1d, torch.nn.Conv2d, torch.nn.Conv3d)
-_TRANSPOSED: Any = tuple(getattr(torch.nn, f"ConvTranspose{n}d") for n in (1, 2, 3))
+_CONVOLUTIONS: Any = torch.nn.modules.conv._ConvNd
 _NORMS: Any = torch.nn.modules.batchnorm._NormBase
 
 
@@ -64,21 +64,25 @@ class TorchFiles(Files):
         undo: Callable[..., object],
     ) -> tuple[str, ...]:
         if isinstance(model, torch.nn.Module):
-            for full_path, module in model.named_modules(remove_duplicate=False):
-                path = plain_name(full_path)
+            for path, module in model.named_modules(remove_duplicate=False):
                 kept = {**module._parameters, **module._buffers}
-                waiting = {joined(path, name): x for name, x in kept.items() if is_lazy(x)}
+                waiting = {name: x for name, x in kept.items() if is_lazy(x)}
+                names = {name: joined(plain_name(path), name) for name in waiting}
                 # All of a module's or none: its first batch would make those that it lacks, and
                 # fail at the others.
-                is_there = bool(waiting) and waiting.keys() <= shapes.keys()
-                if is_there and _has_sizes_of(module, path, shapes):
-                    # Its first batch would leave the size at 0.
-                    for key, size in _size_of_input(module, shapes[next(iter(waiting))]).items():
-                        undo(setattr, module, key, getattr(module, key))
-                        setattr(module, key, size)
-                    for name, x in waiting.items():
-                        undo(_make_lazy, x, type(x))
-                        x.materialize(shapes[name])
+                if not waiting or not shapes.keys() >= {*names.values()}:
+                    continue
+                found = {name: shapes[key] for name, key in names.items()}
+                sizes = _size_of_input(module, found)
+                if sizes is None:
+                    continue
+                # Its first batch would leave the size at 0.
+                for key, size in sizes.items():
+                    undo(setattr, module, key, getattr(module, key))
+                    setattr(module, key, size)
+                for name, x in waiting.items():
+                    undo(_make_lazy, x, type(x))
+                    x.materialize(found[name])
         return ()  # those that the file lacks are among its tensors
 
     def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
@@ -136,39 +140,32 @@ class TorchFiles(Files):
         return put
 
 
-def _has_sizes_of(module: Any, path: str, shapes: Mapping[str, Any]) -> bool:
-    """Return whether a layer of torch was made with the sizes that are those of a file."""
-    if isinstance(module, _NORMS):
-        named = {**module._parameters, **module._buffers}
-        sizes = {shapes[joined(path, name)] for name, x in named.items() if is_lazy(x)}
-        return len(sizes) == 1 and len(*sizes) == 1
-    is_transposed = isinstance(module, _TRANSPOSED)
-    if not is_transposed and not isinstance(module, _WITH_KERNELS):
-        return True
-    is_linear = isinstance(module, torch.nn.Linear)
-    number = module.out_features if is_linear else module.out_channels
-    rows = number // module.groups if is_transposed else number
-    window: Any = () if is_linear else module.kernel_size
-    weight = shapes[joined(path, "weight")]
-    bias = shapes.get(joined(path, "bias"), (number,))
-    fits = bias == (number,) and weight[2:] == window and len(weight) == 2 + len(window)
-    return fits and weight[1 if is_transposed else 0] == rows
-
-
-def _size_of_input(module: Any, shape: tuple[int, ...]) -> dict[str, int]:
-    """Return the attribute of a layer of torch that says the size of its input.
+def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
+    """Return the attribute of a lazy layer of torch that says the size of its input.
 
     Args:
-        module: a lazy layer.
-        shape: of its first parameter or buffer.
+        module: the layer; another module has no such attribute.
+        shapes: those of a file, for all that waits for the first batch.
+
+    Returns:
+        None if the layer was made with other sizes than those of the file.
     """
+    fitting: dict[str, tuple[int, ...]]
+    first, second = (*next(iter(shapes.values())), 0, 0)[:2]
     if isinstance(module, _NORMS):
-        return {"num_features": shape[0]}
-    if isinstance(module, _TRANSPOSED):
-        return {"in_channels": shape[0]}
-    if isinstance(module, torch.nn.Linear):
-        return {"in_features": shape[1]}
-    return {"in_channels": shape[1] * module.groups} if isinstance(module, _WITH_KERNELS) else {}
+        fitting, size = dict.fromkeys(shapes, (first,)), {"num_features": first}
+    elif isinstance(module, torch.nn.Linear):
+        n_out = module.out_features
+        fitting, size = {"weight": (n_out, second), "bias": (n_out,)}, {"in_features": second}
+    elif isinstance(module, _CONVOLUTIONS):
+        n_out, groups = module.out_channels, module.groups
+        is_transposed = module.transposed
+        rows = (first, n_out // groups) if is_transposed else (n_out, second)
+        fitting = {"weight": (*rows, *module.kernel_size), "bias": (n_out,)}
+        size = {"in_channels": first if is_transposed else second * groups}
+    else:
+        return {}
+    return size if all(fitting.get(key, x) == x for key, x in shapes.items()) else None
 
 
 def _make_lazy(x: torch.Tensor, kind: type[torch.Tensor]) -> None:
@@ -217,33 +214,33 @@ def _check_next_step(optimizer: torch.optim.Optimizer, saved: Mapping[Any, Any])
         except Exception:
             return
         try:
-            begun, after = _small_step(kind, {**now, **then}, parameters)
+            examples = _small_step(kind, {**now, **then}, parameters)
         except Exception as error:
             raise ValueError(f"its settings: {error}") from error
-        for index, x in enumerate(parameters, first):
+        for index, (x, (begins, after)) in enumerate(zip(parameters, examples, strict=True), first):
             kept = saved["state"].get(index, {})
-            alike = x.dim(), x.dtype
-            if kept or begun[alike]:
-                _check_kept(after[alike], kept, dict(enumerate(x.shape, 2)))
+            if kept or begins:
+                _check_kept(after, kept, dict(enumerate(x.shape, 2)))
         first += len(parameters)
 
 
-def _small_step(kind: Any, group: Mapping[str, Any], parameters: Sequence[Tensor]) -> Any:
-    """Return what an optimizer keeps before a step and after it, by a parameter's axes and dtype.
+def _small_step(
+    kind: Any, group: Mapping[str, Any], parameters: Sequence[Tensor]
+) -> list[tuple[bool, Mapping[str, Any]]]:
+    """Return what an optimizer keeps for small parameters after a step, and whether before it.
 
     The axes of the small parameters are of the lengths 2, 3, 4 and so on.
     """
-    small = {
-        (dim, dtype): torch.zeros(tuple(range(2, 2 + dim)), dtype=dtype, device="cpu")
-        for dim, dtype in {(x.dim(), x.dtype) for x in parameters}
-    }
-    for x in small.values():
+    small = [
+        torch.zeros(tuple(range(2, 2 + x.dim())), dtype=x.dtype, device="cpu") for x in parameters
+    ]
+    for x in small:
         x.grad = torch.ones_like(x)
     settings = {key: value for key, value in group.items() if key not in ("params", "param_names")}
-    made = kind([{**settings, "params": list(small.values())}])
-    begun = {alike: set(made.state.get(x, ())) for alike, x in small.items()}
+    made = kind([{**settings, "params": small}])
+    begins = [bool(made.state.get(x)) for x in small]
     made.step()
-    return begun, {alike: made.state.get(x, {}) for alike, x in small.items()}
+    return [(begin, made.state.get(x, {})) for begin, x in zip(begins, small, strict=True)]
 
 
 def _check_kept(
@@ -260,20 +257,15 @@ def _check_kept(
         found: Any = kept.get(key)
         if isinstance(wanted, torch.Tensor):
             shape = tuple(lengths.get(size, size) for size in wanted.shape)
-            if (
-                not isinstance(found, torch.Tensor)
-                or tuple(found.shape) != shape
-                or _number_kind(found) != _number_kind(wanted)
+            if not isinstance(found, torch.Tensor) or (
+                (tuple(found.shape), found.is_floating_point(), found.is_complex())
+                != (shape, wanted.is_floating_point(), wanted.is_complex())
             ):
                 raise ValueError(f"its {key}: of shape {shape}, {describe(found)} in the state")
         elif wanted is not None and type(found) not in (int, float):
             raise ValueError(f"its {key}: a number, {describe(found)} in the state")
         if key == "step" and not 0 <= found < math.inf:
             raise ValueError(f"its step: {describe(found)} in the state")
-
-
-def _number_kind(x: Tensor) -> tuple[bool, bool]:
-    return x.is_floating_point(), x.is_complex()
 
 
 def _parameters(groups: Any) -> Any:

@@ -19,10 +19,19 @@ from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.processes.group import Group
-from d2ldev_torch.devices import Accelerator
+from d2ldev_torch.devices import TorchDevices
 
 # What sends from one device of a type to another.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
+
+# Whose statistics a batch normalization has, and what has the others.
+_STATISTICS = {
+    "global": ("all processes", "torch.nn.BatchNorm2d"),
+    "local": (
+        "each process's part",
+        "on GPUs of hardware net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+    ),
+}
 
 
 class TorchParallel(Parallel):
@@ -30,13 +39,13 @@ class TorchParallel(Parallel):
 
     Args:
         framework: whose models are trained.
-        accelerator: of its devices.
+        devices: its room of devices.
     """
 
     process_per_device = True
 
-    def __init__(self, framework: Framework, accelerator: Accelerator) -> None:
-        self._framework, self._accelerator = framework, accelerator
+    def __init__(self, framework: Framework, devices: TorchDevices) -> None:
+        self._framework, self._devices = framework, devices
 
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):
@@ -45,18 +54,11 @@ class TorchParallel(Parallel):
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
-            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm):
-                kind = type(layer).__name__
-                if wanted == "global" and not isinstance(layer, torch.nn.SyncBatchNorm):
-                    raise other_statistics(
-                        wanted,
-                        f"the {kind} {name} has those of each process's part",
-                        "on GPUs of hardware net = "
-                        "torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
-                    )
-                if wanted == "local" and isinstance(layer, torch.nn.SyncBatchNorm):
-                    problem = f"the {kind} {name} has those of all processes"
-                    raise other_statistics(wanted, problem, "torch.nn.BatchNorm2d")
+            found = "global" if isinstance(layer, torch.nn.SyncBatchNorm) else "local"
+            if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and found != wanted:
+                whose, fix = _STATISTICS[found]
+                problem = f"the {type(layer).__name__} {name} has those of {whose}"
+                raise other_statistics(wanted, problem, fix)
 
     # -- several processes ------------------------------------------------------------------------
 
@@ -91,7 +93,7 @@ class TorchParallel(Parallel):
         atexit.register(_leave, group)
 
     def _engines(self) -> str:
-        kind = self._accelerator.type
+        kind = self._devices.type
         engine = _ENGINES.get(kind)
         is_there = engine and distributed.is_backend_available(engine)
         return f"cpu:gloo,{kind}:{engine}" if is_there else "gloo"

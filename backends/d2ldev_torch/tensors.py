@@ -123,9 +123,6 @@ class TorchTensors(Tensors):
         parts = (getattr(x, name)() for name in _PARTS.get(x.layout, ()))
         return int(sum(part.nbytes for part in parts) if x.layout in _PARTS else x.nbytes)
 
-    def live(self) -> list[Tensor]:
-        return self._devices.accelerator.of_users([*super().live()])
-
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
@@ -138,17 +135,13 @@ class TorchTensors(Tensors):
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         return torch.full(shape, value, dtype=dtype, device=native)
 
-    # Sizes one by one: torch takes a third longer to read them from a tuple.
+    # Sizes one by one, but for a scalar's: torch takes a third longer to read them from a tuple.
 
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        if not shape:
-            return torch.zeros((), dtype=dtype, device=native)
-        return torch.zeros(*shape, dtype=dtype, device=native)
+        return torch.zeros(*(shape or ((),)), dtype=dtype, device=native)
 
     def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        if not shape:
-            return torch.ones((), dtype=dtype, device=native)
-        return torch.ones(*shape, dtype=dtype, device=native)
+        return torch.ones(*(shape or ((),)), dtype=dtype, device=native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         if dtype in _NEVER_COUNTED:
@@ -177,16 +170,16 @@ class TorchTensors(Tensors):
         if x.is_cpu and native is NATIVE_CPU:
             # On one device ``clone`` takes two thirds of the time of ``to``.
             return x.clone()
-        return self._devices.accelerator.copies([x], native)[0]
+        return x.to(native, copy=True)
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        if native is NATIVE_CPU and xs and xs[0].is_cpu:
-            return [x.clone() if x.is_cpu else self.copy(x, native) for x in xs]
-        return self._devices.accelerator.copies(xs, native)
+        if native is NATIVE_CPU:
+            return [x.clone() if x.is_cpu else x.to(native, copy=True) for x in xs]
+        return [x.to(native, copy=True) for x in xs]
 
     def pinned(self, x: Tensor) -> Tensor | None:
         # A virtual GPU has none: there ``pin_memory`` is a copy.
-        return None if self._devices.accelerator.streams() is None else x.pin_memory()
+        return None if self._devices.streams is None else x.pin_memory()
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name

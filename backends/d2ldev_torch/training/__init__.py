@@ -13,7 +13,7 @@ from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tensors, Training
 from d2ldev.framework.training import refused_state
-from d2ldev_torch.devices import Accelerator
+from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
 from d2ldev_torch.training.loaders import ShardedLoader
 
@@ -23,14 +23,13 @@ class TorchTraining(Training):
 
     Args:
         framework: whose models are trained.
-        accelerator: of its devices.
+        devices: its room of devices.
     """
 
     loader_types = sharded_types = (torch.utils.data.DataLoader,)
 
-    def __init__(self, framework: Framework, accelerator: Accelerator) -> None:
-        self._framework = framework
-        self._accelerator = accelerator
+    def __init__(self, framework: Framework, devices: TorchDevices) -> None:
+        self._framework, self._devices = framework, devices
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         return TorchLearner(self._framework, model, settings)
@@ -39,17 +38,16 @@ class TorchTraining(Training):
         return (prediction.argmax(-1) == y.long()).float().mean()
 
     def copier(self, device: Device) -> Copier | None:
-        streams = self._accelerator.streams()
+        streams = self._devices.streams
         if streams is None:
             return None
-        framework = self._framework
-        return SideStream(framework.tensors, streams, framework.devices.native(device))
+        return SideStream(self._framework.tensors, streams, self._devices.native(device))
 
     # -- resuming ---------------------------------------------------------------------------------
 
     def random_state(self, device: Device) -> dict[str, Tensor]:
         states = {"cpu": torch.get_rng_state()}
-        native = self._framework.devices.native(device)
+        native = self._devices.native(device)
         if native.type != "cpu":
             states["device"] = torch.get_device_module(native).get_rng_state(native)
         return states
@@ -57,13 +55,12 @@ class TorchTraining(Training):
     def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if not isinstance(state, Mapping) or "cpu" not in state:
             raise refused_state("generator", f"{describe(state)} is no state of one")
-        native = self._framework.devices.native(device)
-        self._check_state(torch.device("cpu"), state["cpu"])
-        # A run that began on the CPU has no state for a GPU: it goes on with the states that it
-        # has.
+        native = self._devices.native(device)
+        _check_state(NATIVE_CPU, state["cpu"])
+        # A run that began on the CPU has no state for a GPU.
         has_device = native.type != "cpu" and "device" in state
         if has_device:
-            self._check_state(native, state["device"])
+            _check_state(native, state["device"])
 
         def put() -> None:
             torch.set_rng_state(state["cpu"])
@@ -87,7 +84,7 @@ class TorchTraining(Training):
             raise refused_state("loader", f"it has {len(generators)} generators, not {len(state)}")
         states = [torch.from_numpy(np.frombuffer(each, "uint8").copy()) for each in state]
         for generator, each in zip(generators, states, strict=True):
-            self._check_state(generator.device, each)
+            _check_state(generator.device, each)
 
         def put() -> None:
             for generator, each in zip(generators, states, strict=True):
@@ -95,12 +92,13 @@ class TorchTraining(Training):
 
         return put
 
-    def _check_state(self, native: torch.device, state: Any) -> None:
-        """Set a state on a temporary generator: torch refuses a wrong state."""
-        try:
-            torch.Generator(native).set_state(state)
-        except (RuntimeError, TypeError) as error:
-            raise refused_state("generator", str(error)) from error
+
+def _check_state(native: torch.device, state: Any) -> None:
+    """Set a state on a temporary generator: torch refuses a wrong state."""
+    try:
+        torch.Generator(native).set_state(state)
+    except (RuntimeError, TypeError) as error:
+        raise refused_state("generator", str(error)) from error
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

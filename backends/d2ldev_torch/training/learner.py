@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +30,7 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
+from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import original, plain_name
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
@@ -126,6 +127,11 @@ def trained(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [p for group in optimizer.param_groups for p in group["params"]]
 
 
+def _plainly(named: Iterable[tuple[str, Any]]) -> list[tuple[str, Any]]:
+    """Return modules or parameters by the names that they have without ``torch.compile``."""
+    return [(plain_name(name), each) for name, each in named]
+
+
 class TorchLearner(Learner):
     """A ``torch.nn.Module`` that a ``torch.optim.Optimizer`` trains.
 
@@ -153,9 +159,8 @@ class TorchLearner(Learner):
         self._loss = loss_among(settings, _LOSSES)
         self._model = model
         self._narrow = _PRECISIONS.get(settings.precision)
-        self._device_type: str | None = None
-        self._scaler: torch.amp.GradScaler | None = None
-        self._choose_device()
+        is_scaled = is_trained and self._narrow is torch.float16
+        self._scaler = self._made_scaler() if is_scaled else None
         self._was_training = model.training
         self._frozen = self._in_evaluation() if model.training else []
         self._optimizer: torch.optim.Optimizer | None = None
@@ -167,8 +172,9 @@ class TorchLearner(Learner):
 
     def _made_optimizer(self) -> torch.optim.Optimizer:
         optimizer, parameters = self.settings.optimizer, list(self._model.parameters())
-        is_half = (p.requires_grad and p.dtype is torch.float16 for p in parameters)
-        if self._scaler is not None and any(is_half):
+        if self._scaler is not None and any(
+            p.requires_grad and p.dtype is torch.float16 for p in parameters
+        ):
             raise UnsupportedValueError(
                 f"train the {type(self._model).__name__} with precision='fp16'",
                 "its parameters are float16 already, and what is trained stays in float32",
@@ -206,19 +212,9 @@ class TorchLearner(Learner):
         placed: torch.optim.Optimizer = place(self._framework, optimizer, device)
         return placed
 
-    def _choose_device(self, state: Any = None) -> None:
-        """Choose the device of autocast and of the scaler, whose state is that of another one."""
-        if self._narrow is None:
-            return
-        parameter = next(self._model.parameters(), None)
-        if parameter is None:  # of a model that is only evaluated, where its inputs are
-            return
-        device = self._framework.tensors.device_of(parameter)
-        self._device_type = self._framework.devices.native(device).type
-        if self._narrow is torch.float16:
-            self._scaler = torch.amp.GradScaler(self._device_type)
-            if state is not None:
-                self._scaler.load_state_dict(state)
+    def _made_scaler(self) -> torch.amp.GradScaler:
+        """Return what scales the gradients on the device of the model."""
+        return torch.amp.GradScaler(next(self._model.parameters()).device.type)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -227,7 +223,9 @@ class TorchLearner(Learner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
-        self._choose_device(parts.get("scaler"))
+        if self._scaler is not None:
+            self._scaler = self._made_scaler()
+            self._scaler.load_state_dict(parts["scaler"])
 
     def sync(self) -> None:
         if self._was_training:
@@ -304,7 +302,8 @@ class TorchLearner(Learner):
         """Add the gradients on a batch to those that are there; return its loss and prediction."""
         loss, prediction = self._losses(inputs, y, is_step=True)
         self._backward(loss)
-        return loss.detach(), self._detached(prediction)
+        # Without the graph for the backward pass.
+        return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
 
     def _backward(self, loss: Tensor) -> None:
         (loss if self._scaler is None else self._scaler.scale(loss)).backward()
@@ -328,23 +327,22 @@ class TorchLearner(Learner):
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
         """Return the prediction as it is computed in fewer bits, in float32."""
-        if self._device_type is None:
-            flat = flatten(inputs, self._framework.kinds, "predict")
-            self._device_type = next((x.device.type for x in flat.tensors.values()), "cpu")
-        with torch.autocast(self._device_type, self._narrow):
+        with torch.autocast(self._place_of(inputs).type, self._narrow):
             prediction = self._model(*inputs)
         return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)
+
+    def _place_of(self, inputs: tuple[Any, ...]) -> torch.device:
+        """Return torch's device of the inputs, where the model is, too."""
+        flat = flatten(inputs, self._framework.kinds, "train")
+        return next((x.device for x in flat.tensors.values()), NATIVE_CPU)
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:
             # Only the optimizer's parameters count: nobody sets the gradients of others to zero.
             torch.nn.utils.clip_grad_norm_(trained(optimizer), self.settings.gradient_clip_val)
 
-    def _detached(self, prediction: Any) -> Any:
-        """Return a prediction without the graph for its backward pass."""
-        return self._mapped(torch.Tensor.detach, prediction)
-
     def _mapped(self, function: Callable[[Tensor], Tensor], prediction: Any) -> Any:
+        """Return a nesting with what a function makes of each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
         flat = flatten(prediction, self._framework.kinds, "compute a prediction")
@@ -361,7 +359,7 @@ class TorchLearner(Learner):
             return
         self._model.train()
         frozen = set(self._frozen)
-        for name, module in self._named_modules():
+        for name, module in _plainly(self._model.named_modules()):
             if name in frozen:
                 module.training = False
 
@@ -371,15 +369,8 @@ class TorchLearner(Learner):
             self._model.eval()
 
     def _in_evaluation(self) -> list[str]:
-        return [name for name, module in self._named_modules() if not module.training]
-
-    def _named_modules(self) -> Iterator[tuple[str, torch.nn.Module]]:
-        for name, module in self._model.named_modules():
-            yield plain_name(name), module
-
-    def _named_parameters(self) -> Iterator[tuple[str, torch.nn.Parameter]]:
-        for name, parameter in self._model.named_parameters():
-            yield plain_name(name), parameter
+        modules = _plainly(self._model.named_modules())
+        return [name for name, module in modules if not module.training]
 
     # -- resuming ---------------------------------------------------------------------------------
 
@@ -394,7 +385,7 @@ class TorchLearner(Learner):
             self._optimizer = self._made_optimizer()
 
     def modes(self) -> dict[str, list[str]]:
-        parameters = self._named_parameters()
+        parameters = _plainly(self._model.named_parameters())
         return {
             "frozen": [name for name, parameter in parameters if not parameter.requires_grad],
             "evaluation": self._in_evaluation() if self._model.training else self._frozen,
@@ -402,9 +393,9 @@ class TorchLearner(Learner):
 
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         known = {
-            "frozen": [name for name, _ in self._named_parameters()],
+            "frozen": [name for name, _ in _plainly(self._model.named_parameters())],
             # Not the model itself, which is trained.
-            "evaluation": [name for name, _ in self._named_modules() if name],
+            "evaluation": [name for name, _ in _plainly(self._model.named_modules()) if name],
         }
         for key, names in known.items():
             found = modes.get(key) if isinstance(modes, Mapping) else None
@@ -412,7 +403,7 @@ class TorchLearner(Learner):
                 raise refused_state("model", f"{key} is {describe(found)}")
 
         def put() -> None:
-            for name, parameter in self._named_parameters():
+            for name, parameter in _plainly(self._model.named_parameters()):
                 # Not by ``requires_grad_``, which a parameter without a shape refuses.
                 parameter.requires_grad = name not in modes["frozen"]
             is_training = self._model.training

@@ -29,20 +29,15 @@ class PlainAttributes:
         self._model = model
         self._shared: dict[int, Any] = {}
         self._tensors: dict[int, torch.Tensor] = {}
-        self._before: list[dict[str, Any]] = []
-        own = {id(x): x for x in (*model.modules(), *model.parameters(), *model.buffers())}
-        values = [
-            (f"{type(module).__name__}.{name}", name, value)
-            for module in model.modules()
-            for name, value in _plain(module)
-        ]
+        own = {id(x): x for x in _known(model)}
+        values = [(each, *found) for each in model.modules() for found in _plain(each)]
         for _, name, value in values:
             # Both have the model, and no forward computes with them.
             if name == "trainer" or isinstance(value, torch.optim.Optimizer):
                 self._shared[id(value)] = value
-        for where, value in {id(value): (where, value) for where, _, value in values}.values():
+        for module, name, value in values:
             if id(value) not in self._shared:
-                self._sort(where, value, own)
+                self._sort(f"{type(module).__name__}.{name}", value, own)
 
     def _sort(self, where: str, value: Any, own: dict[int, Any]) -> None:
         """Find out whether a value is shared or copied."""
@@ -64,34 +59,27 @@ class PlainAttributes:
             self._shared[id(value)] = value
 
     def copied(self, device: torch.device) -> torch.nn.Module:
-        """Return a copy of the model; its plain tensors are on a device already."""
+        """Return the copy of the model; its plain tensors are on a device already."""
         placed = {key: x.to(device, copy=True) for key, x in self._tensors.items()}
-        return deepcopy(self._model, {**self._shared, **placed})
+        self._copy = deepcopy(self._model, {**self._shared, **placed})
+        return self._copy
 
-    def begin(self, copy: torch.nn.Module) -> None:
+    def begin(self) -> None:
         """Remember what the copy has before it is trained."""
-        self._before = [dict(_plain(module)) for module in copy.modules()]
+        self._before = [dict(_plain(module)) for module in self._copy.modules()]
 
-    def bring_back(self, copy: torch.nn.Module) -> None:
+    def bring_back(self) -> None:
         """Give the user's model what the copy's ``forward`` has bound anew, or a copy of it."""
-        theirs = (copy.modules(), copy.parameters(), copy.buffers())
-        ours = (self._model.modules(), self._model.parameters(), self._model.buffers())
-        memo: dict[int, Any] = {
-            id(x): whole
-            for them, us in zip(theirs, ours, strict=True)
-            for x, whole in zip(them, us, strict=True)
-        }
-        for part, whole, before in zip(
-            copy.modules(), self._model.modules(), self._before, strict=True
-        ):
+        known = zip(_known(self._copy), _known(self._model), strict=True)
+        memo = {id(x): whole for x, whole in known}
+        modules = zip(self._copy.modules(), self._model.modules(), self._before, strict=True)
+        for part, whole, before in modules:
             now = dict(_plain(part))
             for name, value in now.items():
                 if name not in before or value is not before[name]:
                     setattr(whole, name, self._returned(value, memo))
             for name in before.keys() - now.keys():
                 delattr(whole, name)
-            before.clear()
-            before.update(now)
 
     @staticmethod
     def _returned(value: Any, memo: dict[int, Any]) -> Any:
@@ -123,6 +111,13 @@ class _Memo(dict[int, Any]):
         """Return the tensors that were copied, by their identity."""
         kept = self.setdefault(id(self), [])  # where ``deepcopy`` keeps what it has copied alive
         return {id(x): x for x in kept if isinstance(x, torch.Tensor)}
+
+
+def _known(model: torch.nn.Module) -> Iterator[Any]:
+    """Yield what torch knows of in a model, in the same order for a copy of it."""
+    yield from model.modules()
+    yield from model.parameters()
+    yield from model.buffers()
 
 
 def _plain(module: torch.nn.Module) -> Iterator[tuple[str, Any]]:

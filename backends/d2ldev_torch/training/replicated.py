@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from inspect import signature
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -13,13 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev.processes.group import Group
 from d2ldev_torch.training.learner import TorchLearner, trained
-
-# Whether DDP gives all processes the buffers of rank 0 before each forward pass: its name.
-_IN_FORWARD = (
-    "forward_sync_buffers"
-    if "forward_sync_buffers" in signature(DistributedDataParallel).parameters
-    else "broadcast_buffers"
-)
 
 
 class TorchGroupLearner(TorchLearner):
@@ -45,9 +38,13 @@ class TorchGroupLearner(TorchLearner):
                 self.build(inputs)
             # DDP begins with the parameters and buffers of rank 0.
             begin_as_the_first(self._optimizer, self._mapped)
-            self._shared = self._made_shared()
-        elif self._shared.is_outdated():
-            self._shared = self._made_shared()
+        if self._shared is None or self._shared.is_outdated():
+            assert self._optimizer is not None
+            # An optimizer of the user's may train more than the model, such as a loss.
+            part = _Part(self._model, trained(self._optimizer), self._computed)
+            # In float16 gradients are multiplied after they were reduced: on the way they are as
+            # large as in one process.
+            self._shared = _Shared(part, 1 if self._scaler is None else self._size)
         found = super().step(inputs, y)
         broadcast_buffers(self._shared.buffered)
         return found
@@ -56,7 +53,6 @@ class TorchGroupLearner(TorchLearner):
         if self.pending and self.settings.accumulate > 1:
             assert self._shared is not None
             self._shared.reduce()
-            self._multiply(self._shared)
         super().flush()
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -68,20 +64,11 @@ class TorchGroupLearner(TorchLearner):
         # With ``accumulate`` the gradients stay in this process until ``flush``.
         is_reduced = self.settings.accumulate == 1
         loss, prediction = (shared.reducing if is_reduced else shared.part)(inputs, y)
-        # DDP takes the mean of the processes' gradients, and the sum is wanted. In float16 they
-        # are multiplied after it: on the way they are as large as in one process.
-        factor = self._size if self._scaler is None else 1
-        self._backward(loss * (portion.share * factor))
+        # DDP takes the mean of the processes' gradients, and the sum is wanted.
+        self._backward(loss * (portion.share * (self._size / shared.factor)))
         if is_reduced:
             shared.end_reduction([x for x in shared.trained if x.grad is None])
-            self._multiply(shared)
         return loss.detach(), prediction
-
-    def _multiply(self, shared: _Shared) -> None:
-        if self._scaler is not None:
-            for x in shared.trained:
-                if x.grad is not None:
-                    x.grad *= self._size
 
     def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
         assert self.portion is not None
@@ -91,12 +78,7 @@ class TorchGroupLearner(TorchLearner):
 
     def _computed(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         loss, prediction = self._losses(inputs, y, is_step=True)
-        return loss, self._detached(prediction)
-
-    def _made_shared(self) -> _Shared:
-        # An optimizer of the user's may train more than the model, such as a loss.
-        assert self._optimizer is not None
-        return _Shared(_Part(self._model, trained(self._optimizer), self._computed))
+        return loss, self._mapped(torch.Tensor.detach, prediction)
 
 
 class _Shared:
@@ -104,6 +86,7 @@ class _Shared:
 
     Args:
         part: the loss of a part of a batch, of which it has the parameters.
+        factor: reduced gradients are multiplied by it.
 
     Attributes:
         part: without DDP.
@@ -112,7 +95,7 @@ class _Shared:
         buffered: the modules that have buffers.
     """
 
-    def __init__(self, part: _Part) -> None:
+    def __init__(self, part: _Part, factor: int) -> None:
         parameters = list(part.parameters())
         self._were_trained = [(x, x.requires_grad) for x in parameters]
         self.trained = [x for x in parameters if x.requires_grad]
@@ -122,9 +105,16 @@ class _Shared:
         part.used = torch.nn.Parameter(parameters[0].new_zeros(len(self.trained)))
         self._used = part.used
         self._unused: list[bool] = []
-        self.part = part
-        options: Any = {_IN_FORWARD: False}
-        self.reducing = DistributedDataParallel(part, **options)
+        self.part, self.factor = part, factor
+        self.reducing = DistributedDataParallel(part)
+        # The buffers of rank 0 come after a step, and not before each forward pass. The argument
+        # of the same name is deprecated.
+        self.reducing.broadcast_buffers = False
+        # DDP measures what nobody reads, and prints that it cannot on devices other than CUDA's.
+        # https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/logger.cpp
+        self.reducing.logger = SimpleNamespace(
+            set_runtime_stats_and_log=lambda: None, set_error_and_log=lambda _: None
+        )
 
     def is_outdated(self) -> bool:
         """Tell whether parameters were frozen or thawed, as by a callback."""
@@ -162,6 +152,10 @@ class _Shared:
             for x, share in zip(self.trained, self._used.grad.tolist(), strict=True):
                 if not share:
                     x.grad = None
+        if self.factor > 1:
+            for x in self.trained:
+                if x.grad is not None:
+                    x.grad *= self.factor
 
 
 def begin_as_the_first(optimizer: Any, mapped: Callable[..., Any]) -> None:

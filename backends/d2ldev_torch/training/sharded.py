@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import distributed
@@ -15,7 +15,6 @@ from torch.distributed.tensor import DTensor
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Settings, Tensor
-from d2ldev.nesting.walk import flatten
 from d2ldev.processes.group import Group
 from d2ldev_torch.models import original
 from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
@@ -41,7 +40,7 @@ class TorchShardLearner(TorchLearner):
         self._check()
         self._size = group.size
         self._has_begun = False
-        self._whole: _Whole | None = None
+        self._split: _Split | None = None
 
     def _check(self) -> None:
         """Refuse what FSDP cannot split."""
@@ -82,15 +81,15 @@ class TorchShardLearner(TorchLearner):
     @property
     def parts(self) -> dict[str, Any]:
         parts = super().parts
-        return parts if self._whole is None else {**parts, "model": self._whole.model}
+        return parts if self._split is None else {**parts, "model": self._split.whole}
 
     def replace(self, parts: dict[str, Any]) -> None:
         super().replace(parts)
-        self._whole = None
+        self._split = None
 
     def sync(self) -> None:
-        if self._whole is not None:
-            self._whole.fill(self._model, self._optimizer)
+        if self._split is not None:
+            self._split.gather()
         self._return()
 
     def leave(self) -> None:
@@ -99,9 +98,9 @@ class TorchShardLearner(TorchLearner):
 
     def _return(self) -> None:
         """Go back to the user's own objects."""
-        if self._whole is not None:
-            self._whole.restore(self._optimizer)
-            self._model, self._whole = self._whole.model, None
+        if self._split is not None:
+            self._split.restore()
+            self._model, self._split = self._split.whole, None
         super().sync()
 
     def build(self, inputs: tuple[Any, ...]) -> None:
@@ -128,19 +127,18 @@ class TorchShardLearner(TorchLearner):
         loss, prediction = self._losses(inputs, y, is_step=True)
         # FSDP takes the mean of the processes' gradients, and the sum is wanted.
         self._backward(loss * (self.portion.share * self._size))
-        return loss.detach(), self._detached(prediction)
+        return loss.detach(), self._mapped(torch.Tensor.detach, prediction)
 
     @contextmanager
     def _spread(self, inputs: tuple[Any, ...]) -> Iterator[None]:
         """Split the model where it is whole, on the device of the inputs, for a block there."""
         if not self.is_built:
             self.build(inputs)
-        flat = flatten(inputs, self._framework.kinds, "train")
-        device: torch.device = next(x.device for x in flat.tensors.values())
+        device = self._place_of(inputs)
         # FSDP asks for the current device, which is the first one, and not for that of a tensor.
         is_current = device.type == "cpu"
         with nullcontext() if is_current else torch.get_device_module(device).device(device):
-            if self._whole is None:
+            if self._split is None:
                 self._begin(device)
             yield
 
@@ -151,78 +149,79 @@ class TorchShardLearner(TorchLearner):
                 distributed.broadcast(x.data, 0)
             begin_as_the_first(self._optimizer, self._mapped)
             self._has_begun = True
-        plain = PlainAttributes(self._model)
         mesh = DeviceMesh(device.type, range(self._size))
-        model = _split(plain, mesh, device)
-        for name in self.settings.methods or ():
-            if hasattr(model, name):
-                register_fsdp_forward_method(model, name)
-        plain.begin(model)
-        self._whole = _Whole.of(self._model, model, self._optimizer, device, plain)
-        self._device_type = device.type  # of autocast, which has seen the whole model elsewhere
-        self._model = model
+        methods = self.settings.methods or ()
+        self._split = _Split(self._model, self._optimizer, methods, mesh, device)
+        self._model = self._split.model
 
 
-class _Whole(NamedTuple):
-    """The user's own objects, of which FSDP has a copy in parts.
+class _Split:
+    """A copy of a model of which each process has a part, which an optimizer trains meanwhile.
 
     Args:
-        model: the whole one.
-        parameters: of it, by their parts.
-        state: of the optimizer, for the whole ones.
-        plain: the attributes of the whole one that are none of torch's.
+        whole: the user's own model.
+        optimizer: the user's own, of the whole model until now.
+        methods: the names of those that compute a loss.
+        mesh: of the processes.
+        device: of this process's part.
+
+    Attributes:
+        whole: the user's own model.
+        model: the copy.
     """
 
-    model: torch.nn.Module
-    parameters: dict[Tensor, Tensor]
-    state: dict[Tensor, dict[str, Any]]
-    plain: PlainAttributes
-
-    @classmethod
-    def of(
-        cls,
-        model: torch.nn.Module,
-        split: torch.nn.Module,
+    def __init__(
+        self,
+        whole: torch.nn.Module,
         optimizer: torch.optim.Optimizer,
+        methods: Iterable[str],
+        mesh: DeviceMesh,
         device: torch.device,
-        plain: PlainAttributes,
-    ) -> _Whole:
-        """Return the whole of a model, and let its optimizer train the parts."""
-        parts: dict[Tensor, Tensor]
-        parts = dict(zip(model.parameters(), split.parameters(), strict=True))
-        state = {**optimizer.state}
-        found = cls(model, {part: whole for whole, part in parts.items()}, state, plain)
+    ) -> None:
+        self.whole, self._optimizer = whole, optimizer
+        self._plain = PlainAttributes(whole)
+        self.model = self._plain.copied(device)
+        for unit in _units(self.model):
+            fully_shard(unit, mesh=mesh, reshard_after_forward=True)
+        for name in methods:
+            if hasattr(self.model, name):
+                register_fsdp_forward_method(self.model, name)
+        self._plain.begin()
+        parts: dict[Any, Any]
+        parts = dict(zip(whole.parameters(), self.model.parameters(), strict=True))
+        self._parameters = {part: x for x, part in parts.items()}
+        # Of the whole parameters, as ``gather`` has found it last.
+        self._state: dict[Any, dict[str, Any]] = {**optimizer.state}
         optimizer.state.clear()
-        for x, values in state.items():
+        for x, values in self._state.items():
             optimizer.state[parts[x]] = {
                 name: _part_of(value, parts[x], device) for name, value in values.items()
             }
         for group in optimizer.param_groups:
             group["params"] = [parts[x] for x in group["params"]]
-        return found
 
     @torch.no_grad()
-    def fill(self, split: torch.nn.Module, optimizer: Any) -> None:
-        """Gather what was learned, of one tensor after the other."""
-        for part, whole in self.parameters.items():
+    def gather(self) -> None:
+        """Give the whole model what was learned, one tensor after the other."""
+        for part, whole in self._parameters.items():
             whole.copy_(part.full_tensor())
-        for whole, part in zip(self.model.buffers(), split.buffers(), strict=True):
+        for whole, part in zip(self.whole.buffers(), self.model.buffers(), strict=True):
             whole.copy_(part)
-        self.plain.bring_back(split)
-        self.state.clear()
-        for part, values in optimizer.state.items():
-            whole = self.parameters[part]
-            self.state[whole] = {
+        self._plain.bring_back()
+        self._state.clear()
+        for part, values in self._optimizer.state.items():
+            whole = self._parameters[part]
+            self._state[whole] = {
                 name: value.full_tensor().to(whole.device) if isinstance(value, DTensor) else value
                 for name, value in values.items()
             }
 
-    def restore(self, optimizer: Any) -> None:
+    def restore(self) -> None:
         """Let the optimizer train the whole parameters again."""
-        for group in optimizer.param_groups:
-            group["params"] = [self.parameters[part] for part in group["params"]]
-        optimizer.state.clear()
-        optimizer.state.update(self.state)
+        for group in self._optimizer.param_groups:
+            group["params"] = [self._parameters[part] for part in group["params"]]
+        self._optimizer.state.clear()
+        self._optimizer.state.update(self._state)
 
 
 def _part_of(value: Any, part: Any, device: torch.device) -> Any:
@@ -241,14 +240,6 @@ def _part_of(value: Any, part: Any, device: torch.device) -> Any:
         shape=value.shape,
         stride=value.stride(),
     )
-
-
-def _split(plain: PlainAttributes, mesh: DeviceMesh, device: torch.device) -> torch.nn.Module:
-    """Return a copy of a module of which each process has a part."""
-    copy = plain.copied(device)
-    for unit in _units(copy):
-        fully_shard(unit, mesh=mesh, reshard_after_forward=True)
-    return copy
 
 
 def _units(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -14,31 +14,20 @@ Low to high:
 - ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
 - ``communication.py``: ``torch.distributed`` between the virtual GPUs of several processes.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that are replaced.
-- ``accelerator.py``: the accelerator for ``TorchBackend``, and its registration with torch.
+- ``rooms.py``: the rooms that differ from those of hardware, and the registration with torch.
 
-Two other ways were tried. A tensor subclass with a device of its own
-(``Tensor._make_wrapper_subclass``) has no storage and no gradients on any device but the first.
-A tensor subclass on the CPU that carries its index is on the CPU to everything in torch that is
-written in C++: ``deepcopy``, fused kernels, lazy modules and ``Module.to`` each have to be told
-otherwise. An extension in C++ would need a compiler on the user's machine.
+Other ways fail. A tensor subclass with a device of its own (``Tensor._make_wrapper_subclass``) has
+no storage, and no gradients on any device but the first. One that is on the CPU and carries an
+index is on the CPU to all of torch that is written in C++. An extension in C++ needs a compiler.
 
-The limits of torch's hooks for backends in Python, which remain:
+``docs/virtual-gpus.md`` lists the limits, which are those of torch's hooks for backends in Python:
 https://github.com/pytorch/pytorch/blob/main/torch/csrc/acc/Module.cpp
+https://github.com/pytorch/pytorch/blob/main/torch/csrc/jit/python/pybind_utils.cpp (``linspace``)
+https://github.com/pytorch/pytorch/issues/143239 (``DataParallel``)
 
-- The current device is always the first, but for what asks ``torch.vgpu.current_device()``.
-- After a backward pass a forked process goes forward only, as with real GPUs.
-- Forward-mode derivatives (``forward_ad``) of operators that torch composes by device, such as
-  attention, are torch's own error; ``torch.func`` has them.
-- There is no allocator: ``torch.accelerator`` tells no memory.
-- There is no pinned memory: ``x.pin_memory()``, which loaders call, is a copy, and
-  ``torch.empty(..., pin_memory=True)`` is torch's own error.
-- ``torch.nn.DataParallel`` is torch's own error, as on every accelerator but CUDA.
-  https://github.com/pytorch/pytorch/issues/143239
-- ``torch.compile`` needs ``backend='eager'``: its default compiler does not know the device.
-
-Sparse and quantized tensors are refused by name. Optimizers take ``foreach=True`` by default, as
-on GPUs. What an operation costs more than on the CPU is a kernel in Python and a capsule for its
-result. Views of operands, and above all ``out``, cost more, for aliases.
+Sparse and quantized tensors are refused by name. An operation costs more than on the CPU by a
+kernel in Python and a capsule for its result. Views as operands, and above all ``out``, need
+aliases too.
 """
 
 import torch

@@ -35,13 +35,8 @@ _raise_pending.restype = None
 _raise_pending.argtypes = []
 
 
-class _Taken(threading.local):
-    """The exception that the guard took last in this thread."""
-
-    error: BaseException | None = None
-
-
-_taken = _Taken()
+# The exception that the guard took last in each thread.
+_taken = threading.local()
 
 
 class DeviceGuard(torch._C._acc.DeviceGuard):
@@ -66,7 +61,7 @@ class CallingThreadEngine(torch._C._ImperativeEngine):
                 return super().run_backward(*args, **kwargs)
         except SystemError:
             # An exception without an exception: the guard has it.
-            error, _taken.error = _taken.error, None
+            error, _taken.error = getattr(_taken, "error", None), None
             if error is None:
                 raise
             raise error from None
@@ -129,15 +124,14 @@ _to_virtual: Callable[[torch.Tensor, int], torch.Tensor] = _AsVirtual.apply
 
 def run_composite(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     """Run an operator as torch composes it for the CPU."""
-    if torch._C._are_functorch_transforms_active() or _are_fake():
-        # There operands have no memory of their own: torch composes for a device it does not know.
+    if (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+    ):
+        # Mapped tensors, and a compiler's, have no memory of their own: torch composes for a
+        # device that it does not know.
         return schema.op.decompose(*args, **kwargs)
     return run_differentiable(schema, *args, **kwargs)
-
-
-def _are_fake() -> bool:
-    """Return whether tensors are fake, as while a compiler traces a function."""
-    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
 
 
 def run_differentiable(schema: Schema, *args: Any, **kwargs: Any) -> Any:

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
-from functools import partial, wraps
+from functools import partial
 from typing import Any
 
 import torch
 from torch import distributed
-from torch.nn.parallel import DistributedDataParallel
 
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.memory import as_cpu
 
-_LIBRARY = "c10d"
+_Library: Any = torch.library.Library
 # What has tensors of the device among its arguments, and an engine of the CPU's behind it.
 _NAMES = (
     *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "barrier"),
@@ -24,53 +22,18 @@ _NAMES = (
 )
 
 
-def install(make_library: Callable[[str, str], Any]) -> list[Any]:
-    """Register the operators with torch; return what they stay registered with.
-
-    Args:
-        make_library: ``torch.library.Library``.
-    """
+def install() -> list[Any]:
+    """Register the operators with torch; return what they stay registered with."""
     if not distributed.is_available():
         return []
-    library = make_library(_LIBRARY, "IMPL")
+    library = _Library("c10d", "IMPL")
     with warnings.catch_warnings():
         # torch's own kernels look for an engine that has registered itself for the device.
         warnings.filterwarnings("ignore", "Warning only once for all operators", UserWarning)
         for name in _NAMES:
-            op = getattr(getattr(torch.ops, _LIBRARY), name).default
+            op = getattr(torch.ops.c10d, name).default
             library.impl(name, partial(_run, op), "PrivateUse1", allow_override=True)
-    _measure_no_times()
     return [library]
-
-
-def _measure_no_times() -> None:
-    """Let ``DistributedDataParallel`` measure nothing on virtual GPUs.
-
-    torch has a timer for the CPU and one for CUDA, and prints that it has none for the device. It
-    does so without Python, whose filters of warnings do not see it.
-    https://github.com/pytorch/pytorch/blob/main/torch/csrc/distributed/c10d/logger.cpp
-    """
-    cls: Any = DistributedDataParallel
-    begin = cls._ddp_init_helper
-
-    @wraps(begin)
-    def begin_without_timer(self: Any, *args: Any, **options: Any) -> None:
-        begin(self, *args, **options)
-        if self.device_type == NAME:
-            self.logger = _LoggerWithoutTimer(self.logger)
-
-    cls._ddp_init_helper = begin_without_timer
-
-
-class _LoggerWithoutTimer:
-    def __init__(self, logger: Any) -> None:
-        self._logger = logger
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._logger, name)
-
-    def set_runtime_stats_and_log(self) -> None:
-        """Do nothing; called in each step."""
 
 
 def _run(op: Any, *args: Any) -> Any:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
+from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.kernels import run_on_cpu, schema_of
 from d2ldev_torch.virtual.memory import CPU_KEYS, as_cpu, as_virtual, resize, set_memory
 
 _aten = torch.ops.aten
-_CPU = torch.device("cpu")
 _COPY = schema_of(_aten.copy_.default)
 _TENSORS = (torch.Tensor, torch.nn.Parameter)
 
@@ -21,7 +21,7 @@ def _on_cpu(x: torch.Tensor) -> torch.Tensor:
     """Return a tensor's values on the CPU, without a copy from a virtual GPU."""
     if x.device.type == NAME:
         return as_cpu(x)
-    return x if x.is_cpu else x.to(_CPU)
+    return x if x.is_cpu else x.to(NATIVE_CPU)
 
 
 def _copy_(
@@ -47,7 +47,7 @@ def _to_copy(
         return elsewhere
     index = index_of(target) if target.type == NAME else -1
     new: torch.Tensor = _aten._to_copy.default.redispatch(
-        CPU_KEYS, _on_cpu(x), device=_CPU, **options
+        CPU_KEYS, _on_cpu(x), device=NATIVE_CPU, **options
     )
     return new if index < 0 else as_virtual(new, index)
 
@@ -56,11 +56,12 @@ def copies(xs: list[torch.Tensor], target: torch.device) -> list[torch.Tensor]:
     """Return ``[x.to(target, copy=True) for x in xs]``, in half of the time.
 
     The other half is the way through torch's dispatcher to ``_to_copy``. It is taken only where
-    something may hook into it: gradients, modes, ``torch.func``.
+    something may hook into it: gradients, modes, ``torch.func``, a compiler.
     """
-    index = -1 if target == _CPU else index_of(target)
+    index = -1 if target == NATIVE_CPU else index_of(target)
     if (
-        torch.is_inference_mode_enabled()
+        torch.compiler.is_compiling()  # which can trace none of the other questions
+        or torch.is_inference_mode_enabled()
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
         or torch._C._functorch.peek_interpreter_stack() is not None

@@ -16,6 +16,7 @@ import torch
 
 from d2ldev.errors import DeviceMismatchError
 from d2ldev.operations.mixing import mismatch
+from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.virtual.devices import NAME, device_of, index_of
 from d2ldev_torch.virtual.memory import (
     CPU_KEYS,
@@ -28,7 +29,6 @@ from d2ldev_torch.virtual.memory import (
     resize,
 )
 
-_CPU = torch.device("cpu")
 _Tensor = torch.Tensor
 
 # Arguments that CUDA's kernels, too, take from the host: CPU tensors index any tensor, and the
@@ -67,6 +67,11 @@ class Schema:
 
     Args:
         op: a ``torch._ops.OpOverload``.
+
+    Attributes:
+        outs: the names of the arguments that results are written to.
+        host_results: the numbers of the results that are on the host.
+        is_random: whether it takes a generator.
     """
 
     def __init__(self, op: Any) -> None:
@@ -93,19 +98,7 @@ class Schema:
         )
         self._may_be_quick = not self.outs and not self.host_results and self._host is None
         self._redispatch = op._handle.redispatch_boxed
-        self._generator = next(
-            (i for i, argument in enumerate(arguments) if "Generator" in str(argument.type)), -1
-        )
-
-    @property
-    def is_random(self) -> bool:
-        """Whether it takes a generator."""
-        return self._generator >= 0
-
-    def generator_in(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Return the generator of a call of an operator that takes one; None if it has none."""
-        i = self._generator
-        return args[i] if i < len(args) else kwargs.get(self._names[i])
+        self.is_random = "generator" in self._names
 
     def has_number(self, args: list[Any]) -> bool:
         """Return whether a number stands where the operator takes a tensor, as in ``x + 2``."""
@@ -118,7 +111,7 @@ class Schema:
         """Return whether an operand may be on the CPU beside others on a virtual GPU."""
         roles = {
             name
-            for name, value in self._named(args, kwargs).items()
+            for name, value in self.named(args, kwargs).items()
             if any(x is one for one in _tensors_in(value))
         }
         if roles <= {self._host}:
@@ -128,7 +121,7 @@ class Schema:
     def mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> DeviceMismatchError:
         """Return the error of a call whose tensors are on different devices."""
         operands = []
-        for name, value in self._named(args, kwargs).items():
+        for name, value in self.named(args, kwargs).items():
             several = isinstance(value, (list, tuple))
             for i, x in enumerate(_tensors_in(value)):
                 operands.append((f"{name}[{i}]" if several else name, device_of(x.device)))
@@ -177,7 +170,8 @@ class Schema:
             return type(result)(_taken(one, args, new, index) for one in result)
         return _taken(result, args, new, index)
 
-    def _named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    def named(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Return the arguments of a call by their names."""
         return {**dict(zip(self._names, args, strict=False)), **kwargs}
 
 
@@ -291,7 +285,7 @@ class Operands:
             if self._is_made_elsewhere:
                 return value
             self.index = index_of(value)
-            return _CPU
+            return NATIVE_CPU
         return value
 
     def to_virtual(self, result: Any) -> Any:

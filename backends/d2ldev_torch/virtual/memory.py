@@ -174,21 +174,15 @@ def join_memory(pairs: Iterable[tuple[torch.Tensor, torch.Tensor]]) -> None:
     Args:
         pairs: aliases as ``as_cpu`` makes them, each with its operand.
     """
-    firsts: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-    joined: dict[int, torch.UntypedStorage] = {}
-    for pair in pairs:
-        storage = pair[1].untyped_storage()
-        address = storage.data_ptr()
-        first = firsts.setdefault(address, pair)
-        if first is not pair and address:
-            if address not in joined:
-                joined[address] = bytes_of(storage).untyped_storage()
-                _move_to(joined[address], *first)
-            _move_to(joined[address], *pair)
-
-
-def _move_to(storage: torch.UntypedStorage, alias: torch.Tensor, operand: torch.Tensor) -> None:
-    set_memory(alias, storage, int(operand.storage_offset()), operand)
+    by_address: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
+    for alias, operand in pairs:
+        address = operand.untyped_storage().data_ptr()
+        by_address.setdefault(address, []).append((alias, operand))
+    for address, sharing in by_address.items():
+        if address and len(sharing) > 1:
+            storage = bytes_of(sharing[0][1].untyped_storage()).untyped_storage()
+            for alias, operand in sharing:
+                set_memory(alias, storage, int(operand.storage_offset()), operand)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -10,9 +10,6 @@
   a virtual GPU.
 - ``x.cuda(1)``, by which books move a tensor, and ``module.cuda(1)``, which calls it: the GPUs that
   it means are the virtual ones, because these have taken the hardware's place.
-- ``torch.linspace`` and ``torch.logspace`` from a tensor to a number: ``torch.vmap`` makes a number
-  of C++ of the number, on the device of the tensor, and no Python function takes that one.
-  https://github.com/pytorch/pytorch/blob/main/torch/csrc/jit/python/pybind_utils.cpp
 - ``torch.accelerator``: another current device would be silently ignored, waiting is an error,
   and emptying the cache of pinned memory ends the process. Functions about an allocator's memory
   raise an internal error of torch's.
@@ -25,7 +22,6 @@ from functools import wraps
 from typing import Any
 
 import torch
-from torch.utils._device import _device_constructors
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev_torch.virtual import torch_module
@@ -43,7 +39,6 @@ def install(aten: Any) -> None:
     _share_no_memory()
     _make_new_tensors()
     _move_to_gpus()
-    _map_spaces()
     _answer_accelerator()
     # Virtual GPUs read the host's memory as it is, whether or not it can be paged.
     aten.impl("_pin_memory", lambda x, *_: x.clone(), "CPU")
@@ -127,31 +122,6 @@ def _move_to_gpus() -> None:
         return getattr(self, NAME)(native, *args, **kwargs)  # type: ignore[no-any-return]
 
     tensor_type.cuda = cuda
-
-
-def _map_spaces() -> None:
-    # Makes torch's list of the functions that a scope's device is given to, of torch's own ones.
-    _device_constructors()
-    dtypes: dict[type, torch.dtype] = {float: torch.float64, complex: torch.complex128}
-
-    def mapped(make: Any) -> Any:
-        @wraps(make)
-        def space(start: Any, end: Any, *args: Any, **kwargs: Any) -> Any:
-            if torch._C._functorch.peek_interpreter_stack() is not None:
-                ends = (start, end)
-                place = next((x.device for x in ends if isinstance(x, torch.Tensor)), None)
-                if place is not None and place.type == NAME:
-                    start, end = (
-                        x
-                        if isinstance(x, torch.Tensor)
-                        else torch.tensor(x, dtype=dtypes.get(type(x)), device=place)
-                        for x in ends
-                    )
-            return make(start, end, *args, **kwargs)
-
-        return space
-
-    torch.linspace, torch.logspace = mapped(torch.linspace), mapped(torch.logspace)
 
 
 def _answer_accelerator() -> None:

@@ -68,9 +68,9 @@ def run_random(schema: Schema, *args: Any, **kwargs: Any) -> Any:
     Raises:
         DeviceMismatchError: if the generator is on another device.
     """
-    generator = schema.generator_in(args, kwargs)
-    native = None if generator is None else _device_drawn_on(args, kwargs)
-    if native is not None and native.type == NAME:
+    generator = schema.named(args, kwargs).get("generator")
+    native = _device_drawn_on(args, kwargs)
+    if generator is not None and native is not None and native.type == NAME:
         wanted = torch.device(NAME, index_of(native))
         found = _generators.get(generator._cdata, generator).device
         if found != wanted:

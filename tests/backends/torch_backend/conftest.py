@@ -11,7 +11,7 @@
 import pytest
 import torch
 from d2ldev_torch import TorchFramework
-from d2ldev_torch.devices import Accelerator, TorchDevices
+from d2ldev_torch.devices import TorchDevices
 from d2ldev_torch.files import TorchFiles
 from d2ldev_torch.models import TorchModels
 from d2ldev_torch.tensors import TorchTensors
@@ -22,14 +22,14 @@ from d2ldev.backend import Backend
 from d2ldev.device import CPU, gpu
 
 
-class CountedAccelerator(Accelerator):
-    """An accelerator that is there without a driver: it has a type and a number."""
+class CountedDevices(TorchDevices):
+    """Devices that are there without a driver: they have a type and a number."""
 
     def __init__(self, name, number):
         super().__init__(name, name, torch.cpu)
         self.number = number
         self.synchronized = []
-        self.driver = None
+        self.streams = None
 
     def count(self):
         return self.number
@@ -37,14 +37,12 @@ class CountedAccelerator(Accelerator):
     def current(self):
         return 0
 
-    def synchronize(self, index):
-        self.synchronized.append(index)
+    def synchronize(self, device):
+        if device is not CPU:
+            self.synchronized.append(device.index)
 
-    def is_idle(self, index):
-        return index in self.synchronized
-
-    def streams(self):
-        return self.driver
+    def is_idle(self, device):
+        return device is CPU or device.index in self.synchronized
 
 
 class LedgerTensors(TorchTensors):
@@ -103,14 +101,14 @@ def storage_of(x):
         return x.untyped_storage()
 
 
-def backend_with(accelerator, tensors, models=TorchModels):
-    """Return a backend whose rooms are on another accelerator."""
+def backend_with(devices, tensors, models=TorchModels):
+    """Return a backend with other devices."""
     framework = TorchFramework()
-    framework.devices = TorchDevices(accelerator)
+    framework.devices = devices
     framework.tensors = tensors(framework.devices)
     framework.models = models()
     framework.files = TorchFiles(framework.tensors)
-    framework.training = TorchTraining(framework, accelerator)
+    framework.training = TorchTraining(framework, devices)
     return Backend(framework)
 
 
@@ -154,15 +152,15 @@ def vgpu(virtual):
 
 
 @pytest.fixture
-def accelerator():
-    """The accelerator of ``ledger``: two GPUs, and no driver."""
-    return CountedAccelerator("cuda", 2)
+def devices():
+    """The devices of ``ledger``: two GPUs, and no driver."""
+    return CountedDevices("cuda", 2)
 
 
 @pytest.fixture
-def ledger(accelerator):
+def ledger(devices):
     """A torch backend with two GPUs that keep values."""
-    return backend_with(accelerator, LedgerTensors)
+    return backend_with(devices, LedgerTensors)
 
 
 @pytest.fixture
@@ -174,4 +172,4 @@ def copies(ledger):
 @pytest.fixture
 def meta():
     """A torch backend whose GPU is torch's own ``meta`` device, without values."""
-    return backend_with(CountedAccelerator("meta", 1), MetaTensors, MetaModels)
+    return backend_with(CountedDevices("meta", 1), MetaTensors, MetaModels)

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from d2ldev_torch import TorchFramework
-from d2ldev_torch.devices import Accelerator, MetalAccelerator, TorchDevices, find_accelerator
+from d2ldev_torch.devices import MetalDevices, TorchDevices, find_devices
 
 from d2ldev import DeviceInitializationWarning, InvalidDeviceError, Memory, cpu, gpu
 from d2ldev.operations import nvml
@@ -33,11 +33,9 @@ def test_torch_s_gpu_of_an_index_is_that_gpu(ledger):
     assert ledger.device(torch.device("cuda:1")) is gpu(1)
 
 
-def test_torch_s_gpu_without_an_index_is_the_current_one_at_each_call(
-    ledger, accelerator, monkeypatch
-):
+def test_torch_s_gpu_without_an_index_is_the_current_one_at_each_call(ledger, devices, monkeypatch):
     assert ledger.native(torch.device("cuda")) == torch.device("cuda:0")
-    monkeypatch.setattr(accelerator, "current", lambda: 1)
+    monkeypatch.setattr(devices, "current", lambda: 1)
     assert ledger.native(torch.device("cuda")) == torch.device("cuda:1")
 
 
@@ -60,10 +58,10 @@ def test_the_platform_is_the_accelerator_s(ledger):
 # -- work and memory -------------------------------------------------------------------------------
 
 
-def test_waiting_for_one_device_waits_for_no_other(ledger, accelerator):
+def test_waiting_for_one_device_waits_for_no_other(ledger, devices):
     ledger.synchronize("cpu")
     ledger.synchronize("gpu:1")
-    assert accelerator.synchronized == [1]
+    assert devices.synchronized == [1]
 
 
 def test_all_are_idle_when_each_is(ledger):
@@ -74,13 +72,11 @@ def test_all_are_idle_when_each_is(ledger):
     assert ledger.is_idle()
 
 
-def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(
-    ledger, accelerator, monkeypatch
-):
+def test_hardware_that_fails_to_start_is_a_warning_with_the_reason(ledger, devices, monkeypatch):
     def fail():
         raise RuntimeError("the driver is too old")
 
-    monkeypatch.setattr(accelerator, "count", fail)
+    monkeypatch.setattr(devices, "count", fail)
     with pytest.warns(DeviceInitializationWarning, match="torch .* the driver is too old"):
         assert ledger.num_gpus() == 0
 
@@ -165,8 +161,8 @@ class Driver:
 
 @pytest.fixture
 def sleeping():
-    """An accelerator whose driver has not started."""
-    return Accelerator("test", "test", Driver(initialized=False))
+    """Devices whose driver has not started."""
+    return TorchDevices("test", "test", Driver(initialized=False))
 
 
 @pytest.fixture
@@ -177,8 +173,8 @@ def driver():
 
 @pytest.fixture
 def awake(driver):
-    """An accelerator with a context on each of its devices."""
-    return Accelerator("test", "test", driver)
+    """Devices with a context on each GPU."""
+    return TorchDevices("test", "test", driver)
 
 
 def test_before_its_start_the_current_one_is_the_first(sleeping):
@@ -186,12 +182,12 @@ def test_before_its_start_the_current_one_is_the_first(sleeping):
 
 
 def test_before_its_start_there_is_nothing_to_wait_for(sleeping):
-    sleeping.synchronize(0)  # the driver would fail
-    assert sleeping.is_idle(0)
+    sleeping.synchronize(gpu())  # the driver would fail
+    assert sleeping.is_idle(gpu())
 
 
 def test_before_its_start_no_memory_is_used(sleeping):
-    assert sleeping.memory(0) == Memory(0, 0, 1000)
+    assert sleeping.memory(gpu()) == Memory(0, 0, 1000)
 
 
 def test_the_current_one_is_torch_s(awake):
@@ -199,45 +195,44 @@ def test_the_current_one_is_torch_s(awake):
 
 
 def test_waiting_waits_for_the_one_of_the_index(awake, driver):
-    awake.synchronize(1)
+    awake.synchronize(gpu(1))
     assert driver.synchronized == [1]
 
 
 def test_with_work_in_its_stream_it_is_not_idle(awake, driver):
     driver.pending = True
-    assert not awake.is_idle(0)
+    assert not awake.is_idle(gpu())
 
 
 def test_with_an_empty_stream_it_is_idle(awake):
-    assert awake.is_idle(0)
+    assert awake.is_idle(gpu())
 
 
 def test_its_memory_is_that_of_torch_s_allocator(awake):
-    assert awake.memory(0) == Memory(10, 20, 1000)
+    assert awake.memory(gpu()) == Memory(10, 20, 1000)
 
 
 def test_a_mark_is_in_the_current_stream_of_its_own_device(awake):
-    assert TorchDevices(awake).mark(gpu(1)).stream == 1
+    assert awake.mark(gpu(1)).stream == 1
 
 
 def test_between_two_marks_are_seconds(awake):
-    devices = TorchDevices(awake)
-    assert devices.seconds_between(devices.mark(gpu(1)), devices.mark(gpu(1))) == 0.25
+    assert awake.seconds_between(awake.mark(gpu(1)), awake.mark(gpu(1))) == 0.25
 
 
 def test_the_cpu_has_no_clock_of_its_own(awake):
-    assert TorchDevices(awake).mark(cpu()) is None
+    assert awake.mark(cpu()) is None
 
 
 def test_before_its_start_no_mark_is_made(sleeping):
-    assert sleeping.mark(0) is None  # the driver would fail
+    assert sleeping.mark(gpu()) is None  # the driver would fail
 
 
 def test_a_gpu_without_a_context_gets_no_mark(awake, monkeypatch):
     monkeypatch.setattr(
         torch._C, "_test_hasPrimaryContext", lambda index: index == 1, raising=False
     )
-    assert [awake.mark(index) is None for index in (0, 1)] == [True, False]
+    assert [awake.mark(gpu(index)) is None for index in (0, 1)] == [True, False]
 
 
 def test_metal_s_marks_are_events_that_are_timed(monkeypatch):
@@ -249,7 +244,7 @@ def test_metal_s_marks_are_events_that_are_timed(monkeypatch):
             recorded.append(self)
 
     monkeypatch.setattr(torch.mps, "Event", Event)
-    devices = TorchDevices(MetalAccelerator())
+    devices = MetalDevices()
     begin, end = devices.mark(gpu()), devices.mark(gpu())
     assert recorded == [begin, end]
     assert devices.seconds_between(begin, end) == 0.25
@@ -264,7 +259,7 @@ def test_a_gpu_without_a_context_is_not_waited_for(awake, driver, monkeypatch, h
     monkeypatch.setattr(
         torch._C, "_test_hasPrimaryContext", lambda index: has_context, raising=False
     )
-    awake.synchronize(1)
+    awake.synchronize(gpu(1))
     assert driver.synchronized == [1] * has_context
 
 
@@ -284,28 +279,28 @@ def build(monkeypatch):
 
 def test_a_cuda_build_has_cuda(build):
     build(cuda="12.8", metal=True, xpus=1)
-    assert (find_accelerator().type, find_accelerator().platform) == ("cuda", "cuda")
+    assert (find_devices().type, find_devices().platform(gpu())) == ("cuda", "cuda")
 
 
 def test_a_rocm_build_is_cuda_to_torch_and_rocm_to_people(build):
     build(hip="6.4")
-    assert (find_accelerator().type, find_accelerator().platform) == ("cuda", "rocm")
+    assert (find_devices().type, find_devices().platform(gpu())) == ("cuda", "rocm")
 
 
 def test_an_xpu_comes_before_metal(build):
     build(xpus=1, metal=True)
-    assert (find_accelerator().type, find_accelerator().platform) == ("xpu", "xpu")
+    assert (find_devices().type, find_devices().platform(gpu())) == ("xpu", "xpu")
 
 
 def test_metal_is_one_gpu(build):
     build(metal=True)
-    assert isinstance(find_accelerator(), MetalAccelerator)
-    assert (find_accelerator().type, find_accelerator().count()) == ("mps", 1)
+    assert isinstance(find_devices(), MetalDevices)
+    assert (find_devices().type, find_devices().count()) == ("mps", 1)
 
 
 def test_metal_s_current_device_is_the_only_one(build):
     build(metal=True)
-    assert TorchDevices(find_accelerator()).from_native(torch.device("mps")) is gpu(0)
+    assert find_devices().from_native(torch.device("mps")) is gpu(0)
 
 
 def test_a_build_without_any_has_no_gpu(build):

@@ -447,10 +447,10 @@ def test_a_kept_number_of_a_large_tensor_does_not_keep_the_rest(torch_backend):
     assert kept.untyped_storage().nbytes() == 4
 
 
-def test_memory_is_pinned_where_a_gpu_copies_beside_python(ledger, accelerator, monkeypatch):
+def test_memory_is_pinned_where_a_gpu_copies_beside_python(ledger, devices, monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda x: x + 1)
     assert ledger.framework.tensors.pinned(torch.ones(2)) is None
-    accelerator.driver = torch.cuda
+    devices.streams = torch.cuda
     assert ledger.framework.tensors.pinned(torch.ones(2)).tolist() == [2, 2]
 
 

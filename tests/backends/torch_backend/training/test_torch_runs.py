@@ -387,9 +387,9 @@ class Driver:
 
 
 @pytest.fixture
-def driver(accelerator):
-    accelerator.driver = Driver()
-    return accelerator.driver
+def driver(devices):
+    devices.streams = Driver()
+    return devices.streams
 
 
 @pytest.fixture

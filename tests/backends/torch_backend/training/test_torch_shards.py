@@ -111,10 +111,10 @@ def test_what_forward_bound_anew_comes_back_as_the_model_s_own():
     net.handle, net.kept = threading.Lock(), []
     attributes = PlainAttributes(net)
     copy = attributes.copied(torch.device("cpu"))
-    attributes.begin(copy)
+    attributes.begin()
     copy.kept.append(1)
     copy.calls, copy.chosen, copy.output = 3, [copy.b], torch.ones(2)
-    attributes.bring_back(copy)
+    attributes.bring_back()
     assert copy.steps[0] is copy.a is not net.a
     assert net.steps[0] is net.a
     assert (net.kept, net.calls, net.chosen) == ([1], 3, [net.b])

@@ -165,36 +165,6 @@ def test_results_are_written_to_the_tensors_of_a_list(vgpu, size):
     assert buffer.tolist() == [[0, 1, 0], [0, 0, 0]]
 
 
-@pytest.mark.parametrize("name", ["linspace", "logspace"])
-@pytest.mark.parametrize("end", [3, 1.5, 2j])
-def test_spaces_from_mapped_tensors_to_a_number_are_the_cpus(vgpu, name, end):
-    def spaces(device):
-        make = getattr(torch, name)
-        starts = torch.arange(2.0, device=device)
-        map_over = torch.vmap(lambda start: make(start, end, 3, device=device))
-        map_back = torch.vmap(lambda start: make(end, start, 3, device=device))
-        return torch.stack([map_over(starts), map_back(starts)])
-
-    made, expected = spaces(vgpu), spaces("cpu")
-    assert (made.device, made.dtype) == (vgpu, expected.dtype)
-    assert torch.equal(made.cpu(), expected)
-
-
-@pytest.mark.parametrize("name", ["linspace", "logspace"])
-@pytest.mark.parametrize("ends", [lambda x: (x, 3), lambda x: (0, x), lambda x: (x, x + 1)])
-def test_spaces_are_made_on_the_device_of_the_block_also_of_mapped_tensors(vgpu, name, ends):
-    def spaces(device):
-        make = getattr(torch, name)
-        with torch.device(device):
-            x = torch.arange(2.0)
-            mapped = torch.vmap(lambda one: make(*ends(one), 3))(x)
-            return torch.cat([mapped.flatten(), make(*ends(x[0]), 3), make(0, 1, 3)])
-
-    made = spaces(vgpu)
-    assert made.device == vgpu
-    assert torch.equal(made.cpu(), spaces("cpu"))
-
-
 def test_a_tensor_that_has_its_size_stays_as_it_is(vgpu):
     buffer = torch.zeros(3, 2, device=vgpu)
     column = buffer[:, 1].resize_(3)

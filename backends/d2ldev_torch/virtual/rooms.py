@@ -1,4 +1,4 @@
-"""Virtual GPUs as an accelerator, and their registration with torch.
+"""The rooms of virtual GPUs, and their registration with torch.
 
 torch is told once for a process, and only when virtual GPUs were asked for.
 """
@@ -11,9 +11,11 @@ from typing import Any
 import torch
 from torch.utils import backend_registration
 
+from d2ldev.device import Device
 from d2ldev.errors import DeviceUnavailableError
-from d2ldev.framework import Memory
-from d2ldev_torch.devices import Accelerator
+from d2ldev.framework import Memory, Tensor
+from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
+from d2ldev_torch.tensors import TorchTensors
 from d2ldev_torch.virtual import (
     autograd,
     communication,
@@ -35,8 +37,8 @@ from d2ldev_torch.virtual.kernels import (
 from d2ldev_torch.virtual.memory import CPU_KEYS
 
 
-class VirtualAccelerator(Accelerator):
-    """Virtual GPUs ``vgpu:0`` to ``vgpu:{number - 1}``, which replace the hardware's GPUs.
+class VirtualDevices(TorchDevices):
+    """The CPU and virtual GPUs ``vgpu:0`` to ``vgpu:{number - 1}``, in place of the hardware's.
 
     Args:
         number: of virtual GPUs.
@@ -51,33 +53,36 @@ class VirtualAccelerator(Accelerator):
             _set_up()
         super().__init__(NAME, "virtual", torch_module)
         self.types = (NAME, "cuda", "xpu", "mps")  # a program says which GPU, and means this one
+        self.streams = None
 
-    def copies(self, xs: list[torch.Tensor], native: torch.device) -> list[torch.Tensor]:
-        return copies(xs, native)
+    def missing(self, device: Device) -> None:
+        """Return None: torch has no name for it."""
 
-    # torch's compiler cannot trace the questions that the shorter way asks first.
-    copies._torchdynamo_inline = Accelerator.copies  # type: ignore[attr-defined]
+    def is_idle(self, device: Device) -> bool:
+        return True  # nothing is queued
 
-    def is_idle(self, index: int) -> bool:
-        """Return True: nothing is queued."""
-        return True
-
-    def mark(self, index: int) -> None:
+    def mark(self, device: Device) -> None:
         """Return None: it has no clock but the CPU's."""
 
-    def streams(self) -> None:
-        """Return None: nothing is queued."""
+    def memory(self, device: Device) -> Memory:
+        return Memory(memory.used(device.index), None, None)  # it has no size of its own
 
-    def of_users(self, xs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Return the tensors without those that lend virtual GPUs their memory."""
-        return memory.without_lenders(xs)
 
-    def empty_cache(self) -> None:
-        """Do nothing: nothing is kept."""
+class VirtualTensors(TorchTensors):
+    """Tensors of torch on the CPU and virtual GPUs."""
 
-    def memory(self, index: int) -> Memory:
-        """Return the bytes that tensors hold; a virtual GPU has no size of its own."""
-        return Memory(memory.used(index), None, None)
+    def live(self) -> list[Tensor]:
+        return memory.without_lenders([*super().live()])
+
+    def copy(self, x: Tensor, native: Any) -> Tensor:
+        if x.is_cpu and native is NATIVE_CPU:
+            return x.clone()
+        return copies([x], native)[0]
+
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        if native is NATIVE_CPU and xs and xs[0].is_cpu:
+            return super().copy_all(xs, native)
+        return copies(xs, native)
 
 
 # Operators stay registered with torch for as long as these objects live.
@@ -102,7 +107,7 @@ def _set_up() -> None:
     autograd.install()
     random.install()
     patches.install(aten)
-    _libraries.extend(communication.install(_Library))
+    _libraries.extend(communication.install())
 
 
 def _name_the_device() -> None:
