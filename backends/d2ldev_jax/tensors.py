@@ -71,7 +71,6 @@ class JaxTensors(Tensors):
 
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
-        self._places = devices.places
         # The device of each native device and kind of memory in which an array was seen.
         self._seen: dict[tuple[jax.Device, str | None], Device] = {}
         # Without a seed, a key is the number of the draw, folded into a root of this process.
@@ -168,9 +167,8 @@ class JaxTensors(Tensors):
         """Return JAX's own list of arrays; of one that is spread over devices, its part on each."""
         if not is_initialized():  # and asking would do it
             return []
-        self._devices.from_native(self._devices.default())  # so that all devices are known
         found: dict[int, Tensor] = {}  # the parts may be in the list, too
-        for platform in {native.platform for native in self._places}:
+        for platform in {native.platform for native in self._devices.places}:
             for x in jax.live_arrays(platform):  # type: ignore[no-untyped-call]
                 if not x.is_deleted():
                     parts = [x] if len(x.sharding.device_set) == 1 else x._arrays
