@@ -155,8 +155,10 @@ class JaxLearner(Learner):
         if self.settings.accumulate == 1:
             self._state, loss, prediction = self._program.step(state, self._rate, inputs, y)
         else:
+            # Without the optimizer's arrays, which the program does not need.
+            needed = state._replace(optimizer=[])
             model, self._sums, loss, prediction = self._program.accumulate(
-                state.model, self._sums, state.scaler, inputs, y
+                needed, self._sums, inputs, y
             )
             self._state = state._replace(model=model)
             self.pending += 1
@@ -248,9 +250,9 @@ def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
 def named_optimizer(settings: Settings) -> Any:
     """Return the optimizer of a training: optax's of that name, or the object given."""
     optimizer = settings.optimizer
-    if optimizer is None or isinstance(optimizer, str):
-        return _OPTIMIZERS[optimizer](settings.lr) if optimizer else _OF_NO_TRAINING
-    return optimizer
+    if optimizer is None:
+        return _OF_NO_TRAINING
+    return _OPTIMIZERS[optimizer](settings.lr) if isinstance(optimizer, str) else optimizer
 
 
 @lru_cache
@@ -324,19 +326,6 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
 
 
 # -- compiled functions ---------------------------------------------------------------------------
-
-
-def _narrowly(model: Any, inputs: tuple[Any, ...], narrow: Any) -> Any:
-    """Return the prediction as it is computed in fewer bits, in float32.
-
-    A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says another
-    one. What is no parameter, such as the statistics of a batch normalization, stays as it is.
-    """
-    wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
-    nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
-    prediction = model(*_cast(inputs, jnp.float32, narrow))
-    nnx.update(model, jax.tree.unflatten(structure, wide))
-    return _cast(prediction, narrow, jnp.float32)
 
 
 def _cast(tree: Any, old: Any, new: Any) -> Any:
@@ -436,21 +425,12 @@ class _Steps:
 
     def step(self, state: _State, rate: Tensor | None, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the state after a step, and the loss and the prediction before it."""
-        model = self.model_split.merge(state.model)
-        gradients, value, prediction = self._differentiated(model, state.scaler, inputs, y)
+        model, gradients, value, prediction = self._differentiated(state, inputs, y)
         return self._updated(model, state, rate, gradients, value), value, prediction
 
-    def accumulate(
-        self,
-        model_arrays: list[Tensor],
-        sums: Any,
-        scaler: _Scaler | None,
-        inputs: tuple[Any, ...],
-        y: Any,
-    ) -> Any:
+    def accumulate(self, state: _State, sums: Any, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
-        model = self.model_split.merge(model_arrays)
-        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
+        model, gradients, value, prediction = self._differentiated(state, inputs, y)
         new = gradients, value
         sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
         return self._kept(_arrays(model, self.model_split)), self._kept(sums), value, prediction
@@ -476,8 +456,19 @@ class _Steps:
         return model
 
     def _predicted(self, model: Any, inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction, in float32 if it is computed in fewer bits.
+
+        A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says
+        another one. What is no parameter, such as the statistics of a batch normalization, stays.
+        """
         narrow = _PRECISIONS.get(self.settings.precision)
-        return model(*inputs) if narrow is None else _narrowly(model, inputs, narrow)
+        if narrow is None:
+            return model(*inputs)
+        wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
+        nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
+        prediction = model(*_cast(inputs, jnp.float32, narrow))
+        nnx.update(model, jax.tree.unflatten(structure, wide))
+        return _cast(prediction, narrow, jnp.float32)
 
     def _compared(self, model: Any, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> Any:
         """Return the loss and the prediction."""
@@ -488,9 +479,10 @@ class _Steps:
         check_loss(getattr(value, "shape", None), value, self.settings.loss)
         return value, prediction
 
-    def _differentiated(
-        self, model: Any, scaler: _Scaler | None, inputs: tuple[Any, ...], y: Any
-    ) -> Any:
+    def _differentiated(self, state: _State, inputs: tuple[Any, ...], y: Any) -> Any:
+        """Return the model, the gradients, the loss and the prediction."""
+        model, scaler = self.model_split.merge(state.model), state.scaler
+
         def compare(model: Any) -> Any:
             value, prediction = self._compared(model, inputs, y, is_step=True)
             return value if scaler is None else value * scaler.scale, (value, prediction)
@@ -499,7 +491,7 @@ class _Steps:
         trained = nnx.DiffState(0, self.wrt)
         gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
         (_, (value, prediction)), gradients = gradient(model)
-        return gradients, value, prediction
+        return model, gradients, value, prediction
 
     def _updated(
         self, model: Any, state: _State, rate: Tensor | None, gradients: Any, value: Tensor
@@ -543,13 +535,13 @@ def clipped(gradients: Any, largest: float) -> Any:
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    return _mean((_wide(prediction) - y) ** 2, weights)
+    return _mean((prediction - y) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     prediction, y = _counted(prediction, y, weights)
-    losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
+    losses = optax.softmax_cross_entropy_with_integer_labels(prediction, y)
     # Too large a label gives NaN, but a negative one counts from the last class.
     return _mean(jnp.where(y < 0, jnp.nan, losses), weights)
 
@@ -557,11 +549,15 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    return _mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y), weights)
+    return _mean(optax.sigmoid_binary_cross_entropy(prediction, y), weights)
 
 
 def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number.
+
+    The prediction gets a dtype with the digits that the mean over a batch needs.
+    """
+    prediction = prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
     if weights is None:
         return prediction, y
     check_weights(y.shape, weights.shape)
@@ -583,11 +579,6 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "bce": _bce,
 }
-
-
-def _wide(prediction: Tensor) -> Tensor:
-    """Return a prediction in a dtype with the digits that the mean over a batch needs."""
-    return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 
 
 # -- modes ----------------------------------------------------------------------------------------
