@@ -97,7 +97,7 @@ class JaxLearner(Learner):
                 "into an nnx.Module, as nnx.Param",
             )
         self._loss = loss_among(settings, _LOSSES)
-        self._state = _State([], [], _Scaler() if settings.precision == "fp16" else None)
+        self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
         self._steps: Any = None
         self._sums: Any = None
         # An operand of the programs, so that another one compiles nothing.
@@ -107,9 +107,8 @@ class JaxLearner(Learner):
     @property
     def parts(self) -> dict[str, Any]:
         parts = {"model": self._model, "optimizer": self._optimizer}
-        if self._state.scaler is not None:
-            parts["scaler"] = self._places.local(self._state.scaler)
-        return parts
+        *_, scaler = self._state
+        return parts if scaler is None else {**parts, "scaler": self._places.local(scaler)}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
@@ -126,17 +125,16 @@ class JaxLearner(Learner):
         # An optimizer makes its counter of steps on the default device.
         self._optimizer = placing.place(self._framework, self._optimizer, device)
         self._places = self._places_from(self._framework.devices.native(device))
-        scaler = parts.get("scaler", self._state.scaler)
+        scaler = parts.get("scaler", self._state[-1])
         self._sums, self._rate, scaler = self._places.whole((self._sums, self._rate, scaler))
-        self._state = self._state._replace(scaler=self._places.of_the_first(scaler))
+        self._state = [], [], self._places.of_the_first(scaler)
         self._take(self._places.begun)
 
     def sync(self) -> None:
         if not self._is_synced:
-            self._steps.model_split.put(self._model, self._places.home(self._state.model))
-            self._steps.optimizer_split.put(
-                self._optimizer, self._places.home(self._state.optimizer)
-            )
+            model_arrays, optimizer_arrays, _ = self._state
+            self._steps.model_split.put(self._model, self._places.home(model_arrays))
+            self._steps.optimizer_split.put(self._optimizer, self._places.home(optimizer_arrays))
             self._is_synced = True
 
     @property
@@ -151,16 +149,14 @@ class JaxLearner(Learner):
         if self._is_synced:
             self._take()
         inputs, y = self._places.given((inputs, y), self.portion)
-        state = self._state
         if self.settings.accumulate == 1:
-            self._state, loss, prediction = self._program.step(state, self._rate, inputs, y)
+            self._state, loss, prediction = self._program.step(self._state, self._rate, inputs, y)
         else:
-            # Without the optimizer's arrays, which the program does not need.
-            needed = state._replace(optimizer=[])
-            model, self._sums, loss, prediction = self._program.accumulate(
-                needed, self._sums, inputs, y
+            model_arrays, optimizer_arrays, scaler = self._state
+            model_arrays, self._sums, loss, prediction = self._program.accumulate(
+                (model_arrays, [], scaler), self._sums, inputs, y
             )
-            self._state = state._replace(model=model)
+            self._state = model_arrays, optimizer_arrays, scaler
             self.pending += 1
             if self.pending == self.settings.accumulate:
                 self.flush()
@@ -177,15 +173,15 @@ class JaxLearner(Learner):
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        model, batch = self._places.alone(self._state.model, (inputs, y), self.portion)
-        results = self._program.evaluate(model, *batch)
-        return self._places.evaluated(results, self.portion)
+        arrays, batch = self._places.alone(self._state[0], (inputs, y), self.portion)
+        loss, prediction = self._program.evaluate(arrays, *batch)
+        return self._places.local(loss), self._places.part(prediction, self.portion)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()
-        model, inputs = self._places.alone(self._state.model, inputs, self.portion)
-        return self._places.local(self._program.predict(model, inputs))
+        arrays, inputs = self._places.alone(self._state[0], inputs, self.portion)
+        return self._places.local(self._program.predict(arrays, inputs))
 
     def modes(self) -> list[str]:
         return _set_flags(self._model)
@@ -216,9 +212,8 @@ class JaxLearner(Learner):
             optimizer_split, optimizer_arrays = _split(self._optimizer)
         finally:
             self._optimizer.tx = own
-        self._state = self._state._replace(
-            model=put(_strong(model_arrays)), optimizer=put(_strong(optimizer_arrays))
-        )
+        scaler = self._state[-1]
+        self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
         steps = _Steps(
             model_split,
             optimizer_split,
@@ -354,12 +349,9 @@ class _Scaler(NamedTuple):
         return _Scaler(self.scale * factor, steps)
 
 
-class _State(NamedTuple):
-    """What a step changes: the arrays of the model and of the optimizer, and the scaler."""
-
-    model: list[Tensor]
-    optimizer: list[Tensor]
-    scaler: _Scaler | None
+# What a step changes: the arrays of the model and of the optimizer, and the scaler. A named tuple
+# would take a microsecond more at each step.
+_State = tuple[list[Tensor], list[Tensor], _Scaler | None]
 
 
 class _Program:
@@ -438,7 +430,7 @@ class _Steps:
     def apply(self, state: _State, rate: Tensor | None, sums: Any, number: Any) -> _State:
         """Return the state after a step with the mean of so many gradients."""
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
-        return self._updated(self.model_split.merge(state.model), state, rate, gradients, value)
+        return self._updated(self.model_split.merge(state[0]), state, rate, gradients, value)
 
     def evaluate(
         self, model_arrays: list[Tensor], inputs: tuple[Any, ...], y: Any
@@ -481,7 +473,8 @@ class _Steps:
 
     def _differentiated(self, state: _State, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the model, the gradients, the loss and the prediction."""
-        model, scaler = self.model_split.merge(state.model), state.scaler
+        arrays, _, scaler = state
+        model = self.model_split.merge(arrays)
 
         def compare(model: Any) -> Any:
             value, prediction = self._compared(model, inputs, y, is_step=True)
@@ -496,18 +489,19 @@ class _Steps:
     def _updated(
         self, model: Any, state: _State, rate: Tensor | None, gradients: Any, value: Tensor
     ) -> _State:
-        optimizer = self.optimizer_split.merge(state.optimizer)
-        before = _arrays(model, self.model_split), state.optimizer
-        if state.scaler is not None:
-            gradients = jax.tree.map(lambda x: x / state.scaler.scale, gradients)
+        _, optimizer_arrays, scaler = state
+        optimizer = self.optimizer_split.merge(optimizer_arrays)
+        before = _arrays(model, self.model_split), optimizer_arrays
+        if scaler is not None:
+            gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
             gradients = clipped(gradients, self.settings.gradient_clip_val)
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         more = {"value": value} if takes_more else {}
         optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
         after = _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
-        if state.scaler is None:
-            return _State(*self._kept(after), None)
+        if scaler is None:
+            return *self._kept(after), None
         is_finite = jnp.all(
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradients)])
         )
@@ -515,7 +509,7 @@ class _Steps:
         after = jax.tree.map(
             lambda a, b: a if a is b else jnp.where(is_finite, a, b), after, before
         )
-        return _State(*self._kept(after), state.scaler.after(is_finite))
+        return *self._kept(after), scaler.after(is_finite)
 
     def _kept(self, arrays: Any) -> Any:
         """Return arrays after a step, spread as they were before it."""

@@ -67,7 +67,7 @@ class OneDevice:
         return results
 
     def part(self, results: Any, portion: Portion | None) -> Any:
-        """Return a prediction of a step, on this process's first device, for the batch given."""
+        """Return a prediction, on this process's first device, for the batch given."""
         return self.local(results)
 
     def alone(
@@ -75,10 +75,6 @@ class OneDevice:
     ) -> tuple[list[Any], Any]:
         """Return the model's arrays and a batch for a program of this process alone."""
         return arrays, self.given(batch, portion)
-
-    def evaluated(self, results: Any, portion: Portion | None) -> Any:
-        """Return the loss and the prediction that such a program has returned, as ``part``."""
-        return self.local(results)
 
 
 class SeveralDevices(OneDevice):
@@ -198,7 +194,6 @@ class SeveralProcesses(OneDevice):
         return jax.tree.map(self._local, results)
 
     def part(self, results: Any, portion: Portion | None) -> Any:
-        assert portion is not None
         return jax.tree.map(partial(self._own_rows, portion), results)
 
     def _everywhere(self, x: Tensor) -> Tensor:
@@ -215,11 +210,13 @@ class SeveralProcesses(OneDevice):
             x = self._spread(x)
         return x.addressable_data(0)
 
-    def _own_rows(self, portion: Portion, x: Any) -> Any:
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(self._split, x.ndim):
+    def _own_rows(self, portion: Portion, x: Tensor) -> Tensor:
+        if x.is_fully_addressable:  # a program of this process alone has made it
+            return x
+        if x.sharding.is_equivalent_to(self._split, x.ndim):
             return x.addressable_data(0)
         x = self._local(x)
-        if not jnp.ndim(x) or len(x) != portion.length:
+        if not x.ndim or len(x) != portion.length:
             return x
         start, stop = bounds(portion.length, self._rank, self._size)
         return x[start:stop] if portion.number else x[:1]
@@ -259,10 +256,6 @@ class ShardedProcesses(SeveralProcesses):
     ) -> tuple[list[Any], Any]:
         """Return what all processes evaluate together: none of them has all of the model."""
         return arrays, self.given(batch, portion)
-
-    def evaluated(self, results: Any, portion: Portion | None) -> Any:
-        loss, prediction = results
-        return self.local(loss), self.part(prediction, portion)
 
     def _own_part(self, x: Tensor, sharding: NamedSharding) -> Tensor:
         rows = sharding.addressable_devices_indices_map(x.shape)[self._native]

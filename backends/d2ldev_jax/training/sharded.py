@@ -28,7 +28,7 @@ class JaxShardLearner(JaxLearner):
     """
 
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
-        self._group, self._is_spread = group, False
+        self._group = group
         super().__init__(framework, model, settings)
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -43,9 +43,8 @@ class JaxShardLearner(JaxLearner):
         """Leave the model as it was gathered last: the other processes may not gather it now."""
 
     def _spread(self, inputs: tuple[Any, ...]) -> None:
-        if self._is_spread:
+        if self._places.split is not None:
             return
         (native, *_), *_ = (x.devices() for x in jax.tree.leaves(inputs) if jnp.ndim(x))
         self._places_from = partial(ShardedProcesses, self._group, native)
-        self._is_spread = True
         self.replace(self.parts)
