@@ -213,6 +213,7 @@ class JaxLearner(Learner):
         finally:
             self._optimizer.tx = own
         scaler = self._state[-1]
+        self._state = [], [], scaler  # or a device that has a part would have it twice
         self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
         steps = _Steps(
             model_split,
