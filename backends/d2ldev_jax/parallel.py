@@ -123,9 +123,8 @@ class JaxParallel(Parallel):
         jax.distributed.shutdown()
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
-        from d2ldev_jax.training.learner import JaxLearner
+        from d2ldev_jax.training.learner import JaxLearner, JaxShardLearner
         from d2ldev_jax.training.places import SeveralProcesses
-        from d2ldev_jax.training.sharded import JaxShardLearner
 
         if settings.shard is not None:
             return JaxShardLearner(self._framework, model, settings, group)

@@ -1,4 +1,4 @@
-"""The learner: ``jax.grad``, optax's optimizers, one jitted function for a step.
+"""The learners: ``jax.grad``, optax's optimizers, one jitted function for a step.
 
 Between two steps the arrays are in two lists, which ``jax.jit`` takes apart in C++; Flax's objects
 would be taken apart in Python, at each step. ``sync`` puts the arrays into the model and the
@@ -46,7 +46,8 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
-from d2ldev_jax.training.places import OneDevice, spread
+from d2ldev.processes.group import Group
+from d2ldev_jax.training.places import OneDevice, ShardedProcesses, spread
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -228,6 +229,40 @@ class JaxLearner(Learner):
             self._program = _PROGRAMS.get(steps.parts, _Program)
             self._program.users.add(steps)
         self._is_synced = False
+
+
+class JaxShardLearner(JaxLearner):
+    """A module of which each of several processes holds a part of the arrays.
+
+    The user's module stays on the host, whole. The first batch tells on which device of this
+    process its part is; ``sync`` gathers what was learned.
+
+    Args:
+        framework, model, settings: see ``JaxLearner``.
+        group: the processes.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+        self._group = group
+        super().__init__(framework, model, settings)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._spread(inputs)
+        return super().step(inputs, y)
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._spread(inputs)
+        return super().evaluate(inputs, y)
+
+    def leave(self) -> None:
+        """Leave the model as it was gathered last: the other processes may not gather it now."""
+
+    def _spread(self, inputs: tuple[Any, ...]) -> None:
+        if self._places.split is not None:
+            return
+        (native, *_), *_ = (x.devices() for x in jax.tree.leaves(inputs) if jnp.ndim(x))
+        self._places_from = partial(ShardedProcesses, self._group, native)
+        self.replace(self.parts)
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
