@@ -13,16 +13,14 @@ somebody holds them.
 from __future__ import annotations
 
 import importlib.util
-import logging
 import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager, suppress
 from functools import cached_property
 from importlib.metadata import entry_points
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -35,9 +33,6 @@ from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
 from d2ldev.operations.devices import user_has_chosen, warn_too_late
 
-# The device file without which ROCm has no GPU.
-ROCM_DRIVER = Path("/dev/kfd")
-
 # Source: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 MEMORY_VARIABLES = (
@@ -48,7 +43,6 @@ MEMORY_VARIABLES = (
     "TF_GPU_ALLOCATOR",
     "JAX_PJRT_CLIENT_CREATE_OPTIONS",
 )
-_LOGGER = logging.getLogger("jax._src.xla_bridge")
 # The text of a CPU device, in newer and in older releases.
 _CPU_IN_WORDS = re.compile(r"(?:cpu:|TFRT_CPU_)([0-9]{1,9})", re.ASCII)
 _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
@@ -63,15 +57,7 @@ def is_initialized() -> bool:
 
 
 class JaxDevices(Devices):
-    """The base of the rooms for real and for virtual GPUs.
-
-    Attributes:
-        places: JAX's device -> the device that it stands for; empty until ``from_native`` is
-            called.
-    """
-
-    def __init__(self) -> None:
-        self.places: dict[jax.Device, Device] = {}
+    """The base of the rooms for real and for virtual GPUs."""
 
     @abstractmethod
     def gpus(self) -> list[jax.Device]:
@@ -104,21 +90,20 @@ class JaxDevices(Devices):
     def native(self, device: Device) -> jax.Device:
         return self.cpus()[0] if device is CPU else self.gpus()[device.index]
 
+    @cached_property
+    def places(self) -> dict[jax.Device, Device]:
+        """JAX's devices and what they stand for, without other processes'; initialises JAX."""
+        found: dict[jax.Device, Device] = {}
+        with suppress(DeviceUnavailableError):  # JAX_PLATFORMS=cuda leaves no CPU
+            found.update(dict.fromkeys(self.cpus(), CPU))
+        found.update({each: gpu(index) for index, each in enumerate(self.gpus())})
+        return found
+
     def from_native(self, native: Any) -> Device | None:
-        is_text = isinstance(native, str)
         # Before JAX is initialised, nobody has a device whose text it could be.
-        if not isinstance(native, jax.Device) and not (is_text and is_initialized()):
-            return None
-        if not self.places:
-            found: dict[jax.Device, Device] = {}
-            with suppress(DeviceUnavailableError):  # JAX_PLATFORMS=cuda leaves no CPU
-                found.update(dict.fromkeys(self.cpus(), CPU))
-            found.update({each: gpu(index) for index, each in enumerate(self.gpus())})
-            self.places.update(found)
-        if is_text:
+        if isinstance(native, str) and is_initialized():
             native = next((each for each in self.places if str(each) == native), None)
-        # Another process's device stands for nothing.
-        return self.places.get(native)
+        return self.places.get(native) if isinstance(native, jax.Device) else None
 
     def default(self) -> jax.Device:
         self.gpus()  # JAX then goes on without a GPU that fails
@@ -175,7 +160,6 @@ class HardwareDevices(JaxDevices):
     """
 
     def __init__(self) -> None:
-        super().__init__()
         self._gpus: list[jax.Device] | None = None
         # Why hardware cannot be used, and the fix.
         self._failure: tuple[str, str] | None = None
@@ -183,11 +167,8 @@ class HardwareDevices(JaxDevices):
 
     def count(self) -> int:
         # Without a context neither ROCm nor TPUs can be counted, as NVML does: JAX has to be asked.
-        is_asked = self._may_use("rocm") or self._may_use("tpu")
-        if self._gpus is not None or is_initialized() or is_asked:
-            number = len(self.gpus())
-        else:
-            number = self._counted()
+        is_asked = is_initialized() or self._may_use("rocm") or self._may_use("tpu")
+        number = len(self.gpus()) if is_asked else self._counted()
         if self._failure is not None:
             raise DeviceUnavailableError("use the GPUs", *self._failure)
         if not number and self._may_use("cuda"):
@@ -223,8 +204,7 @@ class HardwareDevices(JaxDevices):
             return self._gpus
         reason, gpus = "", []
         try:
-            with self._no_traceback():
-                jax.local_devices()
+            jax.local_devices()
         except RuntimeError as error:  # a GPU fails; at the next call JAX goes on without
             reason = str(error)
         for platform in ("gpu", "tpu"):
@@ -241,51 +221,34 @@ class HardwareDevices(JaxDevices):
         self._gpus = gpus
         return gpus
 
-    @contextmanager
-    def _no_traceback(self) -> Iterator[None]:
-        """Keep JAX from logging how its plugin for CUDA fails without a driver: ``count`` says it.
-
-        https://github.com/jax-ml/jax/blob/main/jax/_src/xla_bridge.py
-        """
-        before = _LOGGER.disabled
-        _LOGGER.disabled = before or (self._may_use("cuda") and not nvml.has_driver())
-        try:
-            yield
-        finally:
-            _LOGGER.disabled = before
-
     def seen_by(self, local_rank: int) -> list[int] | None:
         # A launcher may show each process its own GPU only.
         return [local_rank] if 1 < self._counted() > local_rank else None
 
     def _counted(self) -> int:
         """Return how many CUDA GPUs JAX will find, as far as the driver can say."""
-        try:
-            cards = nvml.visible_cards()
-        except DeviceUnavailableError as error:
-            self._failure = (error.problem, error.fix) if self._may_use("cuda") else None
+        if not self._may_use("cuda"):
             return 0
-        if not cards or not self._may_use("cuda"):
+        try:
+            cards = nvml.visible_cards() or []
+        except DeviceUnavailableError as error:
+            self._failure = error.problem, error.fix
             return 0
         visible = jax.config.values.get("jax_cuda_visible_devices", "all")
         return len(cards) if visible == "all" else min(len(cards), len(visible.split(",")))
 
     def _may_use(self, platform: str) -> bool:
         """Return whether JAX is installed for a platform, and not told to leave it alone."""
-        if platform == "rocm" and not ROCM_DRIVER.exists():
-            return False
-        if platform == "tpu" and importlib.util.find_spec("libtpu") is None:
-            return False
         allowed = jax.config.jax_platforms
-        names = {platform} if platform == "tpu" else {platform, "gpu"}
-        if allowed and not names & set(allowed.split(",")):
+        if allowed and not {platform, "gpu"} & set(allowed.split(",")):
             return False
-        return platform == "tpu" or any(platform in name for name in self._plugins)
+        return any(platform in name for name in self._plugins)
 
     @cached_property
     def _plugins(self) -> list[str]:
         """The modules of JAX's plugins, which it loads once; to find them takes milliseconds."""
-        return [point.value for point in entry_points(group="jax_plugins")]
+        plugins = [point.value for point in entry_points(group="jax_plugins")]
+        return [*plugins, "libtpu"] if importlib.util.find_spec("libtpu") else plugins
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""
@@ -311,7 +274,6 @@ class VirtualDevices(JaxDevices):
     """
 
     def __init__(self, number: int) -> None:
-        super().__init__()
         self._number = number
         needed = number + 1
         if not is_initialized():

@@ -23,7 +23,6 @@ from d2ldev.framework import Models, Part, Tensor
 
 # Most attributes are of these types, and hold no array.
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32))
-_ACTIVATIONS = {"relu": jax.nn.relu, "tanh": jnp.tanh, "sigmoid": jax.nn.sigmoid}
 
 
 class FlaxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
@@ -62,7 +61,7 @@ class JaxModels(Models):
             # Made without memory, so that no numbers are drawn, and no arrays are made elsewhere.
             linear = nnx.eval_shape(lambda i=n_in, o=n_out: nnx.Linear(i, o, rngs=nnx.Rngs(0)))
             linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
-            made += [linear, _ACTIVATIONS[activation]]
+            made += [linear, getattr(jax.nn, activation)]
         return nnx.Sequential(*made[:-1])
 
     def parts(self, obj: Any) -> Iterator[Part]:

@@ -63,11 +63,9 @@ class JaxParallel(Parallel):
         from d2ldev_jax.training.learner import JaxLearner
         from d2ldev_jax.training.places import SeveralDevices, ShardedDevices
 
+        places = SeveralDevices if settings.shard is None else ShardedDevices
         natives = [self._devices.native(device) for device in devices]
-        if settings.shard is not None:
-            places = partial(ShardedDevices, natives)
-            return JaxLearner(self._framework, model, settings, places)
-        return JaxLearner(self._framework, model, settings, lambda _: SeveralDevices(natives))
+        return JaxLearner(self._framework, model, settings, partial(places, natives))
 
     def join(self, group: Group) -> None:
         end_at_once = partial(_end_if_failed, group)
@@ -125,16 +123,12 @@ class JaxParallel(Parallel):
         jax.distributed.shutdown()
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
-        from d2ldev_jax.training.learner import JaxLearner
+        from d2ldev_jax.training.learner import JaxLearner, JaxShardLearner
         from d2ldev_jax.training.places import SeveralProcesses
 
         if settings.shard is not None:
-            from d2ldev_jax.training.sharded import JaxShardLearner
-
             return JaxShardLearner(self._framework, model, settings, group)
-        return JaxLearner(
-            self._framework, model, settings, lambda native: SeveralProcesses(group, native)
-        )
+        return JaxLearner(self._framework, model, settings, partial(SeveralProcesses, group))
 
 
 def _end_if_failed(group: Group) -> None:

@@ -40,7 +40,6 @@ class Network(nnx.Module):
         self.outer = nnx.Linear(8, 2, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map four features to two classes."""
         return self.outer(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
 
 
@@ -51,7 +50,6 @@ class Masked(nnx.Module):
         self.dense = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
 
     def __call__(self, x: jax.Array, mask: Any = None, scale: float = 1) -> jax.Array:
-        """Map both to ``(n, 3)``."""
         return self.dense(x) * mask * scale
 
 
@@ -60,7 +58,6 @@ class MaskedLinen(linen.Module):
 
     @linen.compact
     def __call__(self, x: jax.Array, mask: jax.Array) -> jax.Array:
-        """Map both to ``(n, 3)``."""
         return linen.Dense(3)(x) * mask
 
 
@@ -141,7 +138,6 @@ class Doubled(nnx.Module):
     """A module without parameters."""
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Double each number."""
         return 2 * x
 
 
@@ -157,24 +153,19 @@ class Line(nnx.Module):
         self.net, self.lr = net, lr
 
     def __call__(self, x: jax.Array) -> jax.Array:
-        """Map two features to a number."""
         net: Any = self.net
         return net(x)
 
     def loss(self, y_hat: jax.Array, y: jax.Array) -> jax.Array:
-        """Return the mean of the squared errors."""
         return ((y_hat - y) ** 2).mean()
 
     def training_step(self, batch: Any) -> jax.Array:
-        """Return twice the loss."""
         return 2 * self.loss(self(*batch[:-1]), batch[-1])
 
     def validation_step(self, batch: Any) -> jax.Array:
-        """Return thrice the loss."""
         return 3 * self.loss(self(*batch[:-1]), batch[-1])
 
     def configure_optimizers(self) -> optax.GradientTransformation:
-        """Return gradient descent."""
         return optax.sgd(self.lr)
 
 

@@ -17,7 +17,8 @@ from __future__ import annotations
 import itertools
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import Container
+from d2ldev.operations.devices import host_memory
 from d2ldev.operations.dlpack import Description, description_of
 from d2ldev_jax.devices import JaxDevices, is_initialized
 
@@ -71,7 +73,6 @@ class JaxTensors(Tensors):
 
     def __init__(self, devices: JaxDevices) -> None:
         self._devices = devices
-        self._places = devices.places
         # The device of each native device and kind of memory in which an array was seen.
         self._seen: dict[tuple[jax.Device, str | None], Device] = {}
         # Without a seed, a key is the number of the draw, folded into a root of this process.
@@ -168,9 +169,8 @@ class JaxTensors(Tensors):
         """Return JAX's own list of arrays; of one that is spread over devices, its part on each."""
         if not is_initialized():  # and asking would do it
             return []
-        self._devices.from_native(self._devices.default())  # so that all devices are known
         found: dict[int, Tensor] = {}  # the parts may be in the list, too
-        for platform in {native.platform for native in self._places}:
+        for platform in {native.platform for native in self._devices.places}:
             for x in jax.live_arrays(platform):  # type: ignore[no-untyped-call]
                 if not x.is_deleted():
                     parts = [x] if len(x.sharding.device_set) == 1 else x._arrays
@@ -221,18 +221,17 @@ class JaxTensors(Tensors):
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
-        _check_capacity(count, dtype, native)
         # JAX 0.6 makes the range on the device if given one number, and in NumPy if given three.
         if (start, step) == (0, 1):
             start, stop, step = stop, None, None
         with jax.default_device(native):
-            return _computed(jnp.arange(start, stop, step, dtype, device=native))
+            make = partial(jnp.arange, start, stop, step, dtype, device=native)
+            return _made(make, count, dtype, native)
 
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
     ) -> Tensor:
         dtype = dtype or _float()
-        _check_capacity(math.prod(shape), dtype, native)
         draw = jax.random.uniform if distribution == "uniform" else jax.random.normal
         if seed is None:
             first, second = self._root, next(self._draws)
@@ -243,7 +242,8 @@ class JaxTensors(Tensors):
             if second:  # a small seed gives the numbers that it gives in JAX
                 key = jax.random.fold_in(key, second)
         # This is no copy: it commits the key, and with it what is computed from it.
-        return _computed(draw(jax.device_put(key, native), shape, dtype))
+        key = jax.device_put(key, native)
+        return _made(partial(draw, key, shape, dtype), math.prod(shape), dtype, native)
 
     def seed(self, seed: int) -> None:
         self._root, self._draws = seed, itertools.count()
@@ -329,22 +329,19 @@ def _float() -> np.dtype[Any]:
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32
 
 
-def _check_capacity(count: int, dtype: Any, native: jax.Device) -> None:
-    """Raise a ``MemoryError`` if so many numbers are more than a device's whole memory."""
+def _made(make: Callable[[], Tensor], count: int, dtype: Any, native: jax.Device) -> Tensor:
+    """Return an array of so many numbers; wait for one that is so large that memory may run out.
+
+    Raises:
+        MemoryError: if it is larger than the device's whole memory.
+    """
     wanted = count * dtype.itemsize
     if wanted < _LARGE:
-        return
-    total = (native.memory_stats() or {}).get("bytes_limit")
-    if total is None:
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return make()
+    total = (native.memory_stats() or {}).get("bytes_limit") or host_memory().total
     if wanted > total:
         raise MemoryError(f"{wanted} bytes are wanted of {total}")
-
-
-def _computed(x: Tensor) -> Tensor:
-    """Return an array; wait for one that is so large that memory may run out."""
-    is_large = math.prod(x.shape) * x.dtype.itemsize >= _LARGE
-    return jax.block_until_ready(x) if is_large else x  # type: ignore[no-untyped-call]
+    return jax.block_until_ready(make())  # type: ignore[no-untyped-call]
 
 
 @jax.jit

@@ -1,4 +1,4 @@
-"""The learner: ``jax.grad``, optax's optimizers, one jitted function for a step.
+"""The learners: ``jax.grad``, optax's optimizers, one jitted function for a step.
 
 Between two steps the arrays are in two lists, which ``jax.jit`` takes apart in C++; Flax's objects
 would be taken apart in Python, at each step. ``sync`` puts the arrays into the model and the
@@ -19,6 +19,7 @@ from weakref import WeakSet
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
 from jax.sharding import NamedSharding
@@ -45,7 +46,8 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
-from d2ldev_jax.training.places import OneDevice, spread
+from d2ldev.processes.group import Group
+from d2ldev_jax.training.places import OneDevice, ShardedProcesses, spread
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,
@@ -96,23 +98,21 @@ class JaxLearner(Learner):
                 "into an nnx.Module, as nnx.Param",
             )
         self._loss = loss_among(settings, _LOSSES)
-        self._splits: tuple[_Split, ...] = ()
+        self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
+        self._steps: Any = None
         self._sums: Any = None
         # An operand of the programs, so that another one compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None
-        self._scaler = _Scaler.begun() if settings.precision == "fp16" else None
         self.replace({"model": model, "optimizer": _optimizer(model, settings)})
 
     @property
     def parts(self) -> dict[str, Any]:
         parts = {"model": self._model, "optimizer": self._optimizer}
-        return (
-            parts if self._scaler is None else {**parts, "scaler": self._places.local(self._scaler)}
-        )
+        *_, scaler = self._state
+        return parts if scaler is None else {**parts, "scaler": self._places.local(scaler)}
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._model, self._optimizer = parts["model"], parts["optimizer"]
-        self._scaler = parts.get("scaler", self._scaler)
         is_trained = self.settings.optimizer is not None
         if is_trained and not jax.tree.leaves(nnx.state(self._model, self._optimizer.wrt)):
             raise UnsupportedValueError(
@@ -122,21 +122,20 @@ class JaxLearner(Learner):
             )
         # A model without arrays, which is only evaluated, computes where its inputs are.
         places = [x for _, x in placing.named_tensors(self._framework, self._model)[:1]]
-        self._device = self._framework.tensors.device_of(places[0]) if places else CPU
+        device = self._framework.tensors.device_of(places[0]) if places else CPU
         # An optimizer makes its counter of steps on the default device.
-        self._optimizer = placing.place(self._framework, self._optimizer, self._device)
-        self._places = self._places_from(self._framework.devices.native(self._device))
-        self._sums, self._scaler, self._rate = self._places.whole(
-            (self._sums, self._scaler, self._rate)
-        )
+        self._optimizer = placing.place(self._framework, self._optimizer, device)
+        self._places = self._places_from(self._framework.devices.native(device))
+        scaler = parts.get("scaler", self._state[-1])
+        self._sums, self._rate, scaler = self._places.whole((self._sums, self._rate, scaler))
+        self._state = [], [], self._places.of_the_first(scaler)
         self._take(self._places.begun)
-        self._scaler = self._places.of_the_first(self._scaler)
 
     def sync(self) -> None:
         if not self._is_synced:
-            model_split, optimizer_split = self._splits
-            model_split.put(self._model, self._places.home(self._model_arrays))
-            optimizer_split.put(self._optimizer, self._places.home(self._optimizer_arrays))
+            model_arrays, optimizer_arrays, _ = self._state
+            self._steps.model_split.put(self._model, self._places.home(model_arrays))
+            self._steps.optimizer_split.put(self._optimizer, self._places.home(optimizer_arrays))
             self._is_synced = True
 
     @property
@@ -151,17 +150,17 @@ class JaxLearner(Learner):
         if self._is_synced:
             self._take()
         inputs, y = self._places.given((inputs, y), self.portion)
-        if self.settings.accumulate > 1:
-            self._model_arrays, self._sums, loss, prediction = self._accumulate(
-                self._model_arrays, self._sums, self._scaler, inputs, y
+        if self.settings.accumulate == 1:
+            self._state, loss, prediction = self._program.step(self._state, self._rate, inputs, y)
+        else:
+            model_arrays, optimizer_arrays, scaler = self._state
+            model_arrays, self._sums, loss, prediction = self._program.accumulate(
+                (model_arrays, [], scaler), self._sums, inputs, y
             )
+            self._state = model_arrays, optimizer_arrays, scaler
             self.pending += 1
             if self.pending == self.settings.accumulate:
                 self.flush()
-        else:
-            self._model_arrays, self._optimizer_arrays, self._scaler, loss, prediction = self._step(
-                self._model_arrays, self._optimizer_arrays, self._scaler, self._rate, inputs, y
-            )
         return self._places.local(loss), self._places.part(prediction, self.portion)
 
     def flush(self) -> None:
@@ -169,24 +168,21 @@ class JaxLearner(Learner):
             return
         if self._is_synced:
             self._take()
-        self._model_arrays, self._optimizer_arrays, self._scaler = self._apply(
-            *(self._model_arrays, self._optimizer_arrays, self._scaler, self._rate),
-            *(self._sums, self.pending),
-        )
+        self._state = self._program.apply(self._state, self._rate, self._sums, self.pending)
         self._sums, self.pending = None, 0
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
-        arrays, batch = self._places.alone(self._model_arrays, (inputs, y), self.portion)
-        results = self._evaluate(arrays, *batch)
-        loss, prediction = self._places.evaluated(results, self.portion)
-        return loss, prediction
+        arrays, batch = self._places.alone(self._state[0], (inputs, y), self.portion)
+        loss, prediction = self._program.evaluate(arrays, *batch)
+        return self._places.local(loss), self._places.part(prediction, self.portion)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()
-        return self._places.local(self._predict(*self._places.alone(self._model_arrays, inputs)))
+        arrays, inputs = self._places.alone(self._state[0], inputs, self.portion)
+        return self._places.local(self._program.predict(arrays, inputs))
 
     def modes(self) -> list[str]:
         return _set_flags(self._model)
@@ -209,50 +205,64 @@ class JaxLearner(Learner):
             put: brings them to where a step takes them.
         """
         put = put or self._places.held
-        model_split, self._model_arrays = self._settled(self._model, put)
+        model_split, model_arrays = _split(self._model)
         own = self._optimizer.tx
         if self._rate is not None:
             self._optimizer.tx = _with_any_rate(self.settings.optimizer)
         try:
-            optimizer_split, self._optimizer_arrays = self._settled(self._optimizer, put)
+            optimizer_split, optimizer_arrays = _split(self._optimizer)
         finally:
             self._optimizer.tx = own
-        if self._splits != (model_split, optimizer_split):
-            self._splits = model_split, optimizer_split
-            self._steps = _Steps(
-                model_split,
-                optimizer_split,
-                *self._comparisons(),
-                self.settings,
-                self._optimizer.wrt,
-                self._places.split,
-            )
-            program = _PROGRAMS.get(self._steps.parts, _Program)
-            program.users.add(self._steps)
-            self._step, self._apply = program.step, program.apply
-            self._accumulate = program.accumulate
-            self._evaluate, self._predict = program.evaluate, program.predict
+        scaler = self._state[-1]
+        self._state = [], [], scaler  # or a device that has a part would have it twice
+        self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
+        steps = _Steps(
+            model_split,
+            optimizer_split,
+            self._places.split,
+            self._loss,
+            self.settings,
+            self._optimizer.wrt,
+        )
+        if self._steps is None or self._steps.structure != steps.structure:
+            self._steps = steps
+            self._program = _PROGRAMS.get(steps.parts, _Program)
+            self._program.users.add(steps)
         self._is_synced = False
 
-    def _comparisons(self) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        """Return what gives the loss and the prediction of a batch, in a step and in evaluation."""
-        if self.settings.methods is None:
-            return (_comparison(self._loss, self.settings),) * 2
-        methods = self.settings.methods
-        return _own_comparison(methods, is_step=True), _own_comparison(methods, is_step=False)
 
-    def _settled(
-        self, obj: Any, put: Callable[[list[Any]], list[Any]]
-    ) -> tuple[_Split, list[Tensor]]:
-        """Split an object; its arrays are as a step returns them, so that a step is traced once."""
-        split, leaves = _split(obj)
-        strong = [
-            x
-            if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
-            else jnp.asarray(x, jnp.result_type(x))
-            for x in leaves
-        ]
-        return split, put(strong)
+class JaxShardLearner(JaxLearner):
+    """A module of which each of several processes holds a part of the arrays.
+
+    The user's module stays on the host, whole. The first batch tells on which device of this
+    process its part is; ``sync`` gathers what was learned.
+
+    Args:
+        framework, model, settings: see ``JaxLearner``.
+        group: the processes.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
+        self._group = group
+        super().__init__(framework, model, settings)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._spread(inputs)
+        return super().step(inputs, y)
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._spread(inputs)
+        return super().evaluate(inputs, y)
+
+    def leave(self) -> None:
+        """Leave the model as it was gathered last: the other processes may not gather it now."""
+
+    def _spread(self, inputs: tuple[Any, ...]) -> None:
+        if self._places.split is not None:
+            return
+        (native, *_), *_ = (x.devices() for x in jax.tree.leaves(inputs) if jnp.ndim(x))
+        self._places_from = partial(ShardedProcesses, self._group, native)
+        self.replace(self.parts)
 
 
 def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
@@ -271,9 +281,9 @@ def _optimizer(model: nnx.Module, settings: Settings) -> nnx.Optimizer[Any]:
 def named_optimizer(settings: Settings) -> Any:
     """Return the optimizer of a training: optax's of that name, or the object given."""
     optimizer = settings.optimizer
-    if optimizer is None or isinstance(optimizer, str):
-        return _OPTIMIZERS[optimizer](settings.lr) if optimizer else _OF_NO_TRAINING
-    return optimizer
+    if optimizer is None:
+        return _OF_NO_TRAINING
+    return _OPTIMIZERS[optimizer](settings.lr) if isinstance(optimizer, str) else optimizer
 
 
 @lru_cache
@@ -324,6 +334,16 @@ def _split(obj: Any) -> tuple[_Split, list[Any]]:
     return _Split(graph, structure), arrays
 
 
+def _strong(arrays: list[Any]) -> list[Tensor]:
+    """Return arrays of the types that a step returns, so that it is traced once."""
+    return [
+        x
+        if isinstance(x, jax.Array) and not getattr(x, "weak_type", False)
+        else jnp.asarray(x, jnp.result_type(x))
+        for x in arrays
+    ]
+
+
 def _arrays(obj: Any, before: _Split) -> list[Any]:
     """Return the arrays of an object after a step, one for each that it had before."""
     after, arrays = _split(obj)
@@ -337,45 +357,6 @@ def _arrays(obj: Any, before: _Split) -> list[Any]:
 
 
 # -- compiled functions ---------------------------------------------------------------------------
-
-
-def _comparison(loss: Callable[..., Any], settings: Settings) -> Callable[..., Any]:
-    predicted = _predicted(settings)
-
-    def compare(model: Any, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        _, prediction = predicted(model, inputs, y)
-        value = loss(prediction, y)
-        check_loss(getattr(value, "shape", None), value, settings.loss)
-        return value, prediction
-
-    return compare
-
-
-def _predicted(settings: Settings) -> Callable[..., Any]:
-    narrow = _PRECISIONS.get(settings.precision)
-    if narrow is None:
-        return lambda model, inputs, _y: (None, model(*inputs))
-    return lambda model, inputs, _y: (None, _narrowly(model, inputs, narrow))
-
-
-def _own_comparison(methods: tuple[str, str], *, is_step: bool) -> Callable[..., Any]:
-    def compare(model: Any, inputs: tuple[Any, ...], _y: Any) -> tuple[Tensor | None, Any]:
-        return own_loss(model, methods, *inputs, is_step=is_step), None
-
-    return compare
-
-
-def _narrowly(model: Any, inputs: tuple[Any, ...], narrow: Any) -> Any:
-    """Return the prediction as it is computed in fewer bits, in float32.
-
-    A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says another
-    one. What is no parameter, such as the statistics of a batch normalization, stays as it is.
-    """
-    wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
-    nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
-    prediction = model(*_cast(inputs, jnp.float32, narrow))
-    nnx.update(model, jax.tree.unflatten(structure, wide))
-    return _cast(prediction, narrow, jnp.float32)
 
 
 def _cast(tree: Any, old: Any, new: Any) -> Any:
@@ -393,12 +374,8 @@ class _Scaler(NamedTuple):
         steps: how many were taken since it has changed, or since one was left out.
     """
 
-    scale: Tensor
-    steps: Tensor
-
-    @classmethod
-    def begun(cls) -> _Scaler:
-        return cls(jnp.float32(2**16), jnp.int32(0))
+    scale: Tensor = np.float32(2**16)
+    steps: Tensor = np.int32(0)
 
     def after(self, is_finite: Tensor) -> _Scaler:
         """Return the scaler for the next step."""
@@ -406,6 +383,11 @@ class _Scaler(NamedTuple):
         factor = jnp.where(is_finite, jnp.where(grows, 2.0, 1.0), 0.5)
         steps = jnp.where(is_finite & ~grows, self.steps + 1, 0)
         return _Scaler(self.scale * factor, steps)
+
+
+# What a step changes: the arrays of the model and of the optimizer, and the scaler. A named tuple
+# would take a microsecond more at each step.
+_State = tuple[list[Tensor], list[Tensor], _Scaler | None]
 
 
 class _Program:
@@ -452,102 +434,98 @@ class _Steps:
 
     model_split: _Split
     optimizer_split: _Split
-    compare: Callable[..., Any]
-    compare_in_evaluation: Callable[..., Any]
+    split: NamedSharding | None
+    loss: Callable[[Any, Any], Any]
     settings: Settings
     wrt: Any
-    split: NamedSharding | None
+
+    @property
+    def structure(self) -> Any:
+        """Return all that may change while a learner is in use."""
+        return self.model_split, self.optimizer_split, self.split
 
     @property
     def parts(self) -> Any:
         """Return all that the functions depend on."""
         settings = self.settings
         how = settings.loss, settings.gradient_clip_val, settings.precision, settings.methods
-        return self.model_split, self.optimizer_split, how, self.split
+        return self.structure, how
 
-    def step(
-        self,
-        model_arrays: list[Any],
-        optimizer_arrays: list[Any],
-        scaler: _Scaler | None,
-        rate: Tensor | None,
-        inputs: tuple[Any, ...],
-        y: Any,
-    ) -> Any:
-        """Return the arrays and the scaler after a step, the loss and the prediction before it."""
-        model = self.model_split.merge(model_arrays)
-        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
-        after = self._updated(model, optimizer_arrays, scaler, rate, gradients, value)
-        return *after, value, prediction
+    def step(self, state: _State, rate: Tensor | None, inputs: tuple[Any, ...], y: Any) -> Any:
+        """Return the state after a step, and the loss and the prediction before it."""
+        model, gradients, value, prediction = self._differentiated(state, inputs, y)
+        return self._updated(model, state, rate, gradients, value), value, prediction
 
-    def accumulate(
-        self,
-        model_arrays: list[Any],
-        sums: Any,
-        scaler: _Scaler | None,
-        inputs: tuple[Any, ...],
-        y: Any,
-    ) -> Any:
+    def accumulate(self, state: _State, sums: Any, inputs: tuple[Any, ...], y: Any) -> Any:
         """Return the model's arrays, sums of gradients and losses, the loss and the prediction."""
-        model = self.model_split.merge(model_arrays)
-        gradients, value, prediction = self._differentiated(model, scaler, inputs, y)
+        model, gradients, value, prediction = self._differentiated(state, inputs, y)
         new = gradients, value
         sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
         return self._kept(_arrays(model, self.model_split)), self._kept(sums), value, prediction
 
-    def apply(
-        self,
-        model_arrays: list[Any],
-        optimizer_arrays: list[Any],
-        scaler: _Scaler | None,
-        rate: Tensor | None,
-        sums: Any,
-        number: Any,
-    ) -> Any:
-        """Return the arrays and the scaler after a step with the mean of so many gradients."""
+    def apply(self, state: _State, rate: Tensor | None, sums: Any, number: Any) -> _State:
+        """Return the state after a step with the mean of so many gradients."""
         gradients, value = jax.tree.map(lambda x: (x / number).astype(x.dtype), sums)
-        model = self.model_split.merge(model_arrays)
-        return self._updated(model, optimizer_arrays, scaler, rate, gradients, value)
+        return self._updated(self.model_split.merge(state[0]), state, rate, gradients, value)
 
-    def evaluate(self, arrays: list[Any], inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        """Return the loss and the prediction in evaluation mode."""
-        return self._evaluated(self.compare_in_evaluation, arrays, inputs, y)
-
-    def predict(self, arrays: list[Any], inputs: tuple[Any, ...]) -> Any:
-        """Return the prediction in evaluation mode."""
-        return self._evaluated(_predicted(self.settings), arrays, inputs, None)[1]
-
-    def _evaluated(
-        self, compare: Callable[..., Any], arrays: list[Any], inputs: tuple[Any, ...], y: Any
+    def evaluate(
+        self, model_arrays: list[Tensor], inputs: tuple[Any, ...], y: Any
     ) -> tuple[Tensor, Any]:
-        model = self.model_split.merge(arrays)
+        """Return the loss and the prediction in evaluation mode."""
+        return self._compared(self._in_use(model_arrays), inputs, y, is_step=False)
+
+    def predict(self, model_arrays: list[Tensor], inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction in evaluation mode."""
+        return self._predicted(self._in_use(model_arrays), inputs)
+
+    def _in_use(self, model_arrays: list[Tensor]) -> Any:
+        model = self.model_split.merge(model_arrays)
         model.eval()
-        value, prediction = compare(model, inputs, y)
+        return model
+
+    def _predicted(self, model: Any, inputs: tuple[Any, ...]) -> Any:
+        """Return the prediction, in float32 if it is computed in fewer bits.
+
+        A layer computes in the dtype of its inputs and parameters, unless its ``dtype`` says
+        another one. What is no parameter, such as the statistics of a batch normalization, stays.
+        """
+        narrow = _PRECISIONS.get(self.settings.precision)
+        if narrow is None:
+            return model(*inputs)
+        wide, structure = jax.tree.flatten(nnx.state(model, nnx.Param))
+        nnx.update(model, jax.tree.unflatten(structure, _cast(wide, jnp.float32, narrow)))
+        prediction = model(*_cast(inputs, jnp.float32, narrow))
+        nnx.update(model, jax.tree.unflatten(structure, wide))
+        return _cast(prediction, narrow, jnp.float32)
+
+    def _compared(self, model: Any, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> Any:
+        """Return the loss and the prediction."""
+        if self.settings.methods is not None:
+            return own_loss(model, self.settings.methods, *inputs, is_step=is_step), None
+        prediction = self._predicted(model, inputs)
+        value = self.loss(prediction, y)
+        check_loss(getattr(value, "shape", None), value, self.settings.loss)
         return value, prediction
 
-    def _differentiated(
-        self, model: Any, scaler: _Scaler | None, inputs: tuple[Any, ...], y: Any
-    ) -> Any:
+    def _differentiated(self, state: _State, inputs: tuple[Any, ...], y: Any) -> Any:
+        """Return the model, the gradients, the loss and the prediction."""
+        arrays, _, scaler = state
+        model = self.model_split.merge(arrays)
+
         def compare(model: Any) -> Any:
-            value, prediction = self.compare(model, inputs, y)
+            value, prediction = self._compared(model, inputs, y, is_step=True)
             return value if scaler is None else value * scaler.scale, (value, prediction)
 
         _train(model)
         trained = nnx.DiffState(0, self.wrt)
         gradient = nnx.value_and_grad(compare, argnums=trained, has_aux=True)
         (_, (value, prediction)), gradients = gradient(model)
-        return gradients, value, prediction
+        return model, gradients, value, prediction
 
     def _updated(
-        self,
-        model: Any,
-        optimizer_arrays: list[Any],
-        scaler: _Scaler | None,
-        rate: Tensor | None,
-        gradients: Any,
-        value: Tensor,
-    ) -> tuple[list[Any], list[Any], _Scaler | None]:
-        """Return the arrays of the model and the optimizer after a step, and the scaler."""
+        self, model: Any, state: _State, rate: Tensor | None, gradients: Any, value: Tensor
+    ) -> _State:
+        _, optimizer_arrays, scaler = state
         optimizer = self.optimizer_split.merge(optimizer_arrays)
         before = _arrays(model, self.model_split), optimizer_arrays
         if scaler is not None:
@@ -587,13 +565,13 @@ def clipped(gradients: Any, largest: float) -> Any:
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    return _mean((_wide(prediction) - y) ** 2, weights)
+    return _mean((prediction - y) ** 2, weights)
 
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     prediction, y = _counted(prediction, y, weights)
-    losses = optax.softmax_cross_entropy_with_integer_labels(_wide(prediction), y)
+    losses = optax.softmax_cross_entropy_with_integer_labels(prediction, y)
     # Too large a label gives NaN, but a negative one counts from the last class.
     return _mean(jnp.where(y < 0, jnp.nan, losses), weights)
 
@@ -601,11 +579,15 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
     prediction, y = _counted(prediction, y, weights)
-    return _mean(optax.sigmoid_binary_cross_entropy(_wide(prediction), y), weights)
+    return _mean(optax.sigmoid_binary_cross_entropy(prediction, y), weights)
 
 
 def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number.
+
+    The prediction gets a dtype with the digits that the mean over a batch needs.
+    """
+    prediction = prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
     if weights is None:
         return prediction, y
     check_weights(y.shape, weights.shape)
@@ -627,11 +609,6 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "cross_entropy": _cross_entropy,
     "bce": _bce,
 }
-
-
-def _wide(prediction: Tensor) -> Tensor:
-    """Return a prediction in a dtype with the digits that the mean over a batch needs."""
-    return prediction.astype(jnp.promote_types(prediction.dtype, jnp.float32))
 
 
 # -- modes ----------------------------------------------------------------------------------------

@@ -47,56 +47,56 @@ class OneDevice:
 
     def begun(self, arrays: list[Any]) -> list[Any]:
         """Return the first process's arrays of the model or the optimizer, as a step takes them."""
-        return self.held(arrays)
+        return self.of_the_first(self.held(arrays))  # type: ignore[no-any-return]
 
     def of_the_first(self, arrays: Any) -> Any:
         """Return the arrays of the first process, of those that ``whole`` has returned."""
         return arrays
 
-    def given(self, batch: Any, _portion: Portion | None) -> Any:
+    def given(self, batch: Any, portion: Portion | None) -> Any:
         """Return a batch as a step takes it.
 
         Args:
             batch: on this process's first device.
-            _portion: what of the whole batch that is, where several processes train.
+            portion: what of the whole batch that is, where several processes train.
         """
         return batch
-
-    def alone(
-        self, arrays: list[Any], batch: Any, _portion: Portion | None = None
-    ) -> tuple[list[Any], Any]:
-        """Return the model's arrays and a batch for a program of this process alone."""
-        return arrays, batch
-
-    def evaluated(self, results: Any, _portion: Portion | None) -> Any:
-        """Return the loss and the prediction of a batch, on this process's first device."""
-        return self.local(results)
 
     def local(self, results: Any) -> Any:
         """Return what is the same on all devices, on this process's first."""
         return results
 
-    def part(self, results: Any, _portion: Portion | None) -> Any:
-        """Return a prediction of a step, on this process's first device, for the batch given."""
-        return results
+    def part(self, results: Any, portion: Portion | None) -> Any:
+        """Return a prediction, on this process's first device, for the batch given."""
+        return self.local(results)
+
+    def alone(
+        self, arrays: list[Any], batch: Any, portion: Portion | None
+    ) -> tuple[list[Any], Any]:
+        """Return the model's arrays and a batch for a program of this process alone."""
+        return arrays, self.given(batch, portion)
 
 
 class SeveralDevices(OneDevice):
-    """Several devices of this process, of which the model is on the first.
+    """Several devices of this process.
 
     Args:
         natives: JAX's devices.
+        home: the one where the user's own model is.
     """
 
-    def __init__(self, natives: Sequence[jax.Device]) -> None:
+    def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
         super().__init__(natives[0])
-        self._size = len(natives)
+        self._home, self._size = home, len(natives)
         self._split, self._whole = _shardings(natives)
 
     def whole(self, arrays: Any) -> Any:
         return jax.device_put(arrays, self._whole)
 
-    def given(self, batch: Any, _portion: Portion | None) -> Any:
+    def home(self, arrays: list[Any]) -> list[Any]:
+        return jax.device_put(arrays, self._home)
+
+    def given(self, batch: Any, portion: Portion | None) -> Any:
         """Return a batch with a part of its examples on each device.
 
         JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
@@ -109,36 +109,19 @@ class SeveralDevices(OneDevice):
         places = [self._split if is_even and rank else self._whole for rank in ranks]
         return jax.tree.unflatten(structure, jax.device_put(leaves, places))
 
-    def alone(
-        self, arrays: list[Any], batch: Any, _portion: Portion | None = None
-    ) -> tuple[list[Any], Any]:
-        return arrays, self.given(batch, None)
-
     def local(self, results: Any) -> Any:
         return jax.device_put(results, self._native)
 
-    def part(self, results: Any, _portion: Portion | None) -> Any:
-        return self.local(results)
-
 
 class ShardedDevices(SeveralDevices):
-    """Several devices of this process, each of which holds a part of the model's arrays.
-
-    Args:
-        natives: JAX's devices.
-        home: where the user's own model is, whole.
-    """
+    """Several devices of this process, each of which holds a part of the model's arrays."""
 
     def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
-        super().__init__(natives)
+        super().__init__(natives, home)
         self.split = self._split
-        self._home = home
 
     def held(self, arrays: list[Any]) -> list[Any]:
         return jax.device_put(arrays, [spread(self._split, x) for x in arrays])
-
-    def home(self, arrays: list[Any]) -> list[Any]:
-        return jax.device_put(arrays, self._home)
 
 
 def spread(split: NamedSharding, x: Tensor) -> NamedSharding:
@@ -177,9 +160,6 @@ class SeveralProcesses(OneDevice):
     def whole(self, arrays: Any) -> Any:
         return jax.tree.map(self._everywhere, jax.device_put(self.local(arrays), self._native))
 
-    def begun(self, arrays: list[Any]) -> list[Any]:
-        return self.of_the_first(self.held(arrays))  # type: ignore[no-any-return]
-
     def of_the_first(self, arrays: Any) -> Any:
         leaves, structure = jax.tree.flatten(self.local(arrays))
         own = [self._part_of(self._size, x[None]) for x in leaves]
@@ -188,8 +168,7 @@ class SeveralProcesses(OneDevice):
     def given(self, batch: Any, portion: Portion | None) -> Any:
         """Return the whole batch, of which this process has a part on its device.
 
-        JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
-        on each device, which compute the same.
+        One that cannot be split evenly is whole on each device, as in ``SeveralDevices``.
         """
         assert portion is not None
         leaves, structure = jax.tree.flatten(batch)
@@ -207,7 +186,7 @@ class SeveralProcesses(OneDevice):
         return jax.tree.unflatten(structure, others)
 
     def alone(
-        self, arrays: list[Any], batch: Any, _portion: Portion | None = None
+        self, arrays: list[Any], batch: Any, portion: Portion | None
     ) -> tuple[list[Any], Any]:
         return self.local(arrays), batch
 
@@ -215,7 +194,6 @@ class SeveralProcesses(OneDevice):
         return jax.tree.map(self._local, results)
 
     def part(self, results: Any, portion: Portion | None) -> Any:
-        assert portion is not None
         return jax.tree.map(partial(self._own_rows, portion), results)
 
     def _everywhere(self, x: Tensor) -> Tensor:
@@ -232,11 +210,13 @@ class SeveralProcesses(OneDevice):
             x = self._spread(x)
         return x.addressable_data(0)
 
-    def _own_rows(self, portion: Portion, x: Any) -> Any:
-        if isinstance(x, jax.Array) and x.sharding.is_equivalent_to(self._split, x.ndim):
+    def _own_rows(self, portion: Portion, x: Tensor) -> Tensor:
+        if x.is_fully_addressable:  # a program of this process alone has made it
+            return x
+        if x.sharding.is_equivalent_to(self._split, x.ndim):
             return x.addressable_data(0)
         x = self._local(x)
-        if not jnp.ndim(x) or len(x) != portion.length:
+        if not x.ndim or len(x) != portion.length:
             return x
         start, stop = bounds(portion.length, self._rank, self._size)
         return x[start:stop] if portion.number else x[:1]
@@ -272,14 +252,10 @@ class ShardedProcesses(SeveralProcesses):
         return [jax.block_until_ready(jax.device_put(self._local(x), self._home)) for x in arrays]
 
     def alone(
-        self, arrays: list[Any], batch: Any, portion: Portion | None = None
+        self, arrays: list[Any], batch: Any, portion: Portion | None
     ) -> tuple[list[Any], Any]:
         """Return what all processes evaluate together: none of them has all of the model."""
         return arrays, self.given(batch, portion)
-
-    def evaluated(self, results: Any, portion: Portion | None) -> Any:
-        loss, prediction = results
-        return self.local(loss), self.part(prediction, portion)
 
     def _own_part(self, x: Tensor, sharding: NamedSharding) -> Tensor:
         rows = sharding.addressable_devices_indices_map(x.shape)[self._native]

@@ -13,6 +13,7 @@ import pytest
 from flax import nnx
 from launched import run_processes
 from several_gpus import CLASSES, FEATURES, flat_batches
+from test_jax_parallel import Embedded
 
 import d2ldev
 from d2ldev import PeerLostError, Trainer
@@ -55,6 +56,17 @@ def main():
     trainer(3).fit(model, flat_batches(12, 4), checkpoint=path, resume=True, **OPTIONS)
     found["resumed"] = values(model)
 
+    spread = set()
+
+    def look(step, loss):
+        arrays = [x for x in jax.live_arrays() if x.shape == (10, 8) and not x.is_fully_addressable]
+        spread.update(x.sharding.shard_shape(x.shape) for x in arrays)
+
+    several = Trainer(2, 1, backend=backend, shard="parameters", accumulate=2)
+    several.callback = SimpleNamespace(on_step_end=look)
+    several.fit(Embedded(), flat_batches(), loss="cross_entropy", optimizer="adam")
+    found["spread"] = sorted(spread)
+
     model, epochs = net(), []
 
     def fail(step, loss):
@@ -91,6 +103,10 @@ def test_each_process_holds_its_part_of_the_arrays_alone(two, backend):
         assert 0.5 * whole <= min(found["held"])
         assert max(found["held"]) < 0.7 * whole
         assert {*found["placement"]} == {str(backend.cpu())}
+
+
+def test_arrays_are_spread_after_a_step_as_before_it(two):
+    assert [found["spread"] for found in two[0]] == [[[5, 8]]] * 2
 
 
 def test_a_checkpoint_is_like_any_other(two, backend, tmp_path):
