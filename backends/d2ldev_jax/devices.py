@@ -13,14 +13,16 @@ somebody holds them.
 from __future__ import annotations
 
 import importlib.util
+import logging
 import os
 import re
 import time
 from abc import abstractmethod
-from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -33,6 +35,9 @@ from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
 from d2ldev.operations.devices import user_has_chosen, warn_too_late
 
+# The device file without which ROCm has no GPU.
+ROCM_DRIVER = Path("/dev/kfd")
+
 # Source: https://docs.jax.dev/en/latest/gpu_memory_allocation.html
 _PREALLOCATE = "XLA_PYTHON_CLIENT_PREALLOCATE"
 MEMORY_VARIABLES = (
@@ -43,6 +48,7 @@ MEMORY_VARIABLES = (
     "TF_GPU_ALLOCATOR",
     "JAX_PJRT_CLIENT_CREATE_OPTIONS",
 )
+_LOGGER = logging.getLogger("jax._src.xla_bridge")
 # The text of a CPU device, in newer and in older releases.
 _CPU_IN_WORDS = re.compile(r"(?:cpu:|TFRT_CPU_)([0-9]{1,9})", re.ASCII)
 _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
@@ -62,6 +68,19 @@ class JaxDevices(Devices):
     @abstractmethod
     def gpus(self) -> list[jax.Device]:
         """Return the GPUs of this process; initialises JAX."""
+
+    @contextmanager
+    def _no_traceback(self) -> Iterator[None]:
+        """Keep JAX from logging how its plugin for CUDA fails without a driver: ``count`` says it.
+
+        https://github.com/jax-ml/jax/blob/main/jax/_src/xla_bridge.py
+        """
+        before = _LOGGER.disabled
+        _LOGGER.disabled = before or (self._may_use("cuda") and not nvml.has_driver())
+        try:
+            yield
+        finally:
+            _LOGGER.disabled = before
 
     def seen_by(self, local_rank: int) -> list[int] | None:
         """Return the numbers of the GPUs that one of several processes may use; None is all.
@@ -204,7 +223,8 @@ class HardwareDevices(JaxDevices):
             return self._gpus
         reason, gpus = "", []
         try:
-            jax.local_devices()
+            with self._no_traceback():
+                jax.local_devices()
         except RuntimeError as error:  # a GPU fails; at the next call JAX goes on without
             reason = str(error)
         for platform in ("gpu", "tpu"):
@@ -239,6 +259,8 @@ class HardwareDevices(JaxDevices):
 
     def _may_use(self, platform: str) -> bool:
         """Return whether JAX is installed for a platform, and not told to leave it alone."""
+        if platform == "rocm" and not ROCM_DRIVER.exists():
+            return False
         allowed = jax.config.jax_platforms
         if allowed and not {platform, "gpu"} & set(allowed.split(",")):
             return False

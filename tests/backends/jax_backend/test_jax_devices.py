@@ -6,6 +6,7 @@ them, makes them its default, and can fail to.
 """
 
 import gc
+import logging
 import os
 import threading
 from types import SimpleNamespace
@@ -86,6 +87,28 @@ def test_a_plugin_for_cuda_says_once_that_there_is_no_driver(plugin, allow, sett
     assert (counts, len(warned)) == ([0, 0], 1)
 
 
+@pytest.mark.parametrize(("driver", "logged"), [(True, ["it fails"]), (False, [])])
+def test_without_a_driver_jax_logs_no_traceback_of_its_plugin(
+    plugin, allow, settled, monkeypatch, caplog, driver, logged
+):
+    plugin("cuda")
+    allow(None)
+    logger = logging.getLogger("jax._src.xla_bridge")
+    monkeypatch.setattr(nvml, "has_driver", lambda: driver)
+    monkeypatch.setattr(nvml, "cards", list)
+
+    def initialize(backend=None):
+        if backend is None:
+            logger.error("it fails")
+        return []
+
+    monkeypatch.setattr(devices.jax, "local_devices", initialize)
+    with caplog.at_level(logging.ERROR, logger.name):
+        HardwareDevices().gpus()
+    assert caplog.messages == logged
+    assert not logger.disabled
+
+
 @pytest.mark.parametrize(("platforms", "count"), [(["cuda"], 3), (["metal"], 0), ([], 0)])
 def test_the_driver_s_gpus_are_counted_where_jax_has_a_plugin(
     drive, plugin, allow, settled, platforms, count
@@ -130,10 +153,11 @@ def test_a_driver_that_jax_would_not_use_may_fail_in_silence(drive, plugin, allo
     assert HardwareDevices().count() == 0
 
 
-def test_rocm_is_asked_through_jax(plugin, allow, settled, monkeypatch):
+def test_rocm_is_asked_through_jax(plugin, allow, settled, monkeypatch, tmp_path):
     monkeypatch.setattr(nvml, "cards", lambda: None)
     plugin("rocm")
     allow(None)
+    monkeypatch.setattr(devices, "ROCM_DRIVER", tmp_path)
 
     def local_devices(backend=None):
         return ["rocm:0"] if backend == "gpu" else ["cpu:0"]
