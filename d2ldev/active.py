@@ -41,6 +41,9 @@ class ActiveBackend(Backend):
         # The attribute would belong to every backend that is active later, too.
         raise AttributeError(f"cannot set {name!r} of d2ldev.backend, which is another one in turn")
 
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"cannot delete {name!r} of d2ldev.backend")
+
     def __reduce__(self) -> tuple[Any, ...]:
         return _the_handle, ()
 

@@ -154,8 +154,10 @@ class DeviceInitializationWarning(UserWarning):
 
 def warn(message: str, category: type[Warning]) -> None:
     """Show a warning that points to the user's own line, wherever in d2ldev it is raised."""
-    ours = ("d2ldev", "contextlib")
     level, frame = 1, sys._getframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(ours):
+    while frame is not None and (
+        (module := frame.f_globals.get("__name__", "")).startswith("d2ldev")
+        or module == "contextlib"
+    ):
         level, frame = level + 1, frame.f_back  # type: ignore[assignment]
     warnings.warn(message, category, stacklevel=level)

@@ -66,7 +66,7 @@ def number_in(text: str) -> int:
 
 
 def choose_virtual_gpus(n: int | None) -> int | None:
-    """Set the number that goes before the variable, None for the variable; return the last one."""
+    """Set the number that goes before the variable, None for the variable; return what it was."""
     global _chosen_virtual_gpus
     before, _chosen_virtual_gpus = _chosen_virtual_gpus, n
     return before

@@ -69,19 +69,6 @@ class JaxDevices(Devices):
     def gpus(self) -> list[jax.Device]:
         """Return the GPUs of this process; initialises JAX."""
 
-    @contextmanager
-    def _no_traceback(self) -> Iterator[None]:
-        """Keep JAX from logging how its plugin for CUDA fails without a driver: ``count`` says it.
-
-        https://github.com/jax-ml/jax/blob/main/jax/_src/xla_bridge.py
-        """
-        before = _LOGGER.disabled
-        _LOGGER.disabled = before or (self._may_use("cuda") and not nvml.has_driver())
-        try:
-            yield
-        finally:
-            _LOGGER.disabled = before
-
     def seen_by(self, local_rank: int) -> list[int] | None:
         """Return the numbers of the GPUs that one of several processes may use; None is all.
 
@@ -241,6 +228,19 @@ class HardwareDevices(JaxDevices):
         self._gpus = gpus
         return gpus
 
+    @contextmanager
+    def _no_traceback(self) -> Iterator[None]:
+        """Keep JAX from logging how its plugin for CUDA fails without a driver: ``count`` says it.
+
+        https://github.com/jax-ml/jax/blob/main/jax/_src/xla_bridge.py
+        """
+        before = _LOGGER.disabled
+        _LOGGER.disabled = before or (self._may_use("cuda") and not nvml.has_driver())
+        try:
+            yield
+        finally:
+            _LOGGER.disabled = before
+
     def seen_by(self, local_rank: int) -> list[int] | None:
         # A launcher may show each process its own GPU only.
         return [local_rank] if 1 < self._counted() > local_rank else None
@@ -262,15 +262,17 @@ class HardwareDevices(JaxDevices):
         if platform == "rocm" and not ROCM_DRIVER.exists():
             return False
         allowed = jax.config.jax_platforms
-        if allowed and not {platform, "gpu"} & set(allowed.split(",")):
+        names = {platform} if platform == "tpu" else {platform, "gpu"}
+        if allowed and not names & set(allowed.split(",")):
             return False
+        if platform == "tpu":
+            return importlib.util.find_spec("libtpu") is not None
         return any(platform in name for name in self._plugins)
 
     @cached_property
     def _plugins(self) -> list[str]:
         """The modules of JAX's plugins, which it loads once; to find them takes milliseconds."""
-        plugins = [point.value for point in entry_points(group="jax_plugins")]
-        return [*plugins, "libtpu"] if importlib.util.find_spec("libtpu") else plugins
+        return [point.value for point in entry_points(group="jax_plugins")]
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""

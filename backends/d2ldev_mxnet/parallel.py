@@ -11,6 +11,7 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
 from d2ldev.framework.parallel import no_twin, other_statistics
 from d2ldev.nesting.walk import flatten
@@ -91,6 +92,14 @@ class MXNetParallelLearner(MXNetLearner):
         self._spread()
         return super().step(inputs, y)
 
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self.sync()
+        return super().evaluate(inputs, y)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self.sync()
+        return super().predict(inputs)
+
     # -- a step -----------------------------------------------------------------------------------
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -148,6 +157,8 @@ class MXNetParallelLearner(MXNetLearner):
         if self._store is not None:
             return
         self._store = mx.kv.create("device")
+        if self._trainer._compression_params:
+            self._store.set_gradient_compression(self._trainer._compression_params)
         with NumPySemantics(), mx.autograd.pause():
             for parameter in self._parameters():
                 first = parameter._data[0]
@@ -215,12 +226,19 @@ class MXNetGroupLearner(MXNetLearner):
         self._servers.spread([x.data() for x in statistics if x._data is not None])
 
     def sync(self) -> None:
-        # As long as a run goes on, the group ends a process that waits for a lost one.
+        # Now: as long as a run goes on, the group ends a process that waits for a lost one. After
+        # it nobody would, and the program might save the model.
         self._servers.wait()
 
     def _begin(self) -> None:
         """Give all processes what rank 0 begins with."""
         parameters = self._trainer._params
+        if any(x._data is None for x in parameters):
+            raise UnsupportedValueError(
+                f"train the {type(self._model).__name__} in {self._group.size} processes",
+                "the optimizer has parameters that the model does not, and they have no shape yet",
+                "name their shapes, such as Dense(8, in_units=3)",
+            )
         found = named_tensors(self._framework, self.parts)
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([(x.shape, str(x.dtype)) for x in arrays])

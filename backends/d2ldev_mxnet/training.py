@@ -235,12 +235,10 @@ class MXNetLearner(Learner):
                 x._fresh_grad = False
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self.sync()
         with NumPySemantics(), mx.autograd.pause():
             return self._losses(inputs, y, is_step=False)
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
-        self.sync()
         with NumPySemantics(), mx.autograd.pause():
             return self._predicted(inputs)
 

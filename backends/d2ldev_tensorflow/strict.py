@@ -7,7 +7,7 @@ of it; these are replaced while a block is in force, and so are the functions th
 arrays.
 
 - An operation whose operands agree runs where they are, also in ``backend.on``, which says where
-  tensors are made. It runs where a ``tf.device`` around it says, which refuses mixing, too.
+  tensors are made. In a ``tf.device`` of the user's it runs there, and mixing is refused, too.
 - Python numbers, NumPy arrays and lists are no operands, and 0-dim tensors of the CPU mix with
   everything, as in torch; so do shapes, axes and seeds, strings, and handles of iterators and
   tables, which are the host's.

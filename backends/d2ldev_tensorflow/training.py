@@ -557,12 +557,14 @@ def _without_own_dtype(model: Any) -> list[Any]:
 
 def _policies_of_rebuilt(model: Any) -> list[Any]:
     """Return the policies of the layers that were made from a configuration."""
+    from keras.layers import InputLayer
+
     found = []
     for layer in model._flatten_layers():
         arguments = _arguments_of(layer) or {}
         named = signature(type(layer).__init__).parameters
         is_rebuilt = "trainable" in arguments and "trainable" not in named
-        is_input = type(layer).__name__ == "InputLayer"  # whose dtype says what data is
+        is_input = isinstance(layer, InputLayer)  # whose dtype says what data is
         if is_rebuilt and not is_input and arguments.get("dtype") is not None:
             found.append(layer.dtype_policy)
     return found

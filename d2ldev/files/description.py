@@ -128,9 +128,31 @@ class Outline:
     name: str | None = None
     size: int = 1
 
-    def children(self) -> dict[Any, Any]:
+    def children(self) -> Mapping[Any, Any]:
         """Return what is in it, by key, field or index."""
+        if isinstance(self.labels, range):
+            return _Items(self.items)
         return dict(zip(self.labels, self.items, strict=True))
+
+
+class _Items(Mapping[Any, Any]):
+    """A list as a mapping from its indices, which are not kept."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Sequence[Any]) -> None:
+        self._items = items
+
+    def __getitem__(self, index: Any) -> Any:
+        if type(index) is int and 0 <= index < len(self._items):
+            return self._items[index]
+        raise KeyError(index)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(range(len(self._items)))
+
+    def __len__(self) -> int:
+        return len(self._items)
 
 
 # -- writing --------------------------------------------------------------------------------------

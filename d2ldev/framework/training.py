@@ -326,11 +326,11 @@ def _is_rate(value: object) -> bool:
 
 
 def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
-    """Check a setting that is one of several names, or something else that the caller allows."""
+    """Check a setting that is one of several names; ``other`` is what the caller allows besides."""
     # Of a text only: arrays compare each of their elements.
     if not isinstance(value, str) or value not in choices:
-        problem = f"it is one of {', '.join(choices)}, or {other}"
-        raise _refusal(name, value, problem, f"{name}={choices[0]!r}")
+        problem = f"it is one of {', '.join(map(repr, choices))}, or {other}"
+        raise _refusal(name, value, problem, f"{name}={choices[-1]!r}")
 
 
 def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedValueError:

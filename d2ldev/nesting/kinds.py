@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from numbers import Number
 from typing import Any
+from weakref import WeakValueDictionary
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.containers import Container, container_of, is_plain_class
@@ -33,7 +34,8 @@ UNKNOWN = Kind("unknown")
 
 _PLAIN_TYPES = (type(None), str, bytes, bytearray, Number)
 _registered: dict[type, Container] = {}
-_all_kinds: list[Kinds] = []
+# By their ids: a dict has no hash. A framework that is dropped takes its kinds with it.
+_all_kinds: WeakValueDictionary[int, Kinds] = WeakValueDictionary()
 
 
 def register_container(
@@ -62,7 +64,7 @@ def register_container(
             "d2ldev.register_container(Batch, lambda b: [b.x], lambda old, new: Batch(new[0]))",
         )
     _registered[cls] = Container(children, lambda x: range(len(list(children(x)))), rebuild)
-    for kinds in _all_kinds:
+    for kinds in list(_all_kinds.values()):
         kinds.clear()
 
 
@@ -80,7 +82,7 @@ class Kinds(dict[type, "Kind | Container"]):
     def __init__(self, framework: Any) -> None:
         super().__init__()
         self._framework = framework
-        _all_kinds.append(self)
+        _all_kinds[id(self)] = self
 
     def __missing__(self, cls: type) -> Kind | Container:
         if len(self) >= self._LIMIT:

@@ -46,7 +46,7 @@ class Group:
         local_rank: its number on this machine.
         hosts: the names of the machines, by rank.
         addresses: ``"host:port"`` by rank, where the framework's engine may listen.
-        timeout: see above.
+        timeout: how many seconds a process may give no sign.
     """
 
     def __init__(

@@ -153,8 +153,9 @@ class _ActiveFramework:
         if not _had_blocks:
             with _lock:
                 if not _had_blocks and framework is _process.framework:
-                    vars(owner)["framework"] = framework
+                    # Noted first, so that Ctrl-C in between leaves nothing that is not forgotten.
                     _keepers.append((owner, cls))
+                    vars(owner)["framework"] = framework
                     object.__setattr__(owner, "__class__", cls.__bases__[1])
         return framework
 
@@ -170,9 +171,10 @@ class FollowsSelection:
 
 def _forget() -> None:
     while _keepers:
-        owner, cls = _keepers.pop()
+        owner, cls = _keepers[-1]
         object.__setattr__(owner, "__class__", cls)
         vars(owner).pop("framework", None)
+        _keepers.pop()  # last, so that Ctrl-C in between leaves it to the next call
 
 
 def selection_reason() -> str:

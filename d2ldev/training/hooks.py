@@ -62,6 +62,12 @@ class Hooks:
 
     def prepare_data(self, data: Any) -> None:
         """Get the loaders of a ``DataModule``, once and before anything else; to be overridden."""
+        if not callable(getattr(data, "train_dataloader", None)):
+            raise UnsupportedValueError(
+                f"get the loaders of {describe(data)}",
+                "it has no train_dataloader, as a DataModule has",
+                "trainer.fit(model, batches) takes the batches themselves",
+            )
         self.train_dataloader = data.train_dataloader()
         if self.train_dataloader is None:
             raise UnsupportedValueError(

@@ -201,10 +201,10 @@ class DeviceLog:
         """
         try:
             found = {
-                str(name): (float(total), float(weights))
+                str(name): (_number(name, total), _number(name, weights))
                 for name, (total, weights) in state["totals"].items()
             }
-            last = {str(name): float(value) for name, value in state["last"].items()}
+            last = {str(name): _number(name, value) for name, value in state["last"].items()}
             if found.keys() != last.keys():
                 raise ValueError("a mean and a last value of other names")
         except Exception as error:  # whatever is in its place

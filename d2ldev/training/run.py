@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
@@ -320,13 +320,16 @@ class Run:
         if length_of(self._data, saved["batches"]) < saved["batches"]:
             raise self._too_short(saved["batches"])
         log = DeviceLog(self._backend, values=False)
-        log.load_state_dict(saved["log"])
+        try:
+            log.load_state_dict(saved["log"])
+        except CheckpointError as error:
+            raise _foreign(checkpoint) from error
         if not log.last().keys() <= self.history.keys():
             raise _foreign(checkpoint)
         set_random_states = checked_random_states(self._framework, saved, device)
         return _Within(saved["batches"], log, set_random_states)
 
-    def _children(self, checkpoint: Checkpoint) -> dict[str, Any]:
+    def _children(self, checkpoint: Checkpoint) -> Mapping[str, Any]:
         """Return the parts of the file, if it is one of a run."""
         outline = checkpoint.outline
         children = outline.children() if isinstance(outline, Outline) else {}

@@ -327,12 +327,15 @@ class TorchLearner(Learner):
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
         """Return the prediction as it is computed in fewer bits, in float32."""
-        with torch.autocast(self._place_of(inputs).type, self._narrow):
+        # Not that of an input, some of which stay on the CPU, such as the lengths of sequences.
+        first = next(self._model.parameters(), None)
+        device = self._place_of(inputs) if first is None else first.device
+        with torch.autocast(device.type, self._narrow):
             prediction = self._model(*inputs)
         return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)
 
     def _place_of(self, inputs: tuple[Any, ...]) -> torch.device:
-        """Return torch's device of the inputs, where the model is, too."""
+        """Return torch's device of the first input."""
         flat = flatten(inputs, self._framework.kinds, "train")
         return next((x.device for x in flat.tensors.values()), NATIVE_CPU)
 

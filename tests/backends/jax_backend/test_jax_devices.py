@@ -109,7 +109,7 @@ def test_without_a_driver_jax_logs_no_traceback_of_its_plugin(
     assert not logger.disabled
 
 
-@pytest.mark.parametrize(("platforms", "count"), [(["cuda"], 3), (["metal"], 0), ([], 0)])
+@pytest.mark.parametrize(("platforms", "count"), [(["cuda"], 3), (["tpu"], 0), ([], 0)])
 def test_the_driver_s_gpus_are_counted_where_jax_has_a_plugin(
     drive, plugin, allow, settled, platforms, count
 ):

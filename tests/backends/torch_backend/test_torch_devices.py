@@ -250,6 +250,24 @@ def test_metal_s_marks_are_events_that_are_timed(monkeypatch):
     assert devices.seconds_between(begin, end) == 0.25
 
 
+def test_metal_is_asked_whether_it_is_idle_by_an_event_without_a_clock(monkeypatch):
+    events = []
+
+    class Event:
+        def __init__(self, enable_timing=False):
+            events.append(enable_timing)
+
+        def record(self):
+            pass
+
+        def query(self):
+            return True
+
+    monkeypatch.setattr(torch.mps, "Event", Event)
+    assert MetalDevices().is_idle(gpu())
+    assert events == [False]
+
+
 def test_virtual_gpus_have_no_clock(virtual):
     assert virtual.timeit(lambda: None, seconds=0).on_devices == {}
 

@@ -1,6 +1,8 @@
 """What an author writes: the six rooms, what may be left out, and what is declared as missing."""
 
+import gc
 import importlib.util
+import weakref
 
 import pytest
 from d2ldev_reference import ReferenceFramework
@@ -9,6 +11,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Backend, UnsupportedValueError
 from d2ldev.framework import Files, Framework
+from d2ldev.nesting.kinds import PLAIN
 
 BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
 ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "provision")
@@ -18,6 +21,15 @@ ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "provisi
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_every_built_in_backend_has_the_same_rooms(name, room):
     assert importlib.util.find_spec(f"d2ldev_{name}.{room}") is not None
+
+
+def test_a_framework_that_is_dropped_is_freed():
+    framework = ReferenceFramework()
+    assert framework.kinds[int] is PLAIN
+    kept = weakref.ref(framework)
+    del framework
+    gc.collect()
+    assert kept() is None
 
 
 # -- what it says that it cannot do -----------------------------------------------------------

@@ -133,6 +133,15 @@ def test_an_own_prepare_data_gives_the_data(reference, net):
     assert (trainer.num_train_batches, trainer.num_val_batches) == (1, 2)
 
 
+def test_the_trainer_s_own_prepare_data_wants_a_data_module(reference, net):
+    class Mine(Trainer):
+        def prepare_data(self, data):
+            super().prepare_data(data)
+
+    with pytest.raises(UnsupportedValueError, match="it has no train_dataloader"):
+        Mine(1, backend=reference).fit(net, [BATCH])
+
+
 def test_a_data_module_that_returns_no_loader_is_an_error_that_names_it(reference, net):
     data = SimpleNamespace(train_dataloader=lambda: None)
     with pytest.raises(UnsupportedValueError, match="train_dataloader returned None"):

@@ -63,6 +63,24 @@ def test_an_optimizer_of_mxnets_is_trained_on(backend, optimizer):
     )
 
 
+def test_gradients_are_compressed_between_gpus_as_the_trainer_says(backend):
+    def gradients_of(compression):
+        net = Dense()
+        before = net.dense.weight.data().asnumpy()
+        optimizer = mx.gluon.Trainer(
+            net.collect_params(), "sgd", {"learning_rate": 1.0}, compression_params=compression
+        )
+        trainer = Trainer(1, 2, backend=backend)
+        trainer.fit(net, flat_batches()[:1], loss="cross_entropy", optimizer=optimizer)
+        return before - net.dense.weight.data().asnumpy()
+
+    compressed = gradients_of({"type": "2bit", "threshold": 0.5})
+    # Each GPU sends -0.5, 0 or 0.5.
+    np.testing.assert_allclose(compressed * 2, np.round(compressed * 2), atol=1e-6)
+    plain = gradients_of(None)
+    assert not np.allclose(plain * 2, np.round(plain * 2), atol=1e-6)
+
+
 def test_running_statistics_are_the_means_of_the_devices(backend):
     x, y = flat_batches(4, 4)[0]
     values, _ = trained(backend, normalized, [(x, y)], 2, loss="cross_entropy")

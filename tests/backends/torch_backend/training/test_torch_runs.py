@@ -517,3 +517,29 @@ def test_a_model_without_parameters_computes_in_fewer_bits(virtual, precision, n
     assert torch.equal(found.cpu(), (narrow @ narrow.T).float())
     loss = trainer.validate(Products(), [(x, found.cpu())])["loss"]
     assert loss == 0
+
+
+class WithLengths(nn.Module):
+    """Takes lengths of sequences, too, which are on the CPU wherever the model is."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.dtypes = []
+
+    def forward(self, lengths, x):
+        y = self.layer(x)
+        self.dtypes.append((lengths.device.type, y.dtype))
+        return y
+
+
+def test_an_input_that_stays_on_the_cpu_does_not_choose_the_precision(virtual):
+    class Mine(Trainer):
+        def prepare_batch(self, batch):
+            lengths, x, y = batch
+            return lengths, *virtual.to((x, y), "gpu:0")
+
+    model = WithLengths()
+    batch = torch.tensor([1, 2, 3]), torch.ones(3, 4), torch.zeros(3, 2)
+    Mine(1, 1, precision="bf16", backend=virtual).fit(model, [batch])
+    assert model.dtypes == [("cpu", torch.bfloat16)]

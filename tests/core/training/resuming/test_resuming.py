@@ -238,6 +238,8 @@ class Cutting:
         {"log": {"totals": {}}},
         {"log": {"totals": {"loss": [1.0]}, "last": {"loss": 1.0}}},
         {"log": {"totals": {"loss": [1.0, 2.0]}, "last": {}}},
+        {"log": {"totals": {"loss": ["1", 2.0]}, "last": {"loss": 1.0}}},
+        {"log": {"totals": {"loss": [1.0, 2.0]}, "last": {"loss": "1"}}},
         {"host": 3},
         {"more": 3},
     ],
