@@ -28,7 +28,7 @@ from d2ldev.registry.selection import (
 from d2ldev.scopes import Entry, surely
 
 
-class ActiveBackend(Backend):
+class ActiveBackend(FollowsSelection, Backend):
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
@@ -48,11 +48,7 @@ class ActiveBackend(Backend):
         return _the_handle, ()
 
 
-class _FollowingBackend(FollowsSelection, ActiveBackend):
-    """The active backend while its framework has to be asked for."""
-
-
-backend: Backend = _FollowingBackend()
+backend: Backend = ActiveBackend()
 """``from d2ldev import backend``: the active backend."""
 
 device.use(backend)

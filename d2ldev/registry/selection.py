@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from d2ldev import settings
@@ -58,10 +59,9 @@ class Process(NamedTuple):
 
 
 _process = Process(None, "")
-# Whether any block of ``use_backend`` was entered so far; the objects that cache a framework, with
-# the classes that they have otherwise.
+# Whether any block of ``use_backend`` was entered so far; the objects that cache a framework.
 _had_blocks = False
-_keepers: list[tuple[object, type]] = []
+_keepers: list[object] = []
 
 
 # -- by name ----------------------------------------------------------------------------------
@@ -142,8 +142,7 @@ class _ActiveFramework:
     Every call of the handle reads it, and reading an attribute takes a fifth of the time of a
     function call. So the object caches it, until ``set_backend`` changes it. After the first block
     of ``use_backend`` nothing is cached: a thread or task that was started in a block may outlive
-    it. While the framework is cached, the object is one of its second base class, which has no such
-    descriptor: where a class has one, Python takes three times as long to read the attribute.
+    it.
     """
 
     @traced_as(lambda *_: _computed.framework)
@@ -154,26 +153,21 @@ class _ActiveFramework:
             with _lock:
                 if not _had_blocks and framework is _process.framework:
                     # Noted first, so that Ctrl-C in between leaves nothing that is not forgotten.
-                    _keepers.append((owner, cls))
-                    vars(owner)["framework"] = framework
-                    object.__setattr__(owner, "__class__", cls.__bases__[1])
+                    _keepers.append(owner)
+                    object.__setattr__(owner, "framework", framework)
         return framework
 
 
 class FollowsSelection:
-    """An object whose ``framework`` is the active framework.
-
-    The first of the two bases of its class; the other one is the class that it has meanwhile.
-    """
+    """An object whose ``framework`` is the active framework."""
 
     framework = _ActiveFramework()
 
 
 def _forget() -> None:
     while _keepers:
-        owner, cls = _keepers[-1]
-        object.__setattr__(owner, "__class__", cls)
-        vars(owner).pop("framework", None)
+        with suppress(AttributeError):
+            object.__delattr__(_keepers[-1], "framework")
         _keepers.pop()  # last, so that Ctrl-C in between leaves it to the next call
 
 
