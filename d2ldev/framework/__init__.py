@@ -144,7 +144,7 @@ class Framework:
         self.parallel = Parallel()
         self.scope: Scopes[Device] = Scopes(f"{self.name}_scope")
         self.contexts = Contexts()
-        # No property: every ``to`` reads it, and Python takes three times as long to read one.
+        # No property: every ``to`` reads it, and Python takes twice as long to read one.
         self.kinds = Kinds(self)
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
