@@ -33,6 +33,8 @@ class MXNetParallel(Parallel):
         self._framework = framework
 
     def rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        if start < stop:
+            return x[start:stop]
         with NumPySemantics():  # in which a part may be empty
             return x[start:stop]
 
@@ -204,7 +206,7 @@ class MXNetGroupLearner(MXNetLearner):
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(framework, model, settings)
         self._group, self._servers = group, servers_of(group)
-        # Of the gradients and of ``_users``; empty until all have the parameters of rank 0.
+        # Of the gradients and of ``_joined``; empty until all have the parameters of rank 0.
         self._keys: list[int] = []
         self._used: list[bool] = []
         # The share of the last part and the dtype of its loss, for which there is ``_head``.
@@ -245,8 +247,33 @@ class MXNetGroupLearner(MXNetLearner):
         self._group.gather("the beginning of the first step", content=content)
         self._servers.spread(arrays)
         with NumPySemantics():
-            self._users = mx.np.zeros(len(parameters), ctx=parameters[0].list_ctx()[0])
-            self._keys = self._servers.keys([*(x.data() for x in parameters), self._users])
+            self._join(parameters)
+            self._keys = self._servers.keys([*(x.data() for x in parameters), self._joined])
+
+    def _join(self, parameters: list[Any]) -> None:
+        """Let the gradients of biases and the like be views of one array, which is sent as one.
+
+        For arrays as small as these a message costs more than its numbers. In the end the array has
+        in how many processes each parameter is used.
+        """
+        context = parameters[0].list_ctx()[0]
+        joins = {
+            number: parameter
+            for number, parameter in enumerate(parameters)
+            if len(parameter.shape) == 1
+            and parameter.grad_req != "null"
+            and (parameter.dtype, parameter.list_ctx()) == ("float32", [context])
+        }
+        size = sum(parameter.shape[0] for parameter in joins.values())
+        self._joined = mx.np.zeros(size + len(parameters), ctx=context)
+        self._users = self._joined[size:]
+        self._views: dict[int, Any] = {}
+        start = 0
+        for number, parameter in joins.items():
+            stop = start + parameter.shape[0]
+            self._views[number] = parameter._grad[0] = view = self._joined[start:stop]
+            mx.autograd.mark_variables(parameter.list_data(), [view], parameter.grad_req)
+            start = stop
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
@@ -261,18 +288,20 @@ class MXNetGroupLearner(MXNetLearner):
 
     def _update(self) -> None:
         keys, gradients, used = [], [], []
-        for key, parameter in zip(self._keys, self._trainer._params, strict=False):
+        for number, parameter in enumerate(self._trainer._params):
             is_trained = parameter.grad_req != "null"
             used.append(is_trained and parameter.list_data()[0]._fresh_grad)
             if is_trained:
-                keys.append(key)
-                gradients.append(parameter.list_grad()[0])
+                gradient = parameter.list_grad()[0]
                 if not used[-1]:
-                    gradients[-1][()] = 0
+                    gradient[()] = 0
+                if gradient is not self._views.get(number):
+                    keys.append(self._keys[number])
+                    gradients.append(gradient)
         if used != self._used:
             self._used, self._own_uses = used, mx.np.array(used, ctx=self._users.ctx)
         self._own_uses.copyto(self._users)
-        self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._users])
+        self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._joined])
         if not all(used):
             # Another process may use them, for its part of the batch.
             for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):

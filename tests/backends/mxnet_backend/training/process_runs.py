@@ -134,6 +134,20 @@ class Scaled(nn.Block):
         return self.net(x) * self.scale.data(x.ctx)
 
 
+class Thawed(nn.Block):
+    """A model with a bias that every other step trains, whose gradient is then another array."""
+
+    def __init__(self):
+        super().__init__()
+        self.net, self.steps = mlp(), 0
+
+    def forward(self, x):
+        if mx.autograd.is_training():
+            self.net[0].bias.grad_req = "write" if self.steps % 2 else "null"
+            self.steps += 1
+        return self.net(x)
+
+
 def normalized():
     net = nn.HybridSequential()
     net.add(nn.BatchNorm(in_channels=FEATURES, momentum=0), nn.Dense(CLASSES, in_units=FEATURES))
@@ -155,6 +169,7 @@ CASES = {
     "seeded by rank": (seeded_by_rank, BATCHES, {}),
     "scaled": (Scaled, BATCHES, {}),
     "frozen": (frozen, BATCHES, {"optimizer": "momentum"}),
+    "thawed": (Thawed, BATCHES, {"optimizer": "momentum"}),
     "adding": (adding, BATCHES, {}),
     "double": (double, [(x.astype("float64"), y) for x, y in BATCHES], {}),
     "branches": (Branches, BATCHES, {"optimizer": "momentum", "gradient_clip_val": 0.3}),
