@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
-from itertools import filterfalse
 from types import MemberDescriptorType
 from typing import Any
 
@@ -23,7 +22,9 @@ from d2ldev.framework import Models, Part, Tensor
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
 # What every module has in its ``__dict__``: hooks and flags, and the three that are read below.
-_is_own_attribute = frozenset(vars(torch.nn.Module())).__contains__
+_OWN_ATTRIBUTES = frozenset(vars(torch.nn.Module()))
+# What a module without slots takes; each slot makes it larger.
+_SIZE = torch.nn.Module.__basicsize__
 # The one module in a module that ``torch.compile`` has made.
 _WRAPPED = "_orig_mod"
 # Most attributes are of these types, and hold no tensor.
@@ -52,9 +53,35 @@ class TorchModels(Models):
     # -- placing ----------------------------------------------------------------------------------
 
     def parts(self, obj: Any) -> Iterable[Part]:
-        if isinstance(obj, torch.nn.Module):
-            return _module_parts(obj)
-        return _optimizer_parts(obj)
+        if not isinstance(obj, torch.nn.Module):
+            return _optimizer_parts(obj)
+        attributes = obj.__dict__
+        # A module's ``__getattr__`` makes its attributes slow to read. A traced one has properties.
+        kept = attributes if "_parameters" in attributes else _properties(obj)
+        modules = kept["_modules"]
+        if _WRAPPED in modules:
+            return self.parts(modules[_WRAPPED])
+        parts: list[Part] = []
+        for tensors in (kept["_parameters"], kept["_buffers"]):
+            if tensors:
+                put = tensors.__setitem__
+                for name, value in tensors.items():
+                    if value is not None:
+                        parts.append((name, value, put, name))
+        for name, inner in modules.items():
+            parts.append((name, inner, None, None))
+        for name in attributes:
+            if name not in _OWN_ATTRIBUTES:
+                value = attributes[name]
+                if type(value) not in _WITHOUT_TENSORS:
+                    parts.append((name, value, attributes.__setitem__, name))
+        cls: type = type(obj)
+        if cls.__basicsize__ != _SIZE:
+            for name in _slots_of(cls):
+                if hasattr(obj, name):
+                    put = partial(object.__setattr__, obj)
+                    parts.append((name, getattr(obj, name), put, name))
+        return parts
 
     def attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:
@@ -109,34 +136,6 @@ def plain_name(name: str) -> str:
     name them so, too.
     """
     return ".".join(part for part in name.split(".") if part != _WRAPPED)
-
-
-def _module_parts(module: torch.nn.Module) -> list[Part]:
-    attributes = vars(module)
-    # A module's ``__getattr__`` makes its attributes slow to read. A traced module has properties.
-    kept = attributes if "_parameters" in attributes else _properties(module)
-    modules = kept["_modules"]
-    if _WRAPPED in modules:
-        return _module_parts(modules[_WRAPPED])
-    parts: list[Part] = []
-    for tensors in (kept["_parameters"], kept["_buffers"]):
-        if tensors:
-            put = tensors.__setitem__
-            for name, value in tensors.items():
-                if value is not None:
-                    parts.append((name, value, put, name))
-    if modules:
-        parts += [(name, inner, None, None) for name, inner in modules.items()]
-    for name in filterfalse(_is_own_attribute, attributes):
-        value = attributes[name]
-        if type(value) not in _WITHOUT_TENSORS:
-            parts.append((name, value, attributes.__setitem__, name))
-    cls: type = type(module)
-    for name in _slots_of(cls):
-        if hasattr(module, name):
-            put = partial(object.__setattr__, module)
-            parts.append((name, getattr(module, name), put, name))
-    return parts
 
 
 def _properties(module: torch.nn.Module) -> dict[str, Any]:

@@ -74,12 +74,15 @@ def every(
                 return False
         elif kind is not PLAIN:
             budget[0] -= 1
-            if isinstance(kind, Kind) or budget[0] < 0:
-                return False
             # torch's compiler cannot trace ``dict.values`` as a function, which ``DICT.children``
             # is.
-            children = x.values() if kind is DICT else kind.children(x)
-            if not every(children, kinds, ask, answer, budget):
+            if kind is DICT:
+                x = x.values()
+            elif kind is not LIST and kind is not TUPLE:
+                if isinstance(kind, Kind):
+                    return False
+                x = kind.children(x)
+            if budget[0] < 0 or not every(x, kinds, ask, answer, budget):
                 return False
     return True
 

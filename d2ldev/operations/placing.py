@@ -123,8 +123,9 @@ class Inventory:
 
     def _parts_of(self, value: Any, name: str) -> Iterable[Part]:
         try:
+            parts = self.framework.models.parts(value)
             # All of them, so that whatever goes wrong does so here.
-            return tuple(self.framework.models.parts(value))
+            return parts if type(parts) is list else tuple(parts)
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
