@@ -8,6 +8,7 @@ import socket
 import sys
 import time
 from contextlib import suppress
+from random import SystemRandom
 from typing import Any
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, shown
@@ -21,6 +22,10 @@ PATIENCE = 60.0
 
 # How many bytes a process has to say who it is.
 _LONGEST = 1 << 16
+
+# Below those that Linux, macOS and Windows give away by themselves, and Kubernetes' own.
+_PORTS = range(20000, 30000)
+_DRAWS = 100
 
 _lock = Lock()
 _joined: tuple[Group, dict[str, str]] | None = None
@@ -80,10 +85,25 @@ def _attempted(peers: Peers) -> str:
 
 
 def free_port() -> int:
-    """Return the number of a port that nobody listens at."""
+    """Return the number of a port that nobody listens at.
+
+    Whoever is to listen there imports a framework first. Meanwhile the system could give one of its
+    own choice to another program.
+    """
+    draw = SystemRandom()  # a seed of the program's may repeat its own random numbers
+    for _ in range(_DRAWS):
+        if _is_free(port := draw.choice(_PORTS)):
+            return port
     with socket.socket() as probe:
         probe.bind(("", 0))
         return int(probe.getsockname()[1])
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind(("", port))
+        return True
+    return False
 
 
 # -- rank 0 ---------------------------------------------------------------------------------------

@@ -10,7 +10,6 @@ import json
 import os
 import pickle
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -21,6 +20,8 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from processes import searched
+
+from d2ldev.processes.join import free_port
 
 LIMIT = 60
 """Seconds after which a process that has not ended fails the test."""
@@ -42,13 +43,6 @@ class Ended(NamedTuple):
     error: str
     text: str
     seconds: float
-
-
-def free_port():
-    """Return a port of this machine that is free."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def variables(rank, size, port, **others):

@@ -10,10 +10,10 @@ import time
 from contextlib import ExitStack, contextmanager, suppress
 
 import pytest
-from launched import free_port
 
 from d2ldev.errors import PeerLostError, UnsupportedValueError
 from d2ldev.processes import join
+from d2ldev.processes.join import free_port
 from d2ldev.settings import Peers
 
 PROGRAM = {"backend": "reference"}
@@ -54,6 +54,25 @@ def meet(ranks, size=None, port=None, programs=None, sizes=None, address="127.0.
 def leave(groups):
     for group in groups:
         group.leave()
+
+
+def test_a_free_port_is_none_that_the_system_gives_away():
+    with socket.socket() as given:
+        given.bind(("", 0))
+        own = given.getsockname()[1]
+    assert free_port() < 30000 < own
+
+
+@pytest.mark.parametrize("taken", [1, 2])
+def test_a_free_port_is_one_that_nobody_listens_at(monkeypatch, taken):
+    servers = [socket.create_server(("", 0)) for _ in range(2)]
+    ports = [server.getsockname()[1] for server in servers]
+    for server in servers[taken:]:
+        server.close()
+    monkeypatch.setattr(join, "_PORTS", ports)
+    assert free_port() not in ports[:taken]
+    for server in servers[:taken]:
+        server.close()
 
 
 @contextmanager

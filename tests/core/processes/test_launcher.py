@@ -10,10 +10,11 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from launched import LIMIT, command, environment, free_port, launched, shown, written
+from launched import LIMIT, command, environment, launched, shown, written
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app
+from d2ldev.processes.join import free_port
 
 SOON = 20
 """Seconds, on a machine that is busy; what would go on by itself goes on for a minute."""

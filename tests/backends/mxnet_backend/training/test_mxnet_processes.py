@@ -13,13 +13,14 @@ import numpy as np
 import process_runs
 import pytest
 from d2ldev_mxnet import servers
-from launched import environment, free_port, variables
+from launched import environment, variables
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from several_gpus import TOLERANCE
 
 from d2ldev import UnsupportedValueError
+from d2ldev.processes.join import free_port
 
 pytestmark = pytest.mark.usefixtures("set_np")
 nightly = pytest.mark.nightly

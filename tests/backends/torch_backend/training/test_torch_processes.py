@@ -9,13 +9,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from launched import free_port, variables
+from launched import variables
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from processes_program import RUNS, batches, mlp
 
 from d2ldev import Trainer
+from d2ldev.processes.join import free_port
 
 nightly = pytest.mark.nightly
 # Processes add up in another order, and in bfloat16 and float16 with few digits.
