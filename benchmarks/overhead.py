@@ -79,10 +79,20 @@ def document(
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{_model()}",
         "versions": {name: _version(name) for name in distributions},
         "results": [{**asdict(result), "met": result.met} for result in results],
     }
+
+
+def _model() -> str:
+    """Return the name of the processor, where the system tells it as Linux does."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return ""
+    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
+    return f" of {names[0]}" if names else ""
 
 
 def _version(distribution: str) -> str | None:
@@ -98,7 +108,8 @@ def main() -> None:
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     arguments = parser.parse_args()
-    rows = [*import_rows(), *FRAMEWORKS[arguments.framework]()]
+    rows = [*import_rows()] if arguments.framework != "torch-virtual" else []  # torch has them
+    rows += FRAMEWORKS[arguments.framework]()
     results = [measure(row) for row in rows]
     title = f"d2ldev's overhead over {arguments.framework} on the CPU"
     Console().print(table(title, results))

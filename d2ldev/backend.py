@@ -105,11 +105,6 @@ class Backend:
         return self.framework.tensors.types
 
     @property
-    def object_types(self) -> tuple[type, ...]:
-        """The classes of the models and optimizers that ``place`` takes."""
-        return self.framework.models.types
-
-    @property
     def dtype_names(self) -> tuple[str, ...]:
         """The dtypes that its tensors can have, by name."""
         return self.framework.tensors.dtype_names
@@ -839,73 +834,21 @@ class Backend:
         >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
+        from d2ldev.operations.learning import learner
+
         self.framework.require("train", "train a model")
-        is_trained = flag("train", "is_trained", is_trained)
-        lacks_optimizer = is_trained and optimizer is None
-        if loss is None or lacks_optimizer:
-            # Only then: what a model was compiled with may be nothing that can be used.
-            default_loss, default_optimizer = self.framework.training.defaults(model)
-            loss = default_loss if loss is None else loss
-            optimizer = default_optimizer if lacks_optimizer else optimizer
-        if loss is None:
-            raise UnsupportedValueError(
-                f"train {describe(model)}",
-                "it was compiled without a loss",
-                "model.compile(..., loss='mse'), or fit(..., loss='mse')",
-            )
-        if is_trained and lr is not None and not isinstance(optimizer, str):
-            compiled = "the optimizer that it was compiled with"
-            raise UnsupportedValueError(
-                f"train {describe(model)} with lr={describe(lr)}",
-                f"{compiled if lacks_optimizer else describe(optimizer)} has a learning rate of "
-                "its own",
-                f"optimizer='sgd', lr={lr}, or leave lr out",
-            )
-        settings = self.framework.checked(
-            Settings(
-                loss,
-                optimizer,
-                0.01 if lr is None else lr,
-                gradient_clip_val,
-                accumulate,
-                precision,
-                methods,
-                shard,
-                batch_norm,
-            )
+        settings = Settings(
+            optimizer=optimizer,
+            gradient_clip_val=gradient_clip_val,
+            accumulate=accumulate,
+            precision=precision,
+            methods=methods,
+            shard=shard,
+            batch_norm=batch_norm,
         )
-        if not is_trained:
-            of_training = {
-                "optimizer": optimizer is not None,
-                "lr": lr is not None,
-                "gradient_clip_val": settings.gradient_clip_val > 0,
-                "accumulate": settings.accumulate > 1,
-            }
-            ignored = ", ".join(f"{name}=" for name, is_given in of_training.items() if is_given)
-            if ignored:
-                raise UnsupportedValueError(
-                    f"evaluate {describe(model)} with {ignored}",
-                    "with is_trained=False nothing would look at it",
-                    f"leave out {ignored}, or is_trained=False",
-                )
+        is_trained = flag("train", "is_trained", is_trained)
         them = [] if devices is None else together(self.framework, devices, "train")
-        if group is not None and group is not self.framework.group():
-            raise UnsupportedValueError(
-                f"train with group={describe(group)}",
-                "it is not the group of this process",
-                "group=backend.framework.group(), in a process of d2ldev launch",
-            )
-        if settings.batch_norm is not None and (group is not None or len(them) > 1):
-            self.framework.parallel.check_batch_norm(model, settings.batch_norm)
-        if group is not None:
-            return self.framework.parallel.learner_of_group(model, settings, group)
-        if len(them) < 2:
-            return self.framework.training.learner(model, settings)
-        attempted = f"train on {len(them)} devices"
-        fix = f"one device: devices=['{them[0]}'], or gpus = ['{them[0]}'] of a Trainer"
-        for ability in ("train on several GPUs", "train on several GPUs in one process"):
-            self.framework.require(ability, attempted, fix)
-        return self.framework.parallel.learner(model, settings, them)
+        return learner(self.framework, model, loss, lr, settings, is_trained, them, group)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.
@@ -924,24 +867,9 @@ class Backend:
         >>> backend.accuracy(net(X), y)                                    # doctest: +SKIP
         tensor(0.8750)
         """
-        from d2ldev.operations.steps import check_labels
+        from d2ldev.operations.learning import accuracy
 
-        attempted = "measure the accuracy of a prediction"
-        for x in (prediction, y):
-            creation.require_tensor(self.framework, x, attempted)
-        self.framework.require("train", attempted)
-        rows = creation.shape_of(prediction, attempted, is_known=False)
-        labels = creation.shape_of(y, attempted, is_known=False)
-        check_labels(rows, labels, self.framework.tensors.dtype_of(y))
-        try:
-            return self.framework.training.accuracy(prediction, y)
-        except Exception as error:  # of sparse tensors above all
-            native = self.framework.devices.native(CPU)
-            both = [prediction, y]
-            ours = moving.translated(self.framework, error, attempted, native, both)
-            if ours is None or self.framework.strict.mismatch_in(error) is not None:
-                raise
-            raise ours from error
+        return accuracy(self.framework, prediction, y)
 
     def prefetch(
         self, batches: Iterable[Any], device: DeviceLike, depth: int = 2

@@ -13,8 +13,8 @@ def import_work(*peers: str) -> Iterator[Work]:
     """Compare the import of d2ldev with that of each peer of a framework."""
     theirs = {name: f"import {PEERS[name].module}" for name in peers if name not in _FILES}
     reason = (
-        "d2ldev imports its contract and NumPy; it imports no framework, nor the peer that a "
-        "program needs besides"
+        "d2ldev imports its contract and what that needs of Python's library; it imports no "
+        "framework, nor the peer that a program needs besides"
     )
     yield Work(
         "first import",

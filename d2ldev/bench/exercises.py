@@ -232,6 +232,8 @@ def two_gpus(backend: Backend, size: int, seconds: float) -> Iterator[Row]:
     where, platform = " + ".join(map(str, gpus)), backend.platform(gpus[0])
     for way, waits in zip(ways, (True, False), strict=True):
         timing = backend.timeit(multiply, waits=waits, seconds=seconds)
+        for gpu, (a, b), product in zip(gpus, pairs, multiply(waits=waits), strict=True):
+            _check(backend, product, a, b, gpu)
         yield Row(way, where, platform).timed(timing, 2 * products * 2 * size**3 / 1e9)
 
 

@@ -25,7 +25,6 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from d2ldev import settings as launch
 from d2ldev.device import Device
 from d2ldev.errors import (
     DeviceInitializationWarning,
@@ -52,6 +51,8 @@ from d2ldev.framework.training import (
 from d2ldev.locks import made_once
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Contexts, Scopes
+from d2ldev.settings import peer_timeout
+from d2ldev.settings import peers as launched
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -190,7 +191,7 @@ class Framework:
             UnsupportedValueError: if the framework trains in one process only, or the processes are
                 of different programs.
         """
-        if (peers := launch.peers()) is None:
+        if (peers := launched()) is None:
             return None
         self.require(
             "train in several processes",
@@ -203,7 +204,7 @@ class Framework:
         if is_new and self.parallel.is_joined():
             # The program has started the engine itself, which may listen at this port.
             peers = peers._replace(port=peers.port + 1)
-        group = join(peers, self._program(), launch.peer_timeout())
+        group = join(peers, self._program(), peer_timeout())
         if is_new:
             with group.working():
                 self.parallel.join(group)

@@ -8,7 +8,7 @@ A temporary file is named ``.<name>.<process>.<token>.d2ldev-partial``. Its writ
 operating system releases the lock when the process ends, however it ends. The next writer into the
 folder removes those that nobody has locked, and touches no file of any other name.
 
-Held by ``tests/core/files/test_io_atomic.py``.
+Held by ``tests/core/files/test_files_atomic.py``.
 """
 
 from __future__ import annotations

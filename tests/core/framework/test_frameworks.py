@@ -1,4 +1,4 @@
-"""What an author writes: the six rooms, what may be left out, and what is declared as missing."""
+"""What an author writes: the seven rooms, what may be left out, and what is declared as missing."""
 
 import gc
 import importlib.util
@@ -14,7 +14,7 @@ from d2ldev.framework import Files, Framework
 from d2ldev.nesting.kinds import PLAIN
 
 BUILT_IN = ("torch", "jax", "tensorflow", "mxnet", "reference")
-ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "provision")
+ROOMS = ("devices", "tensors", "models", "files", "training", "strict", "parallel", "provision")
 
 
 @pytest.mark.parametrize("room", ROOMS)

@@ -1,0 +1,127 @@
+"""What is trained, by what settings, and where; and how well it predicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Loss, Settings, Tensor
+from d2ldev.operations import creation, moving
+from d2ldev.operations.steps import check_labels
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
+
+_LEARNING_RATE = 0.01
+
+
+def learner(
+    framework: Framework,
+    model: Any,
+    loss: Loss | None,
+    lr: float | None,
+    settings: Settings,
+    is_trained: bool,
+    devices: Sequence[Device],
+    group: Group | None,
+) -> Learner:
+    """Return a model that is trained step by step; see ``Backend.learner``.
+
+    Args:
+        framework: whose model it is.
+        model: placed already.
+        loss: None is the model's own.
+        lr: the learning rate; None is 0.01, or the optimizer's own.
+        settings: the others, as they were given; an optimizer that is None is the model's own.
+        is_trained: whether it is, or only evaluated.
+        devices: those that train it together; none is the one where the model is.
+        group: the processes that train it together.
+    """
+    settings = _checked(framework, model, loss, lr, settings, is_trained)
+    if group is not None and group is not framework.group():
+        raise UnsupportedValueError(
+            f"train with group={describe(group)}",
+            "it is not the group of this process",
+            "group=backend.framework.group(), in a process of d2ldev launch",
+        )
+    if settings.batch_norm is not None and (group is not None or len(devices) > 1):
+        framework.parallel.check_batch_norm(model, settings.batch_norm)
+    if group is not None:
+        return framework.parallel.learner_of_group(model, settings, group)
+    if len(devices) < 2:
+        return framework.training.learner(model, settings)
+    attempted = f"train on {len(devices)} devices"
+    fix = f"one device: devices=['{devices[0]}'], or gpus = ['{devices[0]}'] of a Trainer"
+    for ability in ("train on several GPUs", "train on several GPUs in one process"):
+        framework.require(ability, attempted, fix)
+    return framework.parallel.learner(model, settings, devices)
+
+
+def _checked(
+    framework: Framework,
+    model: Any,
+    loss: Loss | None,
+    lr: float | None,
+    settings: Settings,
+    is_trained: bool,
+) -> Settings:
+    """Return the settings with what a model was compiled with, and with Python's own numbers."""
+    optimizer = settings.optimizer
+    lacks_optimizer = is_trained and optimizer is None
+    if loss is None or lacks_optimizer:
+        # Only then: what a model was compiled with may be nothing that can be used.
+        default_loss, default_optimizer = framework.training.defaults(model)
+        loss = default_loss if loss is None else loss
+        optimizer = default_optimizer if lacks_optimizer else optimizer
+    if loss is None:
+        raise UnsupportedValueError(
+            f"train {describe(model)}",
+            "it was compiled without a loss",
+            "model.compile(..., loss='mse'), or fit(..., loss='mse')",
+        )
+    if is_trained and lr is not None and not isinstance(optimizer, str):
+        compiled = "the optimizer that it was compiled with"
+        raise UnsupportedValueError(
+            f"train {describe(model)} with lr={describe(lr)}",
+            f"{compiled if lacks_optimizer else describe(optimizer)} has a learning rate of "
+            "its own",
+            f"optimizer='sgd', lr={lr}, or leave lr out",
+        )
+    rate = _LEARNING_RATE if lr is None else lr
+    checked = framework.checked(settings._replace(loss=loss, optimizer=optimizer, lr=rate))
+    if not is_trained:
+        of_training = {
+            "optimizer": optimizer is not None,
+            "lr": lr is not None,
+            "gradient_clip_val": checked.gradient_clip_val > 0,
+            "accumulate": checked.accumulate > 1,
+        }
+        ignored = ", ".join(f"{name}=" for name, is_given in of_training.items() if is_given)
+        if ignored:
+            raise UnsupportedValueError(
+                f"evaluate {describe(model)} with {ignored}",
+                "with is_trained=False nothing would look at it",
+                f"leave out {ignored}, or is_trained=False",
+            )
+    return checked
+
+
+def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
+    """Return the share of labels whose class has the largest logit; see ``Backend.accuracy``."""
+    attempted = "measure the accuracy of a prediction"
+    for x in (prediction, y):
+        creation.require_tensor(framework, x, attempted)
+    framework.require("train", attempted)
+    rows = creation.shape_of(prediction, attempted, is_known=False)
+    labels = creation.shape_of(y, attempted, is_known=False)
+    check_labels(rows, labels, framework.tensors.dtype_of(y))
+    try:
+        return framework.training.accuracy(prediction, y)
+    except Exception as error:  # of sparse tensors above all
+        native = framework.devices.native(CPU)
+        ours = moving.translated(framework, error, attempted, native, [prediction, y])
+        if ours is None or framework.strict.mismatch_in(error) is not None:
+            raise
+        raise ours from error
