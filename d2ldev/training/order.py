@@ -32,7 +32,7 @@ def begin_epoch(data: Any, epoch: int) -> None:
     samplers = (getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
     for each in {id(each): each for each in (data, *samplers)}.values():
         if callable(getattr(each, "set_epoch", None)):
-            each.set_epoch(epoch)
+            each.set_epoch(epoch)  # type: ignore[union-attr]
 
 
 class Order:
