@@ -5,6 +5,7 @@ Source: D2L, sections 13.5 and 13.6.
 
 from __future__ import annotations
 
+import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -141,24 +142,41 @@ class PartSampler:
 
     Attributes:
         sampler: that of ``batches``, whose generator the order depends on.
-        counts: how many examples of each batch drawn so far are its own, and how many it has.
+        counts: of each batch drawn so far, how many examples are its own, how many it has, and
+            what ``content_of`` says of them.
     """
 
     def __init__(self, batches: Any, rank: int, size: int) -> None:
         self._batches, self._rank, self._size = batches, rank, size
         self.sampler = getattr(batches, "sampler", None)
-        self.counts: deque[tuple[int, int]] = deque()
+        self.counts: deque[tuple[int, int, str]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
         self.counts.clear()
         for numbers in self._batches:
             start, stop = bounds(len(numbers), self._rank, self._size)
-            self.counts.append((stop - start, len(numbers)))
+            self.counts.append((stop - start, len(numbers), content_of(numbers)))
             # A process without examples computes with the first one.
             yield numbers[start:stop] if stop > start else numbers[:1]
 
     def __len__(self) -> int:
         return len(self._batches)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tell the other batches the number of the epoch, if they have ``set_epoch``."""
+        if callable(getattr(self._batches, "set_epoch", None)):
+            self._batches.set_epoch(epoch)
+
+
+def content_of(numbers: Any) -> str:
+    """Return what is the same in all processes whose batch has the same examples in one order.
+
+    Args:
+        numbers: of the examples, or their names; those of all processes.
+    """
+    # As plain numbers: an array that is long would be shortened.
+    plain = numbers.tolist() if hasattr(numbers, "tolist") else list(numbers)
+    return f"numbered {zlib.crc32(repr(plain).encode()):08x}"
 
 
 def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str) -> Tensor:

@@ -267,7 +267,7 @@ class Group:
             return UnsupportedValueError(
                 attempted,
                 f"they do not do the same: {failure.problem}",
-                "start one program on all machines, with the same data, model and versions",
+                "start one program on all machines, with the same data, model, versions and seeds",
             )
         host = self.hosts[failure.rank]
         return PeerLostError(

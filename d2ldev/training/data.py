@@ -17,6 +17,7 @@ from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import TENSOR, Kinds
 from d2ldev.nesting.walk import every, flatten, leaves, too_deep
 from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
+from d2ldev.operations.parallel import content_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -39,7 +40,8 @@ class ArrayLoader:
             the number of the epoch, whatever else is drawn, and is the same in every version of
             NumPy.
         seed: of the order, an integer of at most 128 bits that is not negative; None draws one from
-            the operating system, which ``state_dict`` holds.
+            the operating system, which ``state_dict`` holds. Processes that train together take the
+            seed of the first one.
         drop_last: whether a last batch that is not full is left out.
 
     Yields:
@@ -103,8 +105,11 @@ class ArrayLoader:
             # A process without examples computes with the first one.
             part = slice(begin + start, begin + stop) if stop > start else slice(begin, begin + 1)
             chosen = part if order is None else order[part]
-            batch = tuple(column.batch(chosen) for column in self._columns)
-            yield batch if self._size == 1 else Sharded(batch, stop - start, length)
+            batch: Any = tuple(column.batch(chosen) for column in self._columns)
+            if self._size > 1:
+                whole = range(begin, begin + length) if order is None else order[begin:][:length]
+                batch = Sharded(batch, stop - start, length, content_of(whole))
+            yield batch
 
     def sharded(self, rank: int, size: int) -> ArrayLoader:
         """Return a loader that reads one process's part of each batch; see ``Trainer.shard``.

@@ -54,7 +54,7 @@ class Loop(NamedTuple):
         """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
         begin_epoch(data, run.epoch)
         trainer, learner, team = self.trainer, self.learner, self.team
-        team.begin_epoch(run.epoch, trainer.device)
+        team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
         # It takes the device of the first loss, because a hook may have moved the model.
         log = LogOfLoop(trainer.backend)
         operands = self._operands()

@@ -19,14 +19,18 @@ from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, describe, shown
 from d2ldev.framework import Framework
 from d2ldev.registry.selection import framework_of_loader
+from d2ldev.training.data import ArrayLoader
 
 
 def begin_epoch(data: Any, epoch: int) -> None:
-    """Tell data, or its sampler, the number of the epoch, if it has ``set_epoch``.
+    """Tell data and its samplers the number of the epoch, where they have ``set_epoch``.
 
     ``torch.utils.data.DistributedSampler`` shuffles by this number.
     """
-    for each in (data, getattr(data, "sampler", None)):
+    batches = getattr(data, "batch_sampler", None)
+    # A ``batch_sampler`` of the user's has the sampler itself.
+    samplers = (getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
+    for each in {id(each): each for each in (data, *samplers)}.values():
         if callable(getattr(each, "set_epoch", None)):
             each.set_epoch(epoch)  # type: ignore[union-attr]
 
@@ -37,10 +41,15 @@ class Order:
     Args:
         data: a loader with ``state_dict`` and ``load_state_dict``, as ``ArrayLoader``; a
             framework's own loader; or any other iterable.
+
+    Attributes:
+        is_common: whether processes that train together take that of the first one. A state of the
+            user's own may be what no message can hold.
     """
 
     def __init__(self, data: Any) -> None:
         self._data = data
+        self.is_common = isinstance(data, ArrayLoader)
         # What the order depends on, in the words of the files.
         self._kind = "nothing"
         self._state: Callable[[], Any] = lambda: None
@@ -50,7 +59,7 @@ class Order:
             self._state = data.state_dict
             self._checked = lambda state: lambda: data.load_state_dict(state)
         elif (framework := framework_of_loader(data)) is not None:
-            self._kind = "generators"
+            self._kind, self.is_common = "generators", True
             self._state = partial(framework.training.loader_state, data)
             self._checked = partial(framework.training.checked_loader_state, data)
 

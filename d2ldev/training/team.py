@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
+from d2ldev.errors import CheckpointError
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
@@ -16,7 +17,7 @@ from d2ldev.operations.processes import Portions
 from d2ldev.processes.group import Group
 from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
-from d2ldev.training.order import checked_random_states, random_states
+from d2ldev.training.order import Order, checked_random_states, random_states
 
 
 class Counted(NamedTuple):
@@ -72,8 +73,8 @@ class Alone:
     def begin(self, learner: Learner, names: Iterable[str], max_epochs: int, saving: Any) -> None:
         """Begin a run."""
 
-    def begin_epoch(self, epoch: int, device: Device) -> None:
-        """Begin an epoch."""
+    def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
+        """Begin an epoch that goes through data, to train and to evaluate on."""
 
     def of_the_first(self, label: str, value: Any) -> Any:
         """Return the value of the first process."""
@@ -148,17 +149,26 @@ class Together(Alone):
         content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, {saved}"
         self._group.gather("the beginning of the run", content=content)
 
-    def begin_epoch(self, epoch: int, device: Device) -> None:
-        """Go on with the random numbers of rank 0, so that all read the batches in one order."""
+    def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
+        """Go on with the random numbers of rank 0, and its orders, so that all read in one order.
+
+        Data of another kind than that of rank 0 stays as it is: its batches are compared.
+        """
         self._epoch = self._place = f"epoch {epoch}"
         framework, text = self._framework, None
+        orders = [Order(each) for each in data]
         if self.is_first:
-            states = to_bytes(framework, random_states(framework, device))
-            text = base64.b64encode(states).decode()
+            states = random_states(framework, device)
+            states["orders"] = [each.state() if each.is_common else None for each in orders]
+            text = base64.b64encode(to_bytes(framework, states)).decode()
         text = self.of_the_first(f"the beginning of {self._epoch}", text)
         if not self.is_first:
             states = from_bytes(framework, base64.b64decode(text))
             checked_random_states(framework, states, device)()
+            for order, state in zip(orders, states["orders"], strict=True):
+                if order.is_common and state is not None:
+                    with suppress(CheckpointError):
+                        order.checked(state)()
 
     def of_the_first(self, label: str, value: Any) -> Any:
         return self._group.gather(label, value)[0]

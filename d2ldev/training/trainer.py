@@ -240,7 +240,8 @@ class Trainer(Hooks):
             resume: go on from that file, if it exists, with the loss, the optimizer and the metrics
                 that the run began with, and the batches in the order that they would have had:
                 docs/resuming.md says of which data and random numbers the file holds the state.
-                Data, or its ``sampler``, with ``set_epoch`` is told the number of each epoch.
+                Data, its ``sampler`` and its ``batch_sampler`` with ``set_epoch`` are told the
+                number of each epoch.
             checkpoint_every: number of batches after each of which the state is saved, too; with
                 ``accumulate``, as soon as the step that the batch belongs to has ended. A run that
                 goes on within an epoch draws its batches again, and leaves out those that are done.

@@ -14,4 +14,42 @@ def test_each_process_has_its_numbers_and_one_without_any_the_first(held):
         [[4, 2], [5]],
         [[6], [5]],
     ]
-    assert [list(sampler.counts) for sampler in samplers] == [[(2, 3), (1, 1)], [(1, 3), (0, 1)]]
+    counts = [[entry[:2] for entry in sampler.counts] for sampler in samplers]
+    assert counts == [[(2, 3), (1, 1)], [(1, 3), (0, 1)]]
+
+
+def contents(batches, rank=0):
+    """Return what of each batch is compared."""
+    sampler = PartSampler(batches, rank, 2)
+    list(sampler)
+    return [content for _, _, content in sampler.counts]
+
+
+def test_all_processes_know_the_same_of_a_batch():
+    (whole,) = contents([[4, 2, 6, 5]])
+    assert contents([np.array([4, 2, 6, 5])], rank=1) == [whole]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [[4, 2, 5, 6], [4, 2, 6, 7], [4, 2, 6], ["a", "b"]],
+    ids=["order", "examples", "length", "names"],
+)
+def test_other_examples_of_a_batch_are_known(other):
+    assert contents([other]) != contents([[4, 2, 6, 5]])
+
+
+def test_other_examples_of_a_long_batch_are_known():
+    numbers = np.arange(3000)
+    assert contents([numbers]) != contents([np.concatenate([numbers[:1500], numbers[1500:] + 1])])
+
+
+def test_batches_are_told_the_number_of_the_epoch():
+    class Batches(list):
+        def set_epoch(self, epoch):
+            self.append([epoch])
+
+    batches = Batches([[4, 2]])
+    PartSampler(batches, 0, 2).set_epoch(7)
+    PartSampler([[4, 2]], 0, 2).set_epoch(7)
+    assert batches == [[4, 2], [7]]

@@ -12,6 +12,7 @@ import pytest
 from launched import together
 
 import d2ldev
+from d2ldev import ArrayLoader
 from d2ldev.processes import join
 from d2ldev.training.trainer import Trainer
 
@@ -78,6 +79,16 @@ class Empty:
         yield from [batches()[0], (X[:0], Y[:0])]
 
 
+class Hidden:
+    """Batches of a loader whose order nobody else knows."""
+
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        return iter(self.loader)
+
+
 DIFFERENCES = {
     "models": ({"hidden": 9}, "layers.0.weight float32[8, 4]", "layers.0.weight float32[9, 4]"),
     "optimizers": ({"optimizer": "adam"}, "'optimizer': 'adam'"),
@@ -99,6 +110,15 @@ def test_what_differs_is_named_by_all(case):
     options, *texts = DIFFERENCES[case]
     ended = together(differing(**options), timeout=TIMEOUT)
     check_all(ended, "UnsupportedValueError", "they do not do the same", *texts)
+
+
+def test_parts_of_batches_with_other_examples_differ():
+    def body(rank):
+        loader = ArrayLoader(X, Y, batch_size=5, shuffle=True, seed=rank)
+        return fit(data=Hidden(loader.sharded(rank, 2)))
+
+    texts = "do not do the same", "batch 0 of epoch 0", "5 examples", "model, versions and seeds"
+    check_all(together(body, timeout=TIMEOUT), "UnsupportedValueError", *texts)
 
 
 def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):

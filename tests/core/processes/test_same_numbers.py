@@ -7,6 +7,7 @@ import pytest
 from launched import together
 
 import d2ldev
+from d2ldev import ArrayLoader
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 3
@@ -27,10 +28,12 @@ CASES = {
     "weighted and a small last batch": {"weights": True, "examples": 11, "gradient_clip_val": 0.1},
     "shuffled": {"shuffle": True, "examples": 13},
     "regression": {"loss": "mse"},
+    "a loader": {"is_loader": True, "examples": 13},
+    "a loader that reads its part": {"is_loader": True, "examples": 11, "is_sharded": True},
 }
 
 
-def data(examples=15, batch_size=5, shuffle=False, weights=False, loss="cross_entropy"):
+def data(examples=15, batch_size=5, shuffle=False, weights=False, loss="cross_entropy", seed=None):
     random = np.random.default_rng(0)
     columns = {"x": random.normal(size=(examples, 4)).astype("float32")}
     columns["y"] = random.integers(0, 3, examples).astype("int32")
@@ -39,6 +42,8 @@ def data(examples=15, batch_size=5, shuffle=False, weights=False, loss="cross_en
     if weights:
         columns["sample_weight"] = random.uniform(0, 2, examples).astype("float32")
         columns["sample_weight"][5:8] = 0
+    if seed is not None:
+        return ArrayLoader(*columns.values(), batch_size=batch_size, shuffle=True, seed=seed)
     return Batches(columns, batch_size, shuffle)
 
 
@@ -65,12 +70,14 @@ def train(epochs=EPOCHS, seed=0, of_data=None, accumulate=1, gradient_clip_val=0
     )
     names = ("examples", "batch_size", "shuffle", "weights")
     chosen = {name: options.pop(name) for name in names if name in options}
-    batches = data(loss=loss, **chosen)
+    chosen["seed"] = seed if options.pop("is_loader", False) else None
+    batches = [data(loss=loss, **chosen), data(loss=loss, **{**chosen, "examples": 7})]
+    if options.pop("is_sharded", False):
+        batches = map(trainer.shard, batches)
     metrics = ["accuracy"] if loss == "cross_entropy" else []
     history = trainer.fit(
         backend.mlp([4, 8, 3], seed=seed),
-        batches,
-        data(examples=7, loss=loss),
+        *batches,
         metrics=metrics,
         **{"lr": 0.1, **options},
     )
@@ -79,7 +86,7 @@ def train(epochs=EPOCHS, seed=0, of_data=None, accumulate=1, gradient_clip_val=0
 
 
 def all_cases(rank):
-    # Also those that begin with other parameters and other random numbers have those of rank 0.
+    # Also those that begin with other parameters, random numbers and seeds have those of rank 0.
     return {name: train(seed=rank, **options) for name, options in CASES.items()}
 
 

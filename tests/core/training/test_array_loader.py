@@ -249,6 +249,15 @@ def test_processes_that_read_their_part_only_see_each_example_once(size):
     assert [batch.tolist() for batch in batches] == [x.tolist() for (x,) in loader]
 
 
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_processes_that_read_their_part_know_whether_the_batches_are_the_same(shuffle):
+    loader = ArrayLoader(np.arange(12), batch_size=5, shuffle=shuffle)
+    first, second = ([shard.content for shard in loader.sharded(rank, 2)] for rank in range(2))
+    other = ArrayLoader(np.arange(12), batch_size=5, shuffle=True, seed=1).sharded(0, 2)
+    assert first == second
+    assert not {*first} & {shard.content for shard in other}
+
+
 def test_a_part_without_examples_has_the_first_one_of_its_batch():
     (shard,) = ArrayLoader(np.arange(2), batch_size=5).sharded(2, 3)
     assert (shard.operands[0].tolist(), shard.number, shard.length) == ([0], 0, 2)

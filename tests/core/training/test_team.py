@@ -8,6 +8,7 @@ import numpy as np
 from launched import together
 
 import d2ldev
+from d2ldev import ArrayLoader
 from d2ldev.device import CPU
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
@@ -66,6 +67,29 @@ def test_an_epoch_begins_with_the_random_numbers_of_rank_0():
     random.seed(0)
     np.random.seed(0)
     assert first.value == (random.random(), np.random.rand())
+
+
+def test_an_epoch_begins_with_the_orders_of_rank_0():
+    def body(rank):
+        loaders = [ArrayLoader(np.arange(2), batch_size=1, shuffle=True, seed=None) for _ in "ab"]
+        for _ in range(rank):
+            list(loaders[0])
+        team().begin_epoch(0, CPU, loaders)
+        return [loader.state_dict() for loader in loaders]
+
+    first, second, third = together(body, 3)
+    assert first.error == "", first
+    assert first.value == second.value == third.value
+    assert [state["epoch"] for state in first.value] == [0, 0]
+
+
+def test_the_order_of_an_array_loader_is_not_given_to_other_data():
+    def body(rank):
+        loaders = [ArrayLoader(np.arange(2), batch_size=1, seed=1), [np.arange(2)]]
+        team().begin_epoch(0, CPU, loaders if rank == 0 else loaders[::-1])
+        return loaders[0].state_dict()
+
+    assert [each.value for each in together(body)] == [{"seed": 1, "epoch": 0}] * 2
 
 
 def test_what_only_the_first_knows_is_known_by_all():

@@ -8,7 +8,7 @@ from typing import ClassVar
 from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
-from d2ldev import Backend, UnsupportedValueError
+from d2ldev import ArrayLoader, Backend, UnsupportedValueError
 from mutants import Mutant, ReferenceParallel
 
 # -- by hand --------------------------------------------------------------------------------------
@@ -184,6 +184,19 @@ class BeginsWithItsOwn(Mutant, caught_by="processes.begin-with-the-first"):
         def __init__(self, tensors, model, settings, group):
             super().__init__(tensors, model, settings, group)
             self._model = model
+
+
+class ReadsThePartOfTheFirst(Mutant, caught_by="processes.read-their-part-only"):
+    class Parallel(ReferenceParallel):
+        def join(self, group):
+            sharded = ArrayLoader.sharded
+            ArrayLoader.sharded = lambda loader, rank, size: sharded(loader, 0, size)
+
+
+class ShufflesByItself(Mutant, caught_by="processes.shuffle-as-the-first"):
+    class Parallel(ReferenceParallel):
+        def join(self, group):
+            ArrayLoader.load_state_dict = lambda loader, state: None
 
 
 class ClipsEachPart(Mutant, caught_by="processes.clip-the-whole-gradient"):

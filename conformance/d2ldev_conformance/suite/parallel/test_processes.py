@@ -53,6 +53,8 @@ CASES: dict[str, dict[str, Any]] = {
     "seeded": {"is_seeded_by_rank": True},
     "shuffled": {"is_shuffled": True},
     "sharded": {"is_shuffled": True, "is_sharded": True},
+    "shuffled by rank": {"is_shuffled": True, "is_seeded_by_rank": True},
+    "sharded by rank": {"is_shuffled": True, "is_seeded_by_rank": True, "is_sharded": True},
     "begun": {"epochs": 1, "optimizer": "adam", "checkpoint": "begun"},
     "resumed": {"optimizer": "adam", "checkpoint": "alone", "resume": True},
 }
@@ -75,8 +77,8 @@ def _arrays(examples):
     return inputs**3, (np.arange(examples) % 3).astype("int32")
 
 
-def _loader(examples, is_shuffled):
-    return ArrayLoader(*_arrays(examples), batch_size=5, shuffle=is_shuffled)
+def _loader(examples, is_shuffled, seed):
+    return ArrayLoader(*_arrays(examples), batch_size=5, shuffle=is_shuffled, seed=seed)
 
 
 class Batches(ArrayLoader):
@@ -86,10 +88,11 @@ class Batches(ArrayLoader):
         examples: how many there are.
         weights: of the first batch, which is the only one then.
         ended: ``(epoch, batch, signal)`` at which the process gets a signal.
+        is_shuffled, seed: see ``ArrayLoader``.
     """
 
-    def __init__(self, examples, weights, ended, is_shuffled):
-        super().__init__(*_arrays(examples), batch_size=5, shuffle=is_shuffled)
+    def __init__(self, examples, weights, ended, is_shuffled, seed=0):
+        super().__init__(*_arrays(examples), batch_size=5, shuffle=is_shuffled, seed=seed)
         self._weights, self._ended = weights, ended
 
     def __iter__(self):
@@ -132,19 +135,20 @@ def train(
         rank: of this process.
         ended: see ``Batches``; of rank 1.
         other_examples: how many examples rank 1 has.
-        is_seeded_by_rank: whether the processes begin with different models.
+        is_seeded_by_rank: whether the processes begin with different models and orders.
         is_sharded: whether each process reads its part only.
         others: of ``Trainer`` and ``fit``.
     """
-    backend.seed(rank if is_seeded_by_rank else 0)
-    net = backend.mlp([3, 8, 3], seed=rank if is_seeded_by_rank else 0)
+    seed = rank if is_seeded_by_rank else 0
+    backend.seed(seed)
+    net = backend.mlp([3, 8, 3], seed=seed)
     given = {"backend": backend, "accumulate": accumulate, "shard": shard}
     trainer = Trainer(epochs, num_gpus, gradient_clip_val, **given)
     length = other_examples if rank and other_examples else examples
-    data = Batches(length, weights, ended if rank else None, is_shuffled)
+    data = Batches(length, weights, ended if rank else None, is_shuffled, seed)
     history = trainer.fit(
         net,
-        trainer.shard(_loader(examples, is_shuffled)) if is_sharded else data,
+        trainer.shard(_loader(examples, is_shuffled, seed)) if is_sharded else data,
         Batches(7, None, None, is_shuffled=False) if validates else None,
         loss="cross_entropy",
         metrics=["accuracy"],
@@ -250,6 +254,12 @@ def test_all_processes_have_the_same_parameters_and_history(runs, case):
 @requirement("processes.begin-with-the-first", section=SECTION)
 def test_all_processes_begin_with_the_model_of_the_first(runs):
     assert_same_run(runs.together("seeded"), runs.alone())
+
+
+@requirement("processes.shuffle-as-the-first", section=SECTION)
+@pytest.mark.parametrize("case", ["shuffled by rank", "sharded by rank"])
+def test_all_processes_read_in_the_order_of_the_first(runs, case):
+    assert_same_run(runs.together(case), runs.alone(is_shuffled=True))
 
 
 @requirement("processes.clip-the-whole-gradient", section=SECTION)

@@ -154,6 +154,13 @@ def normalized():
     return initialised(net)
 
 
+def loader():
+    """Return a shuffled loader, which would have another order in each process."""
+    np.random.seed(int(os.environ.get("RANK", "0")))
+    ((x, y),) = flat_batches(13, 13)
+    return mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, y), 5, shuffle=True)
+
+
 CROSS = {"loss": "cross_entropy", "lr": 0.1}
 CASES = {
     "sgd": (mlp, BATCHES, {"metrics": ["accuracy"]}),
@@ -178,6 +185,8 @@ CASES = {
     "optimizer": (mlp, BATCHES, {"optimizer": lambda _: mx.optimizer.Nadam(learning_rate=0.01)}),
     "trainer": (mlp, BATCHES, {"optimizer": of_trainer("sgd", {"momentum": 0.9}), "fits": 2}),
     "without a store": (mlp, BATCHES, {"optimizer": of_trainer("adam", kvstore=None)}),
+    "a loader": (mlp, loader, {"metrics": ["accuracy"]}),
+    "a part of a loader": (mlp, loader, {"metrics": ["accuracy"], "reads_part": True}),
 }
 
 
@@ -193,6 +202,7 @@ def run(case, num_gpus):
         del options["lr"]
     if options["loss"] is None:
         del options["loss"]
+    data = data() if callable(data) else data
     values, history = trained(d2ldev.get_backend("mxnet"), make, data, num_gpus, **options)
     return list(values.values()), history
 

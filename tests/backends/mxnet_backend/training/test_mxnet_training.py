@@ -353,3 +353,13 @@ def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(backen
     assert sorted(itertools.chain(*batches)) == list(range(13))
     assert [shard.length for shard in shards[0]] == [4, 4, 4, 1]
     assert [shard.number for shard in shards[2]] == [1, 1, 1, 0]
+
+
+def test_processes_that_read_other_examples_know_it(backend):
+    def contents(rank, seed):
+        loader = mx.gluon.data.DataLoader(np.arange(13), 4, shuffle=True)
+        np.random.seed(seed)
+        return [shard.content for shard in backend.framework.training.sharded(loader, rank, 2)]
+
+    assert contents(0, seed=1) == contents(1, seed=1)
+    assert contents(0, seed=1)[0] != contents(1, seed=2)[0]

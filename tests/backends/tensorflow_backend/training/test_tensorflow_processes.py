@@ -128,6 +128,12 @@ def huge():
     return [(x, y), *flat_batches(4, 4)]
 
 
+def shuffled():
+    ((x, y),) = flat_batches(13, 13)
+    tf.random.set_seed(0)  # a part of the seed of the order
+    return tf.data.Dataset.from_tensor_slices((x, y)).shuffle(13, seed=0).batch(5)
+
+
 # On the CPU and on virtual GPUs in turn. What every framework does is asked by the suite.
 CASES = {
     "lenet": (lenet, lambda: images(28, 28, 1), {"lr": 0.1}),
@@ -154,6 +160,8 @@ CASES = {
         even,
         {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "lr": 0.1},
     ),
+    "a dataset": (dense, shuffled, {"lr": 0.1}),
+    "a part of a dataset": (dense, shuffled, {"lr": 0.1, "reads_part": True}),
     "normalized": (normalized, even, {"lr": 0.1}),
     "dropped": (dropped, flat_batches, {"lr": 0.1}),
 }

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
+from torch.utils.data import DataLoader, TensorDataset
 
 import d2ldev
 from d2ldev import PeerLostError, Trainer
@@ -131,6 +132,7 @@ def _seeded(make):
 def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0, **options):
     of_trainer = ("gradient_clip_val", "accumulate", "precision", "callback", "shard")
     given = {name: options.pop(name) for name in of_trainer if name in options}
+    reads_part = options.pop("reads_part", False)
     trainer = Trainer(epochs, num_gpus, backend=backend, **given)
     if not any(torch.nn.parameter.is_lazy(x) for x in net.parameters()):
         with torch.no_grad():
@@ -142,6 +144,8 @@ def _fit(net, data=None, epochs=3, *, val_data=None, backend="torch", num_gpus=0
     if not hasattr(net, "training_step"):
         defaults |= {"loss": "cross_entropy", "metrics": ["accuracy"]}
     data = batches() if data is None else data
+    if reads_part:
+        data, val_data = trainer.shard(data), trainer.shard(val_data)
     history = trainer.fit(net, data, val_data, **(defaults | options))
     return _values(trainer.model), history
 
@@ -205,6 +209,20 @@ def _lazy():
     return _fit(net, optimizer="adam")
 
 
+def _loaded(*, has_generator, **options):
+    """Train on shuffled loaders, which would have another order in each process."""
+    net = mlp()
+
+    def loader(seed):
+        ((x, y),) = batches((13,), seed=seed)
+        generator = torch.Generator().manual_seed(RANK) if has_generator else None
+        examples = TensorDataset(torch.from_numpy(x), torch.from_numpy(y))
+        return DataLoader(examples, 5, shuffle=True, generator=generator)
+
+    torch.manual_seed(RANK)
+    return _fit(net, loader(0), val_data=loader(1), **options)
+
+
 RUNS = {
     "sgd": lambda: _fit(mlp(), val_data=batches((4, 3), seed=1)),
     "momentum, clipped": lambda: _fit(mlp(), optimizer="momentum", gradient_clip_val=0.05),
@@ -228,6 +246,10 @@ RUNS = {
     "lbfgs": _lbfgs,
     "a loss that is trained": _with_trained_loss,
     "a used optimizer": _with_used_optimizer,
+    "a loader": lambda: _loaded(has_generator=False),
+    "a loader with a generator": lambda: _loaded(has_generator=True),
+    "a part of a loader": lambda: _loaded(has_generator=False, reads_part=True),
+    "a part of a loader with a generator": lambda: _loaded(has_generator=True, reads_part=True),
 }
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from d2ldev import CheckpointError, OutOfDeviceMemoryError, UnsupportedValueError, gpu
 from d2ldev.training.callbacks import Schedule
+from d2ldev.training.order import begin_epoch
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 3
@@ -257,6 +258,12 @@ LOADERS = {
     "numbered epochs": lambda: DataLoader(
         DATASET, sampler=data.DistributedSampler(DATASET, num_replicas=1, rank=0, seed=1)
     ),
+    "numbered epochs of batches": lambda: DataLoader(
+        DATASET,
+        batch_sampler=data.BatchSampler(
+            data.DistributedSampler(DATASET, num_replicas=1, rank=0, seed=1), 4, False
+        ),
+    ),
 }
 
 
@@ -303,6 +310,25 @@ def test_a_sharded_loader_reads_each_example_once_and_in_the_same_batches(torch_
     ]
     assert [x.tolist() for x in batches] == [x.tolist() for (x,) in read(loader)]
     assert [shard.length for shard in shards[0]] == [4, 4, 4, 1]
+
+
+def test_processes_that_read_other_examples_know_it(torch_backend):
+    sharded = torch_backend.framework.training.sharded
+
+    def contents(rank, seed):
+        loader = DataLoader(DATASET, 4, shuffle=True, generator=torch.Generator())
+        loader.generator.manual_seed(seed)
+        return [shard.content for shard in sharded(loader, rank, 2)]
+
+    assert contents(0, seed=1) == contents(1, seed=1)
+    assert contents(0, seed=1)[0] != contents(1, seed=2)[0]
+
+
+def test_the_sampler_of_a_sharded_loader_is_told_the_number_of_the_epoch(torch_backend):
+    sampler = data.DistributedSampler(DATASET, num_replicas=1, rank=0)
+    loader = DataLoader(DATASET, 4, sampler=sampler)
+    begin_epoch(torch_backend.framework.training.sharded(loader, 0, 2), 3)
+    assert sampler.epoch == 3
 
 
 @pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 4}], ids=["bulk", "read"])

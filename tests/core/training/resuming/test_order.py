@@ -211,12 +211,33 @@ class Sampled:
         return ((X[[i]], X[[i]]) for i in self.sampler)
 
 
+class SampledInBatches:
+    """Data whose batches are told the number."""
+
+    def __init__(self):
+        self.sampler, self.batch_sampler = range(6), Numbered()
+
+    def __iter__(self):
+        return ((X[[i]], X[[i]]) for i in self.batch_sampler)
+
+
+class BatchesOfASampler(SampledInBatches):
+    """Data of whose batches the sampler is told the number."""
+
+    def __init__(self):
+        super().__init__()
+        self.batch_sampler = Sampled()
+
+    def __iter__(self):
+        return iter(self.batch_sampler)
+
+
 class NumberedData(Numbered):
     def __iter__(self):
         return ((X[[i]], X[[i]]) for i in super().__iter__())
 
 
-@pytest.mark.parametrize("make", [Sampled, NumberedData])
+@pytest.mark.parametrize("make", [Sampled, SampledInBatches, BatchesOfASampler, NumberedData])
 def test_what_wants_to_know_the_number_of_the_epoch_goes_on_with_it(reference, tmp_path, make):
     unbroken = run(reference, make(), None)
     run(reference, make(), tmp_path / "run", epochs=2)
