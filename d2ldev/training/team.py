@@ -75,6 +75,9 @@ class Alone:
     def begin_epoch(self, epoch: int, device: Device) -> None:
         """Begin an epoch."""
 
+    def end_batches(self) -> None:
+        """Note that there is no batch any more in an epoch, before its last step."""
+
     def of_the_first(self, label: str, value: Any) -> Any:
         """Return the value of the first process."""
         return value
@@ -159,6 +162,10 @@ class Together(Alone):
         if not self.is_first:
             states = from_bytes(framework, base64.b64decode(text))
             checked_random_states(framework, states, device)()
+
+    def end_batches(self) -> None:
+        # An engine may wait in what ends an epoch for one that is at another batch, without an end.
+        self._group.mark(f"the end of {self._place}")
 
     def of_the_first(self, label: str, value: Any) -> Any:
         return self._group.gather(label, value)[0]

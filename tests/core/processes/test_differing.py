@@ -2,14 +2,17 @@
 
 import os
 import pickle
+import platform
 import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 
 import numpy as np
 import pytest
 from launched import together
+from processes import make_distribution
 
 import d2ldev
 from d2ldev.processes import join
@@ -99,6 +102,26 @@ def test_what_differs_is_named_by_all(case):
     options, *texts = DIFFERENCES[case]
     ended = together(differing(**options), timeout=TIMEOUT)
     check_all(ended, "UnsupportedValueError", "they do not do the same", *texts)
+
+
+@pytest.mark.parametrize("name", ["d2ldev", "array-api-strict"])
+def test_other_versions_are_refused_and_named(tmp_path, name):
+    make_distribution(tmp_path, name.replace("-", "_"), {})
+
+    def body(rank):
+        if rank == 1:
+            sys.path.insert(0, str(tmp_path))
+        return fit()
+
+    ended = together(body, timeout=TIMEOUT)
+    texts = f"rank 0 has {name} '{version(name)}', and rank 1 {name} '1.0'", "the same program and"
+    check_all(ended, "UnsupportedValueError", *texts)
+
+
+def test_the_versions_that_are_compared_are_those_of_the_framework_of_d2ldev_and_of_python(reference):
+    names = "d2ldev", "array-api-strict", "numpy"
+    others = {"backend": "reference", "python": platform.python_version()}
+    assert reference.framework._program() == {name: version(name) for name in names} | others
 
 
 def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):
