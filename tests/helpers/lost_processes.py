@@ -1,4 +1,4 @@
-"""One of three processes is lost, at whatever instant after they have met."""
+"""One of three processes is lost, at any instant after they have met."""
 
 import random
 import re
@@ -14,7 +14,7 @@ from d2ldev.processes.join import free_port
 
 TIMEOUT = 5
 LONGEST = 8
-"""Seconds in which the instant is drawn: the engine begins, compiles, and trains for some epochs."""
+"""Seconds in which the instant is drawn: the engine begins, compiles, and trains some epochs."""
 
 GRACE = 15
 """Seconds that the others have after the timeout.
@@ -33,7 +33,7 @@ from d2ldev import get_backend
 from d2ldev.processes import join
 from lost_processes import train
 
-name, how, lost, delay, shard, path, signalled = sys.argv[1:]
+name, how, lost, delay, shard, path, signalled, after = sys.argv[1:]
 meet = join.meet
 
 def end():
@@ -41,14 +41,21 @@ def end():
         file.write(str(time.time()))
     os.kill(os.getpid(), getattr(signal, how))
 
-def meet_and_end(*arguments):
-    group = meet(*arguments)
+def end_later():
     if os.environ["RANK"] == lost:
         threading.Timer(float(delay), end).start()
+
+def meet_and_end(*arguments):
+    group = meet(*arguments)
+    end_later()
     return group
 
-join.meet = meet_and_end
-train(get_backend(name), path, 10**6, shard=shard or None)
+if after == "meeting":
+    join.meet = meet_and_end
+backend = get_backend(name)
+if after == "loading":
+    end_later()
+train(backend, path, 10**6, shard=shard or None)
 """
 
 
@@ -62,7 +69,7 @@ def train(backend, path, epochs, **options):
     return {name: backend.to_numpy(x) for name, x in named.items()}
 
 
-def assert_all_end(backend, folder, how, lost, shard="", environment=None):
+def assert_all_end(backend, folder, how, lost, shard="", after="meeting"):
     """Check that two processes end in time with an error, and nothing is left but the checkpoint.
 
     A run that goes on from it ends with the parameters of one that nothing has disturbed.
@@ -73,19 +80,23 @@ def assert_all_end(backend, folder, how, lost, shard="", environment=None):
         how: the name of the signal by which the third process is lost.
         lost: its rank.
         shard: of the trainer.
-        environment: more variables of the processes.
+        after: what is over when that may happen: the ``"meeting"`` of the processes, or also the
+            ``"loading"`` of the backend.
     """
     delay, path, signalled = random.uniform(0, LONGEST), folder / "run", folder / "signalled"
     port = free_port()
-    arguments = backend.name, how, lost, delay, shard, path, signalled
-    options = {"timeout": TIMEOUT, "path": [Path(__file__).parent], "environment": environment}
+    arguments = backend.name, how, lost, delay, shard, path, signalled, after
+    options = {"timeout": TIMEOUT, "path": [Path(__file__).parent]}
     ended = run_processes(_TRAIN, *arguments, number=3, lost=lost, port=port, **options)
     host, begin = re.escape(socket.gethostname()), float(signalled.read_text())
     for rank in {0, 1, 2} - {lost}:
         told = ended[rank].stderr
         assert ended[rank].returncode == 1, (delay, told)
-        expected = rf"PeerLostError: cannot train in 3 processes: rank {lost} on {host} is lost: "
-        assert re.search(rf"{expected}.+\. Rank {rank} on {host} was at [a-zM]", told), (delay, told)
+        expected = (
+            rf"PeerLostError: cannot train in 3 processes: rank {lost} on {host} is lost: .+\. "
+            rf"Rank {rank} on {host} was at [a-zM]"
+        )
+        assert re.search(expected, told), (delay, told)
         assert ended[rank].time - begin < TIMEOUT + GRACE, (delay, told)
     assert not left(port)
     epochs = 2 + (backend.load(path)["run"]["epoch"] if path.exists() else 0)

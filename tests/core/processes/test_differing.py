@@ -118,7 +118,7 @@ def test_other_versions_are_refused_and_named(tmp_path, name):
     check_all(ended, "UnsupportedValueError", *texts)
 
 
-def test_the_versions_that_are_compared_are_those_of_the_framework_of_d2ldev_and_of_python(reference):
+def test_the_versions_of_d2ldev_of_the_framework_and_of_python_are_compared(reference):
     names = "d2ldev", "array-api-strict", "numpy"
     others = {"backend": "reference", "python": platform.python_version()}
     assert reference.framework._program() == {name: version(name) for name in names} | others

@@ -30,7 +30,7 @@ TIMEOUT = 5
 SOON = TIMEOUT + 20
 """Seconds until all have ended after one was lost, or began to read other batches.
 
-The launcher gives the others 5 seconds to end by themselves; the rest is for a machine that is busy.
+The launcher gives the others 5 seconds to end by themselves; the rest is for a busy machine.
 """
 
 PROGRAM = """
@@ -117,7 +117,8 @@ class Batches(ArrayLoader):
 
 
 def _tell_the_time() -> None:
-    print("time", time.time(), file=sys.stderr, flush=True)
+    sys.stderr.write(f"time {time.time()}\n")
+    sys.stderr.flush()
 
 
 def train(
@@ -173,7 +174,7 @@ def train(
 
 
 def _launched(backend, folder, cases):
-    """Train in two processes; how that ended, and how many seconds after a process told the time."""
+    """Train in two processes; how that ended, and how many seconds after rank 1 told the time."""
     environment = dict(os.environ)
     if backend.virtual_gpus is not None:
         # Each process has its own.
@@ -181,8 +182,9 @@ def _launched(backend, folder, cases):
     path = folder / "program.py"
     path.write_text(PROGRAM)
     command = [sys.executable, "-m", "d2ldev", "launch", "--processes", "2"]
+    command += ["--timeout", str(TIMEOUT), str(path)]
     done = subprocess.run(  # noqa: S603
-        [*command, "--timeout", str(TIMEOUT), str(path), backend.name, str(folder), json.dumps(cases)],
+        [*command, backend.name, str(folder), json.dumps(cases)],
         env=environment,
         capture_output=True,
         text=True,
