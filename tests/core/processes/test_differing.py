@@ -11,7 +11,8 @@ from importlib.metadata import version
 
 import numpy as np
 import pytest
-from launched import together
+from d2ldev_reference.parallel import ReferenceGroupLearner
+from launched import LIMIT, together
 from processes import make_distribution
 
 import d2ldev
@@ -122,6 +123,18 @@ def test_the_versions_of_d2ldev_of_the_framework_and_of_python_are_compared(refe
     names = "d2ldev", "array-api-strict", "numpy"
     others = {"backend": "reference", "python": platform.python_version()}
     assert reference.framework._program() == {name: version(name) for name in names} | others
+
+
+def test_data_that_ends_early_is_an_error_of_all_where_an_engine_waits_at_the_end_of_an_epoch():
+    def body(rank):
+        ReferenceGroupLearner.end_epoch = lambda learner: time.sleep(rank * LIMIT)
+        return fit(data=batches()[: 4 - rank])
+
+    for each in together(body, timeout=TIMEOUT):
+        assert each.status == 1
+        assert "UnsupportedValueError" in each.error + each.text
+        assert "batch 3 of epoch 0" in each.text
+        assert each.seconds < SOON
 
 
 def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):

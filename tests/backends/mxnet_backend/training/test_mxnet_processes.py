@@ -212,6 +212,7 @@ def test_a_lost_server_ends_all(tmp_path):
     assert not left(port)
 
 
+@nightly
 def test_batches_that_end_early_end_both_where_there_are_running_statistics():
     processes, port = started(["-c", FEWER], 2)
     for each in ended(processes):
