@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -212,10 +213,13 @@ class Framework:
 
     def _program(self) -> dict[str, str]:
         """Return the versions that have to be the same in all processes of a launch."""
-        from importlib.metadata import distributions  # only a launch needs it
+        from importlib.metadata import PackageNotFoundError, version  # only a launch needs it
 
-        names = {"d2ldev", *self.distributions}
-        found = {each.name: each.version for each in distributions() if each.name in names}
+        found = {}
+        for name in ("d2ldev", *self.distributions):
+            with suppress(PackageNotFoundError):
+                # The first on the path, as of what is imported: there may be several.
+                found[name] = version(name)
         return {**found, "backend": self.name, "python": sys.version.split()[0]}
 
     def checked(self, settings: Settings) -> Settings:

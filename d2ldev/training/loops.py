@@ -75,6 +75,7 @@ class Loop(NamedTuple):
                 trainer.train_batch_idx += 1
                 if is_saved:
                     run.save_within(number + 1, log, trainer.device)
+        team.end_batches()
         if learner.pending:
             learner.flush()
             self._end_step(run.step - 1, loss)

@@ -76,6 +76,9 @@ class Alone:
     def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
         """Begin an epoch that goes through data, to train and to evaluate on."""
 
+    def end_batches(self) -> None:
+        """Note that there is no batch any more in an epoch, before its last step."""
+
     def of_the_first(self, label: str, value: Any) -> Any:
         """Return the value of the first process."""
         return value
@@ -169,6 +172,10 @@ class Together(Alone):
                 if order.is_common and state is not None:
                     with suppress(CheckpointError):
                         order.checked(state)()
+
+    def end_batches(self) -> None:
+        # An engine may wait in what ends an epoch for one that is at another batch, without an end.
+        self._group.mark(f"the end of {self._place}")
 
     def of_the_first(self, label: str, value: Any) -> Any:
         return self._group.gather(label, value)[0]

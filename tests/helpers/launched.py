@@ -16,6 +16,7 @@ import tempfile
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
@@ -142,7 +143,9 @@ def _told(path, status, seconds):
     return Ended(status, value, error, text, seconds)
 
 
-def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None):
+def run_processes(
+    program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None, port=None
+):
     """Run a program in several new processes of a launch; how they have ended, by rank.
 
     Args:
@@ -153,13 +156,14 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
         lost: the rank of one that may be stopped, which is killed when all others have ended.
         path: folders to be searched for modules.
         environment: more variables; those that begin with ``D2LDEV_`` are not inherited.
+        port: by which the processes are known, see ``left``; None is a free one.
 
     Returns:
-        For each process ``returncode``, ``stdout`` and ``stderr``.
+        For each process ``returncode``, ``stdout``, ``stderr`` and ``time``, at which it ended.
     """
     common = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     common |= {"PYTHONPATH": searched(path), "PYTHONWARNINGS": "ignore", **(environment or {})}
-    port = free_port()
+    port = port or free_port()
     running, found = [], []
     try:
         for rank in range(number):
@@ -174,22 +178,49 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
                 )
             )
         with ThreadPoolExecutor(number) as readers:
-            told = [readers.submit(process.communicate) for process in running]
-            for rank, process in enumerate(running):
-                if rank != lost:
-                    process.wait(600)
+            told = [readers.submit(_read, process) for process in running]
+            try:
+                for rank, process in enumerate(running):
+                    if rank != lost:
+                        process.wait(600)
+            except subprocess.TimeoutExpired:
+                for process in running:  # whose readers would be waited for without an end
+                    process.kill()
+                raise
             if lost is not None:
                 running[lost].kill()
             for process, texts in zip(running, told, strict=True):
-                stdout, stderr = texts.result()
-                found.append(
-                    SimpleNamespace(stdout=stdout, stderr=stderr, returncode=process.wait())
-                )
+                found.append(SimpleNamespace(**texts.result(), returncode=process.wait()))
     finally:
         for process in running:
             process.kill()
             process.wait()
     return found
+
+
+def _read(process):
+    """Return what a process has written, when it has ended, and the time of that."""
+    stdout, stderr = process.communicate()
+    return {"stdout": stdout, "stderr": stderr, "time": time.time()}
+
+
+def left(port):
+    """Return the processes of a launch that are still there, some seconds later."""
+    deadline = time.monotonic() + 5
+    while (found := list(alive(port))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def alive(port):
+    """Yield the numbers of the processes of a launch, and of those that they have started."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            environment = (path / "environ").read_bytes()  # empty for one that has ended
+        except OSError:
+            continue
+        if f"MASTER_PORT={port}".encode() in environment.split(b"\0"):
+            yield int(path.name)
 
 
 class Launched(NamedTuple):

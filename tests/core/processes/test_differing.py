@@ -2,14 +2,18 @@
 
 import os
 import pickle
+import platform
 import signal
 import sys
 import threading
 import time
+from importlib.metadata import version
 
 import numpy as np
 import pytest
-from launched import together
+from d2ldev_reference.parallel import ReferenceGroupLearner
+from launched import LIMIT, together
+from processes import make_distribution
 
 import d2ldev
 from d2ldev import ArrayLoader
@@ -119,6 +123,38 @@ def test_parts_of_batches_with_other_examples_differ():
 
     texts = "do not do the same", "batch 0 of epoch 0", "5 examples", "model, versions and seeds"
     check_all(together(body, timeout=TIMEOUT), "UnsupportedValueError", *texts)
+
+
+@pytest.mark.parametrize("name", ["d2ldev", "array-api-strict"])
+def test_other_versions_are_refused_and_named(tmp_path, name):
+    make_distribution(tmp_path, name.replace("-", "_"), {})
+
+    def body(rank):
+        if rank == 1:
+            sys.path.insert(0, str(tmp_path))
+        return fit()
+
+    ended = together(body, timeout=TIMEOUT)
+    texts = f"rank 0 has {name} '{version(name)}', and rank 1 {name} '1.0'", "the same program and"
+    check_all(ended, "UnsupportedValueError", *texts)
+
+
+def test_the_versions_of_d2ldev_of_the_framework_and_of_python_are_compared(reference):
+    names = "d2ldev", "array-api-strict", "numpy"
+    others = {"backend": "reference", "python": platform.python_version()}
+    assert reference.framework._program() == {name: version(name) for name in names} | others
+
+
+def test_data_that_ends_early_is_an_error_of_all_where_an_engine_waits_at_the_end_of_an_epoch():
+    def body(rank):
+        ReferenceGroupLearner.end_epoch = lambda learner: time.sleep(rank * LIMIT)
+        return fit(data=batches()[: 4 - rank])
+
+    for each in together(body, timeout=TIMEOUT):
+        assert each.status == 1
+        assert "UnsupportedValueError" in each.error + each.text
+        assert "batch 3 of epoch 0" in each.text
+        assert each.seconds < SOON
 
 
 def test_one_that_resumes_and_one_that_does_not_differ(tmp_path):

@@ -1,13 +1,18 @@
 """Several processes learn what one learns: the same parameters, and the same history."""
 
+import io
 import os
+from contextlib import redirect_stdout
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import rich
 from launched import together
 
 import d2ldev
 from d2ldev import ArrayLoader
+from d2ldev.training import progress
 from d2ldev.training.trainer import Trainer
 
 EPOCHS = 3
@@ -205,3 +210,20 @@ def test_the_best_epoch_is_kept_by_rank_0_alone(tmp_path):
     assert kept == ended[1].value["val_loss"][: len(kept)]
     # The best one is not the last one.
     assert kept[-1] == min(ended[1].value["val_loss"]) < ended[1].value["val_loss"][-1]
+
+
+def test_rank_0_alone_shows_the_progress_and_counts_the_examples_of_all():
+    def body(rank):
+        # A clock that stands counts a billion examples for each.
+        progress.time = SimpleNamespace(monotonic=lambda: 0.0)
+        rich.reconfigure(width=200)
+        backend = d2ldev.get_backend("reference")
+        trainer = Trainer(2, backend=backend, progress=True)
+        with redirect_stdout(io.StringIO()) as shown:
+            trainer.fit(backend.mlp([4, 3]), data(examples=15), loss="cross_entropy")
+        return shown.getvalue()
+
+    first, second = together(body)
+    assert "2/2" in first.value
+    assert "1.5e+10 examples/s" in first.value
+    assert second.value == ""

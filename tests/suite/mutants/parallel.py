@@ -251,6 +251,15 @@ class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
             sys.excepthook = lambda *error: None
 
 
+class SaysNotWhatTheLostWasWaitedFor(Mutant, caught_by="processes.end-with-a-lost-one"):
+    class GroupLearner(ReferenceGroupLearner):
+        def __init__(self, tensors, model, settings, group):
+            super().__init__(tensors, model, settings, group)
+            sys.excepthook = lambda kind, error, traceback: print(
+                f"{kind.__name__}: {str(error).partition('. Rank')[0]}", file=sys.stderr
+            )
+
+
 class SaysNothingOfWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
     class GroupLearner(ReferenceGroupLearner):
         def __init__(self, tensors, model, settings, group):

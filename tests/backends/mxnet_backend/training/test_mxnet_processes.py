@@ -13,7 +13,7 @@ import numpy as np
 import process_runs
 import pytest
 from d2ldev_mxnet import servers
-from launched import environment, variables
+from launched import alive, environment, left, variables
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
@@ -48,12 +48,24 @@ backend = get_backend("mxnet")
 Trainer(1, num_gpus=0, backend=backend).fit(backend.mlp([3, 1]), Batches())
 """
 
+# At the end of an epoch all get the running statistics of rank 0, which has a batch more.
+FEWER = """
+import os
+from process_runs import BATCHES, mx, normalized
+from d2ldev import Trainer, get_backend
+
+mx.npx.set_np()
+backend, full = get_backend("mxnet"), BATCHES[0]
+data = [full, full] if os.environ["RANK"] == "1" else [full, full, full]
+Trainer(1, num_gpus=0, backend=backend).fit(normalized(), data, loss="cross_entropy")
+"""
+
 
 def started(command, size, **more):
     """Start processes of one launch; them, and the port by which their servers are known."""
     port = free_port()
     common = {
-        "PYTHONPATH": searched([Path(__file__).parents[3] / "helpers"]),
+        "PYTHONPATH": searched([Path(__file__).parent, Path(__file__).parents[3] / "helpers"]),
         "PYTHONWARNINGS": "ignore",
         "OMP_NUM_THREADS": "1",
         "D2LDEV_PEER_TIMEOUT": str(TIMEOUT),
@@ -86,25 +98,6 @@ def ended(processes):
             process.wait()
             process.stderr.close()
     return found
-
-
-def left(port):
-    """Return the processes of a launch that are still there, some seconds later."""
-    deadline = time.monotonic() + 5
-    while (found := list(alive(port))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
-
-
-def alive(port):
-    """Yield the processes of a launch, with the servers."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (path / "environ").read_bytes()  # empty for one that has ended
-        except OSError:
-            continue
-        if f"MASTER_PORT={port}".encode() in environment.split(b"\0"):
-            yield int(path.name)
 
 
 def made(cases, folder, size, num_gpus):
@@ -201,9 +194,10 @@ def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
 
 @nightly
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, number):
-    assert_all_end(backend, tmp_path, how)
+def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, lost, number):
+    assert_all_end(backend, tmp_path, how, lost)
 
 
 def test_a_lost_server_ends_all(tmp_path):
@@ -215,6 +209,16 @@ def test_a_lost_server_ends_all(tmp_path):
         assert "rank 0 on " in each.errors
         assert "is lost: MXNet's server has ended with status -9" in each.errors
         assert each.seconds < TIMEOUT + 4
+    assert not left(port)
+
+
+@nightly
+def test_batches_that_end_early_end_both_where_there_are_running_statistics():
+    processes, port = started(["-c", FEWER], 2)
+    for each in ended(processes):
+        assert each.status == 1, each.errors
+        assert "UnsupportedValueError: cannot train in 2 processes" in each.errors
+        assert "batch 2 of epoch 0" in each.errors
     assert not left(port)
 
 

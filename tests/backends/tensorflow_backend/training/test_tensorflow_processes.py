@@ -295,9 +295,10 @@ def test_a_process_joins_before_tensorflow_begins(backend):
 
 @nightly
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, number):
-    assert_all_end(backend, tmp_path, how)
+def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, lost, number):
+    assert_all_end(backend, tmp_path, how, lost)
 
 
 @nightly

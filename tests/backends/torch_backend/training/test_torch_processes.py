@@ -85,9 +85,10 @@ def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(toget
 @nightly
 @pytest.mark.parametrize("shard", ["", "parameters"])
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
+@pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, number):
-    assert_all_end(torch_backend, tmp_path, how, shard)
+def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, lost, number):
+    assert_all_end(torch_backend, tmp_path, how, lost, shard)
 
 
 # -- processes that fit starts --------------------------------------------------------------------
