@@ -142,7 +142,9 @@ def _told(path, status, seconds):
     return Ended(status, value, error, text, seconds)
 
 
-def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None):
+def run_processes(
+    program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None, limit=600
+):
     """Run a program in several new processes of a launch; how they have ended, by rank.
 
     Args:
@@ -153,6 +155,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
         lost: the rank of one that may be stopped, which is killed when all others have ended.
         path: folders to be searched for modules.
         environment: more variables; those that begin with ``D2LDEV_`` are not inherited.
+        limit: seconds after which a process that has not ended fails the test.
 
     Returns:
         For each process ``returncode``, ``stdout`` and ``stderr``.
@@ -177,7 +180,7 @@ def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), 
             told = [readers.submit(process.communicate) for process in running]
             for rank, process in enumerate(running):
                 if rank != lost:
-                    process.wait(600)
+                    process.wait(limit)
             if lost is not None:
                 running[lost].kill()
             for process, texts in zip(running, told, strict=True):
