@@ -2,8 +2,8 @@
 
 A module of a framework's tests has ``GRID``: the name of a model -> ``(make, batches)``. All of it
 is trained in one process, or in each process of one launch, because frameworks take seconds to
-begin. The batches are of 5, 5, 4 and 1 examples: two, three or four devices share none of the odd
-ones evenly, and the last one is smaller than any number of devices.
+begin. The batches are of 5, 5, 4 and 1 examples: no number of devices shares all of them evenly,
+and the last one is smaller than any.
 """
 
 import importlib.util
@@ -30,12 +30,14 @@ LIMIT = 1e-4
 SIZES = (5, 5, 4, 1)
 
 
-def flat():
+def flat(sizes=SIZES):
     """Return batches for a perceptron."""
-    return [*flat_batches(14, 5), *flat_batches(1, 1)]
+    ((inputs, labels),) = flat_batches(sum(sizes), sum(sizes))
+    stops = list(itertools.accumulate(sizes))
+    return [(inputs[j - n : j], labels[j - n : j]) for n, j in zip(sizes, stops, strict=True)]
 
 
-def images(*shape):
+def images(*shape, sizes=SIZES):
     """Return batches of images, such as ``(28, 28, 1)``."""
     random = np.random.default_rng(0)
     return [
@@ -43,7 +45,7 @@ def images(*shape):
             random.normal(size=(n, *shape)).astype("float32"),
             random.integers(0, CLASSES, n).astype("int32"),
         )
-        for n in SIZES
+        for n in sizes
     ]
 
 
