@@ -144,7 +144,15 @@ def _told(path, status, seconds):
 
 
 def run_processes(
-    program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None, port=None
+    program,
+    *arguments,
+    number=2,
+    timeout=5,
+    lost=None,
+    path=(),
+    environment=None,
+    port=None,
+    limit=600,
 ):
     """Run a program in several new processes of a launch; how they have ended, by rank.
 
@@ -157,6 +165,7 @@ def run_processes(
         path: folders to be searched for modules.
         environment: more variables; those that begin with ``D2LDEV_`` are not inherited.
         port: by which the processes are known, see ``left``; None is a free one.
+        limit: seconds after which a process that has not ended fails the test.
 
     Returns:
         For each process ``returncode``, ``stdout``, ``stderr`` and ``time``, at which it ended.
@@ -182,7 +191,7 @@ def run_processes(
             try:
                 for rank, process in enumerate(running):
                     if rank != lost:
-                        process.wait(600)
+                        process.wait(limit)
             except subprocess.TimeoutExpired:
                 for process in running:  # whose readers would be waited for without an end
                     process.kill()

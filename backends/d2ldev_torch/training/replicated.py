@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,6 +27,7 @@ class TorchGroupLearner(TorchLearner):
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         super().__init__(framework, model, settings)
         self._size = group.size
+        self._numbers = OwnNumbers(group.rank)
         # Made in the first step, which builds a model with lazy modules.
         self._shared: _Shared | None = None
 
@@ -77,7 +80,8 @@ class TorchGroupLearner(TorchLearner):
         return total
 
     def _computed(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        loss, prediction = self._losses(inputs, y, is_step=True)
+        with self._numbers.drawn(self._place_of(inputs)):
+            loss, prediction = self._losses(inputs, y, is_step=True)
         return loss, self._mapped(torch.Tensor.detach, prediction)
 
 
@@ -156,6 +160,45 @@ class _Shared:
             for x in self.trained:
                 if x.grad is not None:
                     x.grad *= self.factor
+
+
+class OwnNumbers:
+    """The random numbers of a forward pass, such as masks of dropout: others in each process.
+
+    The data may draw from the same generator, and all have to read the same batches. So the pass
+    draws from another place, which the generator's state and the rank decide, and the generator
+    goes on by one number in all processes. It stays as it is where no pass draws, and all learn
+    what one process learns. A run that goes on from a checkpoint, which has this state, draws the
+    same numbers.
+
+    Args:
+        rank: of this process.
+    """
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        # Whether a pass has drawn: that of a part without examples does not.
+        self._are_drawn = False
+
+    @contextmanager
+    def drawn(self, place: torch.device) -> Iterator[None]:
+        """Let a block draw this process's own numbers from the generator of a device."""
+        module: Any = torch.random
+        on: tuple[torch.device, ...] = ()
+        if place.type != "cpu":
+            module, on = torch.get_device_module(place), (place,)
+        before = module.get_rng_state(*on)
+        generator = torch.Generator(place)
+        generator.manual_seed(zlib.crc32(before.numpy(), self._rank))
+        own = generator.get_state()
+        module.set_rng_state(own, *on)
+        try:
+            yield
+        finally:
+            self._are_drawn |= not torch.equal(module.get_rng_state(*on), own)
+            module.set_rng_state(before, *on)
+            if self._are_drawn:
+                torch.rand(1, device=place)
 
 
 def begin_as_the_first(optimizer: Any, mapped: Callable[..., Any]) -> None:

@@ -19,7 +19,7 @@ from d2ldev.processes.group import Group
 from d2ldev_torch.models import original
 from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
 from d2ldev_torch.training.plain_attributes import PlainAttributes
-from d2ldev_torch.training.replicated import begin_as_the_first, broadcast_buffers
+from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, broadcast_buffers
 
 # FSDP gathers the parameters of one unit at a time: of each module in one of these.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
@@ -39,6 +39,7 @@ class TorchShardLearner(TorchLearner):
         super().__init__(framework, model, settings)
         self._check()
         self._size = group.size
+        self._numbers = OwnNumbers(group.rank)
         self._has_begun = False
         self._split: _Split | None = None
 
@@ -124,7 +125,8 @@ class TorchShardLearner(TorchLearner):
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         assert self.portion is not None
-        loss, prediction = self._losses(inputs, y, is_step=True)
+        with self._numbers.drawn(self._place_of(inputs)):
+            loss, prediction = self._losses(inputs, y, is_step=True)
         # FSDP takes the mean of the processes' gradients, and the sum is wanted.
         self._backward(loss * (self.portion.share * self._size))
         return loss.detach(), self._mapped(torch.Tensor.detach, prediction)

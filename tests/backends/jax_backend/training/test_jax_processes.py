@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+import same_numbers
 from launched import run_processes
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
@@ -159,6 +160,12 @@ def test_any_number_of_processes_learns_what_one_learns(number, num_gpus):
     found = _found(_trained(number, num_gpus, *CASES, *MORE, timeout=60))
     off = {name: found[0][name] / FEWER_DIGITS.get(name, DIGITS) for name in {**CASES, **MORE}}
     assert max(off.values()) < 1, off
+
+
+@pytest.mark.nightly
+def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
+    found = same_numbers.differences_of_processes("jax", "test_jax_parallel", tmp_path / "found")
+    same_numbers.assert_same_numbers(found, record_property)
 
 
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])

@@ -9,6 +9,7 @@ import pickle
 import sys
 
 import numpy as np
+import same_numbers
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.models import initialise
 from several_gpus import CLASSES, FEATURES, flat_batches, images, trained
@@ -47,6 +48,15 @@ def lenet():
     net = initialised(net)
     net(mx.np.zeros((1, 1, 28, 28)))
     return net
+
+
+# Made when they are trained, after ``set_np``.
+GRID = {
+    "mlp": (mlp, same_numbers.flat()),
+    "lenet": (lenet, same_numbers.images(1, 28, 28)),
+}
+SET_NP = "from d2ldev_mxnet.framework import mx; mx.npx.set_np()"
+"""What a program of the grid begins with."""
 
 
 def unbuilt():
@@ -161,6 +171,19 @@ def loader():
     return mx.gluon.data.DataLoader(mx.gluon.data.ArrayDataset(x, y), 5, shuffle=True)
 
 
+def dropped():
+    net = nn.HybridSequential()
+    net.add(nn.Dropout(0.5), nn.Dense(2, use_bias=False, in_units=32))
+    net.initialize(mx.init.Zero())
+    return net
+
+
+def own_output(prediction, y):
+    """Return a loss by which each of two examples trains weights of its own."""
+    return mx.npx.pick(prediction, y).mean()
+
+
+PAIR = [(np.ones((2, 32), "float32"), np.arange(2, dtype="int32"))]
 CROSS = {"loss": "cross_entropy", "lr": 0.1}
 CASES = {
     "sgd": (mlp, BATCHES, {"metrics": ["accuracy"]}),
@@ -191,7 +214,10 @@ CASES = {
 
 
 # Each process normalizes with the statistics of its own examples.
-OTHERS = {"normalized": (normalized, BATCHES[:2], {"metrics": ["accuracy"]})}
+OTHERS = {
+    "dropped": (dropped, PAIR, {"loss": own_output}),
+    "normalized": (normalized, BATCHES[:2], {"metrics": ["accuracy"]}),
+}
 
 
 def run(case, num_gpus):

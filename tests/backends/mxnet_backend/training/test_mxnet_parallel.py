@@ -1,9 +1,20 @@
 """Several GPUs: parameters on two virtual GPUs, and a kvstore between them."""
 
 import numpy as np
+import process_runs
 import pytest
+import same_numbers
 from d2ldev_mxnet.framework import mx
-from process_runs import Own, initialised, lenet, normalized, unbuilt
+from process_runs import (
+    PAIR,
+    Own,
+    dropped,
+    initialised,
+    lenet,
+    normalized,
+    own_output,
+    unbuilt,
+)
 from several_gpus import (
     CLASSES,
     FEATURES,
@@ -32,6 +43,13 @@ class Dense(nn.Block):
 
 def test_three_and_four_gpus_learn_what_one_learns():
     assert three_and_four("mxnet") == [3, 4]
+
+
+@pytest.mark.nightly
+def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
+    begin = process_runs.SET_NP
+    found = same_numbers.differences_of_gpus("mxnet", "process_runs", tmp_path / "found", begin)
+    same_numbers.assert_same_numbers(found, record_property)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +97,12 @@ def test_gradients_are_compressed_between_gpus_as_the_trainer_says(backend):
     np.testing.assert_allclose(compressed * 2, np.round(compressed * 2), atol=1e-6)
     plain = gradients_of(None)
     assert not np.allclose(plain * 2, np.round(plain * 2), atol=1e-6)
+
+
+def test_each_virtual_gpu_has_masks_of_its_own(backend):
+    values, _ = trained(backend, dropped, PAIR, 2, loss=own_output)
+    ((first, second),) = values.values()
+    assert ((first != 0) != (second != 0)).any()
 
 
 def test_running_statistics_are_the_means_of_the_devices(backend):

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import process_runs
 import pytest
+import same_numbers
 from d2ldev_mxnet import servers
 from launched import alive, environment, left, variables
 from lost_processes import assert_all_end
@@ -150,6 +151,12 @@ def test_all_end_with_the_running_statistics_of_the_first(two):
         np.testing.assert_allclose(values[3], x[:3].var(0), rtol=1e-4)
 
 
+def test_parts_of_the_same_size_have_the_same_masks(two):
+    ((weight,), _) = two[0]["dropped"]
+    np.testing.assert_array_equal(weight[0] != 0, weight[1] != 0)
+    assert not weight.all()
+
+
 def test_three_processes_learn_what_one_learns(tmp_path):
     cases = ["adam", "branches", "accumulated"]
     found = made(cases, tmp_path, 3, num_gpus=0)
@@ -167,6 +174,14 @@ def test_any_number_of_processes_learns_what_one_learns(tmp_path, size, num_gpus
         assert_same_as_one(first[case], case, 0)
         for other in others:
             assert_same(first[case], other[case])
+
+
+@nightly
+def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
+    found = same_numbers.differences_of_processes(
+        "mxnet", "process_runs", tmp_path / "found", process_runs.SET_NP
+    )
+    same_numbers.assert_same_numbers(found, record_property)
 
 
 def begun(folder):

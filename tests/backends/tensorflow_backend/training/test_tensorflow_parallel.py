@@ -3,6 +3,7 @@
 import keras
 import numpy as np
 import pytest
+import same_numbers
 import tensorflow as tf
 from several_gpus import (
     CLASSES,
@@ -32,6 +33,19 @@ def lenet():
     )
 
 
+def perceptron():
+    keras.utils.set_random_seed(0)
+    return keras.Sequential(
+        [keras.Input((FEATURES,)), layers.Dense(8, "tanh"), layers.Dense(CLASSES)]
+    )
+
+
+GRID = {
+    "mlp": (perceptron, same_numbers.flat()),
+    "lenet": (lenet, same_numbers.images(28, 28, 1)),
+}
+
+
 def dense():
     keras.utils.set_random_seed(0)
     return keras.Sequential([keras.Input((FEATURES,)), layers.Dense(CLASSES)])
@@ -46,6 +60,20 @@ def normalized(**options):
     keras.utils.set_random_seed(0)
     norm = layers.BatchNormalization(momentum=0.0, **options)
     return keras.Sequential([keras.Input((FEATURES,)), norm, layers.Dense(CLASSES)])
+
+
+def dropped():
+    keras.utils.set_random_seed(0)
+    weights = layers.Dense(2, use_bias=False, kernel_initializer="zeros")
+    return keras.Sequential([keras.Input((32,)), layers.Dropout(0.5), weights])
+
+
+def own_output(prediction, y):
+    """Return a loss by which each of two examples trains weights of its own."""
+    return tf.reduce_mean(tf.gather(prediction, y, axis=1, batch_dims=1))
+
+
+PAIR = [(np.ones((2, 32), "float32"), np.arange(2, dtype="int32"))]
 
 
 class Own(keras.Model):
@@ -64,6 +92,12 @@ class Own(keras.Model):
 
 def test_three_and_four_gpus_learn_what_one_learns():
     assert three_and_four("tensorflow") == [3, 4]
+
+
+@pytest.mark.nightly
+def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
+    found = same_numbers.differences_of_gpus("tensorflow", __name__, tmp_path / "found")
+    same_numbers.assert_same_numbers(found, record_property)
 
 
 @pytest.mark.parametrize(
@@ -169,6 +203,13 @@ def test_it_computes_under_strict(backend):
         assert_same_as_one(
             backend, dense, flat_batches(), loss="cross_entropy", lr=0.1, metrics=["accuracy"]
         )
+
+
+def test_parts_of_the_same_size_have_the_same_masks(backend):
+    values, _ = trained(backend, dropped, PAIR, 2, loss=own_output)
+    (weight,) = (value for value in values.values() if value.shape == (32, 2))
+    np.testing.assert_array_equal(weight[:, 0] != 0, weight[:, 1] != 0)
+    assert not weight.all()
 
 
 def test_statistics_are_those_of_the_first_device(backend):

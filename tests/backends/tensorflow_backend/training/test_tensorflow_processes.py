@@ -14,10 +14,12 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
+import same_numbers
 import tensorflow as tf
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
 from several_gpus import CLASSES, FEATURES, TOLERANCE, flat_batches, images, trained
+from test_tensorflow_parallel import PAIR, dropped, own_output
 
 from d2ldev import UnsupportedValueError
 
@@ -49,10 +51,6 @@ def frozen():
 def normalized(**options):
     norm = layers.BatchNormalization(momentum=0.5, **options)
     return sequential(keras.Input((FEATURES,)), norm, layers.Dense(CLASSES))
-
-
-def dropped():
-    return sequential(keras.Input((FEATURES,)), layers.Dropout(0.5), layers.Dense(CLASSES))
 
 
 def embedded():
@@ -163,7 +161,7 @@ CASES = {
     "a dataset": (dense, shuffled, {"lr": 0.1}),
     "a part of a dataset": (dense, shuffled, {"lr": 0.1, "reads_part": True}),
     "normalized": (normalized, even, {"lr": 0.1}),
-    "dropped": (dropped, flat_batches, {"lr": 0.1}),
+    "dropped": (dropped, lambda: PAIR, {"loss": own_output}),
 }
 _COARSE = {"bf16": {"rtol": 2e-3, "atol": 2e-3}}
 """Its numbers have 8 bits."""
@@ -279,6 +277,13 @@ def test_statistics_are_those_of_the_first_process(folder, size):
     np.testing.assert_allclose(mean, expected, rtol=1e-5)
 
 
+def test_parts_of_the_same_size_have_the_same_masks(folder):
+    values, _ = learned(folder, "dropped")
+    (weight,) = (value for value in values.values() if value.shape == (32, 2))
+    np.testing.assert_array_equal(weight[:, 0] != 0, weight[:, 1] != 0)
+    assert not weight.all()
+
+
 def test_a_process_has_its_own_devices_alone(folder, size):
     for rank in range(size):
         known = json.loads((folder / f"known-{rank}.json").read_text())
@@ -291,6 +296,14 @@ def test_a_process_joins_before_tensorflow_begins(backend):
     group = SimpleNamespace(size=2)
     with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
         backend.framework.parallel.join(group)
+
+
+@nightly
+def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
+    found = same_numbers.differences_of_processes(
+        "tensorflow", "test_tensorflow_parallel", tmp_path / "found"
+    )
+    same_numbers.assert_same_numbers(found, record_property)
 
 
 @nightly

@@ -7,12 +7,15 @@ argument names, with its rank at the end.
 import contextlib
 import os
 import pickle
+import shutil
 import sys
 import warnings
 from types import SimpleNamespace
 
 import numpy as np
+import same_numbers
 import torch
+from several_gpus import CLASSES, FEATURES
 from torch.utils.data import DataLoader, TensorDataset
 
 import d2ldev
@@ -33,6 +36,31 @@ def batches(sizes=(5, 5, 4, 1), features=3, seed=0):
 def mlp():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
+
+
+def lenet():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Conv2d(1, 6, 5, padding=2),
+        torch.nn.Sigmoid(),
+        torch.nn.AvgPool2d(2),
+        torch.nn.Conv2d(6, 16, 5),
+        torch.nn.Sigmoid(),
+        torch.nn.AvgPool2d(5),
+        torch.nn.Flatten(),
+        torch.nn.Linear(64, CLASSES),
+    )
+
+
+def perceptron():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(
+        torch.nn.Linear(FEATURES, 8), torch.nn.Tanh(), torch.nn.Linear(8, CLASSES)
+    )
+
+
+IMAGES = same_numbers.images(1, 28, 28)
+GRID = {"mlp": (perceptron, same_numbers.flat()), "lenet": (lenet, IMAGES)}
 
 
 class Branches(torch.nn.Module):
@@ -203,6 +231,14 @@ def _with_used_optimizer():
     return _fit(net, optimizer=optimizer)
 
 
+def _shuffled():
+    """Train in an order that each process would shuffle in another way."""
+    net = mlp()
+    torch.manual_seed(RANK)
+    data = torch.utils.data.TensorDataset(*map(torch.from_numpy, batches((14,))[0]))
+    return _fit(net, torch.utils.data.DataLoader(data, batch_size=5, shuffle=True))
+
+
 def _lazy():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
@@ -227,6 +263,7 @@ RUNS = {
     "sgd": lambda: _fit(mlp(), val_data=batches((4, 3), seed=1)),
     "momentum, clipped": lambda: _fit(mlp(), optimizer="momentum", gradient_clip_val=0.05),
     "adam": lambda: _fit(mlp(), optimizer="adam", lr=0.02),
+    "lenet": lambda: _fit(lenet(), IMAGES, optimizer="momentum"),
     "adamw, accumulated": lambda: _fit(
         mlp(), optimizer="adamw", lr=0.02, accumulate=3, gradient_clip_val=0.05
     ),
@@ -240,6 +277,7 @@ RUNS = {
     "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate=3),
     "its own training_step": lambda: _fit(_seeded(Own), optimizer="adam", lr=0.02),
     "ties": lambda: _fit(_seeded(Tied)),
+    "shuffled": _shuffled,
     "lazy modules": _lazy,
     "compiled": lambda: _fit(torch.compile(mlp(), backend="eager")),
     "thawed in a callback": _with_thawing,
@@ -302,6 +340,36 @@ def batch_norm():
     return _fit(net, batches((8, 8)), 2)
 
 
+def masks():
+    """Return which inputs a layer of dropout has left for each of 12 examples."""
+    net = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.Linear(32, 12, bias=False))
+    torch.nn.init.zeros_(net[1].weight)
+
+    def own_output(prediction, y):
+        return prediction.gather(1, y.long()[:, None]).mean()
+
+    data = [(np.ones((12, 32), "float32"), np.arange(12))]
+    Trainer(1, 0, backend="torch").fit(net, data, loss=own_output)
+    return (net[1].weight != 0).int().tolist()
+
+
+def resumed(path):
+    """Return what a run with dropout has learned, and one that goes on within its second epoch."""
+
+    def fit(file, **options):
+        torch.manual_seed(RANK)
+        parts = torch.nn.Linear(3, 8), torch.nn.Dropout(), torch.nn.Linear(8, 3)
+        options = {"checkpoint": file, "checkpoint_every": 2} | options
+        return _fit(torch.nn.Sequential(*parts), **options)[0]
+
+    def on_step_end(step, loss):
+        if step == 6 and RANK == 0:
+            shutil.copy(f"{path}.run", f"{path}.broken")
+
+    unbroken = fit(f"{path}.run", callback=on_step_end)
+    return unbroken, fit(f"{path}.broken", resume=True)
+
+
 def left():
     """Return whether an error leaves the optimizer with the model, and that as it was."""
     net = mlp()
@@ -327,6 +395,7 @@ def main(path):
     d2ldev.set_backend("torch")
     found = {name: make() for name, make in RUNS.items()}
     found["batch_norm"] = batch_norm()
+    found["masks"], found["resumed"] = masks(), resumed(path)
     found["left"] = left()  # the last one: no process goes on with the others after an error
     with open(f"{path}{RANK}", "wb") as file:
         pickle.dump(found, file)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import same_numbers
 import torch
 from launched import variables
 from lost_processes import assert_all_end
@@ -33,7 +34,7 @@ def together(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    kept |= {"PYTHONPATH": searched(()), "OMP_NUM_THREADS": "1"}
+    kept |= {"PYTHONPATH": searched([Path(same_numbers.__file__).parent]), "OMP_NUM_THREADS": "1"}
     port = free_port()
     processes = [
         subprocess.Popen(
@@ -78,8 +79,35 @@ def test_running_means_are_those_of_the_part_of_rank_0(together):
     assert history[1:] == history[:-1]
 
 
+def test_each_process_has_masks_of_its_own(together):
+    assert len(set(map(tuple, together[0]["masks"]))) == 12
+
+
+def test_a_run_with_dropout_goes_on_within_an_epoch_with_the_same_numbers(together):
+    for found in together:
+        unbroken, resumed = found["resumed"]
+        for key, x in unbroken.items():
+            np.testing.assert_array_equal(resumed[key], x)
+
+
 def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(together):
     assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
+
+
+@nightly
+def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
+    found = same_numbers.differences_of_processes("torch", "processes_program", tmp_path / "found")
+    same_numbers.assert_same_numbers(found, record_property)
+
+
+@nightly
+def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
+    # Some of the grid only: each fit starts its processes. A launch has trained all of it.
+    chosen = ["mlp, adam, not clipped", "lenet, momentum, clipped"]
+    found = same_numbers.differences_of_gpus(
+        "torch", "processes_program", tmp_path / "found", chosen=chosen
+    )
+    same_numbers.assert_same_numbers(found, record_property)
 
 
 @nightly
