@@ -834,10 +834,10 @@ class Backend:
         >>> learner = backend.learner(net, optimizer='adam')               # doctest: +SKIP
         >>> loss, prediction = learner.step((X,), y)                       # doctest: +SKIP
         """
-        from d2ldev.operations.learning import learner
+        from d2ldev.operations.learning import completed, learner
 
         self.framework.require("train", "train a model")
-        settings = Settings(
+        given = Settings(
             optimizer=optimizer,
             gradient_clip_val=gradient_clip_val,
             accumulate=accumulate,
@@ -847,8 +847,9 @@ class Backend:
             batch_norm=batch_norm,
         )
         is_trained = flag("train", "is_trained", is_trained)
+        settings = completed(self.framework, model, given, loss=loss, lr=lr, is_trained=is_trained)
         them = [] if devices is None else together(self.framework, devices, "train")
-        return learner(self.framework, model, loss, lr, settings, is_trained, them, group)
+        return learner(self.framework, model, settings, them, group)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
         """Return the share of labels whose class has the largest logit, on the device.

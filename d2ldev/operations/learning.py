@@ -17,57 +17,30 @@ if TYPE_CHECKING:
 _LEARNING_RATE = 0.01
 
 
-def learner(
+def completed(
     framework: Framework,
     model: Any,
+    settings: Settings,
+    *,
     loss: Loss | None,
     lr: float | None,
-    settings: Settings,
     is_trained: bool,
-    devices: Sequence[Device],
-    group: Group | None,
-) -> Learner:
-    """Return a model that is trained step by step; see ``Backend.learner``.
+) -> Settings:
+    """Return the settings with what a model was compiled with, and with Python's own numbers.
 
     Args:
         framework: whose model it is.
-        model: placed already.
+        model: as it was given.
+        settings: as they were given, but for the loss and the learning rate; an optimizer that is
+            None is the model's own.
         loss: None is the model's own.
         lr: the learning rate; None is 0.01, or the optimizer's own.
-        settings: the others, as they were given; an optimizer that is None is the model's own.
         is_trained: whether it is, or only evaluated.
-        devices: those that train it together; none is the one where the model is.
-        group: the processes that train it together.
+
+    Raises:
+        UnsupportedValueError: if nobody has given a loss, or something was given that would have
+            no effect.
     """
-    settings = _checked(framework, model, loss, lr, settings, is_trained)
-    if group is not None and group is not framework.group():
-        raise UnsupportedValueError(
-            f"train with group={describe(group)}",
-            "it is not the group of this process",
-            "group=backend.framework.group(), in a process of d2ldev launch",
-        )
-    if settings.batch_norm is not None and (group is not None or len(devices) > 1):
-        framework.parallel.check_batch_norm(model, settings.batch_norm)
-    if group is not None:
-        return framework.parallel.learner_of_group(model, settings, group)
-    if len(devices) < 2:
-        return framework.training.learner(model, settings)
-    attempted = f"train on {len(devices)} devices"
-    fix = f"one device: devices=['{devices[0]}'], or gpus = ['{devices[0]}'] of a Trainer"
-    for ability in ("train on several GPUs", "train on several GPUs in one process"):
-        framework.require(ability, attempted, fix)
-    return framework.parallel.learner(model, settings, devices)
-
-
-def _checked(
-    framework: Framework,
-    model: Any,
-    loss: Loss | None,
-    lr: float | None,
-    settings: Settings,
-    is_trained: bool,
-) -> Settings:
-    """Return the settings with what a model was compiled with, and with Python's own numbers."""
     optimizer = settings.optimizer
     lacks_optimizer = is_trained and optimizer is None
     if loss is None or lacks_optimizer:
@@ -106,6 +79,41 @@ def _checked(
                 f"leave out {ignored}, or is_trained=False",
             )
     return checked
+
+
+def learner(
+    framework: Framework,
+    model: Any,
+    settings: Settings,
+    devices: Sequence[Device],
+    group: Group | None,
+) -> Learner:
+    """Return a model that is trained step by step; see ``Backend.learner``.
+
+    Args:
+        framework: whose model it is.
+        model: placed already.
+        settings: those that ``completed`` returned.
+        devices: those that train it together; none is the one where the model is.
+        group: the processes that train it together.
+    """
+    if group is not None and group is not framework.group():
+        raise UnsupportedValueError(
+            f"train with group={describe(group)}",
+            "it is not the group of this process",
+            "group=backend.framework.group(), in a process of d2ldev launch",
+        )
+    if settings.batch_norm is not None and (group is not None or len(devices) > 1):
+        framework.parallel.check_batch_norm(model, settings.batch_norm)
+    if group is not None:
+        return framework.parallel.learner_of_group(model, settings, group)
+    if len(devices) < 2:
+        return framework.training.learner(model, settings)
+    attempted = f"train on {len(devices)} devices"
+    fix = f"one device: devices=['{devices[0]}'], or gpus = ['{devices[0]}'] of a Trainer"
+    for ability in ("train on several GPUs", "train on several GPUs in one process"):
+        framework.require(ability, attempted, fix)
+    return framework.parallel.learner(model, settings, devices)
 
 
 def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:

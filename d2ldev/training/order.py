@@ -65,7 +65,11 @@ class Order:
 
     def state(self) -> dict[str, Any]:
         """Return what the order of the next epoch depends on, as a nesting that ``save`` takes."""
-        return {"kind": self._kind, "state": self._state(), "random": random_state()}
+        return {**self.own_state(), "random": random_state()}
+
+    def own_state(self) -> dict[str, Any]:
+        """Return that without the host's random numbers."""
+        return {"kind": self._kind, "state": self._state()}
 
     def checked(self, saved: Any) -> Callable[[], None]:
         """Return a function that brings the data back to a state that ``state`` returned.
@@ -77,19 +81,27 @@ class Order:
         """
         if not isinstance(saved, dict) or saved.keys() != {"kind", "state", "random"}:
             raise _refusal(f"{describe(saved)} says nothing of it")
-        if saved["kind"] != self._kind:
-            raise _refusal(
-                "the run began with another loader, whose order depends on "
-                f"{shown(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
-            )
+        set_order = self.checked_own(saved)
         set_random_state = checked_random_state(saved["random"])
-        set_order = self._checked(saved["state"])
 
         def go_on() -> None:
             set_order()
             set_random_state()
 
         return go_on
+
+    def checked_own(self, saved: dict[str, Any]) -> Callable[[], None]:
+        """Return a function that does so with what ``own_state`` returned.
+
+        Raises:
+            CheckpointError: if it is no state of such data.
+        """
+        if saved["kind"] != self._kind:
+            raise _refusal(
+                "the run began with another loader, whose order depends on "
+                f"{shown(saved['kind'])}, and that of {describe(self._data)} on {self._kind}"
+            )
+        return self._checked(saved["state"])
 
 
 def _refusal(problem: str) -> CheckpointError:

@@ -162,7 +162,7 @@ class Together(Alone):
         orders = [Order(each) for each in data]
         if self.is_first:
             states = random_states(framework, device)
-            states["orders"] = [each.state() if each.is_common else None for each in orders]
+            states["orders"] = [each.own_state() if each.is_common else None for each in orders]
             text = base64.b64encode(to_bytes(framework, states)).decode()
         text = self.of_the_first(f"the beginning of {self._epoch}", text)
         if not self.is_first:
@@ -171,7 +171,7 @@ class Together(Alone):
             for order, state in zip(orders, states["orders"], strict=True):
                 if order.is_common and state is not None:
                     with suppress(CheckpointError):
-                        order.checked(state)()
+                        order.checked_own(state)()
 
     def end_batches(self) -> None:
         # An engine may wait in what ends an epoch for one that is at another batch, without an end.

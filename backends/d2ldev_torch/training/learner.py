@@ -214,7 +214,7 @@ class TorchLearner(Learner):
 
     def _made_scaler(self) -> torch.amp.GradScaler:
         """Return what scales the gradients on the device of the model."""
-        return torch.amp.GradScaler(next(self._model.parameters()).device.type)
+        return torch.amp.GradScaler(self._place_of(()).type)
 
     @property
     def parts(self) -> dict[str, Any]:
@@ -327,15 +327,16 @@ class TorchLearner(Learner):
 
     def _narrowly(self, inputs: tuple[Any, ...]) -> Any:
         """Return the prediction as it is computed in fewer bits, in float32."""
-        # Not that of an input, some of which stay on the CPU, such as the lengths of sequences.
-        first = next(self._model.parameters(), None)
-        device = self._place_of(inputs) if first is None else first.device
-        with torch.autocast(device.type, self._narrow):
+        with torch.autocast(self._place_of(inputs).type, self._narrow):
             prediction = self._model(*inputs)
         return self._mapped(lambda x: x.float() if x.dtype is self._narrow else x, prediction)
 
     def _place_of(self, inputs: tuple[Any, ...]) -> torch.device:
-        """Return torch's device of the first input."""
+        """Return torch's device of the model; that of the first input if it has no parameter."""
+        first = next(self._model.parameters(), None)
+        if first is not None:
+            # Some inputs stay on the CPU, such as the lengths of sequences.
+            return first.device
         flat = flatten(inputs, self._framework.kinds, "train")
         return next((x.device for x in flat.tensors.values()), NATIVE_CPU)
 
