@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from launched import run_processes
-from several_gpus import CLASSES, flat_batches, trained
+from several_gpus import flat_batches, trained
 
 NUMBERS = (2, 3, 4)
 """Of GPUs in one process, or of processes."""
@@ -35,18 +35,6 @@ def flat(sizes=SIZES):
     ((inputs, labels),) = flat_batches(sum(sizes), sum(sizes))
     stops = list(itertools.accumulate(sizes))
     return [(inputs[j - n : j], labels[j - n : j]) for n, j in zip(sizes, stops, strict=True)]
-
-
-def images(*shape, sizes=SIZES):
-    """Return batches of images, such as ``(28, 28, 1)``."""
-    random = np.random.default_rng(0)
-    return [
-        (
-            random.normal(size=(n, *shape)).astype("float32"),
-            random.integers(0, CLASSES, n).astype("int32"),
-        )
-        for n in sizes
-    ]
 
 
 def cases(grid):

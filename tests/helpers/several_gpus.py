@@ -22,7 +22,11 @@ def flat_batches(examples=13, batch_size=5):
     return [(inputs[i : i + batch_size], labels[i : i + batch_size]) for i in starts]
 
 
-def images(*shape):
+PAIR = [(np.ones((2, 32), "float32"), np.arange(2, dtype="int32"))]
+"""A batch of two examples, of which a layer of dropout shows its masks."""
+
+
+def images(*shape, sizes=(4, 3)):
     """Return batches of images, such as ``(28, 28, 1)``, with labels of 3 classes."""
     random = np.random.default_rng(0)
     return [
@@ -30,7 +34,7 @@ def images(*shape):
             random.normal(size=(n, *shape)).astype("float32"),
             random.integers(0, CLASSES, n).astype("int32"),
         )
-        for n in (4, 3)
+        for n in sizes
     ]
 
 

@@ -46,7 +46,7 @@ SIZES = (12, 12, 5, 1)
 """With a batch that any number of devices shares: JAX computes the others whole on each."""
 GRID = {
     "mlp": (Perceptron, same_numbers.flat(SIZES)),
-    "lenet": (LeNet, same_numbers.images(28, 28, 1, sizes=SIZES)),
+    "lenet": (LeNet, images(28, 28, 1, sizes=SIZES)),
 }
 
 

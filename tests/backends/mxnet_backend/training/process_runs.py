@@ -12,7 +12,7 @@ import numpy as np
 import same_numbers
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.models import initialise
-from several_gpus import CLASSES, FEATURES, flat_batches, images, trained
+from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, images, trained
 
 import d2ldev
 
@@ -53,7 +53,7 @@ def lenet():
 # Made when they are trained, after ``set_np``.
 GRID = {
     "mlp": (mlp, same_numbers.flat()),
-    "lenet": (lenet, same_numbers.images(1, 28, 28)),
+    "lenet": (lenet, images(1, 28, 28, sizes=same_numbers.SIZES)),
 }
 SET_NP = "from d2ldev_mxnet.framework import mx; mx.npx.set_np()"
 """What a program of the grid begins with."""
@@ -183,7 +183,6 @@ def own_output(prediction, y):
     return mx.npx.pick(prediction, y).mean()
 
 
-PAIR = [(np.ones((2, 32), "float32"), np.arange(2, dtype="int32"))]
 CROSS = {"loss": "cross_entropy", "lr": 0.1}
 CASES = {
     "sgd": (mlp, BATCHES, {"metrics": ["accuracy"]}),

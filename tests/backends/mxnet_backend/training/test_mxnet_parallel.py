@@ -6,7 +6,6 @@ import pytest
 import same_numbers
 from d2ldev_mxnet.framework import mx
 from process_runs import (
-    PAIR,
     Own,
     dropped,
     initialised,
@@ -18,6 +17,7 @@ from process_runs import (
 from several_gpus import (
     CLASSES,
     FEATURES,
+    PAIR,
     assert_same_as_one,
     flat_batches,
     images,

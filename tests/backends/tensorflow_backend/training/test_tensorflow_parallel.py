@@ -8,6 +8,7 @@ import tensorflow as tf
 from several_gpus import (
     CLASSES,
     FEATURES,
+    PAIR,
     assert_same_as_one,
     flat_batches,
     images,
@@ -42,7 +43,7 @@ def perceptron():
 
 GRID = {
     "mlp": (perceptron, same_numbers.flat()),
-    "lenet": (lenet, same_numbers.images(28, 28, 1)),
+    "lenet": (lenet, images(28, 28, 1, sizes=same_numbers.SIZES)),
 }
 
 
@@ -71,9 +72,6 @@ def dropped():
 def own_output(prediction, y):
     """Return a loss by which each of two examples trains weights of its own."""
     return tf.reduce_mean(tf.gather(prediction, y, axis=1, batch_dims=1))
-
-
-PAIR = [(np.ones((2, 32), "float32"), np.arange(2, dtype="int32"))]
 
 
 class Own(keras.Model):

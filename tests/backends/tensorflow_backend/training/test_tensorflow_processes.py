@@ -18,8 +18,8 @@ import same_numbers
 import tensorflow as tf
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
-from several_gpus import CLASSES, FEATURES, TOLERANCE, flat_batches, images, trained
-from test_tensorflow_parallel import PAIR, dropped, own_output
+from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, trained
+from test_tensorflow_parallel import dropped, own_output
 
 from d2ldev import UnsupportedValueError
 

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 import numpy as np
 import same_numbers
 import torch
-from several_gpus import CLASSES, FEATURES
+from several_gpus import CLASSES, FEATURES, images
 from torch.utils.data import DataLoader, TensorDataset
 
 import d2ldev
@@ -59,7 +59,7 @@ def perceptron():
     )
 
 
-IMAGES = same_numbers.images(1, 28, 28)
+IMAGES = images(1, 28, 28, sizes=same_numbers.SIZES)
 GRID = {"mlp": (perceptron, same_numbers.flat()), "lenet": (lenet, IMAGES)}
 
 
@@ -231,14 +231,6 @@ def _with_used_optimizer():
     return _fit(net, optimizer=optimizer)
 
 
-def _shuffled():
-    """Train in an order that each process would shuffle in another way."""
-    net = mlp()
-    torch.manual_seed(RANK)
-    data = torch.utils.data.TensorDataset(*map(torch.from_numpy, batches((14,))[0]))
-    return _fit(net, torch.utils.data.DataLoader(data, batch_size=5, shuffle=True))
-
-
 def _lazy():
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.LazyLinear(8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
@@ -277,7 +269,6 @@ RUNS = {
     "fp16, accumulated": lambda: _fit(mlp(), precision="fp16", accumulate=3),
     "its own training_step": lambda: _fit(_seeded(Own), optimizer="adam", lr=0.02),
     "ties": lambda: _fit(_seeded(Tied)),
-    "shuffled": _shuffled,
     "lazy modules": _lazy,
     "compiled": lambda: _fit(torch.compile(mlp(), backend="eager")),
     "thawed in a callback": _with_thawing,
