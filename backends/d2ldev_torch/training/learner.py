@@ -335,10 +335,14 @@ class TorchLearner(Learner):
         """Return torch's device of the model; that of the first input if it has no parameter."""
         first = next(self._model.parameters(), None)
         if first is not None:
-            # Some inputs stay on the CPU, such as the lengths of sequences.
             return first.device
+        return self._place_of_inputs(inputs)
+
+    def _place_of_inputs(self, inputs: tuple[Any, ...]) -> torch.device:
+        """Return torch's device of the inputs; some may stay on the CPU, such as lengths."""
         flat = flatten(inputs, self._framework.kinds, "train")
-        return next((x.device for x in flat.tensors.values()), NATIVE_CPU)
+        found = [x.device for x in flat.tensors.values()]
+        return next((device for device in found if device != NATIVE_CPU), NATIVE_CPU)
 
     def _clip(self, optimizer: torch.optim.Optimizer) -> None:
         if self.settings.gradient_clip_val:

@@ -136,7 +136,8 @@ class TorchShardLearner(TorchLearner):
         """Split the model where it is whole, on the device of the inputs, for a block there."""
         if not self.is_built:
             self.build(inputs)
-        device = self._place_of(inputs)
+        # Between its steps the whole model may be on the CPU.
+        device = self._place_of_inputs(inputs)
         # FSDP asks for the current device, which is the first one, and not for that of a tensor.
         is_current = device.type == "cpu"
         with nullcontext() if is_current else torch.get_device_module(device).device(device):
