@@ -18,7 +18,7 @@ import itertools
 import math
 import os
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -149,7 +149,7 @@ class JaxTensors(Tensors):
         return self.data_dtype("float64")
 
     def dtype_of(self, x: Tensor) -> str:
-        return str(x.dtype.name)
+        return _name_of(x.dtype)
 
     def dtype(self, name: str) -> np.dtype[Any] | None:
         scalar = getattr(jnp, name, None)  # None for random keys, which are converted to nothing
@@ -306,6 +306,11 @@ class JaxTensors(Tensors):
 def numbers_of(x: Tensor) -> Tensor:
     """Return an array of numbers: an array itself, or the numbers of random keys."""
     return jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+@cache  # NumPy puts it together in Python, which takes ten times as long as to find it
+def _name_of(dtype: Any) -> str:
+    return str(dtype.name)
 
 
 def _nowhere(problem: str, fix: str) -> UnsupportedValueError:

@@ -42,7 +42,10 @@ def results(backend: Any, only: str = "") -> Iterator[Against]:
                 continue
             samples = epochs(backend, make_model, batches, loop, _EPOCHS)
             reason = _REASON if peer == NATIVE and "MLP" in case else ""
-            yield compared(what, peer, samples, aim, reason)
+            # Where a framework has several loops of its own, a row says which.
+            several = peer == NATIVE and len(framework.loops) > 1
+            shown = f"{peer}, {described}" if several else peer
+            yield compared(what, shown, samples, aim, reason)
 
 
 def _fabric(model: Any) -> Epoch:

@@ -107,7 +107,7 @@ class Against(Result):
     """The result of one comparison with one other.
 
     Args:
-        against: the name of the peer, or ``NATIVE``.
+        against: the name of the peer, or ``NATIVE``, with the loop where there are several.
         spread: the quartiles of the ratios of the rounds.
         install: what to install if the peer is not.
     """
