@@ -17,7 +17,7 @@ import tensorflow as tf
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
-from d2ldev.framework.parallel import no_twin, other_statistics
+from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.processes.group import Group
 from d2ldev_tensorflow.devices import (
@@ -50,7 +50,7 @@ class TensorFlowParallel(Parallel):
         if not is_of_keras(model, "Layer"):
             if isinstance(model, tf.Module):
                 return deepcopy(model)
-            raise no_twin(model)
+            raise twin_refusal(model)
         places = [x.value.device for x in model.variables[:1]]
         try:
             with tf.device(places[0] if places else None):
@@ -61,7 +61,7 @@ class TensorFlowParallel(Parallel):
                     mine.assign(theirs)
         except Exception as error:  # whatever a class's own configuration raises
             problem = "Keras makes a copy from its get_config(), which failed"
-            raise no_twin(model, problem) from error
+            raise twin_refusal(model, problem) from error
         return twin
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
@@ -71,7 +71,7 @@ class TensorFlowParallel(Parallel):
             if isinstance(layer, keras.layers.BatchNormalization):
                 is_global = layer.synchronized
                 if is_global != (wanted == "global"):
-                    raise other_statistics(
+                    raise statistics_refusal(
                         wanted,
                         f"the layer {layer.name} has synchronized={is_global}",
                         f"keras.layers.BatchNormalization(synchronized={not is_global})",

@@ -21,7 +21,7 @@ from d2ldev.framework.training import (
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
-    refused_state,
+    state_refusal,
 )
 from d2ldev.operations import devices, placing
 from d2ldev.operations.programs import Programs
@@ -117,7 +117,7 @@ class TensorFlowTraining(Training):
         except (AttributeError, KeyError, TypeError):
             algorithm, fits = None, False
         if algorithm != generator.algorithm or not fits:
-            raise refused_state("generator", f"{describe(state)} is no state of TensorFlow's")
+            raise state_refusal("generator", f"{describe(state)} is no state of TensorFlow's")
         return lambda: generator.reset(numbers)
 
 
@@ -347,7 +347,7 @@ class TensorFlowLearner(Learner):
         flagged = self._with_flags()
         is_list = isinstance(modes, list) and all(type(flag) is bool for flag in modes)
         if not is_list or len(modes) != len(flagged):
-            raise refused_state(
+            raise state_refusal(
                 "model", f"{describe(modes)} does not say what of {len(flagged)} is trainable"
             )
 

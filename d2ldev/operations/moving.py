@@ -145,7 +145,7 @@ def converted(
         attempted = f"convert a tensor of {tensors.dtype_of(x)} to {wanted}"
         native = framework.devices.native(tensors.device_of(x))
         fix = f"backend.asarray(x, dtype=...) with one of {', '.join(tensors.dtype_names)}"
-        raise creation.refused(framework, error, attempted, native, fix) from error
+        raise creation.refusal(framework, error, attempted, native, fix) from error
 
 
 def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
@@ -158,7 +158,7 @@ def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
         # Described only now: the text of a tensor takes longer than its values.
         attempted = f"make a NumPy array of {describe(x)}"
         native = framework.devices.native(CPU)
-        if (ours := translated(framework, error, attempted, native, x)) is None:
+        if (ours := copy_refusal(framework, error, attempted, native, x)) is None:
             raise
         raise ours from error
 
@@ -211,7 +211,7 @@ def copied(
     try:
         return copy(x, native)
     except Exception as error:
-        if (ours := translated(framework, error, attempted, native, x)) is None:
+        if (ours := copy_refusal(framework, error, attempted, native, x)) is None:
             raise
         raise ours from error
 
@@ -256,7 +256,7 @@ def _is_tensor(x: Any) -> bool:
     return True
 
 
-def translated(
+def copy_refusal(
     framework: Framework, error: Exception, attempted: str, native: Any, x: Any
 ) -> D2LDevError | None:
     """Return d2ldev's error for a framework's exception in a copy of a tensor or a list of them.
@@ -265,18 +265,13 @@ def translated(
     """
     if isinstance(error, D2LDevError):
         return None
-    if framework.devices.is_out_of_memory(error):
-        return devices.out_of_memory(framework, error, attempted, native)
-    xs = x if isinstance(x, list) else [x]
-    is_odd = not all(_is_plain(framework, each) for each in xs)
-    if is_odd or isinstance(error, (NotImplementedError, TypeError, ValueError)):
-        return UnsupportedValueError(
-            attempted,
-            f"{framework.name} says: {type(error).__name__}: {said(error)}",
-            "give it as a dense tensor of a dtype in backend.dtype_names",
-            [framework.devices.from_native(native)],
-        )
-    return None
+    if not framework.devices.is_out_of_memory(error):
+        xs = x if isinstance(x, list) else [x]
+        is_odd = not all(_is_plain(framework, each) for each in xs)
+        if not is_odd and not isinstance(error, (NotImplementedError, TypeError, ValueError)):
+            return None
+    fix = "give it as a dense tensor of a dtype in backend.dtype_names"
+    return creation.refusal(framework, error, attempted, native, fix)
 
 
 def _is_plain(framework: Framework, x: Any) -> bool:
