@@ -32,7 +32,7 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return moved(framework, x, target)
+    return moved(framework, x, target, framework.tensors.copy_all)
 
 
 def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:
@@ -40,18 +40,17 @@ def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:
     return copied(framework, framework.tensors.copy, x, target, _moving["a tensor", target])
 
 
-def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = None) -> Any:
+def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll) -> Any:
     """Bring a nesting's tensors, and tensors of its data, to a device.
 
     Args:
         framework: whose tensors they are.
         x: any nesting.
         target: where to.
-        copy_all: copies the tensors that are elsewhere; None is the framework's own way.
+        copy_all: copies the tensors that are elsewhere: the framework's, or a copier's.
     """
     attempted = _moving["a batch", target]
     device_of = framework.tensors.device_of
-    copy_all = copy_all or framework.tensors.copy_all
     tensors = plain_tensors(x, framework.kinds)
     if tensors is not None and target not in map(device_of, tensors):
         new = copied(framework, copy_all, tensors, target, attempted)
