@@ -173,7 +173,7 @@ def peers() -> Peers | None:
         "LOCAL_WORLD_SIZE", local_rank + 1, world_size, str(local_rank + 1)
     )
     if not os.environ.get("MASTER_ADDR"):
-        raise _refused_launch("MASTER_ADDR", "it is not set")
+        raise _launch_refusal("MASTER_ADDR", "it is not set")
     # torchrun listens at MASTER_PORT itself.
     is_taken = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     port = _of_launch("MASTER_PORT", 1, 65534) + is_taken
@@ -184,14 +184,14 @@ def peers() -> Peers | None:
 def _of_launch(name: str, least: int, most: int, unset: str = "") -> int:
     text = os.environ.get(name, "").strip() or unset
     if not text:
-        raise _refused_launch(name, "it is not set")
+        raise _launch_refusal(name, "it is not set")
     number = number_in(text)
     if not least <= number <= most:
-        raise _refused_launch(name, f"{shown(text)} is no integer from {least} to {most}")
+        raise _launch_refusal(name, f"{shown(text)} is no integer from {least} to {most}")
     return number
 
 
-def _refused_launch(name: str, problem: str) -> UnsupportedValueError:
+def _launch_refusal(name: str, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"belong to several processes (from {name})",
         problem,

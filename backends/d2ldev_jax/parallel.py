@@ -23,7 +23,7 @@ from jax._src.lib import _jax
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import gpu_of_process, no_twin, other_statistics
+from d2ldev.framework.parallel import gpu_of_process, statistics_refusal, twin_refusal
 from d2ldev.processes.group import Group
 from d2ldev_jax.devices import JaxDevices, is_initialized
 
@@ -48,7 +48,7 @@ class JaxParallel(Parallel):
         from flax import nnx
 
         if not isinstance(model, nnx.Module):
-            raise no_twin(model)
+            raise twin_refusal(model)
         return deepcopy(model)
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
@@ -57,7 +57,7 @@ class JaxParallel(Parallel):
         is_model = isinstance(model, nnx.Module)
         if wanted == "local" and is_model and jax.tree.leaves(nnx.state(model, nnx.BatchStat)):
             problem = "a step is one program for the whole batch, and has the statistics of it"
-            raise other_statistics(wanted, problem, "batch_norm='global'")
+            raise statistics_refusal(wanted, problem, "batch_norm='global'")
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         from d2ldev_jax.training.learner import JaxLearner

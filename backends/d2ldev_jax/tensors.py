@@ -96,23 +96,23 @@ class JaxTensors(Tensors):
     def _looked_up(self, x: Any) -> Device:
         """Return the device of an array, or raise an error with the reason why it has none."""
         if isinstance(x, jax.core.Tracer):
-            raise _nowhere(
+            raise _refusal(
                 f"a {x.dtype}{list(x.shape)} is traced by jit, grad or vmap, and has no memory yet",
                 "ask outside of the traced function; inside, x = jax.device_put(x, "
                 "backend.native('gpu:0')) moves it",
             )
         if not isinstance(x, jax.Array):
-            raise _nowhere(f"{describe(x)} is no JAX array", "x = backend.asarray(x)")
+            raise _refusal(f"{describe(x)} is no JAX array", "x = backend.asarray(x)")
         kind = f"the {x.dtype}{list(x.shape)}"
         if x.is_deleted():
-            raise _nowhere(
+            raise _refusal(
                 f"{kind} was deleted, or donated to a function that has used up its memory",
                 "keep a copy: x = backend.copy(x), before it is donated",
             )
         natives = x.sharding.device_set
         if len(natives) != 1:
             spread = ", ".join(sorted(map(str, natives)))
-            raise _nowhere(
+            raise _refusal(
                 f"{kind} is spread over {len(natives)} devices: {spread}",
                 "x = jax.device_put(x, backend.native('cpu')) brings it to one; x.sharding says "
                 "which part is where",
@@ -120,13 +120,13 @@ class JaxTensors(Tensors):
         native: Any = next(iter(natives))
         device = self._devices.from_native(native)
         if device is None:
-            raise _nowhere(
+            raise _refusal(
                 f"{kind} is on {native}, which is no CPU or GPU of this process",
                 "x.addressable_shards are this process's parts of an array",
             )
         memory = x.sharding.memory_kind
         if device is not CPU and memory not in (None, native.default_memory().kind):
-            raise _nowhere(
+            raise _refusal(
                 f"{kind} belongs to {device}, but its bytes are in the host's memory ({memory})",
                 f"x = jax.device_put(x, backend.native('{device}')) brings them there",
             )
@@ -313,7 +313,7 @@ def _name_of(dtype: Any) -> str:
     return str(dtype.name)
 
 
-def _nowhere(problem: str, fix: str) -> UnsupportedValueError:
+def _refusal(problem: str, fix: str) -> UnsupportedValueError:
     return UnsupportedValueError("tell the device of a tensor", problem, fix)
 
 

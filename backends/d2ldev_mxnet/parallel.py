@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
-from d2ldev.framework.parallel import no_twin, other_statistics
+from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import named_tensors
@@ -40,7 +40,7 @@ class MXNetParallel(Parallel):
 
     def twin(self, model: Any) -> Any:
         if not isinstance(model, mx.gluon.Block):
-            raise no_twin(model)
+            raise twin_refusal(model)
         # The graph of a hybridized block holds pointers; the copy makes its own.
         graphs: dict[int, None] = {}
         model.apply(lambda block: graphs.update({id(getattr(block, "_cached_op", None)): None}))
@@ -54,7 +54,7 @@ class MXNetParallel(Parallel):
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         def check(block: Any) -> None:
             if isinstance(block, mx.gluon.nn.BatchNorm):
-                raise other_statistics(
+                raise statistics_refusal(
                     wanted,
                     f"{block.name} has those of each part, and gluon.contrib.nn.SyncBatchNorm of "
                     "MXNet 1.9.1 takes no arrays of mx.np, with which Gluon computes here",

@@ -18,7 +18,7 @@ from d2ldev.framework.training import (
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
-    refused_state,
+    state_refusal,
 )
 from d2ldev.operations.parallel import PartSampler
 from d2ldev.operations.placing import place
@@ -90,7 +90,7 @@ class MXNetTraining(Training):
 
     def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if type(state) is not int or state not in _SEEDS:
-            raise refused_state("generator", f"{describe(state)} is no state of one")
+            raise state_refusal("generator", f"{describe(state)} is no state of one")
         return lambda: mx.random.seed(state)
 
 
@@ -284,7 +284,7 @@ class MXNetLearner(Learner):
         parameters = self._parameters()
         is_list = isinstance(modes, list) and len(modes) == len(parameters)
         if not is_list or not all(request in ("null", "write", "add") for request in modes):
-            raise refused_state("model", f"{describe(modes)} are no modes of its parameters")
+            raise state_refusal("model", f"{describe(modes)} are no modes of its parameters")
 
         def put() -> None:
             with NumPySemantics():

@@ -17,7 +17,7 @@ from torch import distributed
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import no_twin, other_statistics
+from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev.processes.group import Group
 from d2ldev_torch.devices import TorchDevices
 
@@ -49,7 +49,7 @@ class TorchParallel(Parallel):
 
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):
-            raise no_twin(model)
+            raise twin_refusal(model)
         return deepcopy(model)
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
@@ -58,7 +58,7 @@ class TorchParallel(Parallel):
             if isinstance(layer, torch.nn.modules.batchnorm._BatchNorm) and found != wanted:
                 whose, fix = _STATISTICS[found]
                 problem = f"the {type(layer).__name__} {name} has those of {whose}"
-                raise other_statistics(wanted, problem, fix)
+                raise statistics_refusal(wanted, problem, fix)
 
     # -- several processes ------------------------------------------------------------------------
 

@@ -87,7 +87,7 @@ def run(request: Request) -> int:
     try:
         for name in request.backends:
             if discovery.canonical_name(name) not in discovery.known_backends():
-                raise loading.unknown(name, " (from --backend)")
+                raise loading.name_refusal(name, " (from --backend)")
         if request.out is not None:
             page.require_matplotlib()
             with _writing(request.out):

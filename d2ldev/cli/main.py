@@ -237,13 +237,13 @@ def main() -> None:
             os.dup2(nowhere, 1)
         sys.stderr = sys.__stderr__
         try:
-            complain(f"cannot {_refused(error)}")
+            complain(f"cannot {_failed(error)}")
         except OSError:
             os.dup2(nowhere, 2)
         sys.exit(1)
 
 
-def _refused(error: OSError) -> str:
+def _failed(error: OSError) -> str:
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -29,7 +29,7 @@ from d2ldev.files.layouts import layouts_of, layouts_of_model
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
-from d2ldev.nesting.walk import joined, too_deep
+from d2ldev.nesting.walk import depth_refusal, joined
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 4
@@ -182,7 +182,7 @@ class Description:
         try:
             self.root = self._node(obj, "")
         except RecursionError:
-            raise too_deep(attempted) from None
+            raise depth_refusal(attempted) from None
 
     def _refusal(self, value: object, path: str, problem: str) -> UnsupportedValueError:
         return UnsupportedValueError(

@@ -43,7 +43,7 @@ from d2ldev.files.format.header import (
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
 from d2ldev.operations.arguments import as_path, is_iterable
-from d2ldev.operations.creation import refused
+from d2ldev.operations.creation import refusal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -208,7 +208,7 @@ class Checkpoint:
             raise
         except Exception as error:
             fix = f"backend.load(path), on the CPU, or with another backend than {framework.name}"
-            raise refused(framework, error, self.attempted, native, fix) from error
+            raise refusal(framework, error, self.attempted, native, fix) from error
 
 
 @contextmanager

@@ -39,7 +39,7 @@ from d2ldev.files.tensors_by_name import TensorsByName, dtype_and_shape
 from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
-from d2ldev.nesting.walk import flatten, joined, labelled, leaves, refused, too_deep
+from d2ldev.nesting.walk import container_refusal, depth_refusal, flatten, joined, labelled, leaves
 from d2ldev.operations.arguments import as_path, flag
 from d2ldev.operations.placing import Inventory
 
@@ -237,7 +237,7 @@ class Fitting:
                 self._undo.pop_all()
                 return put
         except RecursionError:
-            raise too_deep(self._attempted) from None
+            raise depth_refusal(self._attempted) from None
 
     def _check_ties(self, news: Mapping[tuple[int, str], Any]) -> None:
         """Note the tensors that are one here, and of which the file has two that differ."""
@@ -445,7 +445,7 @@ class Fitting:
         try:
             return kind.rebuild(x, new)
         except Exception as error:  # whatever a class's own methods raise
-            raise refused(x, "made again", path, self._attempted, error) from error
+            raise container_refusal(x, "made again", path, self._attempted, error) from error
 
     def _differs(self, path: str, mine: str, found: Any) -> None:
         told = f"{shown(found)}, of type {type(found).__name__}"

@@ -21,7 +21,7 @@ from d2ldev.files.format.header import Entry, HeaderError, make_header
 from d2ldev.framework import Framework
 from d2ldev.operations.arguments import as_path
 from d2ldev.operations.creation import shape_of
-from d2ldev.operations.moving import translated
+from d2ldev.operations.moving import copy_refusal
 
 
 def save(framework: Framework, obj: Any, path: Any) -> None:
@@ -102,7 +102,7 @@ def _data(framework: Framework, name: str, x: Any) -> memoryview:
         return memoryview(bytes_of(array))  # type: ignore[arg-type]
     except Exception as error:
         native = framework.devices.native(CPU)
-        if (ours := translated(framework, error, f"save {name}", native, x)) is None:
+        if (ours := copy_refusal(framework, error, f"save {name}", native, x)) is None:
             raise
         raise ours from error
 

@@ -56,7 +56,7 @@ class Parallel:
             UnsupportedValueError: for what cannot be copied by itself, such as an optimizer, which
                 belongs to a model.
         """
-        raise no_twin(model)
+        raise twin_refusal(model)
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         """Check that the batch normalizations of a model have the statistics that the user wants.
@@ -64,7 +64,7 @@ class Parallel:
         Called before several devices or processes train it; see ``Settings.batch_norm``.
 
         Raises:
-            UnsupportedValueError: if they have the others (``other_statistics``).
+            UnsupportedValueError: if they have the others (``statistics_refusal``).
         """
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
@@ -135,7 +135,7 @@ class Parallel:
         )
 
 
-def other_statistics(wanted: str, problem: str, fix: str) -> UnsupportedValueError:
+def statistics_refusal(wanted: str, problem: str, fix: str) -> UnsupportedValueError:
     """Return the error of batch normalizations that have not the statistics that are wanted."""
     return UnsupportedValueError(
         f"train with batch_norm={wanted!r}", problem, f"{fix}, or leave batch_norm out"
@@ -150,7 +150,7 @@ def gpu_of_process(there: int, local_rank: int) -> int:
     return 0 if there == 1 else local_rank
 
 
-def no_twin(
+def twin_refusal(
     obj: Any, problem: str = "it is no model, which can be copied by itself"
 ) -> UnsupportedValueError:
     """Return the error of an object that is not copied for each device."""

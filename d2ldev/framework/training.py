@@ -311,7 +311,7 @@ class Learner(ABC):
         """Return a function that sets what ``modes`` returned; nothing changes before its call.
 
         Raises:
-            CheckpointError: if they are another model's (``refused_state``).
+            CheckpointError: if they are another model's (``state_refusal``).
         """
         return lambda: None
 
@@ -337,7 +337,7 @@ def _refusal(name: str, value: object, problem: str, fix: str) -> UnsupportedVal
     return UnsupportedValueError(f"train with {name}={describe(value)}", problem, fix)
 
 
-def refused_state(part: str, problem: str) -> CheckpointError:
+def state_refusal(part: str, problem: str) -> CheckpointError:
     """Return the error of a state that is of another ``part``: ``'model'``, ``'generator'``."""
     return CheckpointError(
         "restore a training state",
@@ -346,7 +346,7 @@ def refused_state(part: str, problem: str) -> CheckpointError:
     )
 
 
-def refused_shard(loader: object) -> UnsupportedValueError:
+def shard_refusal(loader: object) -> UnsupportedValueError:
     """Return the error of data of which a process cannot read its part alone."""
     return UnsupportedValueError(
         f"shard {describe(loader)}",
@@ -450,7 +450,7 @@ class Training:
         Raises:
             UnsupportedValueError: for a loader whose examples cannot be chosen by number.
         """
-        raise refused_shard(loader)
+        raise shard_refusal(loader)
 
     def copier(self, device: Device) -> Copier | None:
         """Return a copier that works beside a device; None if the device's queue copies as well.
@@ -479,7 +479,7 @@ class Training:
         """Return a function that restores such a state; nothing changes before its call.
 
         Raises:
-            CheckpointError: if it is no such state (``refused_state``).
+            CheckpointError: if it is no such state (``state_refusal``).
         """
         return lambda: None
 

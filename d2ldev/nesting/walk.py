@@ -207,7 +207,7 @@ class Flattened:
         try:
             _collect(nestings, kinds, self.tensors, self.others, self._containers, {})
         except RecursionError:
-            raise too_deep(attempted) from None
+            raise depth_refusal(attempted) from None
         except (D2LDevError, MemoryError):
             raise
         except Exception:  # a cycle, or whatever a class's own methods raise
@@ -245,7 +245,9 @@ class Flattened:
                     changed[id(x)] = kind.rebuild(x, new)
                 except Exception as error:  # whatever a class's own methods raise
                     name = self.name_of(x)
-                    raise refused(x, "made again", name, self._attempted, error) from error
+                    raise container_refusal(
+                        x, "made again", name, self._attempted, error
+                    ) from error
 
     def name_of(self, wanted: Any) -> str:
         """Return the name of the first place of a leaf or a container; empty at the top."""
@@ -347,7 +349,7 @@ def leaves(
     try:
         yield from _leaves(x, kinds, path, attempted, {}, [_MOST_PLACES])
     except RecursionError:
-        raise too_deep(attempted) from None
+        raise depth_refusal(attempted) from None
 
 
 def _leaves(
@@ -390,10 +392,10 @@ def labelled(x: Any, kind: Container, path: str, attempted: str) -> list[tuple[A
     except (D2LDevError, MemoryError, RecursionError):
         raise
     except Exception as error:  # whatever a class's own methods raise
-        raise refused(x, "taken apart", path, attempted, error) from error
+        raise container_refusal(x, "taken apart", path, attempted, error) from error
 
 
-def refused(
+def container_refusal(
     x: Any, what: str, path: str, attempted: str, error: Exception
 ) -> UnsupportedValueError:
     """Return the error of a container that cannot be ``'taken apart'`` or ``'made again'``."""
@@ -405,7 +407,7 @@ def refused(
     )
 
 
-def too_deep(attempted: str) -> UnsupportedValueError:
+def depth_refusal(attempted: str) -> UnsupportedValueError:
     """Return the error of a nesting that is deeper than Python can follow."""
     return UnsupportedValueError(
         attempted,

@@ -37,18 +37,18 @@ def as_shape(shape: Any) -> tuple[int, ...]:
         given = islice(shape, MOST_AXES + 1) if is_sequence else (shape,)
         sizes = tuple(operator.index(size) for size in given)
     except Exception as error:  # whatever a value's own ``__index__`` raises
-        raise _no_shape(shape, "a shape is an integer or a sequence of integers") from error
+        raise _shape_refusal(shape, "a shape is an integer or a sequence of integers") from error
     if min(sizes, default=0) < 0:
-        raise _no_shape(shape, "sizes are from 0 on")
+        raise _shape_refusal(shape, "sizes are from 0 on")
     if len(sizes) > MOST_AXES:
-        raise _no_shape(shape, f"a tensor has at most {MOST_AXES} axes")
+        raise _shape_refusal(shape, f"a tensor has at most {MOST_AXES} axes")
     # Zeros included: frameworks multiply the others first.
     if math.prod([size or 1 for size in sizes]) > MOST_ELEMENTS:
         raise MemoryError(f"a tensor has at most {MOST_ELEMENTS} elements")
     return sizes
 
 
-def _no_shape(shape: object, problem: str) -> UnsupportedValueError:
+def _shape_refusal(shape: object, problem: str) -> UnsupportedValueError:
     attempted = f"make a tensor of shape {shown(shape)}"
     return UnsupportedValueError(attempted, problem, "backend.zeros((2, 3))")
 

@@ -98,7 +98,7 @@ def made(
     except Exception as error:
         attempted = f"make a tensor of shape {shown(shape)}"
         fix = "backend.zeros((2, 3), dtype='float32'), of another shape or dtype"
-        raise refused(framework, error, attempted, native, fix) from error
+        raise refusal(framework, error, attempted, native, fix) from error
 
 
 def arange(
@@ -137,7 +137,7 @@ def arange(
     except Exception as error:
         attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
         fix = "backend.arange(0, 10, 2, dtype='int32'), with other numbers or another dtype"
-        raise refused(framework, error, attempted, native, fix) from error
+        raise refusal(framework, error, attempted, native, fix) from error
 
 
 def _counted_exactly(numbers: range) -> NDArray[Any] | None:
@@ -207,7 +207,7 @@ def random(
         raise
     except Exception as error:
         fix = "backend.rand((2, 3), seed=0, dtype='float32'): an integer seed, and a float dtype"
-        raise refused(framework, error, attempted, native, fix) from error
+        raise refusal(framework, error, attempted, native, fix) from error
 
 
 def asarray(
@@ -240,7 +240,7 @@ def asarray(
         raise
     except Exception as error:
         fix = "backend.asarray(obj, dtype='float32'), or another dtype that holds its values"
-        raise refused(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error
+        raise refusal(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error
 
 
 def dtype(framework: Framework, spec: DType) -> Any:
@@ -275,7 +275,7 @@ def destination(
     return native_dtype, devices.native(framework, place, attempted)
 
 
-def refused(
+def refusal(
     framework: Framework, error: Exception, attempted: str, native: Any, fix: str
 ) -> D2LDevError:
     """Return d2ldev's error for a framework's exception: memory ran out, or it refuses a value."""
@@ -285,6 +285,7 @@ def refused(
         attempted,
         f"{framework.name} says: {type(error).__name__}: {said(error)}",
         fix,
+        [framework.devices.from_native(native)],
     )
 
 

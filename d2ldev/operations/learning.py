@@ -129,7 +129,7 @@ def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
         return framework.training.accuracy(prediction, y)
     except Exception as error:  # of sparse tensors above all
         native = framework.devices.native(CPU)
-        ours = moving.translated(framework, error, attempted, native, [prediction, y])
+        ours = moving.copy_refusal(framework, error, attempted, native, [prediction, y])
         if ours is None or framework.strict.mismatch_in(error) is not None:
             raise
         raise ours from error

@@ -32,7 +32,7 @@ def to(framework: Framework, x: Any, target: Device) -> Any:
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return moved(framework, x, target)
+    return moved(framework, x, target, framework.tensors.copy_all)
 
 
 def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:
@@ -40,18 +40,17 @@ def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:
     return copied(framework, framework.tensors.copy, x, target, _moving["a tensor", target])
 
 
-def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = None) -> Any:
+def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll) -> Any:
     """Bring a nesting's tensors, and tensors of its data, to a device.
 
     Args:
         framework: whose tensors they are.
         x: any nesting.
         target: where to.
-        copy_all: copies the tensors that are elsewhere; None is the framework's own way.
+        copy_all: copies the tensors that are elsewhere: the framework's, or a copier's.
     """
     attempted = _moving["a batch", target]
     device_of = framework.tensors.device_of
-    copy_all = copy_all or framework.tensors.copy_all
     tensors = plain_tensors(x, framework.kinds)
     if tensors is not None and target not in map(device_of, tensors):
         new = copied(framework, copy_all, tensors, target, attempted)
@@ -145,7 +144,7 @@ def converted(
         attempted = f"convert a tensor of {tensors.dtype_of(x)} to {wanted}"
         native = framework.devices.native(tensors.device_of(x))
         fix = f"backend.asarray(x, dtype=...) with one of {', '.join(tensors.dtype_names)}"
-        raise creation.refused(framework, error, attempted, native, fix) from error
+        raise creation.refusal(framework, error, attempted, native, fix) from error
 
 
 def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
@@ -158,7 +157,7 @@ def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
         # Described only now: the text of a tensor takes longer than its values.
         attempted = f"make a NumPy array of {describe(x)}"
         native = framework.devices.native(CPU)
-        if (ours := translated(framework, error, attempted, native, x)) is None:
+        if (ours := copy_refusal(framework, error, attempted, native, x)) is None:
             raise
         raise ours from error
 
@@ -211,7 +210,7 @@ def copied(
     try:
         return copy(x, native)
     except Exception as error:
-        if (ours := translated(framework, error, attempted, native, x)) is None:
+        if (ours := copy_refusal(framework, error, attempted, native, x)) is None:
             raise
         raise ours from error
 
@@ -256,7 +255,7 @@ def _is_tensor(x: Any) -> bool:
     return True
 
 
-def translated(
+def copy_refusal(
     framework: Framework, error: Exception, attempted: str, native: Any, x: Any
 ) -> D2LDevError | None:
     """Return d2ldev's error for a framework's exception in a copy of a tensor or a list of them.
@@ -265,18 +264,13 @@ def translated(
     """
     if isinstance(error, D2LDevError):
         return None
-    if framework.devices.is_out_of_memory(error):
-        return devices.out_of_memory(framework, error, attempted, native)
-    xs = x if isinstance(x, list) else [x]
-    is_odd = not all(_is_plain(framework, each) for each in xs)
-    if is_odd or isinstance(error, (NotImplementedError, TypeError, ValueError)):
-        return UnsupportedValueError(
-            attempted,
-            f"{framework.name} says: {type(error).__name__}: {said(error)}",
-            "give it as a dense tensor of a dtype in backend.dtype_names",
-            [framework.devices.from_native(native)],
-        )
-    return None
+    if not framework.devices.is_out_of_memory(error):
+        xs = x if isinstance(x, list) else [x]
+        is_odd = not all(_is_plain(framework, each) for each in xs)
+        if not is_odd and not isinstance(error, (NotImplementedError, TypeError, ValueError)):
+            return None
+    fix = "give it as a dense tensor of a dtype in backend.dtype_names"
+    return creation.refusal(framework, error, attempted, native, fix)
 
 
 def _is_plain(framework: Framework, x: Any) -> bool:

@@ -53,11 +53,11 @@ def parts_to_train_on(
     """
     parts = _parts(framework, batch, devices, is_filled)
     if not parts[0].number:
-        raise no_examples()
+        raise empty_batch_refusal()
     return parts
 
 
-def no_examples() -> UnsupportedValueError:
+def empty_batch_refusal() -> UnsupportedValueError:
     """Return the error of a batch that nobody can train on."""
     return UnsupportedValueError(
         "split a batch", "it has no examples", "leave empty batches out of the data"
@@ -185,7 +185,7 @@ def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str
     except Exception as error:  # a sparse tensor, which has no views, or memory that ran out
         native = framework.devices.native(framework.tensors.device_of(x))
         fix = "a batch of dense tensors"
-        raise creation.refused(framework, error, attempted, native, fix) from error
+        raise creation.refusal(framework, error, attempted, native, fix) from error
 
 
 def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list[Any]:

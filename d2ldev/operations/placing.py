@@ -20,7 +20,7 @@ from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
 from d2ldev.framework import DeviceLike, Framework, Models, Part, Put
 from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
-from d2ldev.nesting.walk import flatten_all, joined, leaves, too_deep
+from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
 
 
@@ -60,7 +60,7 @@ class Inventory:
             else:
                 self._add_leaves(obj)
         except RecursionError:
-            raise too_deep(attempted) from None
+            raise depth_refusal(attempted) from None
         if not is_saved:
             self._add_attached()
 

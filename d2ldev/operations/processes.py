@@ -52,7 +52,7 @@ class Portions:
                 continue
             whole = parallel.Whole(self._framework, batch, attempted)
             if not whole.length:
-                raise parallel.no_examples()
+                raise parallel.empty_batch_refusal()
             operands, number = whole.part(self._group.rank, self._group.size, is_filled=True)
             weighted = _share_of_weights(self._framework, batch, operands if number else None)
             shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"

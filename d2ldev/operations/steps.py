@@ -101,7 +101,7 @@ def comparison(
             for one that cannot be called with these operands.
     """
     if hasattr(function, "update_state") and hasattr(function, "reset_state"):
-        raise stateful(
+        raise metric_refusal(
             function,
             "a function: def accuracy(y_true, y_pred): "
             "return keras.ops.mean(keras.metrics.binary_accuracy(y_true, y_pred))",
@@ -168,7 +168,7 @@ def _is_required(parameter: inspect.Parameter) -> bool:
     return _is_positional(parameter) and parameter.default is parameter.empty
 
 
-def stateful(metric: object, fix: str) -> UnsupportedValueError:
+def metric_refusal(metric: object, fix: str) -> UnsupportedValueError:
     """Return the error of a metric that keeps a running value; ``fix`` is what is right."""
     return UnsupportedValueError(
         f"compare predictions by {describe(metric)}",
@@ -256,10 +256,10 @@ def check_loss(shape: Iterable[int] | None, loss: object, function: Any) -> None
         UnsupportedValueError: if it is none.
     """
     if shape is None or tuple(shape):
-        raise _no_scalar("compute the loss of a batch", shape, loss, f"loss={mean_of(function)}")
+        raise _loss_refusal("compute the loss of a batch", shape, loss, f"loss={mean_of(function)}")
 
 
-def _no_scalar(
+def _loss_refusal(
     attempted: str, shape: Iterable[int] | None, loss: object, fix: str
 ) -> UnsupportedValueError:
     found = describe(loss) if shape is None else f"of shape {tuple(shape)},"
@@ -291,7 +291,7 @@ def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool)
         raise UnsupportedValueError(attempted, "it returned None, and not the loss", "return loss")
     shape = getattr(loss, "shape", None)
     if loss is not None and (shape is None or tuple(shape)):
-        raise _no_scalar(attempted, shape, loss, "return loss.mean()")
+        raise _loss_refusal(attempted, shape, loss, "return loss.mean()")
     return loss
 
 

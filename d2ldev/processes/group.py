@@ -144,7 +144,7 @@ class Group:
     def check(self) -> None:
         """Raise an error if the processes cannot go on together."""
         if self._failure is not None:
-            raise self._error(self._failure)
+            raise self._refusal(self._failure)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -164,7 +164,7 @@ class Group:
                 self._failed.wait(GRACE / 2)
             failure = self._failure
             if failure is not None and not is_ours and isinstance(error, Exception):
-                raise self._error(failure) from error
+                raise self._refusal(failure) from error
             self.give_up(f"it ended with {type(error).__name__}: {said(error)}")
             raise
         finally:
@@ -261,7 +261,7 @@ class Group:
             self._failed.set()
             self._news.set()
 
-    def _error(self, failure: Failure) -> D2LDevError:
+    def _refusal(self, failure: Failure) -> D2LDevError:
         attempted = f"train in {self.size} processes"
         if failure.rank is None:
             return UnsupportedValueError(
@@ -330,7 +330,7 @@ class Group:
 
     def _end_process(self, failure: Failure) -> None:
         """End a process whose engine waits for one that is lost, and may never return."""
-        error = self._error(failure)
+        error = self._refusal(failure)
         text = f"{type(error).__module__}.{type(error).__name__}: {error}\n"
         for stream, last in ((sys.stdout, ""), (sys.stderr, text)):
             # What nobody reads may be waited for without an end.

@@ -182,7 +182,7 @@ class _Calls:
             while len(self._hellos) < self._peers.world_size:
                 found = selector.select(max(deadline - time.monotonic(), 0))
                 if time.monotonic() > deadline:
-                    raise self._missing()
+                    raise self._peers_lost()
                 for key, _ in found:
                     if key.fileobj is server:
                         with suppress(OSError):  # who called is gone
@@ -247,7 +247,7 @@ class _Calls:
             for rank, hello in sorted(self._hellos.items())
         ]
 
-    def _missing(self) -> PeerLostError:
+    def _peers_lost(self) -> PeerLostError:
         size = self._peers.world_size
         missing = [str(rank) for rank in range(size) if rank not in self._hellos]
         return PeerLostError(
@@ -297,7 +297,7 @@ def _called(peers: Peers, hello: dict[str, Any], timeout: float, patience: float
         raise
     except (OSError, KeyError, TypeError, ValueError) as error:
         connection.close()
-        raise _silent(peers, error) from error
+        raise _first_lost(peers, error) from error
     return Group(peers, members, {0: connection}, timeout)
 
 
@@ -312,11 +312,11 @@ def _connected(peers: Peers, deadline: float) -> socket.socket:
             connected.close()
         except (OSError, UnicodeError) as error:  # the name of a host may be no name at all
             if time.monotonic() > deadline - 0.1:
-                raise _silent(peers, error) from error
+                raise _first_lost(peers, error) from error
         time.sleep(0.1)  # rank 0 may not have begun yet
 
 
-def _silent(peers: Peers, error: Exception) -> PeerLostError:
+def _first_lost(peers: Peers, error: Exception) -> PeerLostError:
     problem = getattr(error, "strerror", None) or str(error)
     if not isinstance(error, (OSError, UnicodeError)):
         problem = "another program listens there"

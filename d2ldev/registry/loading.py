@@ -127,7 +127,7 @@ def _made(cls: type[Framework], name: str, source: str, virtual_gpus: int | None
     return framework
 
 
-def unknown(name: str, source: str) -> UnknownBackendError:
+def name_refusal(name: str, source: str) -> UnknownBackendError:
     """Return the error of an unknown name, with the nearest known one."""
     import difflib  # only an error needs it
 

@@ -33,7 +33,7 @@ from d2ldev.registry.discovery import (
     rank,
     required_modules,
 )
-from d2ldev.registry.loading import load, unknown
+from d2ldev.registry.loading import load, name_refusal
 from d2ldev.scopes import Entry, Scopes, traced_as
 
 # A framework that is half imported cannot be imported by a forked child, where Python's own lock of
@@ -86,7 +86,7 @@ def get_framework(name: str, source: str = "") -> Framework:
         if key not in _loaded:
             importlib.invalidate_caches()  # it may have been installed a moment ago
             if key not in known_backends() and key not in known_backends(refresh=True):
-                raise unknown(name, source)
+                raise name_refusal(name, source)
             _loaded[key] = load(key, source)
         return _loaded[key]
 

@@ -190,7 +190,7 @@ def checked_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[
         CheckpointError: if they are those of other callbacks. The function raises it, too.
     """
     if len(saved) != len(callbacks):
-        raise _refused(
+        raise _refusal(
             f"{len(callbacks)} of them have a state, and in the run {len(saved)} had one"
         )
 
@@ -202,12 +202,12 @@ def checked_states(callbacks: Sequence[Any], saved: Sequence[Any]) -> Callable[[
         except Exception as error:
             for each, state in zip(callbacks, before, strict=True):
                 each.load_state_dict(state)
-            raise _refused(f"one refuses its state: {error!r}") from error
+            raise _refusal(f"one refuses its state: {error!r}") from error
 
     return put
 
 
-def _refused(problem: str) -> CheckpointError:
+def _refusal(problem: str) -> CheckpointError:
     return CheckpointError(
         "go on with the callbacks of a run",
         problem,

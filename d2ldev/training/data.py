@@ -15,7 +15,7 @@ from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, show
 from d2ldev.framework import Sharded, Weighted
 from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import TENSOR, Kinds
-from d2ldev.nesting.walk import every, flatten, leaves, too_deep
+from d2ldev.nesting.walk import depth_refusal, every, flatten, leaves
 from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
 from d2ldev.operations.parallel import content_of
 
@@ -251,7 +251,7 @@ def check_data(data: Any, name: str, max_epochs: int) -> None:
         )
 
 
-def no_batch() -> UnsupportedValueError:
+def empty_data_refusal() -> UnsupportedValueError:
     """Return the error of data that is over before it has begun."""
     return UnsupportedValueError(
         "go through the data of an epoch",
@@ -278,7 +278,7 @@ def check_places(batch: Any, kinds: Kinds) -> None:
     try:
         is_small = every((batch,), kinds, lambda _: True, True, [_CONTAINERS])
     except RecursionError:
-        raise too_deep(attempted) from None
+        raise depth_refusal(attempted) from None
     if not is_small:
         for _ in leaves(batch, kinds, "", attempted):
             pass

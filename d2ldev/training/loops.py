@@ -12,9 +12,9 @@ from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
     check_target,
     count_of,
+    empty_data_refusal,
     inputs_alone,
     inputs_and_target,
-    no_batch,
     unweighted,
 )
 from d2ldev.training.hooks import Hooks
@@ -110,7 +110,7 @@ class Loop(NamedTuple):
             if learner.settings.methods is None and not takes_target(learner.settings.loss):
                 return inputs_alone(batch, learner.input_names, learner.takes_mapping)
             return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
-        raise no_batch()
+        raise empty_data_refusal()
 
     def _from_where_it_was(
         self, data: Iterable[Any], run: Run, log: DeviceLog
@@ -182,7 +182,7 @@ class Loop(NamedTuple):
     def _means(self, log: DeviceLog) -> dict[str, float]:
         means = self.team.means(log)
         if not means:
-            raise no_batch()
+            raise empty_data_refusal()
         return means
 
     def _end_step(self, step: int, loss: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from d2ldev.backend import Backend
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
-from d2ldev.operations.steps import comparison, mean_of, stateful
+from d2ldev.operations.steps import comparison, mean_of, metric_refusal
 
 Metric = str | Callable[[Any, Any], Any]
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
@@ -44,7 +44,7 @@ def named_metrics(
             name = getattr(metric, "__name__", type(metric).__name__)
             function = _where_predictions_are(backend, name, metric)
         elif hasattr(metric, "update") and hasattr(metric, "reset"):  # such as Gluon's
-            raise stateful(
+            raise metric_refusal(
                 metric,
                 "metrics=['accuracy'], or a function: "
                 "def error(prediction, y): return abs(prediction - y).mean()",

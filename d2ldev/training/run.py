@@ -197,13 +197,13 @@ class Run:
             return 0
         for _ in range(within.batches):
             if next(batches, within) is within:
-                raise self._too_short(within.batches)
+                raise self._length_refusal(within.batches)
         if self._team.is_first:  # of all processes, of which each adds what is its own
             log.load_state_dict(within.log.state_dict())
         within.set_random_states()
         return within.batches
 
-    def _too_short(self, batches: int) -> CheckpointError:
+    def _length_refusal(self, batches: int) -> CheckpointError:
         return CheckpointError(
             f"resume from {self._path}",
             f"{batches} batches of the epoch were done, and the data has fewer",
@@ -286,7 +286,7 @@ class Run:
         children = self._children(checkpoint)
         run = checkpoint.part(children["run"])
         if not _is_whole(run):
-            raise _foreign(checkpoint)
+            raise _file_refusal(checkpoint)
         self._check_settings(run["settings"])
         self._check_names(run["history"].keys())
         put = self._parts_put(checkpoint, children["parts"], first_inputs)
@@ -318,14 +318,14 @@ class Run:
         if saved is None:
             return None
         if length_of(self._data, saved["batches"]) < saved["batches"]:
-            raise self._too_short(saved["batches"])
+            raise self._length_refusal(saved["batches"])
         log = DeviceLog(self._backend, values=False)
         try:
             log.load_state_dict(saved["log"])
         except CheckpointError as error:
-            raise _foreign(checkpoint) from error
+            raise _file_refusal(checkpoint) from error
         if not log.last().keys() <= self.history.keys():
-            raise _foreign(checkpoint)
+            raise _file_refusal(checkpoint)
         set_random_states = checked_random_states(self._framework, saved, device)
         return _Within(saved["batches"], log, set_random_states)
 
@@ -341,7 +341,7 @@ class Run:
                 "go on with that version, or begin another run in another file",
             )
         if children.keys() != {"format", "run", "parts"} or found != _FORMAT:
-            raise _foreign(checkpoint)
+            raise _file_refusal(checkpoint)
         return children
 
     def _parts_put(
@@ -402,7 +402,7 @@ class Run:
             )
 
 
-def _foreign(checkpoint: Checkpoint) -> CheckpointError:
+def _file_refusal(checkpoint: Checkpoint) -> CheckpointError:
     return CheckpointError(
         checkpoint.attempted,
         "the file holds no state of a training run",

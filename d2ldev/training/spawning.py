@@ -68,7 +68,7 @@ def trained_in_processes(
             work = (trainer, operands, settings, states)
             Path(folder, "work").write_bytes(pickle.dumps(work))
         except Exception as error:  # pickle raises many kinds
-            raise _not_sent(number, said(error)) from error
+            raise _sending_refusal(number, said(error)) from error
         context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []
         receivers = []
@@ -144,7 +144,7 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()
                 if status := processes[rank].exitcode:
-                    failures.append(_ended(rank, status, len(processes), rank in begun))
+                    failures.append(_peer_lost(rank, status, len(processes), rank in begun))
         if failures:
             deadline = min(deadline, time.monotonic() + PATIENCE)
     if failures:
@@ -152,9 +152,9 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
         raise min(failures, key=lambda error: isinstance(error, PeerLostError))
 
 
-def _ended(rank: int, status: int, number: int, has_begun: bool) -> Exception:
+def _peer_lost(rank: int, status: int, number: int, has_begun: bool) -> Exception:
     if not has_begun:
-        return _not_sent(
+        return _sending_refusal(
             number,
             f"the process of rank {rank} ended with status {status} before it began, as where the "
             "part of the program that trains is not guarded by if __name__ == '__main__'",
@@ -167,7 +167,7 @@ def _ended(rank: int, status: int, number: int, has_begun: bool) -> Exception:
     )
 
 
-def _not_sent(number: int, problem: str) -> UnsupportedValueError:
+def _sending_refusal(number: int, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"train on {gpus_in_words(number)}, each in a process that fit starts",
         problem,
@@ -201,7 +201,7 @@ def _received(folder: str, number: int) -> Any:
     try:
         return pickle.loads(Path(folder, "work").read_bytes())  # noqa: S301  # of the parent
     except Exception as error:  # such as a class that only a notebook has
-        raise _not_sent(number, said(error)) from error
+        raise _sending_refusal(number, said(error)) from error
 
 
 def _end_with_parent(folder: str) -> None:

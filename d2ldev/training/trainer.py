@@ -21,7 +21,7 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.framework.parallel import gpu_of_process
-from d2ldev.framework.training import refused_shard
+from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
@@ -279,7 +279,7 @@ class Trainer(Hooks):
             }
             return self._fit_by_the_book(model, train_data, val_data, callbacks, given)
         if hasattr(self, "clip_gradients"):
-            raise _ignored(
+            raise _refusal(
                 "a clip_gradients of your own",
                 "d2ldev's loop",
                 "leave it out: Trainer(max_epochs, gradient_clip_val=1) clips by itself",
@@ -421,7 +421,7 @@ class Trainer(Hooks):
             "on_step_end": bool(self._listeners(callbacks, "on_step_end")),
         }
         if ignored := ", ".join(name for name, is_given in given.items() if is_given):
-            raise _ignored(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
+            raise _refusal(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
         self._data(train_data, val_data)
         model = self._prepared_model(model)
         self.model = model
@@ -485,7 +485,7 @@ class Trainer(Hooks):
             return data.sharded(peers.rank, peers.world_size)
         framework = framework_of_loader(data, "sharded_types")
         if framework is None:
-            raise refused_shard(data)
+            raise shard_refusal(data)
         return framework.training.sharded(data, peers.rank, peers.world_size)
 
     # -- using a model --------------------------------------------------------------------
@@ -673,5 +673,5 @@ def _gpu_of(backend: Backend, wanted: int, peers: Peers) -> list[Device]:
     return [gpu(index)]
 
 
-def _ignored(what: str, loop: str, fix: str) -> UnsupportedValueError:
+def _refusal(what: str, loop: str, fix: str) -> UnsupportedValueError:
     return UnsupportedValueError(f"train with {what}", f"{loop} would ignore it", fix)

@@ -33,7 +33,7 @@ from d2ldev.framework.training import (
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
-    refused_state,
+    state_refusal,
 )
 from d2ldev.operations import placing
 from d2ldev.operations.programs import Programs
@@ -190,7 +190,7 @@ class JaxLearner(Learner):
     def checked_modes(self, modes: Any) -> Callable[[], None]:
         names = [name for name, _, _ in _flags(self._model)]
         if not isinstance(modes, list) or any(name not in names for name in modes):
-            raise refused_state("model", f"its flags are {names}, and set were {describe(modes)}")
+            raise state_refusal("model", f"its flags are {names}, and set were {describe(modes)}")
 
         def put() -> None:
             self.sync()

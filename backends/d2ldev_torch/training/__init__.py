@@ -12,7 +12,7 @@ import torch
 from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tensors, Training
-from d2ldev.framework.training import refused_state
+from d2ldev.framework.training import state_refusal
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
 from d2ldev_torch.training.loaders import ShardedLoader
@@ -54,7 +54,7 @@ class TorchTraining(Training):
 
     def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
         if not isinstance(state, Mapping) or "cpu" not in state:
-            raise refused_state("generator", f"{describe(state)} is no state of one")
+            raise state_refusal("generator", f"{describe(state)} is no state of one")
         native = self._devices.native(device)
         _check_state(NATIVE_CPU, state["cpu"])
         # A run that began on the CPU has no state for a GPU.
@@ -79,9 +79,9 @@ class TorchTraining(Training):
     def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
         generators = _generators(loader)
         if not isinstance(state, list) or not all(isinstance(each, bytes) for each in state):
-            raise refused_state("loader", f"{describe(state)} is no list of states of generators")
+            raise state_refusal("loader", f"{describe(state)} is no list of states of generators")
         if len(generators) != len(state):
-            raise refused_state("loader", f"it has {len(generators)} generators, not {len(state)}")
+            raise state_refusal("loader", f"it has {len(generators)} generators, not {len(state)}")
         states = [torch.from_numpy(np.frombuffer(each, "uint8").copy()) for each in state]
         for generator, each in zip(generators, states, strict=True):
             _check_state(generator.device, each)
@@ -98,7 +98,7 @@ def _check_state(native: torch.device, state: Any) -> None:
     try:
         torch.Generator(native).set_state(state)
     except (RuntimeError, TypeError) as error:
-        raise refused_state("generator", str(error)) from error
+        raise state_refusal("generator", str(error)) from error
 
 
 def _generators(loader: Any) -> list[torch.Generator]:

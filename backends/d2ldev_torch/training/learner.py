@@ -17,7 +17,7 @@ from d2ldev.framework.training import (
     BETAS,
     MOMENTUM,
     WEIGHT_DECAY,
-    refused_state,
+    state_refusal,
 )
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.placing import place
@@ -408,7 +408,7 @@ class TorchLearner(Learner):
         for key, names in known.items():
             found = modes.get(key) if isinstance(modes, Mapping) else None
             if not isinstance(found, list) or not all(name in names for name in found):
-                raise refused_state("model", f"{key} is {describe(found)}")
+                raise state_refusal("model", f"{key} is {describe(found)}")
 
         def put() -> None:
             for name, parameter in _plainly(self._model.named_parameters()):

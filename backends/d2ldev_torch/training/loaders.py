@@ -8,7 +8,7 @@ from typing import Any
 from torch.utils.data import DataLoader, IterableDataset
 
 from d2ldev.framework import Sharded
-from d2ldev.framework.training import refused_shard
+from d2ldev.framework.training import shard_refusal
 from d2ldev.operations.parallel import PartSampler
 
 
@@ -22,7 +22,7 @@ class ShardedLoader(DataLoader[Any]):
 
     def __init__(self, loader: DataLoader[Any], rank: int, size: int) -> None:
         if loader.batch_sampler is None or isinstance(loader.dataset, IterableDataset):
-            raise refused_shard(loader)
+            raise shard_refusal(loader)
         self._parts = PartSampler(loader.batch_sampler, rank, size)
         super().__init__(
             loader.dataset,

@@ -24,7 +24,7 @@ from d2ldev_torch.virtual.memory import (
     as_virtual,
     forget_origin,
     join_memory,
-    not_dense,
+    layout_refusal,
     origin_of,
     resize,
 )
@@ -387,4 +387,4 @@ def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:
     Raises:
         UnsupportedValueError: always.
     """
-    raise not_dense(f"compute {schema_of(op).name}")
+    raise layout_refusal(f"compute {schema_of(op).name}")

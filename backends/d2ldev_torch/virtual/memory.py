@@ -49,13 +49,13 @@ def as_virtual(x: torch.Tensor, index: int) -> torch.Tensor:
     try:
         capsule = _export(x)
     except (BufferError, RuntimeError) as error:
-        raise not_dense(f"make a tensor on {NAME}:{index}") from error
+        raise layout_refusal(f"make a tensor on {NAME}:{index}") from error
     if not x.data_ptr() and x._is_zerotensor():
         return as_virtual(x.clone(), index)  # zeros that have no memory until they are needed
     new = _imported(capsule, _DL_EXTENSION, index, x)
     dtype = x.dtype
     if new.dtype is not dtype:  # integers of fewer than eight bits
-        raise not_dense(f"make a tensor on {NAME}:{index}")
+        raise layout_refusal(f"make a tensor on {NAME}:{index}")
     # A storage is held once, from when it comes to a virtual GPU until it dies: views share it.
     storage: Any = new.untyped_storage()
     if not (x.requires_grad or dtype.is_complex):
@@ -110,7 +110,7 @@ def _imported(capsule: object, device_type: int, index: int, x: torch.Tensor) ->
     return new
 
 
-def not_dense(attempted: str) -> UnsupportedValueError:
+def layout_refusal(attempted: str) -> UnsupportedValueError:
     """Return the error of a layout or a dtype that virtual GPUs do not hold."""
     return UnsupportedValueError(
         attempted,

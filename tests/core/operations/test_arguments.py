@@ -216,6 +216,7 @@ def test_asking_a_missing_device_for_work_is_an_error(reference):
 @pytest.mark.parametrize(
     ("method", "call"),
     [
+        ("zeros", lambda b, x: b.zeros(1)),
         ("astype", lambda b, x: b.asarray(x, dtype="int32")),
         ("to_numpy", lambda b, x: b.to_numpy(x)),
         ("copy", lambda b, x: b.copy(x)),
@@ -232,6 +233,7 @@ def test_what_the_framework_raises_is_translated(
     with pytest.raises(expected, match="not today") as caught:
         call(reference, x)
     assert type(caught.value.__cause__) is error
+    assert caught.value.devices == ("cpu",)
 
 
 @pytest.mark.parametrize("method", ["to_numpy", "copy"])

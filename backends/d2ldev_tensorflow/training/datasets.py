@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from d2ldev.framework import Sharded
-from d2ldev.framework.training import bounds, refused_shard
+from d2ldev.framework.training import bounds, shard_refusal
 
 # ``autograph`` would write a file of Python for each function that it converts.
 _AS_IT_IS = tf.autograph.experimental.do_not_convert
@@ -31,7 +31,7 @@ class ShardedDataset:
         specs = tf.nest.flatten(dataset.element_spec)
         are_batches = (isinstance(x, tf.TensorSpec) and x.shape.rank != 0 for x in specs)
         if not specs or not all(are_batches):
-            raise refused_shard(dataset)
+            raise shard_refusal(dataset)
 
         def part_of(length: Any) -> Any:
             start, stop = bounds(int(length), rank, size)

@@ -1,8 +1,7 @@
-"""Training: ``GradientTape``, Keras' optimizers, ``tf.function``; and ``tf.data``'s prefetching."""
+"""Steps of training of a Keras model or a ``tf.Module``: ``GradientTape`` and ``tf.function``."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
@@ -12,113 +11,18 @@ from weakref import WeakSet, ref
 
 import tensorflow as tf
 
-from d2ldev.device import CPU, Device
-from d2ldev.errors import UnsupportedValueError, describe, warn
-from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
-from d2ldev.framework.training import (
-    ADAGRAD_EPSILON,
-    ADAM_EPSILON,
-    BETAS,
-    MOMENTUM,
-    WEIGHT_DECAY,
-    refused_state,
-)
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor
+from d2ldev.framework.training import state_refusal
 from d2ldev.operations import devices, placing
 from d2ldev.operations.programs import Programs
-from d2ldev.operations.steps import (
-    check_labels,
-    check_loss,
-    check_shapes,
-    check_weights,
-    input_names,
-    loss_among,
-    own_loss,
-)
-from d2ldev_tensorflow import compiled
-from d2ldev_tensorflow.datasets import ShardedDataset
-from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
+from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
 from d2ldev_tensorflow.models import is_of_keras
-
-_log = logging.getLogger("d2ldev")
-
-_ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
-_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sgd": ("SGD", {}),
-    "momentum": ("SGD", {"momentum": MOMENTUM}),
-    "adam": ("Adam", _ADAM),
-    "adamw": ("AdamW", {**_ADAM, "weight_decay": WEIGHT_DECAY}),
-    # Keras adds it inside the root.
-    "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
-}
-
-_POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
-
-
-class TensorFlowTraining(Training):
-    """Training of Keras' models and ``tf.Module``s."""
-
-    sharded_types = (tf.data.Dataset,)
-
-    def __init__(self, framework: Framework) -> None:
-        self._framework = framework
-
-    def sharded(self, loader: Any, rank: int, size: int) -> Any:
-        return ShardedDataset(loader, rank, size)
-
-    def learner(self, model: Any, settings: Settings) -> Learner:
-        if settings.optimizer is not None:
-            if settings.methods is None:
-                compiled.check_own_methods(model, "train_step", "test_step", "compute_loss")
-            if getattr(model, "compiled", False):
-                compiled.check_speed(model)
-        return TensorFlowLearner(self._framework, model, settings)
-
-    def defaults(self, model: Any) -> tuple[Any, Any]:
-        if not getattr(model, "compiled", False):
-            return super().defaults(model)
-        name, loss, optimizer = describe(model), model.loss, model.optimizer
-        _log.info("%s: compiled with loss=%r and optimizer=%r", name, loss, optimizer)
-        return compiled.loss_of(model), optimizer
-
-    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        return compiled.metrics_of(model)
-
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        # A traced tensor has no device yet: the caller of its function decides.
-        with tf.device(place_of(prediction)):
-            found = tf.argmax(prediction, -1)
-            # Lengths that are not known while a function is traced would be broadcast.
-            labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
-            return tf.reduce_mean(tf.cast(found == labels, tf.float32))
-
-    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
-        # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.
-        if not isinstance(batches, tf.data.Dataset) or not all(
-            isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
-            for spec in tf.nest.flatten(batches.element_spec)
-        ):
-            return None
-        # TensorFlow's own threads go ahead, also where eager execution would wait for each batch.
-        # They end with the iterator.
-        if device is CPU:
-            return batches.prefetch(depth)
-        native = self._framework.devices.native(device)
-        return batches.apply(tf.data.experimental.prefetch_to_device(native, depth))
-
-    def random_state(self, device: Device) -> Any:
-        generator = tf.random.get_global_generator()
-        return {"algorithm": generator.algorithm, "state": generator.state.read_value()}
-
-    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
-        generator = tf.random.get_global_generator()
-        try:
-            algorithm, numbers = state["algorithm"], state["state"]
-            fits = numbers.shape == generator.state.shape and numbers.dtype == tf.int64
-        except (AttributeError, KeyError, TypeError):
-            algorithm, fits = None, False
-        if algorithm != generator.algorithm or not fits:
-            raise refused_state("generator", f"{describe(state)} is no state of TensorFlow's")
-        return lambda: generator.reset(numbers)
+from d2ldev_tensorflow.training import compiled
+from d2ldev_tensorflow.training.losses import LOSSES, wide
+from d2ldev_tensorflow.training.optimizers import made, scales
+from d2ldev_tensorflow.training.precision import computing_in, policy_of
 
 
 class TensorFlowLearner(Learner):
@@ -147,17 +51,9 @@ class TensorFlowLearner(Learner):
                 "keras.Sequential([...])",
             )
         self._framework = framework
-        self._policy = _POLICIES.get(settings.precision)
-        if self._policy is not None and not is_layer:
-            raise UnsupportedValueError(
-                f"train {describe(model)} with precision={settings.precision!r}",
-                "a tf.Module has no dtype policy, which Keras' layers have",
-                "a keras.Model, or leave it out",
-            )
-        if self._policy is not None:
-            _warn_of_configuration(model, settings)
+        self._policy = policy_of(model, settings)
         self._sums: list[Any] | None = None
-        self._loss = loss_among(settings, _LOSSES)
+        self._loss = loss_among(settings, LOSSES)
         self._made = made(settings) if isinstance(settings.optimizer, str) else None
         self._program: _Program | None = None
         self._holding: Any = None
@@ -347,7 +243,7 @@ class TensorFlowLearner(Learner):
         flagged = self._with_flags()
         is_list = isinstance(modes, list) and all(type(flag) is bool for flag in modes)
         if not is_list or len(modes) != len(flagged):
-            raise refused_state(
+            raise state_refusal(
                 "model", f"{describe(modes)} does not say what of {len(flagged)} is trainable"
             )
 
@@ -462,7 +358,7 @@ class TensorFlowLearner(Learner):
         # In a replica, also the only one, Keras sums gradients by a function with a gradient of its
         # own. TensorFlow keeps that for ever, and with it the whole traced step:
         # https://github.com/tensorflow/tensorflow/issues/97697
-        if tf.distribute.has_strategy() or _scales(self._stepping):
+        if tf.distribute.has_strategy() or scales(self._stepping):
             self._stepping.apply(gradients, self._variables)
         else:
             context = tf.distribute.get_replica_context()
@@ -484,26 +380,10 @@ class TensorFlowLearner(Learner):
         """Return the prediction; in float32 if it is computed in fewer bits."""
         if self._policy is None:
             return self._call(inputs, training=training)
-        # The layers have this policy only while their functions are traced.
-        layers = _without_own_dtype(self._model)
-        variables = [[*x._trainable_variables, *x._non_trainable_variables] for x in layers]
-        if self._model.weights and not any(variables):
-            raise UnsupportedValueError(
-                f"train {describe(self._model)} with precision={self.settings.precision!r}",
-                "each of its layers with weights has a dtype of its own",
-                "Dense(...) without dtype=, or leave precision out",
-            )
-        policies = [(layer, layer.dtype_policy) for layer in layers]
-        try:
-            for layer, policy in policies:
-                if policy.quantization_mode is None:
-                    layer.dtype_policy = self._policy
+        with computing_in(self._policy, self._model, self.settings):
             prediction = self._call(inputs, training=training)
-        finally:
-            for layer, policy in policies:
-                layer.dtype_policy = policy
         return tf.nest.map_structure(
-            lambda x: _wide(x) if x.dtype in (tf.bfloat16, tf.float16) else x, prediction
+            lambda x: wide(x) if x.dtype in (tf.bfloat16, tf.float16) else x, prediction
         )
 
     def _call(self, inputs: Sequence[Any], *, training: bool) -> Any:
@@ -534,59 +414,6 @@ class TensorFlowLearner(Learner):
         norm = tf.sqrt(tf.add_n(squares)) / self._stepping.scale_loss(tf.ones(()))
         factor = tf.minimum(1.0, self.settings.gradient_clip_val / (norm + 1e-6))
         return [None if g is None else g * tf.cast(factor, g.dtype) for g in dense]
-
-
-def _without_own_dtype(model: Any) -> list[Any]:
-    """Return the layers that were not made with a dtype, as ``Dense(10, dtype='float32')`` is.
-
-    The parts of a layer, such as an attention's, have its policy. A layer that is made from a
-    configuration, by ``clone_model`` or from a file, is given all of its arguments, the defaults
-    too: it has a dtype of its own if that is not the most frequent one of these layers.
-    """
-    layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
-    for layer in layers:
-        arguments = _arguments_of(layer)
-        if arguments is not None and arguments.get("dtype") is None:
-            policies.add(id(layer.dtype_policy))
-    rebuilt = _policies_of_rebuilt(model)
-    names = [policy.name for policy in rebuilt]
-    usual = max(names, key=names.count, default=None)
-    policies.update(id(policy) for policy in rebuilt if policy.name == usual)
-    return [layer for layer in layers if id(layer.dtype_policy) in policies]
-
-
-def _policies_of_rebuilt(model: Any) -> list[Any]:
-    """Return the policies of the layers that were made from a configuration."""
-    from keras.layers import InputLayer
-
-    found = []
-    for layer in model._flatten_layers():
-        arguments = _arguments_of(layer) or {}
-        named = signature(type(layer).__init__).parameters
-        is_rebuilt = "trainable" in arguments and "trainable" not in named
-        is_input = isinstance(layer, InputLayer)  # whose dtype says what data is
-        if is_rebuilt and not is_input and arguments.get("dtype") is not None:
-            found.append(layer.dtype_policy)
-    return found
-
-
-def _arguments_of(layer: Any) -> Any:
-    """Return the arguments that a layer was made with; None if they are not all plain."""
-    return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
-
-
-def _warn_of_configuration(model: Any, settings: Settings) -> None:
-    """Warn that a precision may be one of layers for which the user named another one."""
-    if len({policy.name for policy in _policies_of_rebuilt(model)}) == 1:
-        policy = _POLICIES[settings.precision]
-        warn(
-            f"precision={settings.precision!r} is for all layers of {describe(model)} that were "
-            "made from a configuration, which does not say which of them were given a dtype, such "
-            "as that of the logits\n"
-            f"  fix: make it by its code, and load_into it; or layer.dtype_policy = {policy!r} for "
-            "the layers that are to compute in it, and no precision",
-            UserWarning,
-        )
 
 
 def _flags_of(flagged: list[Any]) -> list[bool]:
@@ -647,95 +474,3 @@ def _traced(users: WeakSet[TensorFlowLearner], method: Callable[..., Any]) -> An
 def _copy_state(source: Any, target: Any) -> None:
     for old, new in zip(source.variables, target.variables, strict=True):
         new.assign(old)
-
-
-# -- optimizers -----------------------------------------------------------------------------------
-
-
-def made(settings: Settings) -> Any:
-    """Return the optimizer of a training; None for a model that is only evaluated."""
-    import keras
-
-    optimizer = settings.optimizer
-    if optimizer is None:
-        return None
-    if isinstance(optimizer, str):
-        name, options = _OPTIMIZERS[optimizer]
-        optimizer = getattr(keras.optimizers, name)(settings.lr, **options)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise UnsupportedValueError(
-            f"train with the optimizer {describe(optimizer)}",
-            "it is no keras.optimizers.Optimizer",
-            "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
-        )
-    if settings.precision == "fp16" and not _scales(optimizer):
-        return keras.optimizers.LossScaleOptimizer(optimizer)
-    return optimizer
-
-
-def _scales(optimizer: Any) -> bool:
-    """Return whether an optimizer scales the loss, which Keras lets it do in a replica only."""
-    import keras
-
-    parts = [optimizer, *getattr(optimizer, "_inner_optimizers", ())]
-    return any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in parts)
-
-
-# -- losses ---------------------------------------------------------------------------------------
-
-
-def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    prediction, y = _of_one_shape(prediction, y, weights)
-    return _mean((prediction - y) ** 2, weights)
-
-
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    check_labels(prediction.shape, y.shape, y.dtype.name)
-    if y.dtype not in (tf.int32, tf.int64):
-        y = tf.cast(y, tf.int64)
-    logits, y = _counted(_wide(prediction), y, weights)
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-    return _mean(losses, weights)
-
-
-def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
-    logits, y = _of_one_shape(prediction, y, weights)
-    return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
-
-
-def _of_one_shape(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    if not prediction.shape.is_compatible_with(y.shape):
-        check_shapes(prediction.shape, y.shape)
-    prediction, y = _counted(_wide(prediction), y, weights)
-    return prediction, tf.cast(y, prediction.dtype)
-
-
-def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
-    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
-    if weights is None:
-        return prediction, y
-    check_weights(y.shape, weights.shape)
-    counts = tf.cast(weights, tf.bool)
-    for _ in range(y.shape.rank - weights.shape.rank):
-        counts = counts[..., tf.newaxis]
-    rows = counts if prediction.shape.rank == y.shape.rank else counts[..., tf.newaxis]
-    parts = (rows, prediction), (counts, y)
-    return tuple(tf.where(which, x, tf.zeros_like(x)) for which, x in parts)
-
-
-def _mean(losses: Tensor, weights: Any) -> Tensor:
-    if weights is None:
-        return tf.reduce_mean(losses)
-    shape = tf.concat([tf.shape(weights), [-1]], 0)
-    losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
-    total = tf.reduce_sum(weights)
-    # 0 where all weights are.
-    return tf.reduce_sum(losses * weights) / (total + tf.cast(total == 0, total.dtype))
-
-
-_LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
-
-
-def _wide(prediction: Tensor) -> Tensor:
-    """Return float32 of float16 and bfloat16: a mean over a batch needs more digits."""
-    return tf.cast(prediction, tf.float32) if prediction.dtype.size < 4 else prediction

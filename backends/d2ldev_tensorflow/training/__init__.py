@@ -1,0 +1,87 @@
+"""Training: ``GradientTape``, Keras' optimizers, ``tf.function``; and ``tf.data``'s prefetching."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.device import CPU, Device
+from d2ldev.errors import describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
+from d2ldev.framework.training import state_refusal
+from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
+from d2ldev_tensorflow.training import compiled
+from d2ldev_tensorflow.training.datasets import ShardedDataset
+from d2ldev_tensorflow.training.learner import TensorFlowLearner
+
+_log = logging.getLogger("d2ldev")
+
+
+class TensorFlowTraining(Training):
+    """Training of Keras' models and ``tf.Module``s."""
+
+    sharded_types = (tf.data.Dataset,)
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        return ShardedDataset(loader, rank, size)
+
+    def learner(self, model: Any, settings: Settings) -> Learner:
+        if settings.optimizer is not None:
+            if settings.methods is None:
+                compiled.check_own_methods(model, "train_step", "test_step", "compute_loss")
+            if getattr(model, "compiled", False):
+                compiled.check_speed(model)
+        return TensorFlowLearner(self._framework, model, settings)
+
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        if not getattr(model, "compiled", False):
+            return super().defaults(model)
+        name, loss, optimizer = describe(model), model.loss, model.optimizer
+        _log.info("%s: compiled with loss=%r and optimizer=%r", name, loss, optimizer)
+        return compiled.loss_of(model), optimizer
+
+    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
+        return compiled.metrics_of(model)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        # A traced tensor has no device yet: the caller of its function decides.
+        with tf.device(place_of(prediction)):
+            found = tf.argmax(prediction, -1)
+            # Lengths that are not known while a function is traced would be broadcast.
+            labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
+            return tf.reduce_mean(tf.cast(found == labels, tf.float32))
+
+    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
+        # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.
+        if not isinstance(batches, tf.data.Dataset) or not all(
+            isinstance(spec, tf.TensorSpec) and spec.dtype not in OF_THE_HOST
+            for spec in tf.nest.flatten(batches.element_spec)
+        ):
+            return None
+        # TensorFlow's own threads go ahead, also where eager execution would wait for each batch.
+        # They end with the iterator.
+        if device is CPU:
+            return batches.prefetch(depth)
+        native = self._framework.devices.native(device)
+        return batches.apply(tf.data.experimental.prefetch_to_device(native, depth))
+
+    def random_state(self, device: Device) -> Any:
+        generator = tf.random.get_global_generator()
+        return {"algorithm": generator.algorithm, "state": generator.state.read_value()}
+
+    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+        generator = tf.random.get_global_generator()
+        try:
+            algorithm, numbers = state["algorithm"], state["state"]
+            fits = numbers.shape == generator.state.shape and numbers.dtype == tf.int64
+        except (AttributeError, KeyError, TypeError):
+            algorithm, fits = None, False
+        if algorithm != generator.algorithm or not fits:
+            raise state_refusal("generator", f"{describe(state)} is no state of TensorFlow's")
+        return lambda: generator.reset(numbers)

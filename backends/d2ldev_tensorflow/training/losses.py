@@ -1,0 +1,67 @@
+"""Losses that are given by name: means over the examples of a batch, or over their weights."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.framework import Tensor
+from d2ldev.operations.steps import check_labels, check_shapes, check_weights
+
+
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    prediction, y = _of_one_shape(prediction, y, weights)
+    return _mean((prediction - y) ** 2, weights)
+
+
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_labels(prediction.shape, y.shape, y.dtype.name)
+    if y.dtype not in (tf.int32, tf.int64):
+        y = tf.cast(y, tf.int64)
+    logits, y = _counted(wide(prediction), y, weights)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
+    return _mean(losses, weights)
+
+
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    logits, y = _of_one_shape(prediction, y, weights)
+    return _mean(tf.nn.sigmoid_cross_entropy_with_logits(labels=y, logits=logits), weights)
+
+
+def _of_one_shape(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    if not prediction.shape.is_compatible_with(y.shape):
+        check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(wide(prediction), y, weights)
+    return prediction, tf.cast(y, prediction.dtype)
+
+
+def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    if weights is None:
+        return prediction, y
+    check_weights(y.shape, weights.shape)
+    counts = tf.cast(weights, tf.bool)
+    for _ in range(y.shape.rank - weights.shape.rank):
+        counts = counts[..., tf.newaxis]
+    rows = counts if prediction.shape.rank == y.shape.rank else counts[..., tf.newaxis]
+    parts = (rows, prediction), (counts, y)
+    return tuple(tf.where(which, x, tf.zeros_like(x)) for which, x in parts)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return tf.reduce_mean(losses)
+    shape = tf.concat([tf.shape(weights), [-1]], 0)
+    losses, weights = tf.reduce_mean(tf.reshape(losses, shape), -1), tf.cast(weights, losses.dtype)
+    total = tf.reduce_sum(weights)
+    # 0 where all weights are.
+    return tf.reduce_sum(losses * weights) / (total + tf.cast(total == 0, total.dtype))
+
+
+LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}
+
+
+def wide(prediction: Tensor) -> Tensor:
+    """Return float32 of float16 and bfloat16: a mean over a batch needs more digits."""
+    return tf.cast(prediction, tf.float32) if prediction.dtype.size < 4 else prediction

@@ -1,0 +1,54 @@
+"""Keras' optimizers: those that are given by name, and what they do to the loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Settings
+from d2ldev.framework.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    WEIGHT_DECAY,
+)
+
+_ADAM = {"beta_1": BETAS[0], "beta_2": BETAS[1], "epsilon": ADAM_EPSILON}
+_OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "sgd": ("SGD", {}),
+    "momentum": ("SGD", {"momentum": MOMENTUM}),
+    "adam": ("Adam", _ADAM),
+    "adamw": ("AdamW", {**_ADAM, "weight_decay": WEIGHT_DECAY}),
+    # Keras adds it inside the root.
+    "adagrad": ("Adagrad", {"initial_accumulator_value": 0.0, "epsilon": ADAGRAD_EPSILON**2}),
+}
+
+
+def made(settings: Settings) -> Any:
+    """Return the optimizer of a training; None for a model that is only evaluated."""
+    import keras
+
+    optimizer = settings.optimizer
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, str):
+        name, options = _OPTIMIZERS[optimizer]
+        optimizer = getattr(keras.optimizers, name)(settings.lr, **options)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise UnsupportedValueError(
+            f"train with the optimizer {describe(optimizer)}",
+            "it is no keras.optimizers.Optimizer",
+            "optimizer=keras.optimizers.SGD(0.1), or optimizer='sgd'",
+        )
+    if settings.precision == "fp16" and not scales(optimizer):
+        return keras.optimizers.LossScaleOptimizer(optimizer)
+    return optimizer
+
+
+def scales(optimizer: Any) -> bool:
+    """Return whether an optimizer scales the loss, which Keras lets it do in a replica only."""
+    import keras
+
+    parts = [optimizer, *getattr(optimizer, "_inner_optimizers", ())]
+    return any(isinstance(each, keras.optimizers.LossScaleOptimizer) for each in parts)

@@ -1,0 +1,113 @@
+"""Precisions: the dtype policies that Keras' layers have while they compute in fewer bits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from inspect import signature
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError, describe, warn
+from d2ldev.framework import Settings
+from d2ldev_tensorflow.models import is_of_keras
+
+_POLICIES = {"bf16": "mixed_bfloat16", "fp16": "mixed_float16"}
+
+
+def policy_of(model: Any, settings: Settings) -> str | None:
+    """Return the name of the policy for a precision; None without one.
+
+    Raises:
+        UnsupportedValueError: for a ``tf.Module``.
+    """
+    policy = _POLICIES.get(settings.precision)
+    if policy is None:
+        return None
+    if not is_of_keras(model, "Layer"):
+        raise UnsupportedValueError(
+            f"train {describe(model)} with precision={settings.precision!r}",
+            "a tf.Module has no dtype policy, which Keras' layers have",
+            "a keras.Model, or leave it out",
+        )
+    _warn_of_configuration(model, settings, policy)
+    return policy
+
+
+@contextmanager
+def computing_in(policy: str, model: Any, settings: Settings) -> Iterator[None]:
+    """Give the layers of a model a policy for a block, as their functions are traced.
+
+    Those with a dtype of their own keep it.
+
+    Raises:
+        UnsupportedValueError: if all that have weights have one.
+    """
+    layers = _without_own_dtype(model)
+    variables = [[*x._trainable_variables, *x._non_trainable_variables] for x in layers]
+    if model.weights and not any(variables):
+        raise UnsupportedValueError(
+            f"train {describe(model)} with precision={settings.precision!r}",
+            "each of its layers with weights has a dtype of its own",
+            "Dense(...) without dtype=, or leave precision out",
+        )
+    policies = [(layer, layer.dtype_policy) for layer in layers]
+    try:
+        for layer, own in policies:
+            if own.quantization_mode is None:
+                layer.dtype_policy = policy
+        yield
+    finally:
+        for layer, own in policies:
+            layer.dtype_policy = own
+
+
+def _without_own_dtype(model: Any) -> list[Any]:
+    """Return the layers that were not made with a dtype, as ``Dense(10, dtype='float32')`` is.
+
+    The parts of a layer, such as an attention's, have its policy. A layer that is made from a
+    configuration, by ``clone_model`` or from a file, is given all of its arguments, the defaults
+    too: it has a dtype of its own if that is not the most frequent one of these layers.
+    """
+    layers, policies = list(model._flatten_layers()), {id(model.dtype_policy)}
+    for layer in layers:
+        arguments = _arguments_of(layer)
+        if arguments is not None and arguments.get("dtype") is None:
+            policies.add(id(layer.dtype_policy))
+    rebuilt = _policies_of_rebuilt(model)
+    names = [policy.name for policy in rebuilt]
+    usual = max(names, key=names.count, default=None)
+    policies.update(id(policy) for policy in rebuilt if policy.name == usual)
+    return [layer for layer in layers if id(layer.dtype_policy) in policies]
+
+
+def _policies_of_rebuilt(model: Any) -> list[Any]:
+    """Return the policies of the layers that were made from a configuration."""
+    from keras.layers import InputLayer
+
+    found = []
+    for layer in model._flatten_layers():
+        arguments = _arguments_of(layer) or {}
+        named = signature(type(layer).__init__).parameters
+        is_rebuilt = "trainable" in arguments and "trainable" not in named
+        is_input = isinstance(layer, InputLayer)  # whose dtype says what data is
+        if is_rebuilt and not is_input and arguments.get("dtype") is not None:
+            found.append(layer.dtype_policy)
+    return found
+
+
+def _arguments_of(layer: Any) -> Any:
+    """Return the arguments that a layer was made with; None if they are not all plain."""
+    return getattr(getattr(layer, "_auto_config", None), "config", None)  # private
+
+
+def _warn_of_configuration(model: Any, settings: Settings, policy: str) -> None:
+    """Warn that a precision may be one of layers for which the user named another one."""
+    if len({each.name for each in _policies_of_rebuilt(model)}) == 1:
+        warn(
+            f"precision={settings.precision!r} is for all layers of {describe(model)} that were "
+            "made from a configuration, which does not say which of them were given a dtype, such "
+            "as that of the logits\n"
+            f"  fix: make it by its code, and load_into it; or layer.dtype_policy = {policy!r} for "
+            "the layers that are to compute in it, and no precision",
+            UserWarning,
+        )

@@ -1,0 +1,359 @@
+"""Steps of training of a model that has a copy on each of several devices, or in each process.
+
+Of several devices ``tf.distribute.MirroredStrategy`` has a copy of each variable on each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from typing import Any
+
+import tensorflow as tf
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Settings, Tensor, Weighted
+from d2ldev.operations.parallel import Part, parts_to_train_on
+from d2ldev.processes.group import Group
+from d2ldev_tensorflow.devices import OF_THE_HOST
+from d2ldev_tensorflow.models import compute_at, inner_optimizers, own_variables
+from d2ldev_tensorflow.strict import mixing
+from d2ldev_tensorflow.training.learner import TensorFlowLearner
+from d2ldev_tensorflow.training.optimizers import made
+
+
+class _OfParts:
+    """A strategy in which a loss of Keras' is the mean over the examples of its own device.
+
+    Keras divides its losses, and no other functions, by this number, so that those of all devices
+    add up. Here each is multiplied by the share of the device instead.
+    """
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        return 1
+
+
+class _Strategy(_OfParts, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+    """Of several devices."""
+
+
+class GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+    """Of several processes."""
+
+
+class TensorFlowParallelLearner(TensorFlowLearner):
+    """A Keras model whose variables have a copy on each of several devices while it is trained.
+
+    ``sync`` gives them back the ``tf.Variable``s that they had, with what was learned.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
+    ) -> None:
+        self._devices = devices
+        # Not the default, whose groups of devices have numbers that two strategies of one process
+        # share: after one of two devices, one of three fails.
+        is_virtual = framework.virtual_gpus is not None
+        reduction = (
+            tf.distribute.ReductionToOneDevice if is_virtual else tf.distribute.NcclAllReduce
+        )
+        self._strategy = _Strategy(
+            [framework.devices.native(device) for device in devices], reduction()
+        )
+        self._single: list[tuple[Any, Any]] = []
+        self._mirrored: dict[int, Any] = {}
+        # An optimizer of its own, and none that learners share.
+        super().__init__(framework, model, settings._replace(optimizer=made(settings)))
+        self.settings = settings
+
+    def sync(self) -> None:
+        self._gather()
+        super().sync()
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self._gather()
+        for optimizer in _optimizers(parts["optimizer"]):
+            _check_optimizer(optimizer, len(self._devices))
+        super().replace(parts)
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        self._gather()
+        return super().parts
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        self._gather()
+        return super().evaluate(inputs, y)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        self._gather()
+        return super().predict(inputs)
+
+    def _get_ready(self, device: Device | None) -> None:
+        self._gather()
+        super()._get_ready(device)
+        self._step = self._together(self._train)
+        self._accumulate = self._together(self._added)
+        self._apply = self._together(self._applied)
+        self._mirrored = {}
+
+    def _together(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a method that runs on all devices at once, each with operands of its own."""
+
+        def run(*operands: Any) -> Any:
+            return self._strategy.run(method, operands)
+
+        traced = tf.function(partial(run), autograph=False)  # a partial, as in ``_traced``
+
+        def call(*operands: Any) -> Any:
+            self._spread()
+            return traced(*operands)
+
+        return call
+
+    # -- a step -----------------------------------------------------------------------------------
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        if not self._is_ready:
+            self.build(inputs)
+        parts = parts_to_train_on(self._framework, (inputs, y), self._devices, is_filled=True)
+        number = sum(part.number for part in parts)
+        pairs = zip(parts, self._shares(y, parts), strict=True)
+        flat = [[*tf.nest.flatten(part.operands), share] for part, share in pairs]
+        *operands, share = [self._one_for_each(column) for column in zip(*flat, strict=True)]
+        inputs, y = tf.nest.pack_sequence_as(parts[0].operands, operands)
+        with mixing():
+            loss, prediction = super().step(inputs, (y, share))
+        with mixing(), tf.device(self._framework.devices.native(self._device)):
+            loss = tf.add_n(self._strategy.experimental_local_results(loss))
+            whole = tf.nest.map_structure(lambda x: self._joined(x, number), prediction)
+            return loss, whole
+
+    def _one_for_each(self, values: Sequence[Any]) -> Any:
+        """Return a value that is another one on each device."""
+        if not isinstance(values[0], tf.Tensor):
+            return values[0]
+        return self._strategy.experimental_distribute_values_from_function(
+            lambda context: values[context.replica_id_in_sync_group]
+        )
+
+    def _joined(self, prediction: Any, number: int) -> Any:
+        if prediction is None:
+            return None
+        parts = self._strategy.experimental_local_results(prediction)
+        return tf.concat(parts, 0)[:number] if parts[0].shape.rank else parts[0]
+
+    def _shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
+        """Return what share of the loss of a batch each part of it has; 0 if it is empty."""
+        each = [tf.constant(part.share, tf.float64) for part in parts]
+        if not isinstance(y, Weighted):
+            return each
+        sums = [
+            tf.reduce_sum(tf.cast(part.operands[1].weights, tf.float64)) * (part.number > 0)
+            for part in parts
+        ]
+        total = tf.add_n(sums)
+        # Where all weights are 0, the loss is what layers add to it.
+        pairs = zip(sums, each, strict=True)
+        return [tf.where(total == 0, share, tf.math.divide_no_nan(x, total)) for x, share in pairs]
+
+    def _there(self) -> AbstractContextManager[Any]:
+        return nullcontext()  # each device has a scope of its own
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, (y, share) = batch
+        loss, prediction, gradients = self._gradients(inputs, y, share)
+        return loss * tf.cast(share, loss.dtype), prediction, gradients
+
+    def _update(self, gradients: list[Any]) -> None:
+        context = tf.distribute.get_replica_context()
+        used = [tf.convert_to_tensor(each) for each in gradients if each is not None]
+        whole = iter(context.all_reduce(tf.distribute.ReduceOp.SUM, used))
+        gradients = [None if each is None else next(whole) for each in gradients]
+        if self.settings.gradient_clip_val:
+            gradients = self._clipped(gradients)
+        self._stepping.apply(gradients, self._variables)
+
+    # -- one variable and several -----------------------------------------------------------------
+
+    def _spread(self) -> None:
+        """Give each variable a copy on each device, with its value."""
+        if self._single:
+            return
+        with tf.init_scope(), self._strategy.scope():
+            for variable in _all_variables(self._model, self._optimizer):
+                single = variable._value
+                if single is None:
+                    continue
+                self._single.append((variable, single))
+                if id(variable) in self._mirrored:
+                    variable._value = self._mirrored[id(variable)]
+                    variable._value.assign(single)
+                else:
+                    variable._initialize(tf.convert_to_tensor(single))
+                    self._mirrored[id(variable)] = variable._value
+        self._settle(self._strategy, "")
+
+    def _gather(self) -> None:
+        """Give each variable back the one that it had, with the value of the first device."""
+        if not self._single:
+            return
+        with tf.init_scope():
+            for variable, single in self._single:
+                first, *_ = self._strategy.experimental_local_results(variable._value)
+                single.assign(first)
+                variable._value = single
+        self._single = []
+        self._settle(tf.distribute.get_strategy(), self._framework.devices.native(self._device))
+
+    def _settle(self, strategy: Any, native: str) -> None:
+        for layer in self._model._flatten_layers():
+            compute_at(layer, native)
+        for optimizer in _optimizers(self._optimizer):
+            compute_at(optimizer, native)
+            optimizer._distribution_strategy = strategy
+            # What it is given is added up already. Past ``__setattr__``, which looks for state.
+            vars(optimizer).pop("_all_reduce_sum_gradients", None)
+            if strategy is self._strategy:
+                vars(optimizer)["_all_reduce_sum_gradients"] = list
+            # By the names of variables, which are others now.
+            optimizer._trainable_variables_indices = {
+                optimizer._var_key(x): number
+                for number, x in enumerate(optimizer._trainable_variables)
+            }
+
+
+class TensorFlowGroupLearner(TensorFlowLearner):
+    """A model of which each of several processes has one, with gradients that are added up.
+
+    What layers keep besides, such as the statistics of a normalization, is rank 0's after a step.
+    """
+
+    def __init__(
+        self, framework: Framework, model: Any, settings: Settings, group: Group, strategy: Any
+    ) -> None:
+        self._is_first = group.rank == 0
+        self._strategy = strategy
+        super().__init__(framework, model, settings)
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        assert self.portion is not None
+        # A tensor: what is traced holds for any number.
+        return super().step(inputs, (y, tf.constant(self.portion.share, tf.float64)))
+
+    def _get_ready(self, device: Device | None) -> None:
+        super()._get_ready(device)
+        kept = [x for x in self._model.variables if not x.trainable]
+        self._is_synchronized = False
+        if self._is_layer:
+            # Those of a layer that is frozen do not change, and may be many.
+            layers = list(self._model._flatten_layers())
+            kept = [x for layer in layers for x in layer._non_trainable_variables]
+            self._is_synchronized = any(getattr(each, "synchronized", False) for each in layers)
+        self._kept = [x for x in map(_variable, kept) if x.dtype.is_floating]
+        variables = _all_variables(self._model, self._optimizer)
+        self._begin_as_first([*map(_variable, variables)])
+
+    def _begin_as_first(self, variables: list[Any]) -> None:
+        """Give variables the values that they have in the process of rank 0."""
+        variables = [x for x in variables if x.dtype not in OF_THE_HOST]
+        values = [tf.cast(x, _sent_as(x.dtype)) for x in variables]
+        for variable, value in zip(variables, self._added_up(self._of_first(values)), strict=True):
+            variable.assign(tf.cast(value, variable.dtype))
+
+    def _dependencies(self, is_named: bool) -> Any:
+        return type(self), super()._dependencies(is_named)
+
+    def _differentiated(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        if self._is_synchronized:  # such a layer asks the strategy that it is called in
+            return self._strategy.run(self._of_part, (batch,))
+        return self._of_part(batch)
+
+    def _of_part(self, batch: tuple[Any, ...]) -> tuple[Tensor, Any, list[Any]]:
+        *inputs, (y, share) = batch
+        with self._there():
+            return self._gradients(inputs, y, share)
+
+    def _update(self, gradients: list[Any]) -> None:
+        used = [each for each in gradients if each is not None]
+        sums = self._added_up([*used, *self._of_first(self._kept)])
+        whole = iter(sums)
+        super()._update([None if each is None else next(whole) for each in gradients])
+        for variable, value in zip(self._kept, whole, strict=True):
+            variable.assign(value)
+
+    def _of_first(self, values: list[Any]) -> list[Any]:
+        """Return values whose sums over the processes are those of rank 0."""
+        return [x if self._is_first else tf.zeros_like(x) for x in values]
+
+    def _added_up(self, values: list[Any]) -> list[Any]:
+        """Return the sums over the processes of tensors, on the device of the model."""
+        extended = self._strategy.extended
+        found: dict[int, Any] = {}
+        with mixing():
+            with self._strategy.scope(), tf.device(extended.worker_devices[0]):
+                for dtype in dict.fromkeys(x.dtype for x in values):  # what is sent at once has one
+                    numbers = [i for i, x in enumerate(values) if x.dtype == dtype]
+                    sent = [_copied(values[i]) for i in numbers]
+                    sums = extended.batch_reduce_to("SUM", [(x, x) for x in sent])
+                    found.update(zip(numbers, sums, strict=True))
+            with self._there():
+                results = self._strategy.experimental_local_results
+                return [_copied(results(found[i])[0]) for i in range(len(values))]
+
+
+def _variable(x: Any) -> Any:
+    """Return TensorFlow's variable of Keras' one."""
+    return x if isinstance(x, tf.Variable) else x.value
+
+
+def _sent_as(dtype: Any) -> Any:
+    """Return a dtype that has the same numbers, and that TensorFlow adds up over processes."""
+    if dtype in (tf.float16, tf.bfloat16, tf.float32, tf.float64, tf.int32, tf.int64):
+        return dtype
+    return tf.float64 if dtype.is_floating else tf.int64
+
+
+def _copied(x: Any) -> Any:
+    """Return a tensor, or an ``IndexedSlices``, on the device of the scope."""
+    return tf.nest.map_structure(tf.identity, x, expand_composites=True)
+
+
+def _optimizers(outermost: Any) -> Iterator[Any]:
+    """Yield an optimizer, if there is one, and those that it wraps."""
+    if outermost is not None:
+        yield outermost
+        for _, inner in inner_optimizers(outermost):
+            yield from _optimizers(inner)
+
+
+def _all_variables(model: Any, optimizer: Any) -> list[Any]:
+    """Return the variables of a model and of its optimizers, each once."""
+    found = [*model.variables]
+    for each in _optimizers(optimizer):
+        found += own_variables(each)
+    return list({id(x): x for x in found}.values())
+
+
+def _check_optimizer(optimizer: Any, number: int) -> None:
+    """Refuse an optimizer that a mirrored strategy cannot run.
+
+    It changes no variable in a ``tf.cond``, and its variables have other names than the user's.
+    """
+    is_averaged = getattr(optimizer, "use_ema", False)
+    refused = {
+        "ema_overwrite_frequency": is_averaged and optimizer.ema_overwrite_frequency,
+        "gradient_accumulation_steps": getattr(optimizer, "gradient_accumulation_steps", None),
+        "optimizers for some variables": hasattr(optimizer, "_inner_optimizers"),
+    }
+    for what, is_used in refused.items():
+        if is_used:
+            raise UnsupportedValueError(
+                f"train on {number} devices with {describe(optimizer)}",
+                f"tf.distribute.MirroredStrategy cannot have its {what}",
+                "leave these out, with Trainer(accumulate=...) for gradient_accumulation_steps; "
+                "or num_gpus=1",
+            )
