@@ -33,6 +33,8 @@ from d2ldev_conformance.requirement import ROOMS
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
+# PyTorch's compiler starts it where tqdm is installed; it ends with the process.
+_LASTING = {"tqdm_monitor"}
 # How long a thread may take to end that was told to, in seconds.
 _GRACE = 1.0
 
@@ -151,7 +153,8 @@ def threads(leaks: list[str]) -> Iterator[None]:
     finally:
         for thread in threading.enumerate():
             # A thread that Python did not start is a framework's own; nobody can join it.
-            if thread in before or isinstance(thread, threading._DummyThread):
+            is_foreign = isinstance(thread, threading._DummyThread) or thread.name in _LASTING
+            if thread in before or is_foreign:
                 continue
             thread.join(_GRACE)
             if thread.is_alive():

@@ -138,6 +138,7 @@ def test_a_test_passes_that_leaks_nothing(run_test):
         "monkeypatch.chdir(tmp_path)",
         "open('a file', 'w').close()",
         "tempfile.TemporaryDirectory().cleanup()",
+        "threading.Thread(target=threading.Event().wait, name='tqdm_monitor', daemon=True).start()",
         "thread = threading.Thread(target=print)",
         "thread.start()",
         "thread.join()",
