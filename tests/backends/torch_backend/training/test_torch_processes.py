@@ -1,22 +1,27 @@
 """PyTorch in several processes: what DDP is told, and the processes that ``fit`` starts."""
 
+import json
 import os
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import same_numbers
 import torch
-from launched import variables
+from launched import environment, variables
 from lost_processes import assert_all_end
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from processes_program import RUNS, batches, mlp
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from d2ldev import Trainer
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.framework import Settings
 from d2ldev.processes.join import free_port
 
 nightly = pytest.mark.nightly
@@ -117,6 +122,87 @@ def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
 @pytest.mark.parametrize("number", range(3))
 def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, lost, number):
     assert_all_end(torch_backend, tmp_path, how, lost, shard)
+
+
+# -- other launchers, and a program that has started the engine itself ----------------------------
+
+FIT = """
+import json, os, sys
+import torch
+from processes_program import batches, mlp
+from d2ldev import Trainer
+if "engine" in sys.argv:
+    torch.distributed.init_process_group("gloo")
+net = mlp()
+Trainer(2, backend="torch").fit(net, batches(), loss="cross_entropy", optimizer="adam", lr=0.02)
+found = {name: x.tolist() for name, x in net.state_dict().items()}
+size = torch.ones(1)
+torch.distributed.all_reduce(size)
+with open(os.environ["RANK"], "w") as file:
+    json.dump([found, size.item()], file)
+if "engine" in sys.argv:
+    torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("argument", ["", pytest.param("engine", marks=nightly)])
+def test_torchrun_needs_no_launcher_of_ours(tmp_path, argument):
+    (tmp_path / "train.py").write_text(FIT)
+    folders = [Path(__file__).parent, Path(same_numbers.__file__).parent]
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    run += ["--log-dir", "logs", "train.py", argument]
+    done = subprocess.run(
+        [sys.executable, *map(str, run)],
+        env=environment(PYTHONPATH=searched(folders), OMP_NUM_THREADS="1"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    net = mlp()
+    fit = Trainer(2, backend="torch").fit
+    fit(net, batches(), loss="cross_entropy", optimizer="adam", lr=0.02)
+    for rank in range(2):
+        found, size = json.loads((tmp_path / str(rank)).read_text())
+        assert size == 2  # the engine is there as before
+        for name, x in net.state_dict().items():
+            np.testing.assert_allclose(found[name], x, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@contextmanager
+def started(*arguments, **options):
+    """Have torch's engine in the block."""
+    torch.distributed.init_process_group(*arguments, **options)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_engine_between_processes_that_no_launcher_has_named_is_refused(torch_backend):
+    with started("fake", rank=0, world_size=2, store=FakeStore()):
+        with pytest.raises(UnsupportedValueError, match="no RANK and WORLD_SIZE") as caught:
+            Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
+        assert torch.distributed.is_initialized()
+    assert "torchrun's variables" in caught.value.fix
+
+
+def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
+    with started("fake", rank=0, world_size=1, store=FakeStore()):
+        Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
+        assert torch.distributed.is_initialized()
+
+
+def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend):
+    group = SimpleNamespace(rank=0, size=2)
+    learner = torch_backend.framework.parallel.learner_of_group
+    with (
+        started("cuda:fake", rank=0, world_size=2, store=FakeStore()),
+        pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU"),
+    ):
+        learner(mlp(), Settings(), group)
 
 
 # -- processes that fit starts --------------------------------------------------------------------
