@@ -14,7 +14,7 @@ import pytest
 import same_numbers
 import torch
 from launched import environment, variables
-from lost_processes import assert_all_end
+from lost_processes import assert_all_end, assert_started_again
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from processes_program import RUNS, batches, mlp
@@ -122,6 +122,11 @@ def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
 @pytest.mark.parametrize("number", range(3))
 def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, lost, number):
     assert_all_end(torch_backend, tmp_path, how, lost, shard)
+
+
+@nightly
+def test_a_run_that_has_lost_a_process_is_started_again(torch_backend, tmp_path):
+    assert_started_again(torch_backend, tmp_path)
 
 
 # -- other launchers, and a program that has started the engine itself ----------------------------
