@@ -241,6 +241,46 @@ def test_a_model_with_lazy_modules_comes_back_built(virtual):
     torch.testing.assert_close(fit(2), fit(1))
 
 
+SESSION = """
+import torch
+from processes_program import batches, mlp
+import d2ldev
+from d2ldev import Trainer
+
+class Own(torch.nn.Sequential):
+    pass
+
+def loss_of(net):
+    return Trainer(2, 2, backend="torch").fit(net, batches(), loss="cross_entropy")["loss"]
+
+print(loss_of(mlp()))
+try:
+    loss_of(Own(mlp()))
+except d2ldev.UnsupportedValueError as error:
+    print(error)
+"""
+
+
+@nightly
+def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(virtual, tmp_path):
+    folders = [Path(__file__).parent, Path(same_numbers.__file__).parent]
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=SESSION,
+        env=environment(PYTHONPATH=searched(folders), D2LDEV_VIRTUAL_GPUS="2"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    loss, refusal, fix = done.stdout.splitlines()
+    history = Trainer(2, 1, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
+    np.testing.assert_allclose(json.loads(loss), history["loss"], rtol=TOLERANCE)
+    assert "Own is of this session, which no other process can import" in refusal
+    assert "d2ldev launch --processes 2 train.py" in fix
+
+
 @nightly
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
