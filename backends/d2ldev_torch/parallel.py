@@ -29,7 +29,7 @@ _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (
         "each process's part",
-        "on GPUs of hardware net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+        "on GPUs net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
     ),
 }
 

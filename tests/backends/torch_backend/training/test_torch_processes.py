@@ -17,11 +17,12 @@ from launched import environment, variables
 from lost_processes import assert_all_end, assert_started_again
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
-from processes_program import RUNS, batches, mlp
+from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework import Settings
+from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
 
 nightly = pytest.mark.nightly
@@ -76,12 +77,35 @@ def test_all_processes_end_with_the_same_parameters(together):
                 assert np.array_equal(found[name][0][key], x), (name, key)
 
 
-def test_running_means_are_those_of_the_part_of_rank_0(together):
-    values, history = zip(*(found["batch_norm"] for found in together), strict=True)
-    for found in values[1:]:
-        for key, x in values[0].items():
-            assert np.array_equal(found[key], x), key
-    assert history[1:] == history[:-1]
+def test_a_batch_normalization_has_the_statistics_of_each_part_and_keeps_those_of_rank_0(together):
+    net = normalized()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for _ in range(2):
+        for batch in NORMALIZED:
+            x, y = map(torch.as_tensor, batch)
+            optimizer.zero_grad()
+            losses.append(_losses_of_parts(net, x, y, len(together)))
+            optimizer.step()
+    for values, history in (found["batch_norm"] for found in together):
+        for key, x in net.state_dict().items():
+            np.testing.assert_allclose(values[key], x, rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)
+        curve = np.reshape(losses, (2, 2)).mean(1)
+        np.testing.assert_allclose(history["loss"], curve, rtol=TOLERANCE)
+
+
+def _losses_of_parts(net, x, y, number):
+    """Compute gradients of the mean over a batch, in parts of which the first one's means stay."""
+    total = 0.0
+    for rank in range(number):
+        part = slice(*bounds(len(x), rank, number))
+        kept = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        loss = torch.nn.functional.cross_entropy(net(x[part]), y[part], reduction="sum") / len(x)
+        loss.backward()
+        total += loss.item()
+        if rank:
+            net.load_state_dict(kept, strict=False)
+    return total
 
 
 def test_each_process_has_masks_of_its_own(together):
@@ -224,6 +248,23 @@ def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
 
     for x, y in zip(fit(2), fit(1), strict=True):
         torch.testing.assert_close(x, y)
+
+
+@nightly
+@pytest.mark.parametrize("precision", ["model", "bf16"])
+def test_a_batch_normalization_of_the_whole_batch_is_that_of_one_gpu(virtual, precision):
+    def fit(number):
+        net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalized())
+        trainer = Trainer(2, number, backend=virtual, batch_norm="global", precision=precision)
+        history = trainer.fit(net, batches((8, 7)), batches((8,)), loss="cross_entropy", lr=0.1)
+        return {name: x.detach().cpu().numpy() for name, x in net.state_dict().items()}, history
+
+    (values, history), (expected, curves) = fit(2), fit(1)
+    tolerance = TOLERANCES.get(precision, TOLERANCE)
+    for name, x in expected.items():
+        np.testing.assert_allclose(values[name], x, rtol=tolerance, atol=tolerance, err_msg=name)
+    for name, curve in curves.items():
+        np.testing.assert_allclose(history[name], curve, rtol=tolerance)
 
 
 def test_processes_on_virtual_gpus_print_nothing(virtual, capfd):
