@@ -131,11 +131,7 @@ def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property)
 
 @nightly
 def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    # Some of the grid only: each fit starts its processes. A launch has trained all of it.
-    chosen = ["mlp, adam, not clipped", "lenet, momentum, clipped"]
-    found = same_numbers.differences_of_gpus(
-        "torch", "processes_program", tmp_path / "found", chosen=chosen
-    )
+    found = same_numbers.differences_of_gpus("torch", "processes_program", tmp_path / "found")
     same_numbers.assert_same_numbers(found, record_property)
 
 
@@ -216,6 +212,16 @@ def test_an_engine_between_processes_that_no_launcher_has_named_is_refused(torch
             Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
         assert torch.distributed.is_initialized()
     assert "torchrun's variables" in caught.value.fix
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 2), (0, 3), (0, 1)])
+def test_an_engine_of_other_ranks_than_the_launcher_s_is_refused(torch_backend, rank, size):
+    group = SimpleNamespace(rank=0, size=2)
+    with (
+        started("fake", rank=rank, world_size=size, store=FakeStore()),
+        pytest.raises(UnsupportedValueError, match=f"has rank {rank} of {size} here.*rank 0 of 2"),
+    ):
+        torch_backend.framework.parallel.join(group)
 
 
 def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
