@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Learner, Settings, Sharded, Tensor, Training, Weighted
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Training, Weighted
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
     ADAM_EPSILON,
@@ -19,8 +19,9 @@ from d2ldev.framework.training import (
     MOMENTUM,
     WEIGHT_DECAY,
     state_refusal,
+    tell_epoch,
 )
-from d2ldev.operations.parallel import PartSampler
+from d2ldev.operations.parallel import PartSampler, ShardedLoader, sharded_copy
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import (
     check_labels,
@@ -68,7 +69,24 @@ class MXNetTraining(Training):
         self._framework = framework
 
     def sharded(self, loader: Any, rank: int, size: int) -> Any:
-        return ShardedLoader(loader, rank, size)
+        parts = PartSampler(loader._batch_sampler, rank, size)
+        parts.sampler = getattr(loader._batch_sampler, "_sampler", parts.sampler)
+        return sharded_copy(
+            loader,
+            mx.gluon.data.DataLoader,
+            parts,
+            ShardedGluonLoader,
+            _batch_sampler=parts,
+            _iter=None,  # batches that ``auto_reload`` has read ahead
+            _workers_of=loader,
+        )
+
+    def begin_epoch(self, loader: Any, epoch: int) -> None:
+        batches = loader._batch_sampler
+        # That of Gluon's own batches, else of the user's.
+        sampler = getattr(batches, "_sampler", getattr(batches, "sampler", None))
+        if tell_epoch(epoch, loader, batches, sampler):
+            loader.clean()  # what ``auto_reload`` has read ahead is of another epoch
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         return MXNetLearner(self._framework, model, settings)
@@ -94,30 +112,11 @@ class MXNetTraining(Training):
         return lambda: mx.random.seed(state)
 
 
-class ShardedLoader:
-    """The batches of a Gluon loader, of which one process reads its examples only."""
+class ShardedGluonLoader(ShardedLoader):
+    """A loader whose workers are those of another one, which lives as long."""
 
-    def __init__(self, loader: Any, rank: int, size: int) -> None:
-        self._parts = PartSampler(loader._batch_sampler, rank, size)
-        # Gluon's loaders do not show what they were made with.
-        self._loader = mx.gluon.data.DataLoader(
-            loader._dataset,
-            batch_sampler=self._parts,
-            batchify_fn=loader._batchify_fn,
-            num_workers=loader._num_workers,
-            pin_memory=loader._pin_memory,
-            pin_device_id=loader._pin_device_id,
-            prefetch=loader._prefetch,
-            thread_pool=loader._thread_pool,
-            timeout=loader._timeout,
-        )
-
-    def __len__(self) -> int:
-        return len(self._parts)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self._loader:
-            yield Sharded(batch, *self._parts.counts.popleft())
+    def __del__(self) -> None:
+        """Leave the workers to the other loader, which ends them."""
 
 
 class MXNetLearner(Learner):

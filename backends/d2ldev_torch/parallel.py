@@ -29,7 +29,7 @@ _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (
         "each process's part",
-        "on GPUs of hardware net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+        "on GPUs net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
     ),
 }
 
@@ -63,7 +63,8 @@ class TorchParallel(Parallel):
     # -- several processes ------------------------------------------------------------------------
 
     def is_joined(self) -> bool:
-        return distributed.is_available() and distributed.is_initialized()
+        is_there = distributed.is_available() and distributed.is_initialized()
+        return is_there and distributed.get_world_size() > 1
 
     def join(self, group: Group) -> None:
         attempted = f"train in {group.size} processes"
@@ -71,7 +72,7 @@ class TorchParallel(Parallel):
             raise UnsupportedValueError(
                 attempted, "this build of torch has no torch.distributed", "pip install torch"
             )
-        if self.is_joined():
+        if distributed.is_initialized():
             found = distributed.get_rank(), distributed.get_world_size()
             if found != (group.rank, group.size):
                 raise UnsupportedValueError(
@@ -82,13 +83,20 @@ class TorchParallel(Parallel):
                     "leave the call out",
                 )
             return
+        host, _, port = group.addresses[0].rpartition(":")
+        timeout = timedelta(seconds=2 * group.timeout)
         with _through_interface(group.addresses[group.rank].rpartition(":")[0]):
+            # Not by ``init_method``: under torchrun rank 0 would leave it to the agent to listen.
+            # https://github.com/pytorch/pytorch/blob/main/torch/distributed/rendezvous.py
+            store = distributed.TCPStore(  # type: ignore[attr-defined]
+                host, int(port), group.size, is_master=group.rank == 0, timeout=timeout
+            )
             distributed.init_process_group(
                 self._engines(),
-                init_method=f"tcp://{group.addresses[0]}",
+                store=store,
                 rank=group.rank,
                 world_size=group.size,
-                timeout=timedelta(seconds=2 * group.timeout),
+                timeout=timeout,
             )
         atexit.register(_leave, group)
 
@@ -104,9 +112,23 @@ class TorchParallel(Parallel):
             from d2ldev_torch.training.sharded import TorchShardLearner
 
             return TorchShardLearner(self._framework, model, settings, group)
+        _check_engine(model, group)
         from d2ldev_torch.training.replicated import TorchGroupLearner
 
         return TorchGroupLearner(self._framework, model, settings, group)
+
+
+def _check_engine(model: Any, group: Group) -> None:
+    """Refuse a model on the CPU where the program has started an engine for GPUs alone."""
+    engines = distributed.get_backend_config()
+    is_on_cpu = isinstance(model, torch.nn.Module) and any(x.is_cpu for x in model.parameters())
+    if is_on_cpu and "cpu:" not in engines:
+        raise UnsupportedValueError(
+            f"train a model on the CPU in {group.size} processes",
+            f"the program has started torch.distributed with {engines}, and so not for the CPU",
+            "Trainer(max_epochs, num_gpus=1), or torch.distributed.init_process_group() with "
+            "'cpu:gloo,cuda:nccl', or leave the call out",
+        )
 
 
 _INTERFACE = "GLOO_SOCKET_IFNAME"

@@ -189,10 +189,18 @@ class Framework:
 
         Raises:
             PeerLostError: if the others do not come.
-            UnsupportedValueError: if the framework trains in one process only, or the processes are
-                of different programs.
+            UnsupportedValueError: if the framework trains in one process only, the processes are
+                of different programs, or the program has started the engine without a launch.
         """
         if (peers := launched()) is None:
+            if self.parallel.is_joined():
+                raise UnsupportedValueError(
+                    "train in a process of its own",
+                    f"the program has started the engine of {self.name} between several processes, "
+                    "and they have no RANK and WORLD_SIZE by which d2ldev would know of them",
+                    "d2ldev launch, or torchrun's variables before Trainer(...); or end the engine "
+                    "before fit, where each process trains a model of its own",
+                )
             return None
         self.require(
             "train in several processes",

@@ -92,7 +92,7 @@ class Parallel:
     # -- several processes ------------------------------------------------------------------------
 
     def is_joined(self) -> bool:
-        """Tell whether the framework's own engine is started, as a program may do it by itself."""
+        """Tell whether the program has started the framework's engine between processes itself."""
         return False
 
     def join(self, group: Group) -> None:

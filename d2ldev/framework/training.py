@@ -346,13 +346,32 @@ def state_refusal(part: str, problem: str) -> CheckpointError:
     )
 
 
-def shard_refusal(loader: object) -> UnsupportedValueError:
+def shard_refusal(
+    loader: object, problem: str = "nobody knows its examples before they are read"
+) -> UnsupportedValueError:
     """Return the error of data of which a process cannot read its part alone."""
     return UnsupportedValueError(
         f"shard {describe(loader)}",
-        "nobody knows its examples before they are read",
+        problem,
         "trainer.fit(net, data): each process reads the batches and takes its part of them",
     )
+
+
+def tell_epoch(epoch: int, *told: Any) -> bool:
+    """Tell objects with ``set_epoch`` the number of the epoch, each once.
+
+    Args:
+        epoch: the number, from 0.
+        told: data, its samplers, or anything else.
+
+    Returns:
+        Whether one of them has ``set_epoch``.
+    """
+    setters = {id(each): getattr(each, "set_epoch", None) for each in told}
+    found = [setter for setter in setters.values() if callable(setter)]
+    for set_epoch in found:
+        set_epoch(epoch)
+    return bool(found)
 
 
 class Copier(ABC):
@@ -451,6 +470,17 @@ class Training:
             UnsupportedValueError: for a loader whose examples cannot be chosen by number.
         """
         raise shard_refusal(loader)
+
+    def begin_epoch(self, loader: Any, epoch: int) -> None:
+        """Tell a loader and its samplers the number of the epoch, where they have ``set_epoch``.
+
+        For a framework whose loaders call their samplers otherwise; the loader is of
+        ``sharded_types``, or any other data.
+        """
+        batches = getattr(loader, "batch_sampler", None)
+        # A ``batch_sampler`` of the user's has the sampler itself.
+        inner = getattr(batches, "sampler", None)
+        tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
 
     def copier(self, device: Device) -> Copier | None:
         """Return a copier that works beside a device; None if the device's queue copies as well.

@@ -104,7 +104,9 @@ def launch(request: Launch) -> int:
             if not status or received:
                 break
             if left:
-                _say(f"a process failed with status {status}: all are started again, {left} left")
+                _say(
+                    f"a process failed with status {status}: all are started again, {left - 1} left"
+                )
     return 128 + received[0] if received else status
 
 

@@ -5,6 +5,7 @@ Source: D2L, sections 13.5 and 13.6.
 
 from __future__ import annotations
 
+import types
 import zlib
 from collections import deque
 from collections.abc import Iterator, Sequence
@@ -12,8 +13,8 @@ from typing import Any, NamedTuple
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework, Tensor
-from d2ldev.framework.training import bounds
+from d2ldev.framework import Framework, Sharded, Tensor
+from d2ldev.framework.training import bounds, shard_refusal
 from d2ldev.nesting.kinds import OBJECT
 from d2ldev.nesting.walk import Flattened, flatten
 from d2ldev.operations import creation, moving, placing
@@ -142,6 +143,7 @@ class PartSampler:
 
     Attributes:
         sampler: that of ``batches``, whose generator the order depends on.
+        set_epoch: that of ``batches``, if they have it.
         counts: of each batch drawn so far, how many examples are its own, how many it has, and
             what ``content_of`` says of them.
     """
@@ -149,6 +151,8 @@ class PartSampler:
     def __init__(self, batches: Any, rank: int, size: int) -> None:
         self._batches, self._rank, self._size = batches, rank, size
         self.sampler = getattr(batches, "sampler", None)
+        if hasattr(batches, "set_epoch"):
+            self.set_epoch = batches.set_epoch
         self.counts: deque[tuple[int, int, str]] = deque()
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -162,10 +166,44 @@ class PartSampler:
     def __len__(self) -> int:
         return len(self._batches)
 
-    def set_epoch(self, epoch: int) -> None:
-        """Tell the other batches the number of the epoch, if they have ``set_epoch``."""
-        if callable(getattr(self._batches, "set_epoch", None)):
-            self._batches.set_epoch(epoch)
+
+class ShardedLoader:
+    """What comes first among the bases of a loader that ``sharded_copy`` returns."""
+
+    _parts: PartSampler
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in super().__iter__():  # type: ignore[misc]
+            yield Sharded(batch, *self._parts.counts.popleft())
+
+
+def sharded_copy(
+    loader: Any, known: type, parts: PartSampler, first: type = ShardedLoader, **attributes: Any
+) -> Any:
+    """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
+
+    It has the class of the other loader, with all that a user has added, and its attributes.
+
+    Args:
+        loader: of a framework's class or of one that is derived from it.
+        known: the framework's class.
+        parts: the numbers that it is to read.
+        first: ``ShardedLoader``, or a class derived from it.
+        attributes: those that are other than the loader's, such as where it has ``parts``.
+
+    Raises:
+        UnsupportedValueError: for a class with an ``__iter__`` of its own, because nobody knows
+            which of the batches that were chosen it yields.
+    """
+    own = type(loader)
+    if own.__iter__ is not known.__iter__:  # type: ignore[attr-defined]
+        raise shard_refusal(
+            loader, f"the __iter__ of {own.__name__} is its own, and may yield other batches"
+        )
+    other: Any = object.__new__(types.new_class(own.__name__, (first, own)))
+    # Not one by one: the framework's class and the user's may refuse that after ``__init__``.
+    vars(other).update({**vars(loader), **attributes}, _parts=parts)
+    return other
 
 
 def content_of(numbers: Any) -> str:

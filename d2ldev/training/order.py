@@ -17,7 +17,7 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, describe, shown
-from d2ldev.framework import Framework
+from d2ldev.framework import Framework, Training
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.training.data import ArrayLoader
 
@@ -27,12 +27,9 @@ def begin_epoch(data: Any, epoch: int) -> None:
 
     ``torch.utils.data.DistributedSampler`` shuffles by this number.
     """
-    batches = getattr(data, "batch_sampler", None)
-    # A ``batch_sampler`` of the user's has the sampler itself.
-    samplers = (getattr(data, "sampler", None), batches, getattr(batches, "sampler", None))
-    for each in {id(each): each for each in (data, *samplers)}.values():
-        if callable(getattr(each, "set_epoch", None)):
-            each.set_epoch(epoch)  # type: ignore[union-attr]
+    framework = framework_of_loader(data, "sharded_types")
+    training = Training() if framework is None else framework.training
+    training.begin_epoch(data, epoch)
 
 
 class Order:

@@ -11,6 +11,7 @@ import os
 import pickle
 import shutil
 import signal
+import sys
 import tempfile
 import threading
 import time
@@ -19,6 +20,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from d2ldev.backend import Backend
@@ -66,14 +68,15 @@ def trained_in_processes(
             # In one pickle, so that an optimizer keeps its model.
             states = random_states(trainer.backend.framework, trainer.device)
             work = (trainer, operands, settings, states)
-            Path(folder, "work").write_bytes(pickle.dumps(work))
+            with open(Path(folder, "work"), "wb") as file:
+                _Pickler(file).dump(work)
         except Exception as error:  # pickle raises many kinds
             raise _sending_refusal(number, said(error)) from error
         context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []
         receivers = []
         try:
-            with _environment(trainer.backend):
+            with _environment(trainer.backend), _importable_main():
                 port = free_port()
                 for i in range(number):
                     # As torchrun would set them.
@@ -113,6 +116,45 @@ def _environment(backend: Backend) -> Iterator[None]:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _importable_main() -> Iterator[None]:
+    """Let processes that are started in the block import nothing for a program without a file.
+
+    That of the standard input is called ``<stdin>``, which each of them would try to run.
+    """
+    main = sys.modules["__main__"]
+    name = vars(main).get("__file__")
+    if name is None or not _is_without_file():
+        yield
+        return
+    del main.__file__
+    try:
+        yield
+    finally:
+        main.__file__ = name
+
+
+def _is_without_file() -> bool:
+    """Tell whether no other process can import this program: ``python -c``, a notebook."""
+    main = sys.modules["__main__"]
+    name = getattr(main, "__file__", None)
+    has_name = getattr(main, "__spec__", None) is not None
+    return not has_name and (name is None or not os.path.exists(name))
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what only a program without a file has, before any process is started for it."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        is_of_main = isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__"
+        if is_of_main and _is_without_file():
+            raise pickle.PicklingError(
+                f"{obj.__qualname__} is of this session, which no other process can import: a "
+                "notebook, the standard input, or python -c"
+            )
+        return NotImplemented
 
 
 # -- in this process ------------------------------------------------------------------------------

@@ -467,7 +467,8 @@ class Trainer(Hooks):
 
         Args:
             data: an ``ArrayLoader``; a ``DataLoader`` of PyTorch's or of Gluon's that chooses its
-                examples by number; or a ``tf.data.Dataset`` of batches, which TensorFlow's threads
+                examples by number, or of a class derived from it, without an ``__iter__`` of its
+                own; or a ``tf.data.Dataset`` of batches, which TensorFlow's threads
                 make whole, and of which the process's part alone comes out.
 
         Returns:

@@ -1,4 +1,4 @@
-"""One of three processes is lost, at any instant after they have met."""
+"""One of several processes is lost: at any instant after they have met, or in an epoch."""
 
 import random
 import re
@@ -6,7 +6,8 @@ import socket
 from pathlib import Path
 
 import numpy as np
-from launched import left, run_processes
+from launched import environment, launched, left, run_processes
+from processes import searched
 from several_gpus import CLASSES, FEATURES, flat_batches
 
 from d2ldev import Trainer
@@ -60,11 +61,18 @@ train(backend, path, 10**6, shard=shard or None)
 
 
 def train(backend, path, epochs, **options):
-    """Train a small model, or go on with that; return its parameters."""
+    """Train a small model, or go on with that; return its parameters.
+
+    Args:
+        backend: the backend.
+        path: of the checkpoint, or None.
+        epochs: how many.
+        options: of the trainer.
+    """
     trainer = Trainer(epochs, 0, backend=backend, **options)
     net = backend.mlp([FEATURES, 8, CLASSES], seed=0)
     given = {"loss": "cross_entropy", "optimizer": "momentum", "lr": 0.01}
-    trainer.fit(net, flat_batches(), checkpoint=path, resume=True, **given)
+    trainer.fit(net, flat_batches(), checkpoint=path, resume=path is not None, **given)
     named = backend.named_tensors(trainer.model)
     return {name: backend.to_numpy(x) for name, x in named.items()}
 
@@ -103,3 +111,47 @@ def assert_all_end(backend, folder, how, lost, shard="", after="meeting"):
     resumed = train(backend, path, epochs)
     for name, values in train(backend, folder / "undisturbed", epochs).items():
         np.testing.assert_allclose(resumed[name], values, **TOLERANCE, err_msg=f"{delay}")
+
+
+_AGAIN = """
+import warnings
+warnings.simplefilter("ignore")
+from d2ldev import backend
+from lost_processes import train
+
+def end(epoch, history):
+    with open(f"begun {rank}", "a") as file:
+        file.write(f"{epoch} ")
+    if rank == 1 and epoch == 2 and not os.path.exists("killed"):
+        open("killed", "w").close()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+values = train(backend, "run.safetensors", 4, callback=end)
+show({name: x.tolist() for name, x in values.items()})
+"""
+
+
+def assert_started_again(backend, folder):
+    """Check that a launch goes on by itself when one of two processes has ended itself.
+
+    Args:
+        backend: of the framework, in this process.
+        folder: for the program and the checkpoint.
+    """
+    variables = environment(
+        D2LDEV_BACKEND=backend.name,
+        PYTHONPATH=searched([Path(__file__).parent]),
+        OMP_NUM_THREADS="1",
+        TF_CPP_MIN_LOG_LEVEL="3",
+    )
+    options = ["--processes", 2, "--restarts", 1]
+    done = launched(_AGAIN, folder, *options, env=variables, timeout=240)
+    assert done.status == 0, done.errors
+    assert "status 137: all are started again, 0 left" in done.errors
+    expected = train(backend, None, 4)
+    for (found,) in (done.values[rank] for rank in range(2)):
+        assert list(found) == list(expected)
+        for name, values in expected.items():
+            np.testing.assert_allclose(found[name], values, **TOLERANCE)
+    # The epoch whose state was being written is done again at most, and no other.
+    assert (folder / "begun 1").read_text() in ("0 1 2 3 ", "0 1 2 2 3 ")

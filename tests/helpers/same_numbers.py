@@ -61,10 +61,10 @@ def main(grid):
     """Train the whole grid in this process, and keep what it has learned in a file."""
     import d2ldev
 
-    name, folder, chosen, *numbers = sys.argv[1:]
+    name, folder, *numbers = sys.argv[1:]
     backend, found = d2ldev.get_backend(name), {}
     for case, (make, batches, options) in cases(grid).items():
-        for number in map(int, numbers) if not chosen or case in chosen else ():
+        for number in map(int, numbers):
             values, history = trained(
                 *(backend, make, batches, number),
                 loss="cross_entropy",
@@ -75,15 +75,15 @@ def main(grid):
     Path(folder, os.environ["RANK"]).write_bytes(pickle.dumps(found))
 
 
-def _learned(name, module, folder, processes, *num_gpus, begin, chosen=()):
+def _learned(name, module, folder, processes, *num_gpus, begin):
     """Return what each process has learned: ``(case, number of GPUs)`` -> values and history."""
     folder.mkdir()
     program = f"{begin}\nimport {module}, same_numbers\nsame_numbers.main({module}.GRID)"
     done = run_processes(
-        *(program, name, folder, "; ".join(chosen), *num_gpus),
+        *(program, name, folder, *num_gpus),
         number=processes,
         timeout=60,
-        limit=1800,
+        limit=3600,  # each fit of PyTorch on several GPUs starts its processes
         path=[Path(__file__).parent, Path(importlib.util.find_spec(module).origin).parent],
         environment={
             "D2LDEV_VIRTUAL_GPUS": str(max(num_gpus)),
@@ -95,7 +95,7 @@ def _learned(name, module, folder, processes, *num_gpus, begin, chosen=()):
     return [pickle.loads((folder / str(rank)).read_bytes()) for rank in range(processes)]
 
 
-def differences_of_gpus(name, module, folder, begin="", chosen=()):
+def differences_of_gpus(name, module, folder, begin=""):
     """Train on one to four virtual GPUs of one process; by how much that differs from one.
 
     Args:
@@ -103,12 +103,11 @@ def differences_of_gpus(name, module, folder, begin="", chosen=()):
         module: the name of one beside the test that has ``GRID``.
         folder: for what is learned; is made.
         begin: what the program begins with.
-        chosen: the names of some cases; none is all.
 
     Returns:
         ``(case, number of GPUs)`` -> ``difference``.
     """
-    (found,) = _learned(name, module, folder, 1, 1, *NUMBERS, begin=begin, chosen=chosen)
+    (found,) = _learned(name, module, folder, 1, 1, *NUMBERS, begin=begin)
     return {
         (case, number): difference(learned, found[case, 1])
         for (case, number), learned in found.items()
@@ -138,8 +137,6 @@ def assert_same_numbers(found, record_property):
         of_both = {
             case: value for (case, n), value in found.items() if n == number and optimizer in case
         }
-        if not of_both:  # it is not among those that were chosen
-            continue
         largest = max(of_both, key=of_both.get)
         record_property(f"{optimizer} on {number}", of_both[largest])
         print(f"{optimizer} on {number}: {of_both[largest]:.1e} ({largest})")

@@ -2,7 +2,7 @@
 
 The operands are given to the CPU kernel as CPU tensors, and its results are given to the virtual
 GPU. So results are the CPU's bit for bit, and an operator without a CPU kernel has none on virtual
-GPUs. Operands on different devices are refused here.
+GPUs, but for those of ``batch_norm.py``. Operands on different devices are refused here.
 """
 
 from __future__ import annotations

@@ -267,21 +267,25 @@ def test_what_a_killed_process_has_started_is_ended_too(tmp_path):
     assert not wait_until_gone(numbers)
 
 
-def test_a_run_is_started_again_and_ends_with_the_same_parameters(tmp_path):
-    code = TRAIN + (
-        """
+# The process with rank LOST ends itself, for the first time only.
+KILLED = (
+    TRAIN
+    + """
 def end(epoch, history):
     with open(f"begun {rank}", "a") as file:
         file.write(f"{epoch} ")
-    if rank == 1 and epoch == 2 and not os.path.exists("killed"):
+    if rank == LOST and epoch == 2 and not os.path.exists("killed"):
         open("killed", "w").close()
         os.kill(os.getpid(), signal.SIGKILL)
 show(train("run.safetensors", callback=end))
 """
-    )
-    found = launched(code, tmp_path, "--processes", 2, "--restarts", 3)
+)
+
+
+def test_a_run_is_started_again_and_ends_with_the_same_parameters(tmp_path):
+    found = launched(KILLED.replace("LOST", "1"), tmp_path, "--processes", 2, "--restarts", 3)
     assert found.status == 0, found.errors
-    assert "status 137: all are started again, 3 left" in found.errors
+    assert "status 137: all are started again, 2 left" in found.errors
     expected = launched(TRAIN + "show(train())", tmp_path).values[0][0]
     for rank in (0, 1):
         sums, history = found.values[rank][0]
@@ -299,16 +303,18 @@ def test_a_run_that_fails_again_and_again_ends(tmp_path):
     assert (tmp_path / "begun").read_text() == "xxx"
 
 
-def test_two_launchers_are_two_machines(tmp_path):
+def two_launchers(code, folder, *options):
+    """Run a program with a launcher for each of two machines; how these have ended."""
     address = f"127.0.0.1:{free_port()}"
-    program = written(tmp_path, TRAIN + "show([os.environ['LOCAL_RANK'], train()])")
+    program = written(folder, code)
     found = {}
 
     def run(node_rank):
-        options = ["--nodes", 2, "--node-rank", node_rank, "--address", address, "--processes", 2]
+        nodes = ["--nodes", 2, "--node-rank", node_rank, "--address", address, *options]
         found[node_rank] = subprocess.run(
-            command(*options, program),
+            command(*nodes, program),
             env=environment(),
+            cwd=folder,
             capture_output=True,
             text=True,
             timeout=LIMIT,
@@ -320,9 +326,27 @@ def test_two_launchers_are_two_machines(tmp_path):
         thread.start()
     for thread in threads:
         thread.join()
-    values = {**shown(found[0].stdout), **shown(found[1].stdout)}
+    return found[0], found[1]
+
+
+def test_two_launchers_are_two_machines(tmp_path):
+    code = TRAIN + "show([os.environ['LOCAL_RANK'], train()])"
+    first, second = two_launchers(code, tmp_path, "--processes", 2)
+    values = {**shown(first.stdout), **shown(second.stdout)}
     assert [values[rank][0][0] for rank in range(4)] == ["0", "1", "0", "1"]
     assert all(values[rank][0][1] == values[0][0][1] for rank in range(4))
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_two_launchers_start_a_run_again_on_both_machines(tmp_path, lost):
+    found = two_launchers(KILLED.replace("LOST", str(lost)), tmp_path, "--restarts", 1)
+    assert [each.returncode for each in found] == [0, 0], found
+    assert all("all are started again, 0 left" in each.stderr for each in found)
+    expected = launched(TRAIN + "show(train())", tmp_path).values[0][0]
+    for rank, each in enumerate(found):
+        ((sums, history),) = shown(each.stdout)[rank]
+        assert sums == pytest.approx(expected[0], rel=1e-4)
+        np.testing.assert_allclose(history["loss"], expected[1]["loss"], rtol=1e-5)
 
 
 def test_the_launcher_imports_no_framework():

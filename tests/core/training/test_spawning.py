@@ -1,5 +1,6 @@
 """``fit`` starts a process for each GPU where the framework needs one, and leaves none behind."""
 
+import json
 import os
 import signal
 import subprocess
@@ -170,16 +171,20 @@ def train():
 """
 
 
+def environment(folder):
+    kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
+    chosen = {"D2LDEV_BACKEND": "reference", "D2LDEV_VIRTUAL_GPUS": "2"}
+    chosen |= {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": searched(())}
+    return kept | chosen
+
+
 def started(folder, source):
     for name in ("begun", "temporary"):
         (folder / name).mkdir()
     (folder / "train.py").write_text(source)
-    kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    chosen = {"D2LDEV_BACKEND": "reference", "D2LDEV_VIRTUAL_GPUS": "2"}
-    chosen |= {"TMPDIR": str(folder / "temporary"), "PYTHONPATH": searched(())}
     return subprocess.Popen(
         [sys.executable, "train.py"],
-        env=kept | chosen,
+        env=environment(folder),
         cwd=folder,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -192,6 +197,55 @@ def test_a_program_that_is_not_guarded_is_told_what_to_do(tmp_path):
     said = started(tmp_path, f"{PROGRAM}\ntrain()\n").communicate(timeout=120)[1]
     assert "is not guarded by if __name__ == '__main__'" in said
     assert "d2ldev launch --processes 2 train.py" in said
+
+
+SESSION = """
+import numpy as np
+import d2ldev
+from d2ldev import Trainer
+
+class Own:
+    def on_step_end(self, step, loss):
+        pass
+
+backend = d2ldev.get_backend("reference")
+backend.framework.parallel.process_per_device = True
+data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
+def train(callback=None):
+    return Trainer(2, 2, callback=callback).fit(backend.mlp([3, 1], seed=0), data)["loss"]
+
+print(train())
+try:
+    train(Own())
+except d2ldev.UnsupportedValueError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("is_typed", [True, False], ids=["stdin", "-c"])
+def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(
+    reference, tmp_path, is_typed
+):
+    (tmp_path / "temporary").mkdir()
+    done = subprocess.run(
+        [sys.executable, *(["-"] if is_typed else ["-c", SESSION])],
+        input=SESSION if is_typed else "",
+        env=environment(tmp_path),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    loss, refusal, fix = done.stdout.splitlines()
+    data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3
+    trainer = Trainer(2, 1, backend=Backend(type(reference.framework)(virtual_gpus=1)))
+    expected = trainer.fit(trainer.backend.mlp([3, 1], seed=0), data)["loss"]
+    assert json.loads(loss) == pytest.approx(expected)
+    assert "Own is of this session, which no other process can import" in refusal
+    assert "d2ldev launch --processes 2 train.py" in fix
+    assert done.stderr == ""
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="asks Linux for the processes")

@@ -14,7 +14,7 @@ import optax
 import pytest
 import same_numbers
 from launched import run_processes
-from lost_processes import assert_all_end
+from lost_processes import assert_all_end, assert_started_again
 from machines import assert_two_machines_learn_what_one_process_learns
 from several_gpus import flat_batches, images, trained
 from test_jax_parallel import Dense, LeNet, Normalized, Own, Scaled
@@ -183,6 +183,11 @@ def test_the_loss_of_the_process_with_the_service_of_jax_is_an_error_of_the_othe
 def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, lost, number):
     # While its service is there, which it is until then, JAX itself may end the others.
     assert_all_end(backend, tmp_path, how, lost, after="loading")
+
+
+@pytest.mark.nightly
+def test_a_run_that_has_lost_a_process_is_started_again(backend, tmp_path):
+    assert_started_again(backend, tmp_path)
 
 
 def test_a_program_may_initialize_jax_itself():

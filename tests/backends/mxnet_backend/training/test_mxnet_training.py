@@ -7,6 +7,7 @@ import pytest
 from d2ldev_mxnet.framework import mx
 
 from d2ldev import UnsupportedValueError
+from d2ldev.training.order import begin_epoch
 
 nn = mx.gluon.nn
 # Gluon's recurrent layers themselves ask arrays by a name that MXNet has given up.
@@ -363,3 +364,92 @@ def test_processes_that_read_other_examples_know_it(backend):
 
     assert contents(0, seed=1) == contents(1, seed=1)
     assert contents(0, seed=1)[0] != contents(1, seed=2)[0]
+
+
+class Numbered(mx.gluon.data.Sampler):
+    """An order that depends on the number of the epoch."""
+
+    def __init__(self):
+        self.epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return iter(np.roll(np.arange(4), -self.epoch).tolist())
+
+    def __len__(self):
+        return 4
+
+
+class NumberedBatches:
+    """Batches of the user's, which are told the number, or have a sampler that is."""
+
+    def __init__(self, sampler):
+        self.sampler = sampler
+
+    def __iter__(self):
+        order = list(self.sampler)
+        return iter([order[:2], order[2:]])
+
+    def __len__(self):
+        return 2
+
+
+SAMPLED = {
+    "sampler": lambda: {"batch_size": 2, "sampler": Numbered()},
+    "batches": lambda: {"batch_sampler": mx.gluon.data.BatchSampler(Numbered(), 2)},
+    "own batches": lambda: {"batch_sampler": NumberedBatches(Numbered())},
+    "read ahead": lambda: {
+        "batch_size": 2,
+        "sampler": Numbered(),
+        "auto_reload": True,
+        "num_workers": 1,
+        "thread_pool": True,
+    },
+}
+
+
+@pytest.mark.parametrize("options", SAMPLED.values(), ids=SAMPLED)
+@pytest.mark.parametrize("size", [1, 2])
+def test_the_sampler_of_a_gluon_loader_is_told_the_number_of_the_epoch(backend, options, size):
+    loader = mx.gluon.data.DataLoader(np.arange(4), **options())
+    data = loader if size == 1 else backend.framework.training.sharded(loader, 0, size)
+    for epoch in (1, 3, 2):
+        begin_epoch(data, epoch)
+        found = [getattr(batch, "operands", batch).asnumpy()[0] for batch in data]
+        assert found == [epoch, (epoch + 2) % 4]
+    for each in (loader, data):
+        each.clean()  # so that the workers end
+
+
+class OwnLoader(mx.gluon.data.DataLoader):
+    """A loader with an attribute and a ``set_epoch`` of its own."""
+
+    scale = 1
+
+    def set_epoch(self, epoch):
+        self.scale = epoch
+
+
+class OwnIteration(mx.gluon.data.DataLoader):
+    def __iter__(self):
+        return itertools.chain(super().__iter__(), super().__iter__())
+
+
+def test_a_gluon_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(backend):
+    loader = OwnLoader(np.arange(4), 2, num_workers=1, thread_pool=True)
+    loader.note = ["mine"]
+    shard = backend.framework.training.sharded(loader, 1, 2)
+    begin_epoch(shard, 3)
+    assert isinstance(shard, OwnLoader)
+    assert shard.note is loader.note
+    assert (shard.scale, len(shard)) == (3, 2)
+    assert [part.operands.asnumpy().tolist() for part in shard] == [[1], [3]]
+    del shard  # with which the workers do not end
+    assert [x.asnumpy().tolist() for x in loader] == [[0, 1], [2, 3]]
+
+
+def test_a_gluon_loader_that_may_yield_other_batches_is_not_sharded(backend):
+    with pytest.raises(UnsupportedValueError, match="the __iter__ of OwnIteration is its own"):
+        backend.framework.training.sharded(OwnIteration(np.arange(4), 2), 0, 2)

@@ -324,11 +324,15 @@ SHARED = {
 RUNS |= SHARED
 
 
-def batch_norm():
-    """Return what a model with a batch normalisation has learned."""
+NORMALIZED = batches((8, 8))
+
+
+def normalized():
+    """Return a model with a batch normalisation."""
     torch.manual_seed(0)
-    net = torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3))
-    return _fit(net, batches((8, 8)), 2)
+    return torch.nn.Sequential(
+        torch.nn.Linear(3, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 3)
+    )
 
 
 def masks():
@@ -385,7 +389,7 @@ def main(path):
     warnings.simplefilter("ignore")
     d2ldev.set_backend("torch")
     found = {name: make() for name, make in RUNS.items()}
-    found["batch_norm"] = batch_norm()
+    found["batch_norm"] = _fit(normalized(), NORMALIZED, 2)
     found["masks"], found["resumed"] = masks(), resumed(path)
     found["left"] = left()  # the last one: no process goes on with the others after an error
     with open(f"{path}{RANK}", "wb") as file:

@@ -1,22 +1,28 @@
 """PyTorch in several processes: what DDP is told, and the processes that ``fit`` starts."""
 
+import json
 import os
 import pickle
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import same_numbers
 import torch
-from launched import variables
-from lost_processes import assert_all_end
+from launched import environment, variables
+from lost_processes import assert_all_end, assert_started_again
 from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
-from processes_program import RUNS, batches, mlp
+from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from d2ldev import Trainer
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.framework import Settings
+from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
 
 nightly = pytest.mark.nightly
@@ -71,12 +77,35 @@ def test_all_processes_end_with_the_same_parameters(together):
                 assert np.array_equal(found[name][0][key], x), (name, key)
 
 
-def test_running_means_are_those_of_the_part_of_rank_0(together):
-    values, history = zip(*(found["batch_norm"] for found in together), strict=True)
-    for found in values[1:]:
-        for key, x in values[0].items():
-            assert np.array_equal(found[key], x), key
-    assert history[1:] == history[:-1]
+def test_a_batch_normalization_has_the_statistics_of_each_part_and_keeps_those_of_rank_0(together):
+    net = normalized()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    losses = []
+    for _ in range(2):
+        for batch in NORMALIZED:
+            x, y = map(torch.as_tensor, batch)
+            optimizer.zero_grad()
+            losses.append(_losses_of_parts(net, x, y, len(together)))
+            optimizer.step()
+    for values, history in (found["batch_norm"] for found in together):
+        for key, x in net.state_dict().items():
+            np.testing.assert_allclose(values[key], x, rtol=TOLERANCE, atol=TOLERANCE, err_msg=key)
+        curve = np.reshape(losses, (2, 2)).mean(1)
+        np.testing.assert_allclose(history["loss"], curve, rtol=TOLERANCE)
+
+
+def _losses_of_parts(net, x, y, number):
+    """Compute gradients of the mean over a batch, in parts of which the first one's means stay."""
+    total = 0.0
+    for rank in range(number):
+        part = slice(*bounds(len(x), rank, number))
+        kept = {name: buffer.clone() for name, buffer in net.named_buffers()}
+        loss = torch.nn.functional.cross_entropy(net(x[part]), y[part], reduction="sum") / len(x)
+        loss.backward()
+        total += loss.item()
+        if rank:
+            net.load_state_dict(kept, strict=False)
+    return total
 
 
 def test_each_process_has_masks_of_its_own(together):
@@ -102,11 +131,7 @@ def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property)
 
 @nightly
 def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    # Some of the grid only: each fit starts its processes. A launch has trained all of it.
-    chosen = ["mlp, adam, not clipped", "lenet, momentum, clipped"]
-    found = same_numbers.differences_of_gpus(
-        "torch", "processes_program", tmp_path / "found", chosen=chosen
-    )
+    found = same_numbers.differences_of_gpus("torch", "processes_program", tmp_path / "found")
     same_numbers.assert_same_numbers(found, record_property)
 
 
@@ -117,6 +142,102 @@ def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
 @pytest.mark.parametrize("number", range(3))
 def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, lost, number):
     assert_all_end(torch_backend, tmp_path, how, lost, shard)
+
+
+@nightly
+def test_a_run_that_has_lost_a_process_is_started_again(torch_backend, tmp_path):
+    assert_started_again(torch_backend, tmp_path)
+
+
+# -- other launchers, and a program that has started the engine itself ----------------------------
+
+FIT = """
+import json, os, sys
+import torch
+from processes_program import batches, mlp
+from d2ldev import Trainer
+if "engine" in sys.argv:
+    torch.distributed.init_process_group("gloo")
+net = mlp()
+Trainer(2, backend="torch").fit(net, batches(), loss="cross_entropy", optimizer="adam", lr=0.02)
+found = {name: x.tolist() for name, x in net.state_dict().items()}
+size = torch.ones(1)
+torch.distributed.all_reduce(size)
+with open(os.environ["RANK"], "w") as file:
+    json.dump([found, size.item()], file)
+if "engine" in sys.argv:
+    torch.distributed.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("argument", ["", pytest.param("engine", marks=nightly)])
+def test_torchrun_needs_no_launcher_of_ours(tmp_path, argument):
+    (tmp_path / "train.py").write_text(FIT)
+    folders = [Path(__file__).parent, Path(same_numbers.__file__).parent]
+    run = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
+    run += ["--log-dir", "logs", "train.py", argument]
+    done = subprocess.run(
+        [sys.executable, *map(str, run)],
+        env=environment(PYTHONPATH=searched(folders), OMP_NUM_THREADS="1"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    net = mlp()
+    fit = Trainer(2, backend="torch").fit
+    fit(net, batches(), loss="cross_entropy", optimizer="adam", lr=0.02)
+    for rank in range(2):
+        found, size = json.loads((tmp_path / str(rank)).read_text())
+        assert size == 2  # the engine is there as before
+        for name, x in net.state_dict().items():
+            np.testing.assert_allclose(found[name], x, rtol=TOLERANCE, atol=TOLERANCE)
+
+
+@contextmanager
+def started(*arguments, **options):
+    """Have torch's engine in the block."""
+    torch.distributed.init_process_group(*arguments, **options)
+    try:
+        yield
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_an_engine_between_processes_that_no_launcher_has_named_is_refused(torch_backend):
+    with started("fake", rank=0, world_size=2, store=FakeStore()):
+        with pytest.raises(UnsupportedValueError, match="no RANK and WORLD_SIZE") as caught:
+            Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
+        assert torch.distributed.is_initialized()
+    assert "torchrun's variables" in caught.value.fix
+
+
+@pytest.mark.parametrize(("rank", "size"), [(1, 2), (0, 3), (0, 1)])
+def test_an_engine_of_other_ranks_than_the_launcher_s_is_refused(torch_backend, rank, size):
+    group = SimpleNamespace(rank=0, size=2)
+    with (
+        started("fake", rank=rank, world_size=size, store=FakeStore()),
+        pytest.raises(UnsupportedValueError, match=f"has rank {rank} of {size} here.*rank 0 of 2"),
+    ):
+        torch_backend.framework.parallel.join(group)
+
+
+def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
+    with started("fake", rank=0, world_size=1, store=FakeStore()):
+        Trainer(1, backend=torch_backend).fit(mlp(), batches(), loss="cross_entropy")
+        assert torch.distributed.is_initialized()
+
+
+def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend):
+    group = SimpleNamespace(rank=0, size=2)
+    learner = torch_backend.framework.parallel.learner_of_group
+    with (
+        started("cuda:fake", rank=0, world_size=2, store=FakeStore()),
+        pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU"),
+    ):
+        learner(mlp(), Settings(), group)
 
 
 # -- processes that fit starts --------------------------------------------------------------------
@@ -135,6 +256,23 @@ def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
         torch.testing.assert_close(x, y)
 
 
+@nightly
+@pytest.mark.parametrize("precision", ["model", "bf16"])
+def test_a_batch_normalization_of_the_whole_batch_is_that_of_one_gpu(virtual, precision):
+    def fit(number):
+        net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(normalized())
+        trainer = Trainer(2, number, backend=virtual, batch_norm="global", precision=precision)
+        history = trainer.fit(net, batches((8, 7)), batches((8,)), loss="cross_entropy", lr=0.1)
+        return {name: x.detach().cpu().numpy() for name, x in net.state_dict().items()}, history
+
+    (values, history), (expected, curves) = fit(2), fit(1)
+    tolerance = TOLERANCES.get(precision, TOLERANCE)
+    for name, x in expected.items():
+        np.testing.assert_allclose(values[name], x, rtol=tolerance, atol=tolerance, err_msg=name)
+    for name, curve in curves.items():
+        np.testing.assert_allclose(history[name], curve, rtol=tolerance)
+
+
 def test_processes_on_virtual_gpus_print_nothing(virtual, capfd):
     Trainer(1, 2, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
     assert capfd.readouterr() == ("", "")
@@ -148,6 +286,46 @@ def test_a_model_with_lazy_modules_comes_back_built(virtual):
         return net[0].weight.detach().cpu()
 
     torch.testing.assert_close(fit(2), fit(1))
+
+
+SESSION = """
+import torch
+from processes_program import batches, mlp
+import d2ldev
+from d2ldev import Trainer
+
+class Own(torch.nn.Sequential):
+    pass
+
+def loss_of(net):
+    return Trainer(2, 2, backend="torch").fit(net, batches(), loss="cross_entropy")["loss"]
+
+print(loss_of(mlp()))
+try:
+    loss_of(Own(mlp()))
+except d2ldev.UnsupportedValueError as error:
+    print(error)
+"""
+
+
+@nightly
+def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(virtual, tmp_path):
+    folders = [Path(__file__).parent, Path(same_numbers.__file__).parent]
+    done = subprocess.run(
+        [sys.executable, "-"],
+        input=SESSION,
+        env=environment(PYTHONPATH=searched(folders), D2LDEV_VIRTUAL_GPUS="2"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    loss, refusal, fix = done.stdout.splitlines()
+    history = Trainer(2, 1, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
+    np.testing.assert_allclose(json.loads(loss), history["loss"], rtol=TOLERANCE)
+    assert "Own is of this session, which no other process can import" in refusal
+    assert "d2ldev launch --processes 2 train.py" in fix
 
 
 @nightly

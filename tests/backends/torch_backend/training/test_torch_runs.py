@@ -331,6 +331,62 @@ def test_the_sampler_of_a_sharded_loader_is_told_the_number_of_the_epoch(torch_b
     assert sampler.epoch == 3
 
 
+class Counted(DataLoader):
+    """A loader with an attribute, a length and a ``set_epoch`` of its own."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.scale, self.epoch = 10, None
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return super().__len__() + self.scale
+
+
+def test_a_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(torch_backend):
+    loader = Counted(torch.arange(13), 4)
+    loader.note = ["mine"]
+    shard = torch_backend.framework.training.sharded(loader, 0, 2)
+    begin_epoch(shard, 3)
+    assert isinstance(shard, Counted)
+    assert shard.note is loader.note
+    assert (shard.epoch, shard.batch_size, len(shard)) == (3, 4, 14)
+    assert [x.tolist() for x in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12]]
+    assert [part.operands.tolist() for part in shard] == [[0, 1], [4, 5], [8, 9], [12]]
+
+
+class Repeating(DataLoader):
+    """A loader that yields each batch twice."""
+
+    def __iter__(self):
+        for batch in super().__iter__():
+            yield from (batch, batch)
+
+
+@pytest.mark.parametrize(
+    ("loader", "said"),
+    [
+        (lambda: Repeating(torch.arange(13), 4), "the __iter__ of Repeating is its own"),
+        (lambda: DataLoader(torch.arange(13), 4, num_workers=2, in_order=False), "in_order=False"),
+    ],
+    ids=["iter", "order"],
+)
+def test_a_loader_that_may_yield_other_batches_is_not_sharded(torch_backend, loader, said):
+    with pytest.raises(UnsupportedValueError, match=said) as caught:
+        torch_backend.framework.training.sharded(loader(), 0, 2)
+    assert "trainer.fit(net, data)" in caught.value.fix
+
+
+def test_workers_that_persist_read_the_part_of_a_sharded_loader(torch_backend):
+    loader = DataLoader(torch.arange(8), 4, num_workers=1, persistent_workers=True)
+    assert [x.tolist() for x in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    shard = torch_backend.framework.training.sharded(loader, 1, 2)
+    for _ in range(2):
+        assert [part.operands.tolist() for part in shard] == [[2, 3], [6, 7]]
+
+
 @pytest.mark.parametrize("options", [{"batch_size": None}, {"batch_size": 4}], ids=["bulk", "read"])
 def test_a_loader_that_does_not_choose_by_number_is_not_sharded(torch_backend, options):
     class Stream(data.IterableDataset):

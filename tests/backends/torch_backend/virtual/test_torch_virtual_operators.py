@@ -227,3 +227,47 @@ def test_in_a_strict_block_it_is_the_same_error(virtual, x):
     with virtual.strict(), pytest.raises(DeviceMismatchError) as caught:
         x + torch.ones(3, 3)
     assert caught.value.__cause__ is None
+
+
+# -- batch normalization of several parts, whose kernels are not the CPU's -------------------------
+
+
+def _normalized_in_parts(parts, gradients, weight, bias, running):
+    """Return results and gradients as ``SyncBatchNorm`` computes them, here in one process."""
+    stats = [torch.batch_norm_stats(part, 1e-5) for part in parts]
+    means, invstds = map(torch.stack, zip(*stats, strict=True))
+    counts = torch.tensor([part[:, 0].numel() for part in parts], device=weight.device)
+    mean, invstd = torch.batch_norm_gather_stats_with_counts(
+        parts[0], means, invstds, *running, 0.1, 1e-5, counts.to(running[0].dtype)
+    )
+    results = [torch.batch_norm_elemt(x, weight, bias, mean, invstd, 1e-5) for x in parts]
+    pairs = list(zip(gradients, parts, strict=True))
+    sums = [
+        torch.batch_norm_backward_reduce(g, x, mean, invstd, weight, True, True, True)
+        for g, x in pairs
+    ]
+    *totals, of_weight, of_bias = (sum(each) for each in zip(*sums, strict=True))
+    of_inputs = [
+        torch.batch_norm_backward_elemt(g, x, mean, invstd, weight, *totals, counts)
+        for g, x in pairs
+    ]
+    return torch.cat(results), torch.cat(of_inputs), of_weight, of_bias
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.float64, 1e-12), (torch.bfloat16, 0.02)]
+)
+def test_parts_of_a_batch_are_normalized_as_the_whole(virtual, dtype, tolerance):
+    torch.manual_seed(0)
+    x, gradient = torch.randn(7, 3, 4, dtype=dtype), torch.randn(7, 3, 4, dtype=dtype)
+    wide = torch.float64 if dtype == torch.float64 else torch.float32
+    weight, bias, *running = (torch.rand(3, dtype=wide) + i for i in range(4))
+    there = [each.clone().to("vgpu:1") for each in (weight, bias, *running)]
+    found = _normalized_in_parts(
+        x.to("vgpu:1").split([4, 3]), gradient.to("vgpu:1").split([4, 3]), *there[:2], there[2:]
+    )
+    operands = [each.to(wide).requires_grad_() for each in (x, weight, bias)]
+    result = functional.batch_norm(operands[0], *running, *operands[1:], training=True)
+    expected = (result, *torch.autograd.grad(result, operands, gradient.to(wide)))
+    for one, other in zip((*found, *there[2:]), (*expected, *running), strict=True):
+        torch.testing.assert_close(one.cpu().to(wide), other, rtol=tolerance, atol=tolerance)

@@ -1,0 +1,116 @@
+"""The operators of ``torch.nn.SyncBatchNorm``, which have kernels for GPUs alone.
+
+They compute in float32 where the input has fewer bits, as those of CUDA do:
+https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/cuda/Normalization.cuh
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_Tensor = torch.Tensor
+
+
+def _wide(x: _Tensor) -> _Tensor:
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def _others(x: _Tensor) -> list[int]:
+    """Return the axes but for that of the channels."""
+    return [i for i in range(x.dim()) if i != 1]
+
+
+def _along(values: _Tensor, x: _Tensor) -> _Tensor:
+    """Return one value for each channel in the shape that goes with ``x``."""
+    return values.reshape([-1 if i == 1 else 1 for i in range(x.dim())])
+
+
+def stats(x: _Tensor, eps: float) -> tuple[_Tensor, _Tensor]:
+    """Return each channel's mean, and 1 over its standard deviation."""
+    variance, mean = torch.var_mean(_wide(x), _others(x), correction=0)
+    return mean, (variance + eps).rsqrt()
+
+
+def gather_stats(
+    _x: _Tensor,
+    means: _Tensor,
+    invstds: _Tensor,
+    running_mean: _Tensor | None,
+    running_var: _Tensor | None,
+    momentum: float,
+    eps: float,
+    counts: _Tensor,
+) -> tuple[_Tensor, _Tensor]:
+    """Return what ``stats`` would return of several parts together, and update what runs."""
+    counts = counts.to(means.dtype)[:, None]
+    number = counts.sum()
+    mean = (means * counts).sum(0) / number
+    variances = invstds**-2 - eps + (means - mean) ** 2
+    variance = (variances * counts).sum(0) / number
+    if running_mean is not None:
+        running_mean.lerp_(mean.to(running_mean.dtype), momentum)
+    if running_var is not None:
+        unbiased = variance * number / (number - 1)
+        running_var.lerp_(unbiased.to(running_var.dtype), momentum)
+    return mean, (variance + eps).rsqrt()
+
+
+def normalized(
+    x: _Tensor,
+    weight: _Tensor | None,
+    bias: _Tensor | None,
+    mean: _Tensor,
+    invstd: _Tensor,
+    _eps: float,
+) -> _Tensor:
+    """Return the result of the layer."""
+    scale = invstd if weight is None else invstd * _wide(weight)
+    found = (_wide(x) - _along(mean, x)) * _along(scale, x)
+    return (found if bias is None else found + _along(_wide(bias), x)).to(x.dtype)
+
+
+def backward_reduce(
+    gradient: _Tensor,
+    x: _Tensor,
+    mean: _Tensor,
+    invstd: _Tensor,
+    weight: _Tensor | None,
+    *_needed: bool,
+) -> tuple[_Tensor, _Tensor, _Tensor, _Tensor]:
+    """Return two sums for the gradient of the input, and the gradients of weight and bias."""
+    wide = _wide(gradient)
+    total = wide.sum(_others(x))
+    of_products = (wide * (_wide(x) - _along(mean, x))).sum(_others(x))
+    dtype = mean.dtype if weight is None else weight.dtype
+    return total, of_products, (of_products * invstd).to(dtype), total.to(dtype)
+
+
+def backward(
+    gradient: _Tensor,
+    x: _Tensor,
+    mean: _Tensor,
+    invstd: _Tensor,
+    weight: _Tensor | None,
+    total: _Tensor,
+    of_products: _Tensor,
+    counts: _Tensor,
+) -> _Tensor:
+    """Return the gradient of the input, of sums over all parts."""
+    number = counts.sum()
+    scale = invstd if weight is None else invstd * _wide(weight)
+    along = _along(invstd**2 * of_products / number, x) * (_wide(x) - _along(mean, x))
+    found = (_wide(gradient) - _along(total / number, x) - along) * _along(scale, x)
+    return found.to(x.dtype)
+
+
+KERNELS: dict[str, Callable[..., Any]] = {
+    "batch_norm_stats": stats,
+    "batch_norm_gather_stats_with_counts": gather_stats,
+    "batch_norm_elemt": normalized,
+    "batch_norm_backward_reduce": backward_reduce,
+    "batch_norm_backward_elemt": backward,
+}
+"""By the name of the operator."""
