@@ -208,7 +208,8 @@ class HardwareDevices(JaxDevices):
     def gpus(self) -> list[jax.Device]:
         if self._gpus is not None:
             return self._gpus
-        reason, gpus = "", []
+        reason = ""
+        gpus: list[jax.Device] = []
         try:
             with self._no_traceback():
                 jax.local_devices()
@@ -358,7 +359,7 @@ def _queued(native: jax.Device) -> list[Any]:
     """Return the result of a small computation queued now, and all arrays that somebody holds."""
     with jax.ensure_compile_time_eval():  # also while JAX traces
         found = [_add_one(jax.device_put(np.zeros((), np.int32), native))]
-    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
+    for x in jax.live_arrays(native.platform):
         with suppress(RuntimeError):  # it was deleted
             if native in x.devices():
                 found.append(x)
@@ -368,7 +369,7 @@ def _queued(native: jax.Device) -> list[Any]:
 def _bytes_held(native: jax.Device) -> int:
     """Return the bytes that this process's arrays hold on a device; shared memory counts once."""
     held: dict[int, int] = {}
-    for x in jax.live_arrays(native.platform):  # type: ignore[no-untyped-call]
+    for x in jax.live_arrays(native.platform):
         # An array that was deleted, or whose computation failed, holds nothing.
         with suppress(RuntimeError):
             # Not its shards: asked for once, they are kept, in a cycle.

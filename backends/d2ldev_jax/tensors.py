@@ -171,7 +171,7 @@ class JaxTensors(Tensors):
             return []
         found: dict[int, Tensor] = {}  # the parts may be in the list, too
         for platform in {native.platform for native in self._devices.places}:
-            for x in jax.live_arrays(platform):  # type: ignore[no-untyped-call]
+            for x in jax.live_arrays(platform):
                 if not x.is_deleted():
                     parts = [x] if len(x.sharding.device_set) == 1 else x._arrays
                     found.update((id(part), part) for part in parts)
@@ -346,7 +346,7 @@ def _made(make: Callable[[], Tensor], count: int, dtype: Any, native: jax.Device
     total = (native.memory_stats() or {}).get("bytes_limit") or host_memory().total
     if wanted > total:
         raise MemoryError(f"{wanted} bytes are wanted of {total}")
-    return jax.block_until_ready(make())  # type: ignore[no-untyped-call]
+    return jax.block_until_ready(make())
 
 
 @jax.jit

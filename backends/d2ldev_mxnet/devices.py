@@ -110,7 +110,7 @@ class MXNetDevices(Devices):
         return super().is_out_of_memory(error)
 
 
-class _DefaultContext(mx.Context):  # type: ignore[misc]
+class _DefaultContext(mx.Context):
     """A context that is left only where no other one is in force: each puts back what it found."""
 
     def __exit__(self, *error: object) -> None:

@@ -87,6 +87,7 @@ class MXNetFiles(Files):
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         own, updater = optimizer.optimizer, optimizer._updaters[0]
         mine = self.state(optimizer)
+        assert mine is not None  # it was asked before
         for what in ("class", "shapes"):
             if state[what] != mine[what]:
                 raise ValueError(f"its {what}: {mine[what]}, {state[what]} in the state")

@@ -9,6 +9,8 @@ import ctypes
 
 import mxnet as mx
 
+__all__ = ["NumPySemantics", "NumPyShapes", "mx"]
+
 
 class NumPyShapes:
     """NumPy's shapes for the length of a block, in this thread: ``()`` and sizes of 0 are shapes.

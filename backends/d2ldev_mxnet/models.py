@@ -147,7 +147,7 @@ class MXNetModels(Models):
             _settle_trainer(obj, context)
 
 
-class NumPyBlock(_Block):  # type: ignore[misc]
+class NumPyBlock(mx.gluon.Block):
     """A block that is called with NumPy arrays, also without ``npx.set_np()``."""
 
     def __call__(self, *args: Any) -> Any:
@@ -155,7 +155,7 @@ class NumPyBlock(_Block):  # type: ignore[misc]
             return super().__call__(*args)
 
 
-class NumPySequential(NumPyBlock, _nn.HybridSequential):  # type: ignore[misc]
+class NumPySequential(NumPyBlock, mx.gluon.nn.HybridSequential):
     """Layers, one after the other, that are called with NumPy arrays."""
 
 

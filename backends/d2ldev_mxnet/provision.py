@@ -18,7 +18,7 @@ _OPTIMIZERS: dict[str, tuple[str, dict[str, float]]] = {
 }
 
 
-class Everything(mx.gluon.Block):  # type: ignore[misc]
+class Everything(mx.gluon.Block):
     """A block that keeps arrays in every place where a block can.
 
     Args:
@@ -100,7 +100,7 @@ class Masked(NumPyBlock):
         return self.dense(x) * mask * scale
 
 
-class MaskedHybrid(NumPyBlock, mx.gluon.HybridBlock):  # type: ignore[misc]
+class MaskedHybrid(NumPyBlock, mx.gluon.HybridBlock):
     """The same with a parameter of its own, which Gluon gives to it."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], 
     return {"block": lambda _device: Doubled()}
 
 
-class Doubled(mx.gluon.Block):  # type: ignore[misc]
+class Doubled(mx.gluon.Block):
     """A block without parameters."""
 
     def forward(self, x: Tensor) -> Tensor:

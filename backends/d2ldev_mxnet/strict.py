@@ -206,7 +206,7 @@ def _is_called_back() -> bool:
 def _operator_named(name: str) -> int | None:
     handle = mx.base.OpHandle()
     mx.base.check_call(_library.NNGetOpHandle(mx.base.c_str(name), ctypes.byref(handle)))
-    return handle.value  # type: ignore[no-any-return]
+    return handle.value
 
 
 def _name_of(operator: Any) -> str:

@@ -35,7 +35,7 @@ from d2ldev.operations.steps import (
 from d2ldev_mxnet.framework import NumPySemantics, mx
 
 
-class AdamW(mx.optimizer.Adam):  # type: ignore[misc]
+class AdamW(mx.optimizer.Adam):
     """Adam with a decay of the weights beside the gradient; MXNet 1.9.1 has it inside only."""
 
     def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:

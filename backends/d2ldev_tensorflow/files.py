@@ -93,7 +93,7 @@ class TensorFlowFiles(Files):
                 raise ValueError("it is not built: call it on a batch first, as model(x)")
         # An optimizer makes its variables, all zeros, with the first step of ``fit``, for what is
         # trainable then: so it has them sooner only if it gets their values.
-        optimizer = getattr(model, "optimizer", None)
+        optimizer: Any = getattr(model, "optimizer", None)
         there = _of_optimizer(shapes)
         if is_of_keras(optimizer, "Optimizer") and not optimizer.built and there:
             unbuild = _unbuilding(optimizer)

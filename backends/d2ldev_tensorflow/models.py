@@ -144,7 +144,8 @@ class TensorFlowModels(Models):
         for name in _TRACED:
             if attributes.get(name) is not None:
                 attributes[name] = None
-        for function in _functions_of(type(obj)):
+        cls: type = type(obj)
+        for function in _functions_of(cls):
             # Private; TensorFlow keeps its traces for each object there.
             function._descriptor_cache.pop(obj, None)
 

@@ -173,7 +173,7 @@ def _leaked() -> Any:
     kept: list[Any] = []
 
     # AutoGraph would leave a file behind.
-    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    @tf.function(autograph=False)
     def keep(x: Tensor) -> Tensor:
         kept.append(x)
         return x

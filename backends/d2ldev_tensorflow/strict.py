@@ -54,7 +54,7 @@ from d2ldev_tensorflow.devices import (
 
 _Function = Callable[..., Any]
 _may_mix: Scopes[bool] = Scopes("tensorflow_may_mix")
-_EagerTensor: type = tf.__internal__.EagerTensor
+_EagerTensor = tf.__internal__.EagerTensor
 # How TensorFlow's name of the CPU ends; before it is the process, where there are several.
 _HOST = "/device:CPU:0"
 _OF_THE_HOST = frozenset(dtype.as_datatype_enum for dtype in OF_THE_HOST)

@@ -30,7 +30,7 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 # this, and its ``from_dlpack`` does not look: https://github.com/dmlc/dgl/issues/995. Most of
 # NumPy's arrays do not begin so.
 _ALIGNMENT = 64
-_EagerTensor: type = tf.__internal__.EagerTensor
+_EagerTensor = tf.__internal__.EagerTensor
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),

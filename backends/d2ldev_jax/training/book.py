@@ -115,8 +115,10 @@ class BooksLearner(Learner):
         self._is_built = True
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        assert self.settings.methods is not None  # without them no learner is made that trains it
+        in_step, _ = self.settings.methods
         self._module.training = True
-        value, gradients = self._returned(0, inputs, "(loss, gradients)", tuple)
+        value, gradients = self._returned(in_step, inputs, "(loss, gradients)", tuple)
         loss, variables = value if isinstance(value, tuple) else (value, {})
         if self.settings.gradient_clip_val:
             gradients = clipped(gradients, self.settings.gradient_clip_val)
@@ -128,12 +130,19 @@ class BooksLearner(Learner):
         return loss, None
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self._module.training = False
+        if self.settings.methods is None:
+            raise UnsupportedValueError(
+                f"evaluate {describe(self._module)}",
+                "the loss of a linen module is what a method of its own returns, and none is named",
+                "backend.learner(module, methods=('training_step', 'validation_step'), "
+                "is_trained=False)",
+            )
         in_step, in_evaluation = self.settings.methods
+        self._module.training = False
         if in_evaluation == in_step:
-            value, _ = self._returned(1, inputs, "(loss, gradients)", tuple)
+            value, _ = self._returned(in_step, inputs, "(loss, gradients)", tuple)
         else:
-            value = self._returned(1, inputs, "the loss, or nothing", object)
+            value = self._returned(in_evaluation, inputs, "the loss, or nothing", object)
         return (value[0] if isinstance(value, tuple) else value), None
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
@@ -141,9 +150,8 @@ class BooksLearner(Learner):
         state = self._trainer.state
         return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
 
-    def _returned(self, number: int, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
+    def _returned(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
         """Return what one of the module's own methods returns for a batch."""
-        method = self.settings.methods[number]
         state = self._trainer.state
         returned = getattr(self._module, method)(state.params, *inputs, state)
         if not isinstance(returned, kind):

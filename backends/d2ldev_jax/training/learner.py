@@ -100,6 +100,7 @@ class JaxLearner(Learner):
         self._loss = loss_among(settings, _LOSSES)
         self._state: _State = [], [], _Scaler() if settings.precision == "fp16" else None
         self._steps: Any = None
+        self._is_synced: bool
         self._sums: Any = None
         # An operand of the programs, so that another one compiles nothing.
         self._rate: Any = jnp.asarray(settings.lr) if isinstance(settings.optimizer, str) else None

@@ -35,11 +35,11 @@ class OneDevice:
 
     def held(self, arrays: list[Any]) -> list[Any]:
         """Return arrays of the model or the optimizer as a step takes them."""
-        return self.whole(arrays)  # type: ignore[no-any-return]
+        return self.whole(arrays)
 
     def home(self, arrays: list[Any]) -> list[Any]:
         """Return these arrays as they are put into the user's own model."""
-        return self.local(arrays)  # type: ignore[no-any-return]
+        return self.local(arrays)
 
     def whole(self, arrays: Any) -> Any:
         """Return a nesting of the model's arrays as a step takes them, the same on all devices."""
@@ -47,7 +47,7 @@ class OneDevice:
 
     def begun(self, arrays: list[Any]) -> list[Any]:
         """Return the first process's arrays of the model or the optimizer, as a step takes them."""
-        return self.of_the_first(self.held(arrays))  # type: ignore[no-any-return]
+        return self.of_the_first(self.held(arrays))
 
     def of_the_first(self, arrays: Any) -> Any:
         """Return the arrays of the first process, of those that ``whole`` has returned."""
@@ -210,12 +210,13 @@ class SeveralProcesses(OneDevice):
             x = self._spread(x)
         return x.addressable_data(0)
 
-    def _own_rows(self, portion: Portion, x: Tensor) -> Tensor:
+    def _own_rows(self, portion: Portion | None, x: Tensor) -> Tensor:
         if x.is_fully_addressable:  # a program of this process alone has made it
             return x
         if x.sharding.is_equivalent_to(self._split, x.ndim):
             return x.addressable_data(0)
         x = self._local(x)
+        assert portion is not None
         if not x.ndim or len(x) != portion.length:
             return x
         start, stop = bounds(portion.length, self._rank, self._size)

@@ -39,7 +39,7 @@ _LOSSES: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
 def _loss_of(given: Any, model: str) -> Any:
     from keras.src.trainers.compile_utils import CompileLoss
 
-    class Compiled(CompileLoss):  # type: ignore[misc]
+    class Compiled(CompileLoss):
         @property
         def metrics(self) -> list[None]:  # the mean loss of each output, which Keras keeps
             return [None] * len(self._flat_losses or [None])
@@ -116,7 +116,7 @@ def _is_mean(metric: Any) -> bool:
 def _name_of(metric: Any) -> str:
     if isinstance(metric, str):
         return metric
-    return getattr(metric, "name", None) or getattr(metric, "__name__", type(metric).__name__)
+    return getattr(metric, "name", "") or getattr(metric, "__name__", type(metric).__name__)
 
 
 def _measuring(metric: Any, index: int, output: str | None) -> Callable[[Any, Any], Any]:

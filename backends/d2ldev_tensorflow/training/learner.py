@@ -55,7 +55,7 @@ class TensorFlowLearner(Learner):
         self._sums: list[Any] | None = None
         self._loss = loss_among(settings, LOSSES)
         self._made = made(settings) if isinstance(settings.optimizer, str) else None
-        self._program: _Program | None = None
+        self._users: WeakSet[TensorFlowLearner] = WeakSet()
         self._holding: Any = None
         self.replace({"model": model, "optimizer": self._made or made(settings)})
 
@@ -130,15 +130,15 @@ class TensorFlowLearner(Learner):
         is_named = is_trained and self._optimizer is self._made
         if is_trained and not is_named:
             self._build(self._optimizer)
-        if self._program is not None:
-            self._program.users.discard(self)
+        self._users.discard(self)
         tensors = self._captured(is_named)
         program = _PROGRAMS.get(
             self._dependencies(is_named),
             lambda: self._new_program(is_named, tensors),
             lambda kept: [*map(id, kept.tensors)] == [*map(id, tensors)],
         )
-        program.users.add(self)
+        self._users = program.users
+        self._users.add(self)
         self._program, self._holding = program, ref(self) if is_named else None
         self._stepping = program.optimizer if is_named else self._optimizer
         self._step, self._accumulate, self._apply = program.step, program.accumulate, program.apply
@@ -197,11 +197,10 @@ class TensorFlowLearner(Learner):
 
     def _release(self) -> None:
         """Give the learner's optimizer the state of the program's, where it had it."""
-        program = self._program
-        if self._holding is not None and program.holder is self._holding:
+        if self._holding is not None and self._program.holder is self._holding:
             self._build(self._optimizer)
-            _copy_state(program.optimizer, self._optimizer)
-            program.holder = None
+            _copy_state(self._program.optimizer, self._optimizer)
+            self._program.holder = None
 
     def _build(self, optimizer: Any) -> None:
         # A ``MultiOptimizer`` takes the gradients of all that it was built for.

@@ -36,11 +36,11 @@ class _OfParts:
         return 1
 
 
-class _Strategy(_OfParts, tf.distribute.MirroredStrategy):  # type: ignore[misc]
+class _Strategy(_OfParts, tf.distribute.MirroredStrategy):
     """Of several devices."""
 
 
-class GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):  # type: ignore[misc]
+class GroupStrategy(_OfParts, tf.distribute.MultiWorkerMirroredStrategy):
     """Of several processes."""
 
 

@@ -493,12 +493,20 @@ def _accumulating(trainer, data):
     trainer.fit(LinearRegression(lr=0.1), data)
 
 
+def _without_its_methods(trainer, data):
+    model = LinearRegression(lr=0.1)
+    trainer.fit(model, data)
+    *inputs, y = next(iter(data.val_dataloader()))
+    trainer.backend.learner(model, is_trained=False).evaluate(tuple(inputs), y)
+
+
 REFUSED = {
     r"training_step returned None.*return \(loss, gradients\)": _returning_nothing,
     r"def training_step\(self, params, batch, state\)": _of_another_tab,
     "no optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,
     "leave accumulate out": _accumulating,
+    r"methods=\('training_step', 'validation_step'\)": _without_its_methods,
     "training_step on one device": _on_two_gpus,
 }
 
