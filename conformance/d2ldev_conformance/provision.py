@@ -13,6 +13,7 @@ from typing import Any
 
 from d2ldev import Backend, Device
 
+Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
 Builders = Mapping[str, Callable[[Device], Any]]
 Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], Any]]]
 
@@ -35,6 +36,17 @@ def networks(backend: Backend) -> Builders:
     framework has such networks.
     """
     return _provided(backend, "networks")
+
+
+def classifiers(backend: Backend) -> Classifiers:
+    """Return builders of networks that learn three classes, by name, each with an input's shape.
+
+    An MLP, and those of ``provision.classifiers(backend)``, such as LeNet.
+    """
+    return {
+        "mlp": (lambda device: backend.mlp([6, 8, 3], device=device), (6,)),
+        **_provided(backend, "classifiers"),
+    }
 
 
 def freezables(backend: Backend) -> Freezables:

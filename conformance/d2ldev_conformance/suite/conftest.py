@@ -13,6 +13,7 @@ from d2ldev import Backend, Device
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
+    classifiers,
     freezables,
     masked_models,
     models_of_sequences,
@@ -40,6 +41,7 @@ ROUTES = (
 PROVIDED = {
     "sample": samples,
     "network": networks,
+    "classifier": classifiers,
     "freezable": freezables,
     "masked_model": masked_models,
     "model_of_sequences": models_of_sequences,

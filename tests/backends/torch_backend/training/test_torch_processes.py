@@ -8,18 +8,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import same_numbers
+import several_gpus
 import torch
 from launched import variables
-from lost_processes import assert_all_end
-from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from processes_program import RUNS, batches, mlp
 
 from d2ldev import Trainer
 from d2ldev.processes.join import free_port
 
-nightly = pytest.mark.nightly
 # Processes add up in another order, and in bfloat16 and float16 with few digits.
 TOLERANCES = dict.fromkeys(
     ("bf16", "shared: bf16", "fp16 with a step left out", "fp16, accumulated"), 2e-3
@@ -27,14 +24,16 @@ TOLERANCES = dict.fromkeys(
 TOLERANCE = 2e-6
 
 
-@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=nightly) for n in (2, 4))])
+@pytest.fixture(
+    scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 4))]
+)
 def together(request, tmp_path_factory):
     """What each of several processes has found in the runs of ``processes_program``."""
     number = request.param
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    kept |= {"PYTHONPATH": searched([Path(same_numbers.__file__).parent]), "OMP_NUM_THREADS": "1"}
+    kept |= {"PYTHONPATH": searched([Path(several_gpus.__file__).parent]), "OMP_NUM_THREADS": "1"}
     port = free_port()
     processes = [
         subprocess.Popen(
@@ -94,31 +93,6 @@ def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(toget
     assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
 
 
-@nightly
-def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_processes("torch", "processes_program", tmp_path / "found")
-    same_numbers.assert_same_numbers(found, record_property)
-
-
-@nightly
-def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    # Some of the grid only: each fit starts its processes. A launch has trained all of it.
-    chosen = ["mlp, adam, not clipped", "lenet, momentum, clipped"]
-    found = same_numbers.differences_of_gpus(
-        "torch", "processes_program", tmp_path / "found", chosen=chosen
-    )
-    same_numbers.assert_same_numbers(found, record_property)
-
-
-@nightly
-@pytest.mark.parametrize("shard", ["", "parameters"])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, lost, number):
-    assert_all_end(torch_backend, tmp_path, how, lost, shard)
-
-
 # -- processes that fit starts --------------------------------------------------------------------
 
 
@@ -148,9 +122,3 @@ def test_a_model_with_lazy_modules_comes_back_built(virtual):
         return net[0].weight.detach().cpu()
 
     torch.testing.assert_close(fit(2), fit(1))
-
-
-@nightly
-@pytest.mark.parametrize("processes", [1, 2])
-def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
-    assert_two_machines_learn_what_one_process_learns("torch", machines, tmp_path, processes)
