@@ -82,6 +82,10 @@ def _difference(run: Any, other: Any) -> float:
     return max(float(np.max(np.abs(np.subtract(a, b)) / (np.abs(b) + 0.1))) for a, b in pairs)
 
 
+def _tell(number: int, case: str, difference: float) -> None:
+    sys.stdout.write(f"{number}: {case}: {difference:.1e}\n")
+
+
 @requirement("several.learn-what-one-learns", section="13.6")
 @pytest.mark.usefixtures("copied_processes")
 @pytest.mark.parametrize(
@@ -92,7 +96,7 @@ def _difference(run: Any, other: Any) -> float:
 def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, optimizer, clip):
     how = classifier, optimizer, clip
     together, alone = train(backend, number, *how), train(backend, 1, *how)
-    print(f"{classifier}, {optimizer}, {clip}: {_difference(together, alone):.1e}")  # noqa: T201
+    _tell(number, ", ".join(map(str, how)), _difference(together, alone))
     assert_same_run(together, alone)
 
 
@@ -109,6 +113,6 @@ def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number)
     for case, how in cases(backend).items():
         first, *others = (learned(tmp_path, case, rank) for rank in range(number))
         alone = train(backend, num_gpus, *how)
-        print(f"{case}: {_difference(first, alone):.1e}")  # noqa: T201
+        _tell(number, case, _difference(first, alone))
         assert_same_run(first, alone)
         assert all(_difference(other, first) == 0 for other in others)
