@@ -13,7 +13,7 @@ from d2ldev import Backend
 from d2ldev.settings import VIRTUAL_GPUS
 
 LIMIT = 300
-"""Seconds after which a launch that has not ended fails the test."""
+"""Seconds that a launch takes at most, unless a test says otherwise."""
 
 
 def command(*options: object) -> list[str]:
@@ -30,13 +30,14 @@ def environment(backend: Backend, **others: str) -> dict[str, str]:
 
 
 def launched(
-    backend: Backend, launch: Sequence[str], **others: str
+    backend: Backend, launch: Sequence[str], limit: float = LIMIT, **others: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a ``command``; how it ended, and what all processes have written.
 
     Args:
         backend: the backend under test.
         launch: the command.
+        limit: seconds after which it fails the test.
         others: more variables.
     """
     return subprocess.run(  # noqa: S603
@@ -44,7 +45,7 @@ def launched(
         env=environment(backend, **others),
         capture_output=True,
         text=True,
-        timeout=LIMIT,
+        timeout=limit,
         check=False,
     )
 

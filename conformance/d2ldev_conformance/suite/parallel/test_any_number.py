@@ -28,6 +28,9 @@ RATES = {"sgd": 0.1, "momentum": 0.1, "adam": 0.01}
 CLIPS = (0, 0.05)
 """No clipping, and a norm that the gradients exceed."""
 
+LIMIT = 1800
+"""Seconds for all cases: four processes share the cores, and JAX compiles each case in each."""
+
 PROGRAM = "from d2ldev_conformance.suite.parallel import test_any_number as suite; suite.main()"
 
 pytestmark = pytest.mark.nightly
@@ -108,7 +111,7 @@ def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     arguments = backend.name, tmp_path, num_gpus
-    done = launched(backend, command("--processes", number, program, *arguments))
+    done = launched(backend, command("--processes", number, program, *arguments), LIMIT)
     assert done.returncode == 0, done.stderr
     for case, how in cases(backend).items():
         first, *others = (learned(tmp_path, case, rank) for rank in range(number))
