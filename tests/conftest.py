@@ -4,9 +4,9 @@ import tempfile
 
 import pytest
 from d2ldev_conformance.leaks import detect_leaks
+from d2ldev_conformance.machines import machines  # noqa: F401  # a fixture
 from d2ldev_conformance.plugin import freeze_what_is_loaded
 from hypothesis import HealthCheck, configuration, settings
-from machines import machines  # noqa: F401  # a fixture
 from processes import make_backend, make_package
 
 import d2ldev

@@ -17,6 +17,10 @@ class JaxFramework(Framework):
     name = "jax"
     distributions = ("jax", "jaxlib", "flax", "numpy")
     max_virtual_gpus = 8
+    cannot = {
+        "lose a process while the engine begins": "jax.distributed itself may end the others then, "
+        "without an exception"
+    }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)

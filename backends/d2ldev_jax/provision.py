@@ -43,6 +43,34 @@ class Network(nnx.Module):
         return self.outer(self.dropout(nnx.relu(self.norm(self.hidden(x)))))
 
 
+class LeNet(nnx.Module):
+    """A convolution and a dense layer, which map an image to three classes."""
+
+    def __init__(self) -> None:
+        rngs = nnx.Rngs(0)
+        self.convolution = nnx.Conv(1, 6, (5, 5), rngs=rngs)
+        self.dense = nnx.Linear(6 * 4 * 4, 3, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        x = nnx.avg_pool(nnx.sigmoid(self.convolution(x)), (7, 7), (7, 7))
+        return self.dense(x.reshape(x.shape[0], -1))
+
+
+class Tied(nnx.Module):
+    """A network with statistics, a random stream and a tie."""
+
+    def __init__(self, seed: int) -> None:
+        rngs = nnx.Rngs(seed, dropout=seed)
+        self.dense = nnx.Linear(3, 4, rngs=rngs)
+        self.norm = nnx.BatchNorm(4, rngs=rngs)
+        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        self.head = nnx.Linear(4, 1, rngs=rngs)
+        self.same = self.head.kernel
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return self.head(self.dropout(nnx.relu(self.norm(self.dense(x)))))
+
+
 class Masked(nnx.Module):
     """A dense layer of whose outputs some are masked."""
 
@@ -105,6 +133,50 @@ def _leaked(transform: Callable[..., Any]) -> Any:
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and dropout."""
     return {"module": lambda device: backend.place(Network(), device)}
+
+
+def classifiers(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of LeNet, and the shape of an image."""
+    return {"lenet": (partial(_made_there, backend, LeNet), (28, 28, 1))}
+
+
+def loops(backend: Any) -> Mapping[str, Any]:
+    """Return a loop by hand."""
+
+    def make(seed: int) -> Any:
+        net = Tied(seed)
+        return {"net": net, "optimizer": nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)}
+
+    def begin(seed: int, device: Device) -> Any:
+        return _made_there(backend, partial(make, seed), device)
+
+    def go_on(device: Device, net: Tied, optimizer: Any) -> None:
+        x = backend.rand((8, 3), seed=9, device=device)
+        for _ in range(3):
+            _step(net, optimizer, x)
+
+    return {"module": (begin, go_on)}
+
+
+@nnx.jit
+def _step(net: Tied, optimizer: Any, x: jax.Array) -> None:
+    gradients = nnx.grad(lambda net: (net(x) ** 2).mean())(net)
+    optimizer.update(net, gradients)
+
+
+def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return builders of optimizers with a schedule, which has an effect after step 8 of 16."""
+    schedules: dict[str, Callable[[], Any]] = {
+        "exponential": lambda: optax.sgd(optax.exponential_decay(0.1, 4, 0.5)),
+        "cosine": lambda: optax.adam(optax.cosine_decay_schedule(0.1, 16)),
+        "piecewise constant": lambda: optax.adagrad(
+            optax.piecewise_constant_schedule(0.1, {6: 0.5, 10: 0.1})
+        ),
+        "warm-up, injected": lambda: optax.inject_hyperparams(optax.rmsprop)(
+            learning_rate=optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 16)
+        ),
+    }
+    return {name: lambda _net, make=make: make() for name, make in schedules.items()}
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:

@@ -128,6 +128,91 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def classifiers(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of LeNet, whose weights oneDNN lays out, and the shape of an image."""
+    nn = mx.gluon.nn
+
+    def lenet(device: Device) -> Any:
+        with NumPySemantics():
+            net = NumPySequential()
+            net.add(nn.Conv2D(6, 5, padding=2, activation="sigmoid"), nn.AvgPool2D(2, 2))
+            net.add(nn.Conv2D(16, 5, activation="sigmoid"), nn.AvgPool2D(5, 5))
+            net.add(nn.Flatten(), nn.Dense(3))
+            net.hybridize()
+            net.initialize(mx.init.Xavier(), ctx=backend.native(device))
+            net(backend.zeros((1, 1, 28, 28), device=device))
+        return net
+
+    return {"lenet": (lenet, (1, 28, 28))}
+
+
+def loops(backend: Any) -> Mapping[str, Any]:
+    """Return loops by hand with each optimizer, by name."""
+    nn = mx.gluon.nn
+
+    def begin(name: str, options: dict[str, float], seed: int, device: Device) -> Any:
+        with NumPySemantics():
+            net = NumPySequential()
+            net.add(nn.Dense(4, in_units=3), nn.BatchNorm(in_channels=4), nn.Dense(1, in_units=4))
+            net.initialize(mx.init.Xavier(), ctx=backend.native(device))
+            for parameter in net.collect_params(".*weight").values():
+                parameter.set_data(backend.rand(parameter.shape, seed=seed, device=device))
+            trainer = mx.gluon.Trainer(net.collect_params(), name, options, kvstore=None)
+        return {"net": net, "trainer": trainer}
+
+    def go_on(device: Device, net: Any, trainer: Any) -> None:
+        x = backend.rand((8, 3), seed=9, device=device)
+        with NumPySemantics():
+            for _ in range(3):
+                with mx.autograd.record():
+                    loss = (net(x) ** 2).mean()
+                loss.backward()
+                trainer.step(1)
+
+    return {title: (partial(begin, *how), go_on) for title, how in _OPTIMIZERS.items()}
+
+
+def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return builders of optimizers and trainers of a block, by name."""
+    optimizer = mx.optimizer
+
+    def in_another_order(net: Any) -> Any:
+        """Return a trainer that has the weights and biases in reverse order."""
+        parameters = list(net.collect_params(".*weight|.*bias").values())
+        return mx.gluon.Trainer(parameters[::-1], "adam", {"learning_rate": 0.05})
+
+    def scheduled(_net: Any) -> Any:
+        schedule = mx.lr_scheduler.MultiFactorScheduler([6, 10], 0.1)
+        return optimizer.SGD(momentum=0.9, lr_scheduler=schedule)
+
+    makers: dict[str, Callable[[Any], Any]] = {
+        "nadam": lambda _net: optimizer.Nadam(),
+        "rmsprop": lambda _net: optimizer.RMSProp(centered=True),
+        "lamb": lambda _net: optimizer.LAMB(),
+        "adadelta": lambda _net: optimizer.AdaDelta(),
+        "ftrl": lambda _net: optimizer.Ftrl(),
+        "a schedule": scheduled,
+        "a trainer": in_another_order,
+    }
+
+    def made(make: Callable[[Any], Any], net: Any) -> Any:
+        with NumPySemantics():
+            return make(net)
+
+    return {name: partial(made, make) for name, make in makers.items()}
+
+
+def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a block without anything to train."""
+
+    def frozen(device: Device) -> Any:
+        net = backend.mlp([2, 1], device=device)
+        net.collect_params().setattr("grad_req", "null")
+        return net
+
+    return {"block": frozen}
+
+
 def freezables(backend: Any) -> Mapping[str, Any]:
     """Return a builder of a network, and what freezes and thaws its first layer."""
 

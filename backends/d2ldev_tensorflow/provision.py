@@ -191,6 +191,67 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def classifiers(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of LeNet, and the shape of an image."""
+    layers = keras.layers
+
+    def lenet(device: Device) -> Any:
+        convolution = layers.Conv2D(
+            6, 5, padding="same", activation="sigmoid", kernel_initializer=_drawn(0)
+        )
+        dense = layers.Dense(3, kernel_initializer=_drawn(1))
+        parts = [convolution, layers.AveragePooling2D(7), layers.Flatten(), dense]
+        return backend.place(keras.Sequential([keras.Input((28, 28, 1)), *parts]), device)
+
+    return {"lenet": (lenet, (28, 28, 1))}
+
+
+def loops(backend: Any) -> Mapping[str, Any]:
+    """Return a loop by hand; the optimizers that begin with another seed have other rates."""
+
+    def begin(seed: int, device: Device) -> Any:
+        hidden, outer = (keras.layers.Dense(n, kernel_initializer=_drawn(seed)) for n in (4, 1))
+        parts = [keras.Input((3,)), hidden, keras.layers.BatchNormalization(), outer]
+        with backend.on(device):
+            net = keras.Sequential(parts)
+            optimizer = keras.optimizers.Adam(seed / 10)
+            optimizer.build(net.trainable_variables)
+        return {"net": net, "optimizer": optimizer}
+
+    def go_on(device: Device, net: Any, optimizer: Any) -> None:
+        with backend.on(device):
+            x = backend.rand((8, 3), seed=9)
+            for _ in range(3):
+                with tf.GradientTape() as tape:
+                    loss = tf.reduce_mean(net(x, training=True) ** 2)
+                parameters = net.trainable_variables
+                optimizer.apply(tape.gradient(loss, parameters), parameters)
+
+    return {"layers": (begin, go_on)}
+
+
+def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return builders of optimizers that count steps: for their scale, and for their rate."""
+    optimizers = keras.optimizers
+    return {
+        "scaling": lambda _net: optimizers.LossScaleOptimizer(
+            optimizers.Adam(0.01), dynamic_growth_steps=2
+        ),
+        "schedule": lambda _net: optimizers.SGD(optimizers.schedules.CosineDecay(0.1, 16)),
+    }
+
+
+def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of layers without anything to train."""
+
+    def frozen(device: Device) -> Any:
+        net = backend.mlp([2, 1], device=device)
+        net.trainable = False
+        return net
+
+    return {"layers": frozen}
+
+
 def freezables(backend: Any) -> Mapping[str, Any]:
     """Return a builder of a network, and what freezes and thaws a part of it, by name."""
 

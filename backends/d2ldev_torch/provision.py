@@ -19,6 +19,27 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
 }
 
+# Those of a loop by hand, and of them those that ``fit`` is given.
+_BY_HAND: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "SGD": partial(torch.optim.SGD, lr=0.1),
+    "SGD, two groups": lambda parameters: _of_two_groups(*parameters),
+    **_OPTIMIZERS,
+    "AMSGrad": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
+    "Adam with a tensor as its rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
+    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
+    "NAdam": torch.optim.NAdam,
+    "ASGD": torch.optim.ASGD,
+    "Rprop": torch.optim.Rprop,
+    "RMSprop": partial(torch.optim.RMSprop, lr=0.1, momentum=0.9, centered=True),
+    "LBFGS": partial(torch.optim.LBFGS, lr=0.1, max_iter=3),
+}
+_FITTED = ("AdamW, fused", "LBFGS")
+
+
+def _of_two_groups(*parameters: torch.nn.Parameter) -> torch.optim.Optimizer:
+    groups: Any = [{"params": parameters[::2], "lr": 0.1}, {"params": parameters[1::2]}]
+    return torch.optim.SGD(groups, lr=0.2, momentum=0.9, nesterov=True)
+
 
 def samples(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of small objects, by name; each makes its object on the device given."""
@@ -86,6 +107,60 @@ def _leaked(transform: Callable[..., Any], x: Tensor) -> Tensor:
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return builders of networks with batch normalization and dropout, by name."""
     return {"module": partial(_network, backend), "lazy module": partial(_lazy_network, backend)}
+
+
+def classifiers(backend: Any) -> Mapping[str, Any]:
+    """Return a builder of LeNet, and the shape of an image."""
+
+    def lenet(device: Device) -> Any:
+        nn = torch.nn
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            convolutions = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+            dense = nn.Linear(64, 3)
+        first = convolutions[0], nn.Sigmoid(), nn.AvgPool2d(2)
+        second = convolutions[1], nn.Sigmoid(), nn.AvgPool2d(5)
+        return backend.place(nn.Sequential(*first, *second, nn.Flatten(), dense), device)
+
+    return {"lenet": (lenet, (1, 28, 28))}
+
+
+def loops(backend: Any) -> Mapping[str, Any]:
+    """Return loops by hand with each optimizer, by name."""
+
+    def begin(make: Callable[..., Any], seed: int, device: Device) -> Any:
+        net = backend.mlp([3, 4, 1], activation="tanh", seed=seed, device=device)
+        return {"net": net, "optimizer": make(net.parameters())}
+
+    def go_on(device: Device, net: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        x = backend.rand((8, 3), seed=9, device=device)
+
+        def closure() -> Tensor:
+            optimizer.zero_grad()
+            loss = (net(x) ** 2).mean()
+            loss.backward()
+            return loss
+
+        for _ in range(3):
+            optimizer.step(closure)
+
+    return {name: (partial(begin, make), go_on) for name, make in _BY_HAND.items()}
+
+
+def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
+    """Return builders of torch's optimizers, of a module, by name."""
+
+    def make(name: str, net: torch.nn.Module) -> torch.optim.Optimizer:
+        return _BY_HAND[name](net.parameters())
+
+    return {name: partial(make, name) for name in _FITTED}
+
+
+def frozen_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a module without anything to train."""
+    return {
+        "module": lambda device: backend.mlp([2, 1], device=device).requires_grad_(False),
+    }
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:

@@ -46,6 +46,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--d2ldev-requirement", metavar="ID", action="append", help="check only this requirement"
     )
+    group.addoption(
+        "--d2ldev-nightly", action="store_true", help="check what takes minutes, too: -m nightly"
+    )
     group.addoption("--d2ldev-report", metavar="DIR", help="write conformance.json here")
 
 
@@ -54,6 +57,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "requirement(id, section): what a test of the suite checks")
     config.addinivalue_line("markers", "needs_gpus(n): the test needs this many GPUs")
     config.addinivalue_line("markers", "needs_real_gpu: the test needs hardware, not a virtual GPU")
+    config.addinivalue_line("markers", "nightly: takes minutes, and waits for --d2ldev-nightly")
     name = config.getoption("--d2ldev-backend")
     if name is None:
         return
@@ -121,6 +125,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if requirement is None:
             raise pytest.UsageError(f"{item.nodeid} has no @requirement")
         report.expect(requirement)
+        _skip_by_day(item)
         _skip_without_gpus(item, backend, found)
         for gap in gaps:
             if gap.covers(backend.name, requirement.id, item.name, found):
@@ -158,6 +163,12 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     kept = [item for item, requirement in found.items() if requirement and requirement.id in wanted]
     config.hook.pytest_deselected(items=[item for item in items if item not in kept])
     items[:] = kept
+
+
+def _skip_by_day(item: pytest.Item) -> None:
+    """Skip what takes minutes unless it was asked for: the report counts what was not tried."""
+    if item.get_closest_marker("nightly") and not item.config.getoption("--d2ldev-nightly"):
+        item.add_marker(pytest.mark.skip(reason="takes minutes: --nightly tries it"))
 
 
 def _skip_without_gpus(item: pytest.Item, backend: Backend, platforms: set[str]) -> None:

@@ -13,7 +13,9 @@ from typing import Any
 
 from d2ldev import Backend, Device
 
+Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
 Builders = Mapping[str, Callable[[Device], Any]]
+Loops = Mapping[str, tuple[Callable[[int, Device], dict[str, Any]], Callable[..., None]]]
 Freezables = Mapping[str, tuple[Callable[[Device], Any], Callable[[Any, bool], Any]]]
 
 
@@ -37,6 +39,17 @@ def networks(backend: Backend) -> Builders:
     return _provided(backend, "networks")
 
 
+def classifiers(backend: Backend) -> Classifiers:
+    """Return builders of networks that learn three classes, by name, each with an input's shape.
+
+    An MLP, and those of ``provision.classifiers(backend)``, such as LeNet.
+    """
+    return {
+        "mlp": (lambda device: backend.mlp([6, 8, 3], device=device), (6,)),
+        **_provided(backend, "classifiers"),
+    }
+
+
 def freezables(backend: Backend) -> Freezables:
     """Return what a user freezes during a run, by name: a builder of a network, and a function.
 
@@ -44,6 +57,28 @@ def freezables(backend: Backend) -> Freezables:
     given True as well, and thaws it if that is False.
     """
     return _provided(backend, "freezables")
+
+
+def loops(backend: Backend) -> Loops:
+    """Return loops that train by hand, by name: what one begins with, and how it goes on.
+
+    The first is given a seed and a device, and returns a dict of ``net`` and its optimizer. The
+    second is given the device and these by their names, and makes some steps.
+    """
+    return _provided(backend, "loops")
+
+
+def own_optimizers(backend: Backend) -> Mapping[str, Callable[[Any], Any]]:
+    """Return what makes an optimizer of the framework's own for ``backend.mlp``'s model, by name.
+
+    Its state has an effect after 8 of 16 steps: it counts them, or keeps means.
+    """
+    return _provided(backend, "own_optimizers")
+
+
+def frozen_models(backend: Backend) -> Builders:
+    """Return builders of models that map two features to a number and train nothing, by name."""
+    return _provided(backend, "frozen_models")
 
 
 def masked_models(backend: Backend) -> Builders:

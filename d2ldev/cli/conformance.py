@@ -34,6 +34,7 @@ class Request:
     require_gpus: int | None = None
     virtual_gpus: int | None = None
     report: Path | None = None
+    nightly: bool = False
     extra: tuple[str, ...] = ()
 
 
@@ -49,6 +50,8 @@ def command(request: Request, suite: Path) -> list[str]:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
     if request.report is not None:
         argv += ["--d2ldev-report", str(request.report)]
+    if request.nightly:
+        argv += ["--d2ldev-nightly"]
     # The settings are the suite's own: those of a project in the working directory could turn
     # warnings into errors, or leave tests out.
     argv += ["-p", "no:cacheprovider", "-c", str(suite / "pytest.ini"), "--rootdir", str(suite)]

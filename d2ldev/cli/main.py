@@ -110,6 +110,9 @@ def conformance(
             help="Run it on the CPU alone, on two virtual GPUs, and on real ones if there are any.",
         ),
     ] = False,
+    nightly: Annotated[
+        bool, typer.Option("--nightly", help="Try what takes minutes, too; alone: -- -m nightly.")
+    ] = False,
     report: Annotated[Path | None, _folder("Write the report into this folder.")] = None,
 ) -> None:
     """Run the conformance suite on a backend; the exit status is pytest's."""
@@ -120,6 +123,7 @@ def conformance(
         require_gpus=require_gpus,
         virtual_gpus=virtual_gpus,
         report=report,
+        nightly=nightly,
         extra=tuple(pytest_arguments or ()),
     )
     raise typer.Exit(conformance_command.run(request, everywhere=everywhere))

@@ -122,6 +122,7 @@ class Framework:
     - ``'train on several GPUs'``: ``num_gpus=2``;
     - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
     - ``'train in several processes'``: ``d2ldev launch``;
+    - ``'lose a process while the engine begins'``: ``PeerLostError`` in the others then;
     - ``'train with sharded parameters'``: ``shard='parameters'``.
     """
 

@@ -16,10 +16,10 @@ import tempfile
 import textwrap
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+from d2ldev_conformance.suite.parallel import launching
 from processes import searched
 
 from d2ldev.processes.join import free_port
@@ -215,21 +215,12 @@ def _read(process):
 
 def left(port):
     """Return the processes of a launch that are still there, some seconds later."""
-    deadline = time.monotonic() + 5
-    while (found := list(alive(port))) and time.monotonic() < deadline:
-        time.sleep(0.02)
-    return found
+    return launching.left(f"MASTER_PORT={port}")
 
 
 def alive(port):
     """Yield the numbers of the processes of a launch, and of those that they have started."""
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            environment = (path / "environ").read_bytes()  # empty for one that has ended
-        except OSError:
-            continue
-        if f"MASTER_PORT={port}".encode() in environment.split(b"\0"):
-            yield int(path.name)
+    yield from launching.alive(f"MASTER_PORT={port}")
 
 
 class Launched(NamedTuple):
@@ -252,11 +243,6 @@ import json, os, signal, sys, time
 rank = int(os.environ["RANK"])
 def show(value): print("shown:" + json.dumps(value), flush=True)
 """
-
-
-def command(*options):
-    """Return the command that launches."""
-    return [sys.executable, "-m", "d2ldev", "launch", *map(str, options)]
 
 
 def written(folder, code, name="program.py"):
@@ -285,7 +271,7 @@ def launched(code, folder, *options, arguments=(), **keywords):
     """
     with contextlib.chdir(folder):
         done = subprocess.run(
-            command(*options, written(folder, code), *arguments),
+            launching.command(*options, written(folder, code), *arguments),
             **{"env": environment(), "timeout": LIMIT, "capture_output": True, **keywords},
             check=False,
         )

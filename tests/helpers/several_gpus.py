@@ -1,9 +1,6 @@
 """Several GPUs against one of them, for the frameworks' own tests."""
 
-from pathlib import Path
-
 import numpy as np
-from processes import run_python
 
 from d2ldev.training.trainer import Trainer
 
@@ -92,35 +89,3 @@ class SeenMemory:
 
     def load_state_dict(self, state):
         self.used = state["used"]
-
-
-def three_and_four(name):
-    """Try three and four GPUs in a process of its own: a framework makes its devices once.
-
-    Returns:
-        The numbers of GPUs that have learned the same as one.
-    """
-    environment = {
-        "D2LDEV_BACKEND": name,
-        "D2LDEV_VIRTUAL_GPUS": "4",
-        "TF_CPP_MIN_LOG_LEVEL": "3",
-    }
-    path = [str(Path(__file__).parent)]
-    return run_python(_PROGRAM, hide=(), path=path, environment=environment)
-
-
-_PROGRAM = """
-import warnings
-warnings.simplefilter("ignore")
-from d2ldev import backend
-from several_gpus import CLASSES, FEATURES, assert_same_as_one, flat_batches
-
-def make():
-    backend.seed(0)
-    return backend.mlp([FEATURES, 8, CLASSES])
-
-for number, optimizer in ((3, "momentum"), (4, "adam")):
-    settings = dict(loss="cross_entropy", optimizer=optimizer, gradient_clip_val=0.1)
-    assert_same_as_one(backend, make, flat_batches(), number, metrics=["accuracy"], **settings)
-    show(number)
-"""

@@ -16,6 +16,8 @@ from processes import searched
 HERE = Path(__file__).parent
 for module in pkgutil.walk_packages(mutants.__path__, "mutants."):
     importlib.import_module(module.name)
+BY_DAY = sorted({mutant.caught_by for mutant in MUTANTS if not mutant.is_nightly})
+AT_NIGHT = sorted({mutant.caught_by for mutant in MUTANTS if mutant.is_nightly})
 TIME_LIMIT = 120
 """Seconds for one mutant."""
 PARTS = 8
@@ -54,10 +56,11 @@ def server(installed):
 def ended(server, tmp_path):
     """Give a backend to the suite; how that ended."""
 
-    def run(cls, requirements, time_limit=TIME_LIMIT):
+    def run(cls, requirements, time_limit=TIME_LIMIT, is_nightly=False):
         request = {
             "name": cls.name,
             "virtual_gpus": cls.asked_virtual_gpus,
+            "is_nightly": is_nightly,
             "requirements": requirements,
             "folder": str(tmp_path),
             "time_limit": time_limit,
@@ -74,8 +77,8 @@ def ended(server, tmp_path):
 def outcomes(ended, tmp_path):
     """Give a backend to the suite; requirement -> outcome."""
 
-    def run(cls, requirements):
-        how = ended(cls, requirements)
+    def run(cls, requirements, **options):
+        how = ended(cls, requirements, **options)
         printed = (tmp_path / "printed.txt").read_text()
         assert how in ("exit status 0", "exit status 1"), f"{how}\n{printed}"
         report = json.loads((tmp_path / "conformance.json").read_text())
@@ -84,15 +87,35 @@ def outcomes(ended, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("cls", MUTANTS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "cls",
+    [
+        pytest.param(cls, marks=[pytest.mark.nightly] if cls.is_nightly else [], id=cls.__name__)
+        for cls in MUTANTS
+    ],
+)
 def test_a_mutant_is_caught_by_the_requirement_named_for_it(cls, outcomes):
-    assert outcomes(cls, [cls.caught_by]) == {cls.caught_by: "failed"}
+    found = outcomes(cls, [cls.caught_by], is_nightly=cls.is_nightly)
+    assert found == {cls.caught_by: "failed"}
 
 
 @pytest.mark.parametrize("part", range(PARTS))
 def test_a_sound_backend_passes_what_catches_the_mutants(outcomes, part):
-    requirements = sorted({mutant.caught_by for mutant in MUTANTS})[part::PARTS]
+    requirements = BY_DAY[part::PARTS]
     assert outcomes(Queued, requirements) == dict.fromkeys(requirements, "passed")
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("requirement", AT_NIGHT)
+def test_a_sound_backend_passes_what_takes_minutes(outcomes, requirement):
+    found = outcomes(Queued, [requirement], is_nightly=True, time_limit=5 * TIME_LIMIT)
+    assert found == {requirement: "passed"}
+
+
+def test_what_takes_minutes_is_counted_and_waits_until_it_is_asked_for(outcomes, tmp_path):
+    assert outcomes(Queued, AT_NIGHT) == dict.fromkeys(AT_NIGHT, "skipped")
+    report = json.loads((tmp_path / "conformance.json").read_text())
+    assert report["requirements"][0]["reasons"] == ["takes minutes: --nightly tries it"]
 
 
 def test_a_mutant_that_crashes_or_hangs_is_not_taken_for_one_that_was_caught(ended):

@@ -13,12 +13,16 @@ from d2ldev import Backend, Device
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
+    classifiers,
     freezables,
+    frozen_models,
+    loops,
     masked_models,
     models_of_sequences,
     models_without_parameters,
     modules,
     networks,
+    own_optimizers,
     samples,
 )
 
@@ -40,7 +44,11 @@ ROUTES = (
 PROVIDED = {
     "sample": samples,
     "network": networks,
+    "own_optimizer": own_optimizers,
+    "classifier": classifiers,
     "freezable": freezables,
+    "frozen_model": frozen_models,
+    "loop": loops,
     "masked_model": masked_models,
     "model_of_sequences": models_of_sequences,
     "model_without_parameters": models_without_parameters,

@@ -67,48 +67,6 @@ def test_random_keys_come_back_as_keys_and_draw_the_same(backend, path, generato
     np.testing.assert_array_equal(*drawn)
 
 
-class Net(nnx.Module):
-    """A model with statistics, a random stream and a tie."""
-
-    def __init__(self, seed):
-        rngs = nnx.Rngs(seed, dropout=seed)
-        self.dense = nnx.Linear(3, 4, rngs=rngs)
-        self.norm = nnx.BatchNorm(4, rngs=rngs)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
-        self.head = nnx.Linear(4, 1, rngs=rngs)
-        self.same = self.head.kernel
-
-    def __call__(self, x):
-        return self.head(self.dropout(nnx.relu(self.norm(self.dense(x)))))
-
-
-def train(net, optimizer, steps):
-    x = jax.random.normal(jax.random.key(9), (8, 3))
-    for _ in range(steps):
-        gradients = nnx.grad(lambda net: (net(x) ** 2).mean())(net)
-        optimizer.update(net, gradients)
-
-
-def made(seed):
-    net = Net(seed)
-    return {"net": net, "optimizer": nnx.Optimizer(net, optax.adam(0.1), wrt=nnx.Param)}
-
-
-def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
-    whole = made(1)
-    train(**whole, steps=3)
-    backend.save(whole, path)
-    train(**whole, steps=3)
-    resumed = backend.load_into(made(2), path)
-    train(**resumed, steps=3)
-    values = [backend.named_tensors(each) for each in (whole, resumed)]
-    assert list(values[0]) == list(values[1])
-    assert [bits(backend, x) for x in values[0].values()] == [
-        bits(backend, x) for x in values[1].values()
-    ]
-    assert resumed["net"].same is resumed["net"].head.kernel
-
-
 def test_an_average_that_begins_as_the_parameters_themselves_is_read_apart(backend, path):
     backend.save({"params": {"w": jnp.ones(3)}, "average": {"w": jnp.zeros(3)}}, path)
     begun = {"w": jnp.full(3, 5.0)}

@@ -58,23 +58,6 @@ OPTIMIZERS = {
 }
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("device", ["cpu", "gpu:1"])
-def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path, made, optimizer, device):
-    whole = made(optimizer, "gpu:0", **OPTIMIZERS[optimizer])
-    train(backend, **whole, device="gpu:0")
-    backend.save(whole, path)
-    train(backend, **whole, device="gpu:0")
-    fresh = made(optimizer, device, **OPTIMIZERS[optimizer])
-    resumed = backend.load_into(fresh, path)
-    train(backend, **resumed, device=device)
-    values = [backend.named_tensors(each["net"]) for each in (whole, resumed)]
-    assert list(values[0]) == list(values[1])
-    assert [bits(backend, x) for x in values[0].values()] == [
-        bits(backend, x) for x in values[1].values()
-    ]
-
-
 def test_the_state_of_another_optimizer_is_refused_and_nothing_is_changed(backend, path, made):
     whole = made("adam")
     train(backend, **whole, device="gpu:0")

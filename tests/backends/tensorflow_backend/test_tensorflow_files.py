@@ -36,20 +36,6 @@ def train(net, optimizer, steps=3):
         optimizer.apply(tape.gradient(loss, parameters), parameters)
 
 
-def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path):
-    whole = made(1)
-    train(**whole)
-    backend.save(whole, path)
-    train(**whole)
-    resumed = backend.load_into(made(2), path)
-    train(**resumed)
-    for part in ("net", "optimizer"):
-        values = [
-            [bits(backend, v._value) for v in each[part].variables] for each in (whole, resumed)
-        ]
-        assert values[0] == values[1]
-
-
 def test_an_optimizer_without_variables_is_refused_with_the_way_to_make_them(backend, path):
     backend.save(made(1)["optimizer"], path)
     with pytest.raises(CheckpointError, match=r"optimizer\.build"):

@@ -346,31 +346,8 @@ def test_the_layers_of_a_convolutional_network_are_those_with_kernels(torch_back
 
 OPTIMIZERS = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
-    "SGD with momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.9),
-    "SGD, two groups": lambda parameters: (
-        lambda every: torch.optim.SGD(
-            [{"params": every[::2], "lr": 0.1}, {"params": every[1::2]}],
-            lr=0.2,
-            momentum=0.9,
-            nesterov=True,
-        )
-    )(list(parameters)),
     "Adam": partial(torch.optim.Adam, lr=0.1),
-    "AMSGrad": partial(torch.optim.Adam, lr=0.1, amsgrad=True),
-    "Adam with a tensor as its rate": lambda p: torch.optim.Adam(p, lr=torch.tensor(0.1)),
-    "AdamW, fused": partial(torch.optim.AdamW, fused=True),
-    "NAdam": torch.optim.NAdam,
-    "ASGD": torch.optim.ASGD,
-    "Rprop": torch.optim.Rprop,
-    "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
-    "RMSprop": partial(torch.optim.RMSprop, lr=0.1, momentum=0.9, centered=True),
-    "LBFGS": partial(torch.optim.LBFGS, lr=0.1, max_iter=3),
 }
-
-
-@pytest.fixture(params=OPTIMIZERS.values(), ids=OPTIMIZERS.keys())
-def make_optimizer(request):
-    return request.param
 
 
 def made(backend, make_optimizer, seed, device="cpu"):
@@ -393,16 +370,6 @@ def train(backend, net, optimizer, steps=3):
 
 def values(net):
     return [x.cpu().numpy().tobytes() for x in net.state_dict().values()]
-
-
-def test_training_goes_on_as_if_it_had_not_been_interrupted(torch_backend, path, make_optimizer):
-    whole = made(torch_backend, make_optimizer, 1)
-    train(torch_backend, **whole)
-    torch_backend.save(whole, path)
-    train(torch_backend, **whole)
-    resumed = torch_backend.load_into(made(torch_backend, make_optimizer, 2), path)
-    train(torch_backend, **resumed)
-    assert values(resumed["net"]) == values(whole["net"])
 
 
 def test_settings_are_those_of_the_file(torch_backend, path):

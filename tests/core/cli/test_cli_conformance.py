@@ -34,6 +34,10 @@ def test_a_report_is_the_plugins_option():
     assert made(report=Path("out")) == [*START, "--d2ldev-report", "out", *SETTINGS]
 
 
+def test_what_takes_minutes_is_the_plugins_option():
+    assert made(nightly=True) == [*START, "--d2ldev-nightly", *SETTINGS]
+
+
 def test_further_arguments_come_last_so_that_they_win():
     assert made(extra=("-p", "cacheprovider")) == [*START, *SETTINGS, "-p", "cacheprovider"]
 

@@ -10,7 +10,8 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-from launched import LIMIT, command, environment, launched, shown, written
+from d2ldev_conformance.suite.parallel.launching import command
+from launched import LIMIT, environment, launched, shown, written
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app

@@ -4,8 +4,9 @@ import subprocess
 import time
 
 import pytest
-from launched import LIMIT, command, environment, shown, written
-from machines import ADDRESSES, PORT, ip, launched_on
+from d2ldev_conformance.machines import ADDRESSES, PORT, ip, launched_on, of_machine
+from d2ldev_conformance.suite.parallel.launching import command
+from launched import LIMIT, environment, shown, written
 
 TRAIN = """
 import d2ldev, numpy as np
@@ -24,11 +25,19 @@ SOON = 30
 """Seconds, on a machine that is busy."""
 
 
+def begun(machines, program, *options, hosts=None):
+    """Launch a program on both machines."""
+    return [
+        launched_on(
+            name, rank, command(*of_machine(rank, hosts), *options, program), environment(), hosts
+        )
+        for rank, name in enumerate(machines)
+    ]
+
+
 def test_they_learn_what_one_machine_learns(machines, tmp_path):
     program = written(tmp_path, TRAIN + "show(train())")
-    processes = [
-        launched_on(name, rank, program, "--processes", 2) for rank, name in enumerate(machines)
-    ]
+    processes = begun(machines, program, "--processes", 2)
     found = {}
     for process in processes:
         output, errors = process.communicate(timeout=LIMIT)
@@ -48,10 +57,7 @@ def test_they_learn_what_one_machine_learns(machines, tmp_path):
 def test_all_can_be_reached_where_the_name_of_the_first_is_a_loopback_one(machines, tmp_path):
     code = "from d2ldev import backend; show(backend.framework.group().addresses)"
     program = written(tmp_path, code)
-    processes = [
-        launched_on(name, rank, program, "--processes", 2, hosts=tmp_path)
-        for rank, name in enumerate(machines)
-    ]
+    processes = begun(machines, program, "--processes", 2, hosts=tmp_path)
     found = {}
     for process in processes:
         output, errors = process.communicate(timeout=LIMIT)
@@ -66,9 +72,7 @@ def test_all_can_be_reached_where_the_name_of_the_first_is_a_loopback_one(machin
 def test_a_cable_that_is_pulled_ends_both_sides(machines, tmp_path):
     code = TRAIN + 'train(10_000, callback=lambda epoch, history: epoch == 1 and show("begun"))'
     program = written(tmp_path, code)
-    processes = [
-        launched_on(name, rank, program, "--timeout", TIMEOUT) for rank, name in enumerate(machines)
-    ]
+    processes = begun(machines, program, "--timeout", TIMEOUT)
     assert all("begun" in process.stdout.readline() for process in processes)
     assert ip("-n", machines[1], "link", "set", "cable", "down") == (0, "")
     begin = time.monotonic()
@@ -84,9 +88,7 @@ def test_a_machine_that_does_not_answer_ends_the_other(machines, tmp_path):
     code = TRAIN + "from d2ldev.processes import join; join.PATIENCE = 1; train()"
     program = written(tmp_path, code)
     ip("-n", machines[0], "link", "set", "cable", "down")
-    processes = [
-        launched_on(name, rank, program, "--timeout", 1) for rank, name in enumerate(machines)
-    ]
+    processes = begun(machines, program, "--timeout", 1)
     errors = [process.communicate(timeout=LIMIT)[1] for process in processes]
     assert [process.returncode for process in processes] == [1, 1]
     assert f"PeerLostError: cannot meet 2 processes at {ADDRESSES[0]}:{PORT}" in errors[0]

@@ -66,6 +66,8 @@ class Mutant(ReferenceFramework):
 
     caught_by: ClassVar[str]
     """The requirement that has to fail."""
+    is_nightly: ClassVar[bool] = False
+    """Whether that takes minutes."""
     asked_virtual_gpus: ClassVar[int] = 2
     cannot: ClassVar = {}
     is_frozen = False
@@ -84,8 +86,9 @@ class Mutant(ReferenceFramework):
     GroupLearner = ReferenceGroupLearner
     Strictness = Strictness
 
-    def __init_subclass__(cls, caught_by: str = "") -> None:
+    def __init_subclass__(cls, caught_by: str = "", is_nightly: bool = False) -> None:
         cls.name = cls.__name__.lower()
+        cls.is_nightly = is_nightly
         if caught_by:
             cls.caught_by = caught_by
             MUTANTS.append(cls)

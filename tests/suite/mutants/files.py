@@ -22,6 +22,13 @@ class LoadsNarrow(Mutant, caught_by="io.keeps-every-dtype"):
             return self.asarray(loaded, dtype="float32") if is_wide else loaded
 
 
+class ForgetsTheMomentum(Mutant, caught_by="io.training-goes-on"):
+    class Backend(Backend):
+        def load_into(self, obj, path, **options):
+            kept = self.copy(obj["momentum"])
+            return {**super().load_into(obj, path, **options), "momentum": kept}
+
+
 class LoadsKeysAsText(Mutant, caught_by="io.keeps-nestings"):
     class Backend(Backend):
         def load(self, path, *, device="cpu"):

@@ -260,6 +260,28 @@ class SaysNotWhatTheLostWasWaitedFor(Mutant, caught_by="processes.end-with-a-los
             )
 
 
+class SaysNothingWhileItBegins(Mutant, caught_by="processes.end-while-they-begin", is_nightly=True):
+    class Parallel(ReferenceParallel):
+        def join(self, group):
+            sys.excepthook = lambda *error: None
+
+
+class ForgetsWhatProcessesHaveLearned(Mutant, caught_by="processes.start-again", is_nightly=True):
+    class GroupLearner(ReferenceGroupLearner):
+        def replace(self, parts):
+            pass
+
+
+class LearnsFromItsMachineAlone(
+    Mutant, caught_by="processes.train-on-two-machines", is_nightly=True
+):
+    class GroupLearner(ReferenceGroupLearner):
+        def _differentiated(self, model, inputs, y):
+            _one, *others = {each.rpartition(":")[0] for each in self._group.addresses}
+            cls = ReferenceLearner if others else ReferenceGroupLearner
+            return cls._differentiated(self, model, inputs, y)
+
+
 class SaysNothingOfWhatDiffers(Mutant, caught_by="processes.refuse-other-batches"):
     class GroupLearner(ReferenceGroupLearner):
         def __init__(self, tensors, model, settings, group):

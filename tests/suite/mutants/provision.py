@@ -67,10 +67,15 @@ class Line(Layers):
         return GradientDescent(self.lr)
 
 
+class Frozen(MLP):
+    """A model that nothing is trained of."""
+
+
 class GradientDescent(NamedTuple):
-    """The optimizer of a ``Line``."""
+    """An optimizer that is an object, as that of a ``Line`` is."""
 
     lr: float
+    name: str = "sgd"
 
 
 class NarrowLearner(ReferenceLearner):
@@ -140,7 +145,7 @@ class NetworkLearner(NarrowLearner):
     def __init__(self, tensors, model, settings):
         optimizer = settings.optimizer
         if isinstance(optimizer, GradientDescent):
-            settings = settings._replace(optimizer="sgd", lr=optimizer.lr)
+            settings = settings._replace(optimizer=optimizer.name, lr=optimizer.lr)
         known = settings if takes_target(settings.loss) else settings._replace(loss="mse")
         super().__init__(tensors, model, known._replace(methods=None))
         if not model.layers and optimizer is not None:
@@ -218,6 +223,31 @@ def freezables(backend):
         backend.framework.is_frozen = is_frozen
 
     return {"first layer": (networks(backend)["network"], freeze)}
+
+
+def loops(backend):
+    """Return a loop by hand, with momentum; the gradients are the parameters themselves."""
+
+    def begin(seed, device):
+        net = backend.mlp([3, 4, 1], seed=seed, device=device)
+        return {"net": net, "momentum": [0.0 * x for x in backend.named_tensors(net).values()]}
+
+    def go_on(_device, net, momentum):
+        for x, mean in zip(backend.named_tensors(net).values(), momentum, strict=True):
+            mean[...] = 0.9 * mean + x
+            x[...] = x - 0.1 * mean
+
+    return {"momentum": (begin, go_on)}
+
+
+def own_optimizers(_backend):
+    """Return what makes an optimizer with a state."""
+    return {"adam": lambda _net: GradientDescent(0.1, "adam")}
+
+
+def frozen_models(backend):
+    """Return a model that nothing is trained of."""
+    return {"frozen": lambda device: Frozen(backend.mlp([2, 1], device=device).layers)}
 
 
 def masked_models(backend):

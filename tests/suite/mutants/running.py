@@ -3,9 +3,9 @@
 What a child needs is imported once, before it is forked. Nothing that a mutant does reaches another
 one, and one that hangs is killed.
 
-It reads one JSON object a line: ``name``, ``virtual_gpus``, ``requirements``, ``folder``, where the
-report and what pytest printed are put, and ``time_limit`` in seconds. It answers with one line: the
-exit status of pytest, or what ended it instead.
+It reads one JSON object a line: ``name``, ``virtual_gpus``, ``is_nightly``, ``requirements``,
+``folder``, where the report and what pytest printed are put, and ``time_limit`` in seconds. It
+answers with one line: the exit status of pytest, or what ended it instead.
 """
 
 from __future__ import annotations
@@ -82,6 +82,7 @@ def _run(
     *,
     name: str,
     virtual_gpus: int,
+    is_nightly: bool,
     requirements: list[str],
     folder: str,
 ) -> None:
@@ -99,6 +100,7 @@ def _run(
         arguments += [f"--basetemp={folder}/inner", "-p", "no:cacheprovider"]
         arguments += ["-p", "d2ldev_conformance.plugin"]
         arguments += [f"--d2ldev-backend={name}", f"--d2ldev-report={folder}"]
+        arguments += ["--d2ldev-nightly"] if is_nightly else []
         arguments += [f"--d2ldev-requirement={requirement}" for requirement in requirements]
         status = pytest.main(arguments + sorted(set().union(*map(files.get, requirements))))
     except BaseException:

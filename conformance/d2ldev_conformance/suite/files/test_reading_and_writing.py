@@ -14,7 +14,7 @@ import pytest
 from d2ldev import CheckpointError, DeviceUnavailableError, Trainer, UnsupportedValueError
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.settings import VIRTUAL_GPUS
-from d2ldev_conformance.provision import networks, samples
+from d2ldev_conformance.provision import loops, networks, samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, numbers, saved_values
 
@@ -260,6 +260,23 @@ def _trained(backend, place):
     learner.step((backend.ones((4, 2), device=place),), backend.ones((4, 1), device=place))
     learner.sync()
     return learner.parts["model"]
+
+
+@requirement("io.training-goes-on", section=SECTION)
+def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
+    """A loop by hand, on the last device."""
+    begin, go_on = loops(backend)[loop]
+    device = backend.devices()[-1]
+    whole = begin(1, device)
+    go_on(device, **whole)
+    backend.save(whole, path)
+    go_on(device, **whole)
+    resumed = backend.load_into(begin(2, device), path)
+    go_on(device, **resumed)
+    expected, found = (saved_values(backend, each["net"]) for each in (whole, resumed))
+    assert list(found) == list(expected)
+    for name, value in expected.items():
+        assert_same(found[name], value)
 
 
 @requirement("io.named-tensors-are-what-is-saved", section=SECTION)

@@ -10,6 +10,7 @@ import pytest
 
 from d2ldev import Backend, settings
 from d2ldev.training import spawning
+from d2ldev_conformance.machines import machines  # noqa: F401  # a fixture
 
 # Imported by the process that is copied, not here.
 _PRELOADED = "d2ldev_conformance.suite.parallel.preloaded"

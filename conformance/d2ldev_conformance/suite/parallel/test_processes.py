@@ -11,18 +11,18 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from d2ldev import ArrayLoader, Backend, Trainer
-from d2ldev.settings import VIRTUAL_GPUS
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, saved_values
+from d2ldev_conformance.suite.parallel.launching import command, launched
 
 SECTION = "13.6"
 EPOCHS = 3
@@ -34,19 +34,16 @@ The launcher gives the others 5 seconds to end by themselves; the rest is for a 
 """
 
 PROGRAM = """
-import json, os, sys
+import json, os, pathlib, sys
 import d2ldev
-import numpy as np
 from d2ldev_conformance.suite.parallel import test_processes
 
 name, folder, cases = sys.argv[1:]
 rank = int(os.environ["RANK"])
 backend = d2ldev.get_backend(name)
 for case, options in json.loads(cases).items():
-    values, history = test_processes.train(backend, folder, rank=rank, **options)
-    np.savez(f"{folder}/{case}-{rank}.npz", **values)
-    with open(f"{folder}/{case}-{rank}.json", "w") as file:
-        json.dump(history, file)
+    run = test_processes.train(backend, folder, rank=rank, **options)
+    test_processes.keep(pathlib.Path(folder), case, run)
 """
 
 CASES: dict[str, dict[str, Any]] = {
@@ -177,23 +174,26 @@ def train(
     return saved_values(backend, trainer.model), history
 
 
+def keep(folder: Path, case: str, run: Any) -> None:
+    """Keep in files what this process of a launch has learned."""
+    values, history = run
+    rank = os.environ["RANK"]
+    np.savez(folder / f"{case}-{rank}.npz", **values)
+    (folder / f"{case}-{rank}.json").write_text(json.dumps(history))
+
+
+def learned(folder: Path, case: str, rank: int = 0) -> tuple[dict[str, Any], Any]:
+    """Return the parameters and the history that a process of a launch has kept."""
+    with np.load(folder / f"{case}-{rank}.npz") as values:
+        return dict(values), json.loads((folder / f"{case}-{rank}.json").read_text())
+
+
 def _launched(backend, folder, cases):
     """Train in two processes; how that ended, and how many seconds after rank 1 told the time."""
-    environment = dict(os.environ)
-    if backend.virtual_gpus is not None:
-        # Each process has its own.
-        environment[VIRTUAL_GPUS] = str(min(backend.virtual_gpus, 1))
     path = folder / "program.py"
     path.write_text(PROGRAM)
-    command = [sys.executable, "-m", "d2ldev", "launch", "--processes", "2"]
-    command += ["--timeout", str(TIMEOUT), str(path)]
-    done = subprocess.run(  # noqa: S603
-        [*command, backend.name, str(folder), json.dumps(cases)],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    launch = command("--processes", 2, "--timeout", TIMEOUT, path)
+    done = launched(backend, [*launch, backend.name, str(folder), json.dumps(cases)])
     now, told = time.time(), re.findall(r"^\[rank 1\] time (\S+)$", done.stderr, re.MULTILINE)
     return done, now - float(told[-1]) if told else None
 
@@ -215,9 +215,7 @@ class _Runs:
         self._backend, self.folder, self._num_gpus = backend, folder, num_gpus
 
     def together(self, case, rank=0):
-        with np.load(self.folder / f"{case}-{rank}.npz") as values:
-            history = json.loads((self.folder / f"{case}-{rank}.json").read_text())
-            return dict(values), history
+        return learned(self.folder, case, rank)
 
     def alone(self, **options):
         return train(self._backend, self.folder, num_gpus=self._num_gpus, **options)

@@ -40,6 +40,19 @@ def test_two_gpus_learn_what_one_learns(backend, optimizer):
     assert_same_run(_fit(backend, 2, **options), _fit(backend, 1, **options))
 
 
+@requirement("several.learn-what-one-learns", section=SECTION)
+@pytest.mark.parametrize(
+    ("number", "optimizer"),
+    [
+        pytest.param(number, optimizer, marks=pytest.mark.needs_gpus(number))
+        for number, optimizer in ((3, "momentum"), (4, "adam"))
+    ],
+)
+def test_three_and_four_gpus_learn_what_one_learns(backend, number, optimizer):
+    options = {"optimizer": optimizer, "lr": 0.02, "clip": 0.1}
+    assert_same_run(_fit(backend, number, **options), _fit(backend, 1, **options))
+
+
 @requirement("several.change-the-parameters", section=SECTION)
 def test_two_gpus_learn(backend):
     history = _fit(backend, 2, optimizer="adam")[1]

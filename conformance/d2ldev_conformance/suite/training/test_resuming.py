@@ -9,7 +9,7 @@ import pytest
 
 from d2ldev import ArrayLoader
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.provision import freezables, networks
+from d2ldev_conformance.provision import freezables, networks, own_optimizers
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -21,25 +21,26 @@ BETWEEN_THE_CPU_AND_A_GPU = pytest.mark.parametrize(
 )
 
 
-def _trained(backend, epochs, num_gpus, seed=0, **options):
+def _trained(backend, epochs, num_gpus, seed=0, own_optimizer=None, **options):
     """Return a trainer after its run, and the history; both begin with a seed of their own."""
     inputs = np.linspace(-1, 1, 32, dtype="float32").reshape(16, 2)
     targets = inputs @ np.array([[2.0], [-3.4]], "float32") + np.float32(4.2)
     loader = ArrayLoader(inputs, targets, batch_size=4, shuffle=True, seed=seed)
     trainer = Trainer(epochs, num_gpus, backend=backend)
     net = backend.mlp([2, 4, 1], seed=seed)
-    return trainer, trainer.fit(net, loader, optimizer="adam", lr=0.1, **options)
+    how = {"optimizer": own_optimizer(net)} if own_optimizer else {"optimizer": "adam", "lr": 0.1}
+    return trainer, trainer.fit(net, loader, **how, **options)
 
 
 @pytest.fixture
 def runs(backend, tmp_path):
     """The unbroken run on one device, and the one that was broken off on another and resumed."""
 
-    def made(num_gpus_before, num_gpus):
-        path = tmp_path / "run.safetensors"
-        _trained(backend, EPOCHS // 2, num_gpus_before, checkpoint=path)
-        resumed = _trained(backend, EPOCHS, num_gpus, 9, checkpoint=path, resume=True)
-        return _trained(backend, EPOCHS, num_gpus), resumed
+    def made(num_gpus_before, num_gpus, own_optimizer=None):
+        options = {"checkpoint": tmp_path / "run.safetensors", "own_optimizer": own_optimizer}
+        _trained(backend, EPOCHS // 2, num_gpus_before, **options)
+        resumed = _trained(backend, EPOCHS, num_gpus, 9, resume=True, **options)
+        return _trained(backend, EPOCHS, num_gpus, own_optimizer=own_optimizer), resumed
 
     return made
 
@@ -71,6 +72,19 @@ def test_a_run_that_goes_on_elsewhere_lives_there_and_ends_nearby(
     values = values_of(backend, resumed.model)
     for name, value in values_of(backend, unbroken.model).items():
         np.testing.assert_allclose(values[name], value, rtol=1e-3, atol=1e-4, err_msg=name)
+
+
+@requirement("fit.resumes-own-optimizers", section=SECTION)
+@pytest.mark.parametrize(
+    "num_gpus", [0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"]
+)
+def test_a_run_with_an_optimizer_of_the_users_own_ends_where_an_unbroken_one_does(
+    backend, runs, num_gpus, own_optimizer
+):
+    make = own_optimizers(backend)[own_optimizer]
+    (unbroken, expected), (resumed, history) = runs(num_gpus, num_gpus, make)
+    assert history == expected
+    assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
 
 
 @pytest.fixture(params=[0, pytest.param(1, marks=pytest.mark.needs_gpus(1))], ids=["cpu", "gpu0"])

@@ -9,7 +9,7 @@ import pytest
 
 from d2ldev import ArrayLoader, UnsupportedValueError
 from d2ldev.training.trainer import Trainer
-from d2ldev_conformance.provision import models_without_parameters, networks
+from d2ldev_conformance.provision import frozen_models, models_without_parameters, networks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, values_of
 
@@ -298,6 +298,20 @@ def test_a_model_without_parameters_is_measured_and_predicts(
     errors = np.concatenate([x for x, _ in batches])
     loss = trainer.validate(net, [(x, x) for x, _ in batches])["loss"]
     np.testing.assert_allclose(loss, np.mean(errors**2), rtol=1e-5)
+
+
+@requirement("runs.measure-what-is-frozen", section=SECTION)
+def test_a_model_that_is_frozen_predicts_and_is_measured(backend, batches, num_gpus, frozen_model):
+    net = frozen_models(backend)[frozen_model](backend.cpu())
+    expected = [backend.to_numpy(net(backend.asarray(x))) for x, _ in batches]
+    trainer = Trainer(1, num_gpus, backend=backend)
+    found = trainer.predict(net, batches)
+    assert {backend.device_of(prediction) for prediction in found} == {trainer.device}
+    for prediction, values in zip(found, expected, strict=True):
+        np.testing.assert_allclose(backend.to_numpy(prediction), values, rtol=1e-5)
+    errors = [values - y for values, (_, y) in zip(expected, batches, strict=True)]
+    loss = trainer.validate(net, batches)["loss"]
+    np.testing.assert_allclose(loss, np.mean(np.concatenate(errors) ** 2), rtol=1e-5)
 
 
 @requirement("runs.nothing-to-train", section=SECTION)

@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import optax
 import pytest
-import same_numbers
 from flax import nnx
 from several_gpus import (
     CLASSES,
@@ -14,7 +13,6 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
     images,
-    three_and_four,
     trained,
 )
 
@@ -30,24 +28,6 @@ class LeNet(nnx.Module):
     def __call__(self, x):
         x = nnx.avg_pool(nnx.sigmoid(self.convolution(x)), (7, 7), (7, 7))
         return self.dense(x.reshape(x.shape[0], -1))
-
-
-class Perceptron(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.hidden = nnx.Linear(FEATURES, 8, rngs=rngs)
-        self.dense = nnx.Linear(8, CLASSES, rngs=rngs)
-
-    def __call__(self, x):
-        return self.dense(nnx.tanh(self.hidden(x)))
-
-
-SIZES = (12, 12, 5, 1)
-"""With a batch that any number of devices shares: JAX computes the others whole on each."""
-GRID = {
-    "mlp": (Perceptron, same_numbers.flat(SIZES)),
-    "lenet": (LeNet, images(28, 28, 1, sizes=SIZES)),
-}
 
 
 class Normalized(nnx.Module):
@@ -78,16 +58,6 @@ class Own(Dense):
     def training_step(self, batch):
         x, y = batch
         return optax.softmax_cross_entropy_with_integer_labels(self(x), y).mean()
-
-
-def test_three_and_four_gpus_learn_what_one_learns():
-    assert three_and_four("jax") == [3, 4]
-
-
-@pytest.mark.nightly
-def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_gpus("jax", __name__, tmp_path / "found")
-    same_numbers.assert_same_numbers(found, record_property)
 
 
 def test_convolutions_learn_what_they_learn_on_one(backend):

@@ -12,10 +12,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-import same_numbers
 from launched import run_processes
-from lost_processes import assert_all_end, assert_started_again
-from machines import assert_two_machines_learn_what_one_process_learns
 from several_gpus import flat_batches, images, trained
 from test_jax_parallel import Dense, LeNet, Normalized, Own, Scaled
 
@@ -162,32 +159,12 @@ def test_any_number_of_processes_learns_what_one_learns(number, num_gpus):
     assert max(off.values()) < 1, off
 
 
-@pytest.mark.nightly
-def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_processes("jax", "test_jax_parallel", tmp_path / "found")
-    same_numbers.assert_same_numbers(found, record_property)
-
-
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_the_loss_of_the_process_with_the_service_of_jax_is_an_error_of_the_others(how):
     first, other = _trained(2, 0, "method", how=how, lost=0, environment={"LOST": "0"})
     assert first.returncode == -signal.SIGKILL
     assert other.returncode == 1, other.stderr
     assert "PeerLostError: cannot train in 2 processes: rank 0 on " in other.stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, lost, number):
-    # While its service is there, which it is until then, JAX itself may end the others.
-    assert_all_end(backend, tmp_path, how, lost, after="loading")
-
-
-@pytest.mark.nightly
-def test_a_run_that_has_lost_a_process_is_started_again(backend, tmp_path):
-    assert_started_again(backend, tmp_path)
 
 
 def test_a_program_may_initialize_jax_itself():
@@ -214,12 +191,6 @@ def test_devices_that_jax_has_looked_for_before_are_refused():
     done = _trained(2, 0, how="in use")
     assert [each.returncode for each in done] == [1, 1]
     assert "d2ldev.set_backend('jax')" in done[0].stderr + done[1].stderr
-
-
-@pytest.mark.nightly
-@pytest.mark.parametrize("processes", [1, 2])
-def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
-    assert_two_machines_learn_what_one_process_learns("jax", machines, tmp_path, processes)
 
 
 # The sleep is in the place of what JAX waits for at exit: what it computes with a stopped process.

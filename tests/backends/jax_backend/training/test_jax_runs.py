@@ -7,7 +7,6 @@ import pytest
 from flax import nnx
 from nnx_models import Attentive, Convolutional, Recurrent, batches, made
 
-import d2ldev
 from d2ldev import CheckpointError, UnsupportedValueError, gpu
 from d2ldev.training.trainer import Trainer
 
@@ -294,40 +293,3 @@ def test_a_flag_that_is_neither_set_nor_unset_is_left_alone(backend):
     learner = backend.learner(made(backend, Attentive, "cpu"), loss="cross_entropy")
     learner.checked_modes(learner.modes())()
     assert learner.parts["model"].attention.deterministic is None
-
-
-# Four batches an epoch, and four epochs: what happens in step 8 and after it tells the runs apart.
-SCHEDULES = {
-    "exponential": lambda: optax.sgd(optax.exponential_decay(0.1, 4, 0.5)),
-    "cosine": lambda: optax.adam(optax.cosine_decay_schedule(0.1, 16)),
-    "piecewise constant": lambda: optax.adagrad(
-        optax.piecewise_constant_schedule(0.1, {6: 0.5, 10: 0.1})
-    ),
-    "warm-up, injected": lambda: optax.inject_hyperparams(optax.rmsprop)(
-        learning_rate=optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 16)
-    ),
-}
-
-
-def trained(backend, epochs, num_gpus, optimizer, seed=0, **options):
-    """Return the history and the parameters; the model and the order begin with the seed."""
-    inputs = np.linspace(-1, 1, 28, dtype="float32").reshape(14, 2)
-    data = d2ldev.ArrayLoader(inputs, inputs[:, :1] ** 2, batch_size=4, shuffle=True, seed=seed)
-    trainer = Trainer(epochs, num_gpus, backend=backend)
-    net = backend.mlp([2, 4, 1], seed=seed)
-    history = trainer.fit(net, data, optimizer=optimizer, **options)
-    named = backend.named_tensors(trainer.model)
-    return history, {name: backend.to_numpy(x) for name, x in named.items()}
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1])
-@pytest.mark.parametrize("optimizer", SCHEDULES)
-def test_a_resumed_run_ends_where_an_unbroken_one_does(backend, tmp_path, optimizer, num_gpus):
-    fresh = SCHEDULES[optimizer]
-    path = tmp_path / "run.safetensors"
-    expected, parameters = trained(backend, 4, num_gpus, fresh())
-    trained(backend, 2, num_gpus, fresh(), checkpoint=path)
-    history, resumed = trained(backend, 4, num_gpus, fresh(), 9, checkpoint=path, resume=True)
-    assert history == expected
-    assert len(parameters) == 4
-    np.testing.assert_equal(resumed, parameters)

@@ -154,14 +154,3 @@ def test_the_books_fit_epoch_runs(backend, num_gpus, monkeypatch):
     first, second = numpy.mean(model.board.losses(EPOCHS), 1)
     assert second < 0.7 * first
     assert set(backend.placement(model).values()) == {trainer.device}
-
-
-def test_a_model_that_is_frozen_predicts_and_is_measured(backend):
-    model = gluon.nn.Dense(1, in_units=2)
-    model.initialize()
-    model.collect_params().setattr("grad_req", "null")
-    trainer, batch = Trainer(1, 1, backend=backend), (np.ones((4, 2)), np.ones((4, 1)))
-    (prediction,) = trainer.predict(model, [batch])
-    assert backend.device_of(prediction) == trainer.device
-    expected = float(((prediction - 1) ** 2).mean())
-    assert trainer.validate(model, [batch])["loss"] == pytest.approx(expected)

@@ -9,7 +9,6 @@ import pickle
 import sys
 
 import numpy as np
-import same_numbers
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.models import initialise
 from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, images, trained
@@ -48,15 +47,6 @@ def lenet():
     net = initialised(net)
     net(mx.np.zeros((1, 1, 28, 28)))
     return net
-
-
-# Made when they are trained, after ``set_np``.
-GRID = {
-    "mlp": (mlp, same_numbers.flat()),
-    "lenet": (lenet, images(1, 28, 28, sizes=same_numbers.SIZES)),
-}
-SET_NP = "from d2ldev_mxnet.framework import mx; mx.npx.set_np()"
-"""What a program of the grid begins with."""
 
 
 def unbuilt():

@@ -1,9 +1,7 @@
 """Several GPUs: parameters on two virtual GPUs, and a kvstore between them."""
 
 import numpy as np
-import process_runs
 import pytest
-import same_numbers
 from d2ldev_mxnet.framework import mx
 from process_runs import (
     Own,
@@ -21,7 +19,6 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
     images,
-    three_and_four,
     trained,
 )
 
@@ -39,17 +36,6 @@ class Dense(nn.Block):
 
     def forward(self, x):
         return self.dense(x)
-
-
-def test_three_and_four_gpus_learn_what_one_learns():
-    assert three_and_four("mxnet") == [3, 4]
-
-
-@pytest.mark.nightly
-def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    begin = process_runs.SET_NP
-    found = same_numbers.differences_of_gpus("mxnet", "process_runs", tmp_path / "found", begin)
-    same_numbers.assert_same_numbers(found, record_property)
 
 
 @pytest.mark.parametrize(

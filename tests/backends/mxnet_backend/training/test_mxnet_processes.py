@@ -12,11 +12,8 @@ from pathlib import Path
 import numpy as np
 import process_runs
 import pytest
-import same_numbers
 from d2ldev_mxnet import servers
 from launched import alive, environment, left, variables
-from lost_processes import assert_all_end
-from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from several_gpus import TOLERANCE
 
@@ -176,14 +173,6 @@ def test_any_number_of_processes_learns_what_one_learns(tmp_path, size, num_gpus
             assert_same(first[case], other[case])
 
 
-@nightly
-def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_processes(
-        "mxnet", "process_runs", tmp_path / "found", process_runs.SET_NP
-    )
-    same_numbers.assert_same_numbers(found, record_property)
-
-
 def begun(folder):
     """Start two processes, and wait until both train."""
     processes, port = started(["-c", LONG], 2, FOLDER=str(folder))
@@ -205,14 +194,6 @@ def test_a_lost_process_ends_the_other_and_mxnets_servers(tmp_path, number):
     assert f"PeerLostError: cannot train in 2 processes: rank {lost} on " in other.errors
     assert other.seconds < 2 * TIMEOUT + 4
     assert not left(port)
-
-
-@nightly
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, lost, number):
-    assert_all_end(backend, tmp_path, how, lost)
 
 
 def test_a_lost_server_ends_all(tmp_path):
@@ -243,8 +224,3 @@ def test_variables_of_another_launch_of_mxnet_are_refused(monkeypatch):
     group = namedtuple("Group", "size")(2)
     with pytest.raises(UnsupportedValueError, match="unset DMLC_ROLE DMLC_PS_ROOT_URI: "):
         servers.Servers(group)
-
-
-@pytest.mark.parametrize("processes", [1, pytest.param(2, marks=nightly)])
-def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
-    assert_two_machines_learn_what_one_process_learns("mxnet", machines, tmp_path, processes)

@@ -53,53 +53,6 @@ def fit(backend, num_gpus, batches, model, epochs=EPOCHS, **options):
 # -- runs -------------------------------------------------------------------------------------
 
 
-def scheduled(_net):
-    schedule = MXNET.MultiFactorScheduler([2, 4], 0.1)
-    return mx.optimizer.SGD(momentum=0.9, lr_scheduler=schedule)
-
-
-def in_another_order(net):
-    """Return a trainer that has the weights and biases in reverse order."""
-    parameters = list(net.collect_params(".*weight|.*bias").values())
-    return mx.gluon.Trainer(parameters[::-1], "adam", {"learning_rate": 0.05})
-
-
-OPTIMIZERS = {
-    "nadam": lambda net: mx.optimizer.Nadam(),
-    "rmsprop": lambda net: mx.optimizer.RMSProp(centered=True),
-    "lamb": lambda net: mx.optimizer.LAMB(),
-    "adadelta": lambda net: mx.optimizer.AdaDelta(),
-    "ftrl": lambda net: mx.optimizer.Ftrl(),
-    "a schedule": scheduled,
-    "a trainer": in_another_order,
-}
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_resumed_run_ends_where_an_unbroken_one_does(
-    backend, set_np, num_gpus, optimizer, tmp_path
-):
-    """With the order of the batches and the dropout that it would have had."""
-    loader = data.DataLoader(data.ArrayDataset(X, Y), 16, shuffle=True)
-
-    def run(epochs, name, hybridized=False, **options):
-        net = classifier(hybridized)
-        own = OPTIMIZERS[optimizer](net)
-        path = tmp_path / name
-        return fit(
-            backend, num_gpus, loader, net, epochs, optimizer=own, checkpoint=path, **options
-        )
-
-    expected, model = run(EPOCHS, "unbroken")
-    np.random.seed(5)
-    run(1, "run")
-    np.random.seed(99)
-    history, resumed = run(EPOCHS, "run", hybridized=True, resume=True)
-    assert history == expected
-    np.testing.assert_equal(values(resumed), values(model))
-
-
 def test_a_run_that_keeps_its_state_is_repeated_by_its_seed(backend, set_np, tmp_path):
     histories = [
         fit(backend, 0, BATCHES, classifier(), checkpoint=tmp_path / name)[0] for name in "ab"

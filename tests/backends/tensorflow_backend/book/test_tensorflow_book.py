@@ -180,13 +180,3 @@ def test_the_loss_of_a_model_that_configures_its_optimizer_is_used(backend):
     model = Absolute([keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="zeros")])
     history = Trainer(1, backend=backend).fit(model, [(tf.ones((2, 1)), tf.fill((2, 1), 3.0))])
     assert history["loss"] == [3.0]
-
-
-def test_a_model_that_is_frozen_predicts_and_is_measured(backend):
-    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    model.trainable = False
-    trainer, batch = Trainer(1, 1, backend=backend), (tf.ones((4, 2)), tf.ones((4, 1)))
-    (prediction,) = trainer.predict(model, [batch])
-    assert backend.device_of(prediction) == trainer.device
-    expected = float(tf.reduce_mean((prediction - 1) ** 2))
-    assert trainer.validate(model, [batch])["loss"] == pytest.approx(expected)

@@ -3,7 +3,6 @@
 import keras
 import numpy as np
 import pytest
-import same_numbers
 import tensorflow as tf
 from several_gpus import (
     CLASSES,
@@ -12,7 +11,6 @@ from several_gpus import (
     assert_same_as_one,
     flat_batches,
     images,
-    three_and_four,
     trained,
 )
 
@@ -32,19 +30,6 @@ def lenet():
             layers.Dense(CLASSES),
         ]
     )
-
-
-def perceptron():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [keras.Input((FEATURES,)), layers.Dense(8, "tanh"), layers.Dense(CLASSES)]
-    )
-
-
-GRID = {
-    "mlp": (perceptron, same_numbers.flat()),
-    "lenet": (lenet, images(28, 28, 1, sizes=same_numbers.SIZES)),
-}
 
 
 def dense():
@@ -86,16 +71,6 @@ class Own(keras.Model):
     def training_step(self, batch):
         x, y = batch
         return keras.losses.SparseCategoricalCrossentropy(from_logits=True)(y, self(x))
-
-
-def test_three_and_four_gpus_learn_what_one_learns():
-    assert three_and_four("tensorflow") == [3, 4]
-
-
-@pytest.mark.nightly
-def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_gpus("tensorflow", __name__, tmp_path / "found")
-    same_numbers.assert_same_numbers(found, record_property)
 
 
 @pytest.mark.parametrize(

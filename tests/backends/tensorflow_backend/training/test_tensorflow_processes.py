@@ -14,16 +14,12 @@ from types import SimpleNamespace
 import keras
 import numpy as np
 import pytest
-import same_numbers
 import tensorflow as tf
-from lost_processes import assert_all_end
-from machines import assert_two_machines_learn_what_one_process_learns
 from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, trained
 from test_tensorflow_parallel import dropped, own_output
 
 from d2ldev import UnsupportedValueError
 
-nightly = pytest.mark.nightly
 layers = keras.layers
 
 
@@ -207,7 +203,9 @@ def learn_all(folder):
         (folder / f"{case}-{rank}.json").write_text(json.dumps(history))
 
 
-@pytest.fixture(scope="module", params=[2, *(pytest.param(n, marks=nightly) for n in (3, 4))])
+@pytest.fixture(
+    scope="module", params=[2, *(pytest.param(n, marks=pytest.mark.nightly) for n in (3, 4))]
+)
 def size(request):
     """How many processes train."""
     return request.param
@@ -296,25 +294,3 @@ def test_a_process_joins_before_tensorflow_begins(backend):
     group = SimpleNamespace(size=2)
     with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
         backend.framework.parallel.join(group)
-
-
-@nightly
-def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_processes(
-        "tensorflow", "test_tensorflow_parallel", tmp_path / "found"
-    )
-    same_numbers.assert_same_numbers(found, record_property)
-
-
-@nightly
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(backend, tmp_path, how, lost, number):
-    assert_all_end(backend, tmp_path, how, lost)
-
-
-@nightly
-@pytest.mark.parametrize("processes", [1, 2])
-def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
-    assert_two_machines_learn_what_one_process_learns("tensorflow", machines, tmp_path, processes)

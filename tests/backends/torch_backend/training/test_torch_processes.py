@@ -11,11 +11,9 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import same_numbers
+import several_gpus
 import torch
 from launched import environment, variables
-from lost_processes import assert_all_end, assert_started_again
-from machines import assert_two_machines_learn_what_one_process_learns
 from processes import searched
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -25,7 +23,6 @@ from d2ldev.framework import Settings
 from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
 
-nightly = pytest.mark.nightly
 # Processes add up in another order, and in bfloat16 and float16 with few digits.
 TOLERANCES = dict.fromkeys(
     ("bf16", "shared: bf16", "fp16 with a step left out", "fp16, accumulated"), 2e-3
@@ -33,14 +30,16 @@ TOLERANCES = dict.fromkeys(
 TOLERANCE = 2e-6
 
 
-@pytest.fixture(scope="module", params=[3, *(pytest.param(n, marks=nightly) for n in (2, 4))])
+@pytest.fixture(
+    scope="module", params=[3, *(pytest.param(n, marks=pytest.mark.nightly) for n in (2, 4))]
+)
 def together(request, tmp_path_factory):
     """What each of several processes has found in the runs of ``processes_program``."""
     number = request.param
     folder = tmp_path_factory.mktemp("together")
     program = Path(__file__).with_name("processes_program.py")
     kept = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
-    kept |= {"PYTHONPATH": searched([Path(same_numbers.__file__).parent]), "OMP_NUM_THREADS": "1"}
+    kept |= {"PYTHONPATH": searched([Path(several_gpus.__file__).parent]), "OMP_NUM_THREADS": "1"}
     port = free_port()
     processes = [
         subprocess.Popen(
@@ -123,32 +122,6 @@ def test_an_error_leaves_the_model_that_was_shared_as_it_was_whole_at_last(toget
     assert [found["left"] for found in together] == [(True, True, [True] * 4)] * len(together)
 
 
-@nightly
-def test_any_number_of_processes_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_processes("torch", "processes_program", tmp_path / "found")
-    same_numbers.assert_same_numbers(found, record_property)
-
-
-@nightly
-def test_any_number_of_gpus_has_the_same_numbers(tmp_path, record_property):
-    found = same_numbers.differences_of_gpus("torch", "processes_program", tmp_path / "found")
-    same_numbers.assert_same_numbers(found, record_property)
-
-
-@nightly
-@pytest.mark.parametrize("shard", ["", "parameters"])
-@pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
-@pytest.mark.parametrize("lost", [0, 1])
-@pytest.mark.parametrize("number", range(3))
-def test_a_process_is_lost_at_any_instant(torch_backend, tmp_path, how, shard, lost, number):
-    assert_all_end(torch_backend, tmp_path, how, lost, shard)
-
-
-@nightly
-def test_a_run_that_has_lost_a_process_is_started_again(torch_backend, tmp_path):
-    assert_started_again(torch_backend, tmp_path)
-
-
 # -- other launchers, and a program that has started the engine itself ----------------------------
 
 FIT = """
@@ -170,10 +143,10 @@ if "engine" in sys.argv:
 """
 
 
-@pytest.mark.parametrize("argument", ["", pytest.param("engine", marks=nightly)])
+@pytest.mark.parametrize("argument", ["", pytest.param("engine", marks=pytest.mark.nightly)])
 def test_torchrun_needs_no_launcher_of_ours(tmp_path, argument):
     (tmp_path / "train.py").write_text(FIT)
-    folders = [Path(__file__).parent, Path(same_numbers.__file__).parent]
+    folders = [Path(__file__).parent, Path(several_gpus.__file__).parent]
     run = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
     run += ["--log-dir", "logs", "train.py", argument]
     done = subprocess.run(
@@ -256,7 +229,7 @@ def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
         torch.testing.assert_close(x, y)
 
 
-@nightly
+@pytest.mark.nightly
 @pytest.mark.parametrize("precision", ["model", "bf16"])
 def test_a_batch_normalization_of_the_whole_batch_is_that_of_one_gpu(virtual, precision):
     def fit(number):
@@ -308,9 +281,9 @@ except d2ldev.UnsupportedValueError as error:
 """
 
 
-@nightly
+@pytest.mark.nightly
 def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(virtual, tmp_path):
-    folders = [Path(__file__).parent, Path(same_numbers.__file__).parent]
+    folders = [Path(__file__).parent, Path(several_gpus.__file__).parent]
     done = subprocess.run(
         [sys.executable, "-"],
         input=SESSION,
@@ -326,9 +299,3 @@ def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(vi
     np.testing.assert_allclose(json.loads(loss), history["loss"], rtol=TOLERANCE)
     assert "Own is of this session, which no other process can import" in refusal
     assert "d2ldev launch --processes 2 train.py" in fix
-
-
-@nightly
-@pytest.mark.parametrize("processes", [1, 2])
-def test_two_machines_learn_what_one_process_learns(machines, tmp_path, processes):
-    assert_two_machines_learn_what_one_process_learns("torch", machines, tmp_path, processes)

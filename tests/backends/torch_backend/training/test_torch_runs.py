@@ -97,29 +97,6 @@ def test_a_data_loader_gives_the_hand_written_loop(virtual, dataset, num_gpus, w
 # -- resumed runs ----------------------------------------------------------------------------------
 
 
-OWN = {
-    "AdamW, fused": lambda parameters: torch.optim.AdamW(parameters, fused=True),
-    "LBFGS": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1),
-}
-
-
-@pytest.mark.parametrize("num_gpus", [0, 1])
-@pytest.mark.parametrize("name", OWN)
-def test_a_run_with_an_optimizer_of_the_users_own_is_resumed(
-    virtual, dataset, num_gpus, name, path
-):
-    loader = DataLoader(dataset, 16, shuffle=True)
-
-    def run(epochs, **options):
-        model = classifier()
-        optimizer = OWN[name](model.parameters())
-        return fit(virtual, num_gpus, loader, model, epochs, optimizer=optimizer, **options)[0]
-
-    expected = run(EPOCHS)
-    run(2, checkpoint=path)
-    assert run(EPOCHS, checkpoint=path, resume=True) == expected
-
-
 def test_a_schedule_whose_state_the_user_has_kept_goes_on(virtual, dataset, path):
     """The rate that it has set is in the optimizer's groups; its count is the user's."""
     loader = DataLoader(dataset, 16)
@@ -173,17 +150,6 @@ def test_a_global_seed_decides_new_layers_and_dropout(virtual, device):
         return virtual.to_numpy(torch.nn.functional.dropout(layer.weight.detach(), 0.5))
 
     assert drawn().tobytes() == drawn().tobytes()
-
-
-def test_a_model_that_is_frozen_predicts_and_is_measured(virtual, dataset):
-    model = classifier().requires_grad_(False)
-    trainer, loader = Trainer(1, 1, backend=virtual), DataLoader(dataset, 16)
-    found = trainer.validate(model, loader, loss="cross_entropy", metrics=["accuracy"])
-    assert found.keys() == {"loss", "accuracy"}
-    predictions = trainer.predict(model, loader)
-    assert sum(map(len, predictions)) == len(dataset)
-    assert not any(prediction.requires_grad for prediction in predictions)
-    assert model.training
 
 
 def learner_that_has_stepped(backend, device="cpu"):

@@ -9,12 +9,13 @@ from contextlib import nullcontext
 
 from d2ldev.backend import Backend
 from d2ldev.device import CPU
+from d2ldev.errors import UnsupportedValueError
 from d2ldev.training import hooks, loops, run, trainer
 from d2ldev.training.interruption import Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
 from mutants import Mutant
-from mutants.provision import NetworkLearner
+from mutants.provision import Frozen, NetworkLearner
 
 # -- hooks ----------------------------------------------------------------------------------------
 
@@ -214,6 +215,14 @@ class WantsParameters(Mutant, caught_by="runs.without-parameters"):
         def __init__(self, tensors, model, settings):
             super().__init__(tensors, model, settings)
             self.first = model.layers[0]
+
+
+class WantsWhatItTrains(Mutant, caught_by="runs.measure-what-is-frozen"):
+    class Learner(NetworkLearner):
+        def __init__(self, tensors, model, settings):
+            super().__init__(tensors, model, settings)
+            if isinstance(model, Frozen):
+                raise UnsupportedValueError("measure a model", "it is frozen", "thaw it")
 
 
 class TrainsNothing(Mutant, caught_by="runs.nothing-to-train"):

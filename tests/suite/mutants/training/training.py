@@ -354,6 +354,17 @@ class ForgetsTheScale(Mutant, caught_by="fit.resumes-in-fewer-bits"):
             super().replace({**parts, "optimizer": optimizer})
 
 
+class ForgetsTheStateOfAnObject(Mutant, caught_by="fit.resumes-own-optimizers"):
+    class Learner(NetworkLearner):
+        def __init__(self, tensors, model, settings):
+            self.is_name = isinstance(settings.optimizer, str)
+            super().__init__(tensors, model, settings)
+
+        def replace(self, parts):
+            optimizer = parts["optimizer"] if self.is_name else self.parts["optimizer"]
+            super().replace({**parts, "optimizer": optimizer})
+
+
 class DrawsOnFromAnywhere(Mutant, caught_by="fit.resumes-random-numbers"):
     class Learner(NetworkLearner):
         seeds = itertools.count()

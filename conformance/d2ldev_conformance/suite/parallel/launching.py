@@ -1,0 +1,73 @@
+"""Processes that train together, as ``d2ldev launch`` starts them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from d2ldev import Backend
+from d2ldev.settings import VIRTUAL_GPUS
+
+LIMIT = 300
+"""Seconds that a launch takes at most, unless a test says otherwise."""
+
+
+def command(*options: object) -> list[str]:
+    """Return the command that launches a program, which comes last, with its arguments."""
+    return [sys.executable, "-m", "d2ldev", "launch", *map(str, options)]
+
+
+def environment(backend: Backend, **others: str) -> dict[str, str]:
+    """Return the variables of a launch: each process has a virtual GPU of its own, if any."""
+    found = {**os.environ, **others}
+    if backend.virtual_gpus is not None:
+        found[VIRTUAL_GPUS] = str(min(backend.virtual_gpus, 1))
+    return found
+
+
+def launched(
+    backend: Backend, launch: Sequence[str], limit: float = LIMIT, **others: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a ``command``; how it ended, and what all processes have written.
+
+    Args:
+        backend: the backend under test.
+        launch: the command.
+        limit: seconds after which it fails the test.
+        others: more variables.
+    """
+    return subprocess.run(  # noqa: S603
+        launch,
+        env=environment(backend, **others),
+        capture_output=True,
+        text=True,
+        timeout=limit,
+        check=False,
+    )
+
+
+def left(variable: str) -> list[int]:
+    """Return the processes with a variable, ``NAME=value``, that are still there 5 seconds later.
+
+    Those that the processes of a launch have started have its variables, too. Linux only: elsewhere
+    none is found.
+    """
+    deadline = time.monotonic() + 5
+    while (found := list(alive(variable))) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return found
+
+
+def alive(variable: str) -> Iterator[int]:
+    """Yield the numbers of the processes that were started with a variable, ``NAME=value``."""
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            given = (path / "environ").read_bytes()  # empty for one that has ended
+        except OSError:
+            continue
+        if variable.encode() in given.split(b"\0"):
+            yield int(path.name)
