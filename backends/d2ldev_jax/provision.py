@@ -166,17 +166,16 @@ def _step(net: Tied, optimizer: Any, x: jax.Array) -> None:
 
 def own_optimizers(_backend: Any) -> Mapping[str, Callable[[Any], Any]]:
     """Return builders of optimizers with a schedule, which has an effect after step 8 of 16."""
-    schedules: dict[str, Callable[[], Any]] = {
-        "exponential": lambda: optax.sgd(optax.exponential_decay(0.1, 4, 0.5)),
-        "cosine": lambda: optax.adam(optax.cosine_decay_schedule(0.1, 16)),
-        "piecewise constant": lambda: optax.adagrad(
+    return {
+        "exponential": lambda _net: optax.sgd(optax.exponential_decay(0.1, 4, 0.5)),
+        "cosine": lambda _net: optax.adam(optax.cosine_decay_schedule(0.1, 16)),
+        "piecewise constant": lambda _net: optax.adagrad(
             optax.piecewise_constant_schedule(0.1, {6: 0.5, 10: 0.1})
         ),
-        "warm-up, injected": lambda: optax.inject_hyperparams(optax.rmsprop)(
+        "warm-up, injected": lambda _net: optax.inject_hyperparams(optax.rmsprop)(
             learning_rate=optax.warmup_cosine_decay_schedule(0.0, 0.1, 10, 16)
         ),
     }
-    return {name: lambda _net, make=make: make() for name, make in schedules.items()}
 
 
 def freezables(backend: Any) -> Mapping[str, Any]:
