@@ -12,7 +12,7 @@ Low to high:
 - ``copies.py``: operators that copy between devices, or give a tensor other memory.
 - ``random.py``: ``torch.Generator``, and the devices that it may draw for.
 - ``autograd.py``: backward passes, operators that torch composes by device, and autocast.
-- ``batch_norm.py``: the operators of ``SyncBatchNorm``, which the CPU has not.
+- ``batch_norm.py``: the operators of ``SyncBatchNorm``, for which the CPU has no kernel.
 - ``communication.py``: ``torch.distributed`` between the virtual GPUs of several processes.
 - ``torch_module.py``: ``torch.vgpu``. ``patches.py``: functions of torch that are replaced.
 - ``rooms.py``: the rooms that differ from those of hardware, and the registration with torch.
