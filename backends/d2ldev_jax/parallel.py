@@ -67,6 +67,10 @@ class JaxParallel(Parallel):
         natives = [self._devices.native(device) for device in devices]
         return JaxLearner(self._framework, model, settings, partial(places, natives))
 
+    def is_joined(self) -> bool:
+        # Not ``jax.process_count()``, which looks for devices.
+        return jax.distributed.is_initialized() and distributed.global_state.num_processes > 1
+
     def join(self, group: Group) -> None:
         end_at_once = partial(_end_if_failed, group)
         atexit.register(end_at_once)

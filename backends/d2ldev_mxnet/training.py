@@ -21,7 +21,7 @@ from d2ldev.framework.training import (
     state_refusal,
     tell_epoch,
 )
-from d2ldev.operations.parallel import PartSampler, ShardedLoader, sharded_copy
+from d2ldev.operations.parallel import PartSampler, sharded_copy
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import (
     check_labels,
@@ -75,10 +75,8 @@ class MXNetTraining(Training):
             loader,
             mx.gluon.data.DataLoader,
             parts,
-            ShardedGluonLoader,
             _batch_sampler=parts,
             _iter=None,  # batches that ``auto_reload`` has read ahead
-            _workers_of=loader,
         )
 
     def begin_epoch(self, loader: Any, epoch: int) -> None:
@@ -110,13 +108,6 @@ class MXNetTraining(Training):
         if type(state) is not int or state not in _SEEDS:
             raise state_refusal("generator", f"{describe(state)} is no state of one")
         return lambda: mx.random.seed(state)
-
-
-class ShardedGluonLoader(ShardedLoader):
-    """A loader whose workers are those of another one, which lives as long."""
-
-    def __del__(self) -> None:
-        """Leave the workers to the other loader, which ends them."""
 
 
 class MXNetLearner(Learner):

@@ -29,7 +29,7 @@ _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (
         "each process's part",
-        "on GPUs net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net)",
+        "net = torch.nn.SyncBatchNorm.convert_sync_batchnorm(net), for GPUs",
     ),
 }
 
@@ -107,27 +107,33 @@ class TorchParallel(Parallel):
         return f"cpu:gloo,{kind}:{engine}" if is_there else "gloo"
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
+        _check_engine(model, settings, group)
         # Some builds of torch have no torch.distributed.
         if settings.shard is not None:
             from d2ldev_torch.training.sharded import TorchShardLearner
 
             return TorchShardLearner(self._framework, model, settings, group)
-        _check_engine(model, group)
         from d2ldev_torch.training.replicated import TorchGroupLearner
 
         return TorchGroupLearner(self._framework, model, settings, group)
 
 
-def _check_engine(model: Any, group: Group) -> None:
-    """Refuse a model on the CPU where the program has started an engine for GPUs alone."""
+def _check_engine(model: Any, settings: Settings, group: Group) -> None:
+    """Refuse a model on the CPU where the program has started an engine for GPUs alone.
+
+    That with ``settings.shard`` begins there, also where the batches are on a GPU.
+    """
     engines = distributed.get_backend_config()
     is_on_cpu = isinstance(model, torch.nn.Module) and any(x.is_cpu for x in model.parameters())
     if is_on_cpu and "cpu:" not in engines:
+        is_sharded = settings.shard is not None
+        how = f" with shard={settings.shard!r}" if is_sharded else ""
+        on_a_gpu = "" if is_sharded else "Trainer(max_epochs, num_gpus=1), or "
         raise UnsupportedValueError(
-            f"train a model on the CPU in {group.size} processes",
+            f"train a model on the CPU in {group.size} processes{how}",
             f"the program has started torch.distributed with {engines}, and so not for the CPU",
-            "Trainer(max_epochs, num_gpus=1), or torch.distributed.init_process_group() with "
-            "'cpu:gloo,cuda:nccl', or leave the call out",
+            f"{on_a_gpu}torch.distributed.init_process_group() with 'cpu:gloo,cuda:nccl', or leave "
+            "the call out",
         )
 
 

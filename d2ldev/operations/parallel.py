@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
+from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Sharded, Tensor
 from d2ldev.framework.training import bounds, shard_refusal
 from d2ldev.nesting.kinds import OBJECT
@@ -168,18 +168,27 @@ class PartSampler:
 
 
 class ShardedLoader:
-    """What comes first among the bases of a loader that ``sharded_copy`` returns."""
+    """What comes first among the bases of a loader that ``sharded_copy`` returns.
+
+    It shares workers and whatever a user has added with the other loader, which lives as long and
+    ends them.
+    """
 
     _parts: PartSampler
+    _whole: Any
+
+    def __init_subclass__(cls) -> None:
+        """Leave out that of the user's class, which may want arguments or count its subclasses."""
 
     def __iter__(self) -> Iterator[Any]:
         for batch in super().__iter__():  # type: ignore[misc]
             yield Sharded(batch, *self._parts.counts.popleft())
 
+    def __del__(self) -> None:
+        """Leave out that of the other loader, which needs what both share."""
 
-def sharded_copy(
-    loader: Any, known: type, parts: PartSampler, first: type = ShardedLoader, **attributes: Any
-) -> Any:
+
+def sharded_copy(loader: Any, known: type, parts: PartSampler, **attributes: Any) -> Any:
     """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
 
     It has the class of the other loader, with all that a user has added, and its attributes.
@@ -188,21 +197,34 @@ def sharded_copy(
         loader: of a framework's class or of one that is derived from it.
         known: the framework's class.
         parts: the numbers that it is to read.
-        first: ``ShardedLoader``, or a class derived from it.
         attributes: those that are other than the loader's, such as where it has ``parts``.
 
     Raises:
-        UnsupportedValueError: for a class with an ``__iter__`` of its own, because nobody knows
-            which of the batches that were chosen it yields.
+        UnsupportedValueError: for a loader that is a part already, and for a class with an
+            ``__iter__`` of its own, because nobody knows which of the batches that were chosen it
+            yields.
     """
     own = type(loader)
+    if isinstance(loader, ShardedLoader):
+        raise UnsupportedValueError(
+            f"shard {describe(loader)}",
+            "it reads the part of this process already",
+            "trainer.fit(net, data), with this loader as it is",
+        )
     if own.__iter__ is not known.__iter__:  # type: ignore[attr-defined]
         raise shard_refusal(
             loader, f"the __iter__ of {own.__name__} is its own, and may yield other batches"
         )
-    other: Any = object.__new__(types.new_class(own.__name__, (first, own)))
-    # Not one by one: the framework's class and the user's may refuse that after ``__init__``.
-    vars(other).update({**vars(loader), **attributes}, _parts=parts)
+    names = {"__module__": own.__module__, "__qualname__": own.__qualname__}
+    cls = types.new_class(own.__name__, (ShardedLoader, own), exec_body=lambda x: x.update(names))
+    other: Any = object.__new__(cls)
+    # Not its own ``__getstate__``, which may leave out what cannot be pickled.
+    state: Any = object.__getstate__(loader)
+    plain, slots = state if isinstance(state, tuple) else (state, {})
+    # Not by ``setattr``: the framework's class and the user's may refuse that after ``__init__``.
+    vars(other).update({**plain, **attributes}, _parts=parts, _whole=loader)
+    for name, value in slots.items():
+        object.__setattr__(other, name, value)
     return other
 
 

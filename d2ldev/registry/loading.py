@@ -42,7 +42,7 @@ def load(name: str, source: str) -> Framework:
     framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
         framework.strictness.everywhere()
-    if framework.parallel.joins_at_start:
+    if framework.parallel.joins_at_start and settings.peers() is not None:
         framework.group()
     return framework
 

@@ -186,7 +186,8 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()
                 if status := processes[rank].exitcode:
-                    failures.append(_peer_lost(rank, status, len(processes), rank in begun))
+                    ended = _peer_lost if rank in begun else _beginning_refusal
+                    failures.append(ended(rank, status, len(processes)))
         if failures:
             deadline = min(deadline, time.monotonic() + PATIENCE)
     if failures:
@@ -194,13 +195,15 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
         raise min(failures, key=lambda error: isinstance(error, PeerLostError))
 
 
-def _peer_lost(rank: int, status: int, number: int, has_begun: bool) -> Exception:
-    if not has_begun:
-        return _sending_refusal(
-            number,
-            f"the process of rank {rank} ended with status {status} before it began, as where the "
-            "part of the program that trains is not guarded by if __name__ == '__main__'",
-        )
+def _beginning_refusal(rank: int, status: int, number: int) -> UnsupportedValueError:
+    return _sending_refusal(
+        number,
+        f"the process of rank {rank} ended with status {status} before it began, as where the "
+        "part of the program that trains is not guarded by if __name__ == '__main__'",
+    )
+
+
+def _peer_lost(rank: int, status: int, number: int) -> PeerLostError:
     return PeerLostError(
         f"train on {gpus_in_words(number)}",
         f"the process of rank {rank} ended with status {status}",

@@ -75,9 +75,10 @@ class TorchGroupLearner(TorchLearner):
 
     def _of_the_whole_batch(self, loss: Tensor) -> Tensor:
         assert self.portion is not None
-        total = (loss * self.portion.share).cpu()
+        total = loss * self.portion.share
+        # On its own device: the program's engine may be one for GPUs alone.
         distributed.all_reduce(total)
-        return total
+        return total.cpu()
 
     def _computed(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         with self._numbers.drawn(self._place_of(inputs)):

@@ -1,9 +1,12 @@
-"""``PartSampler``: one process's numbers of each batch, whatever holds the numbers."""
+"""One process's numbers of each batch, whatever holds the numbers, and loaders that read them."""
+
+import gc
 
 import numpy as np
 import pytest
 
-from d2ldev.operations.parallel import PartSampler
+from d2ldev import UnsupportedValueError
+from d2ldev.operations.parallel import PartSampler, sharded_copy
 
 
 @pytest.mark.parametrize("held", [list, tuple, np.array], ids=lambda held: held.__name__)
@@ -53,3 +56,73 @@ def test_batches_are_told_the_number_of_the_epoch():
     PartSampler(batches, 0, 2).set_epoch(7)
     assert batches == [[4, 2], [7]]
     assert not hasattr(PartSampler([[4, 2]], 0, 2), "set_epoch")
+
+
+class Loader:
+    """A framework's loader, of which an attribute cannot be set."""
+
+    def __init__(self, batches):
+        vars(self)["batches"] = batches
+
+    def __setattr__(self, name, value):
+        raise ValueError(f"{name} cannot be set")
+
+    def __iter__(self):
+        return iter(self.batches)
+
+
+class OwnLoader(Loader):
+    """A user's, with a slot, resources that end with it, and subclasses that need an argument."""
+
+    __slots__ = ("_file",)
+
+    def __init_subclass__(cls, *, name):
+        cls.name = name
+
+    def __init__(self, batches):
+        super().__init__(batches)
+        object.__setattr__(self, "_file", ["open"])
+
+    def __getstate__(self):
+        return {}
+
+    def __del__(self):
+        self._file[:] = ["closed"]
+
+    def file(self):
+        return self._file
+
+
+def shard_of(loader):
+    parts = PartSampler(loader.batches, 0, 2)
+    return sharded_copy(loader, Loader, parts, batches=parts)
+
+
+def test_a_loader_of_a_class_of_the_user_s_keeps_all_that_it_adds():
+    loader = OwnLoader([[4, 2, 6], [5]])
+    shard = shard_of(loader)
+    assert isinstance(shard, OwnLoader)
+    assert (type(shard).__module__, type(shard).__qualname__) == (__name__, "OwnLoader")
+    assert shard.file() is loader.file()
+    assert [batch.operands for batch in shard] == [[4, 2], [5]]
+
+
+def test_what_two_loaders_share_ends_with_the_first_one():
+    loader = OwnLoader([[4, 2, 6]])
+    shard = shard_of(loader)
+    file = loader.file()
+    del shard
+    gc.collect()
+    assert file == ["open"]
+    shard = shard_of(loader)
+    del loader
+    gc.collect()
+    assert file == ["open"]
+    del shard
+    gc.collect()
+    assert file == ["closed"]
+
+
+def test_a_loader_that_is_a_part_already_is_not_sharded():
+    with pytest.raises(UnsupportedValueError, match="reads the part of this process already"):
+        shard_of(shard_of(OwnLoader([[4, 2, 6]])))

@@ -88,6 +88,7 @@ def main():
         options = {"loss": "cross_entropy", "metrics": ["accuracy"], **options}
         result = trained(backend, make, _ended(data, how), int(num_gpus), **options)
         if os.environ["RANK"] == "0":
+            jax.distributed.shutdown()  # or training alone is refused
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv("WORLD_SIZE", "1")
                 patch.setenv("LOCAL_WORLD_SIZE", "1")
@@ -171,6 +172,30 @@ def test_a_program_may_initialize_jax_itself():
     environment = {"OWN_ADDRESS": _free_address()}
     found = _found(_trained(2, 0, "method", environment=environment, timeout=30))
     assert found[0]["method"] < DIGITS
+
+
+ALONE = """
+import os, sys
+import jax
+from flax import nnx
+import d2ldev
+del os.environ["WORLD_SIZE"]
+jax.distributed.initialize(sys.argv[1], 2, int(os.environ.pop("RANK")))
+backend = d2ldev.get_backend("jax")
+assert backend.ones(2).sum() == 2  # tensors are each process's own
+net = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+batch = backend.ones((2, 3)), backend.ones((2, 2))
+try:
+    d2ldev.Trainer(1, num_gpus=0, backend=backend).fit(net, [batch])
+except d2ldev.UnsupportedValueError as error:
+    print(error)
+"""
+
+
+def test_jax_between_processes_that_no_launcher_has_named_is_refused():
+    done = run_processes(ALONE, _free_address())
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+    assert all("no RANK and WORLD_SIZE" in each.stdout for each in done)
 
 
 def test_a_program_that_has_initialized_jax_itself_ends_with_the_error_of_the_group():

@@ -1,5 +1,6 @@
 """Learners on MXNet: the hand-written loop's numbers, without waiting; what cannot be trained."""
 
+import gc
 import itertools
 
 import numpy as np
@@ -448,6 +449,14 @@ def test_a_gluon_loader_of_a_class_of_the_user_s_keeps_it_where_it_is_sharded(ba
     assert [part.operands.asnumpy().tolist() for part in shard] == [[1], [3]]
     del shard  # with which the workers do not end
     assert [x.asnumpy().tolist() for x in loader] == [[0, 1], [2, 3]]
+
+
+def test_the_workers_of_a_sharded_gluon_loader_go_on_without_the_other_loader(backend):
+    loader = mx.gluon.data.DataLoader(np.arange(4), 2, num_workers=1, thread_pool=True)
+    shard = backend.framework.training.sharded(loader, 1, 2)
+    del loader
+    gc.collect()
+    assert [part.operands.asnumpy().tolist() for part in shard] == [[1], [3]]
 
 
 def test_a_gluon_loader_that_may_yield_other_batches_is_not_sharded(backend):

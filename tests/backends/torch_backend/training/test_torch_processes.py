@@ -19,7 +19,7 @@ from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.framework import Settings
+from d2ldev.framework import Portion, Settings
 from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
 
@@ -203,14 +203,32 @@ def test_an_engine_of_this_process_alone_is_left_as_it_is(torch_backend):
         assert torch.distributed.is_initialized()
 
 
-def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend):
+@pytest.mark.parametrize("shard", [None, "parameters"])
+def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
     group = SimpleNamespace(rank=0, size=2)
     learner = torch_backend.framework.parallel.learner_of_group
     with (
         started("cuda:fake", rank=0, world_size=2, store=FakeStore()),
-        pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU"),
+        pytest.raises(UnsupportedValueError, match="cuda:fake, and so not for the CPU") as caught,
     ):
-        learner(mlp(), Settings(), group)
+        learner(mlp(), Settings(shard=shard), group)
+    # With shard the model is on the CPU first, whatever there is to train on.
+    assert ("num_gpus=1" in caught.value.fix) == (shard is None)
+
+
+def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, monkeypatch):
+    devices = []
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda x: devices.append(x.device))
+    net = virtual.place(mlp(), "gpu:1")
+    settings = Settings(loss="mse", optimizer=torch.optim.LBFGS(net.parameters(), max_iter=1))
+    x = virtual.ones((2, 3), device="gpu:1")
+    with started("gloo", rank=0, world_size=1, store=torch.distributed.HashStore()):
+        group = SimpleNamespace(rank=0, size=1)
+        learner = virtual.framework.parallel.learner_of_group(net, settings, group)
+        learner.portion = Portion(2, 2, 1.0)
+        learner.step((x,), x)
+    # The CPU may have no engine.
+    assert devices == [x.device]
 
 
 # -- processes that fit starts --------------------------------------------------------------------
