@@ -19,6 +19,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
 }
 
+# The compiler starts it where tqdm is installed.
+LASTING_THREADS = ("tqdm_monitor",)
+
 # Those of a loop by hand, and of them those that ``fit`` is given.
 _BY_HAND: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
