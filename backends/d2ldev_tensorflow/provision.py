@@ -193,17 +193,18 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, and the shape of an image."""
+    return {"lenet": (lambda device: backend.place(lenet(), device), (28, 28, 1))}
+
+
+def lenet() -> Any:
+    """Return a convolution and a dense layer, which map an image to three classes."""
     layers = keras.layers
-
-    def lenet(device: Device) -> Any:
-        convolution = layers.Conv2D(
-            6, 5, padding="same", activation="sigmoid", kernel_initializer=_drawn(0)
-        )
-        dense = layers.Dense(3, kernel_initializer=_drawn(1))
-        parts = [convolution, layers.AveragePooling2D(7), layers.Flatten(), dense]
-        return backend.place(keras.Sequential([keras.Input((28, 28, 1)), *parts]), device)
-
-    return {"lenet": (lenet, (28, 28, 1))}
+    convolution = layers.Conv2D(
+        6, 5, padding="same", activation="sigmoid", kernel_initializer=_drawn(0)
+    )
+    dense = layers.Dense(3, kernel_initializer=_drawn(1))
+    parts = [convolution, layers.AveragePooling2D(7), layers.Flatten(), dense]
+    return keras.Sequential([keras.Input((28, 28, 1)), *parts])
 
 
 def loops(backend: Any) -> Mapping[str, Any]:
