@@ -130,20 +130,25 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, whose weights oneDNN lays out, and the shape of an image."""
+    return {"lenet": (lambda device: lenet(backend.native(device)), (1, 28, 28))}
+
+
+def lenet(context: Any = None) -> Any:
+    """Return two convolutions and a dense layer, which map an image to three classes.
+
+    Args:
+        context: where they are; default is MXNet's own.
+    """
     nn = mx.gluon.nn
-
-    def lenet(device: Device) -> Any:
-        with NumPySemantics():
-            net = NumPySequential()
-            net.add(nn.Conv2D(6, 5, padding=2, activation="sigmoid"), nn.AvgPool2D(2, 2))
-            net.add(nn.Conv2D(16, 5, activation="sigmoid"), nn.AvgPool2D(5, 5))
-            net.add(nn.Flatten(), nn.Dense(3))
-            net.hybridize()
-            net.initialize(mx.init.Xavier(), ctx=backend.native(device))
-            net(backend.zeros((1, 1, 28, 28), device=device))
-        return net
-
-    return {"lenet": (lenet, (1, 28, 28))}
+    with NumPySemantics():
+        net = NumPySequential()
+        net.add(nn.Conv2D(6, 5, padding=2, activation="sigmoid"), nn.AvgPool2D(2, 2))
+        net.add(nn.Conv2D(16, 5, activation="sigmoid"), nn.AvgPool2D(5, 5))
+        net.add(nn.Flatten(), nn.Dense(3))
+        net.hybridize()
+        net.initialize(mx.init.Xavier(), ctx=context)
+        net(mx.np.zeros((1, 1, 28, 28), ctx=context))
+    return net
 
 
 def loops(backend: Any) -> Mapping[str, Any]:

@@ -19,6 +19,9 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "Adagrad": partial(torch.optim.Adagrad, lr=0.1),
 }
 
+# The compiler starts it where tqdm is installed.
+LASTING_THREADS = ("tqdm_monitor",)
+
 # Those of a loop by hand, and of them those that ``fit`` is given.
 _BY_HAND: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "SGD": partial(torch.optim.SGD, lr=0.1),
@@ -111,18 +114,19 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
 
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, and the shape of an image."""
+    return {"lenet": (lambda device: backend.place(lenet(), device), (1, 28, 28))}
 
-    def lenet(device: Device) -> Any:
-        nn = torch.nn
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            convolutions = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
-            dense = nn.Linear(64, 3)
-        first = convolutions[0], nn.Sigmoid(), nn.AvgPool2d(2)
-        second = convolutions[1], nn.Sigmoid(), nn.AvgPool2d(5)
-        return backend.place(nn.Sequential(*first, *second, nn.Flatten(), dense), device)
 
-    return {"lenet": (lenet, (1, 28, 28))}
+def lenet() -> torch.nn.Module:
+    """Return two convolutions and a dense layer, which map an image to three classes."""
+    nn = torch.nn
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        convolutions = nn.Conv2d(1, 6, 5, padding=2), nn.Conv2d(6, 16, 5)
+        dense = nn.Linear(64, 3)
+    first = convolutions[0], nn.Sigmoid(), nn.AvgPool2d(2)
+    second = convolutions[1], nn.Sigmoid(), nn.AvgPool2d(5)
+    return nn.Sequential(*first, *second, nn.Flatten(), dense)
 
 
 def loops(backend: Any) -> Mapping[str, Any]:

@@ -29,12 +29,11 @@ from unittest.mock import patch
 from d2ldev import settings
 from d2ldev.registry import selection as registry
 from d2ldev.scopes import every_scopes
+from d2ldev_conformance.provision import lasting_threads
 from d2ldev_conformance.requirement import ROOMS
 
 # pytest says in it which test is running, and which phase of it.
 _NOT_THE_TESTS = "PYTEST_CURRENT_TEST"
-# PyTorch's compiler starts it where tqdm is installed; it ends with the process.
-_LASTING = {"tqdm_monitor"}
 # How long a thread may take to end that was told to, in seconds.
 _GRACE = 1.0
 
@@ -153,12 +152,16 @@ def threads(leaks: list[str]) -> Iterator[None]:
     finally:
         for thread in threading.enumerate():
             # A thread that Python did not start is a framework's own; nobody can join it.
-            is_foreign = isinstance(thread, threading._DummyThread) or thread.name in _LASTING
-            if thread in before or is_foreign:
+            if thread in before or isinstance(thread, threading._DummyThread):
                 continue
             thread.join(_GRACE)
-            if thread.is_alive():
+            if thread.is_alive() and not _lasts(thread):
                 leaks.append(f"the thread {thread.name!r} is still running")
+
+
+def _lasts(thread: threading.Thread) -> bool:
+    """Return whether a thread is one that a framework in use never ends."""
+    return any(thread.name in lasting_threads(each) for each in registry.loaded_frameworks())
 
 
 @contextmanager

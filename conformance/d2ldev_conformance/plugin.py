@@ -47,7 +47,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--d2ldev-requirement", metavar="ID", action="append", help="check only this requirement"
     )
     group.addoption(
-        "--d2ldev-nightly", action="store_true", help="check what takes minutes, too: -m nightly"
+        "--d2ldev-nightly",
+        action="store_true",
+        help="also check what takes minutes; that alone: -m nightly",
     )
     group.addoption("--d2ldev-report", metavar="DIR", help="write conformance.json here")
 
@@ -115,6 +117,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     from d2ldev_conformance.requirement import requirement_of
 
     _select(config, items)
+    if items and all(map(_waits, items)):
+        raise pytest.UsageError("nothing would be tested: all of it takes minutes, add --nightly")
     items.sort(key=_stage)
     backend, report, gaps = config.stash[_BACKEND], config.stash[_REPORT], known_gaps()
     found = set(platforms(backend).values())
@@ -165,9 +169,16 @@ def _select(config: pytest.Config, items: list[pytest.Item]) -> None:
     items[:] = kept
 
 
+def _waits(item: pytest.Item) -> bool:
+    """Return whether a test of the suite takes minutes, and was not asked for."""
+    is_nightly = item.get_closest_marker("nightly") is not None
+    is_asked_for = item.config.getoption("--d2ldev-nightly")
+    return is_nightly and not is_asked_for and item.path.is_relative_to(_SUITE)
+
+
 def _skip_by_day(item: pytest.Item) -> None:
     """Skip what takes minutes unless it was asked for: the report counts what was not tried."""
-    if item.get_closest_marker("nightly") and not item.config.getoption("--d2ldev-nightly"):
+    if _waits(item):
         item.add_marker(pytest.mark.skip(reason="takes minutes: --nightly tries it"))
 
 

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from d2ldev import Backend, Device
+from d2ldev.framework import Framework
 
 Classifiers = Mapping[str, tuple[Callable[[Device], Any], tuple[int, ...]]]
 Builders = Mapping[str, Callable[[Device], Any]]
@@ -119,14 +120,25 @@ def hostile_tensors(backend: Backend) -> Mapping[str, Callable[[], Any]]:
     return _provided(backend, "hostile_tensors")
 
 
+def lasting_threads(framework: Framework) -> Collection[str]:
+    """Return the names of threads that end with the process: ``provision.LASTING_THREADS``."""
+    names: Collection[str] = _found(framework, "LASTING_THREADS") or ()
+    return names
+
+
 def _provided(backend: Backend, what: str) -> Mapping[str, Any]:
-    """Return what the module ``provision`` of the backend's package has; empty if it has none."""
-    for cls in type(backend.framework).__mro__:
+    """Return what the backend's provision gives; empty if it has no such function."""
+    provide = _found(backend.framework, what)
+    return {} if provide is None else provide(backend)
+
+
+def _found(framework: Framework, what: str) -> Any:
+    """Return what a framework's module ``provision`` has by a name; None if it has nothing."""
+    for cls in type(framework).__mro__:
         name = f"{cls.__module__.partition('.')[0]}.provision"
         if _exists(name):
-            provide = getattr(importlib.import_module(name), what, None)
-            return {} if provide is None else provide(backend)
-    return {}
+            return getattr(importlib.import_module(name), what, None)
+    return None
 
 
 def _exists(name: str) -> bool:

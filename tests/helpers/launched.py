@@ -26,6 +26,8 @@ from d2ldev.processes.join import free_port
 
 LIMIT = 60
 """Seconds after which a process that has not ended fails the test."""
+LONG_LIMIT = 600
+"""The same for a process of ``run_processes``, which may train many models."""
 
 
 class Ended(NamedTuple):
@@ -143,17 +145,7 @@ def _told(path, status, seconds):
     return Ended(status, value, error, text, seconds)
 
 
-def run_processes(
-    program,
-    *arguments,
-    number=2,
-    timeout=5,
-    lost=None,
-    path=(),
-    environment=None,
-    port=None,
-    limit=600,
-):
+def run_processes(program, *arguments, number=2, timeout=5, lost=None, path=(), environment=None):
     """Run a program in several new processes of a launch; how they have ended, by rank.
 
     Args:
@@ -164,15 +156,13 @@ def run_processes(
         lost: the rank of one that may be stopped, which is killed when all others have ended.
         path: folders to be searched for modules.
         environment: more variables; those that begin with ``D2LDEV_`` are not inherited.
-        port: by which the processes are known, see ``left``; None is a free one.
-        limit: seconds after which a process that has not ended fails the test.
 
     Returns:
-        For each process ``returncode``, ``stdout``, ``stderr`` and ``time``, at which it ended.
+        For each process ``returncode``, ``stdout`` and ``stderr``.
     """
     common = {name: value for name, value in os.environ.items() if "D2LDEV_" not in name}
     common |= {"PYTHONPATH": searched(path), "PYTHONWARNINGS": "ignore", **(environment or {})}
-    port = port or free_port()
+    port = free_port()
     running, found = [], []
     try:
         for rank in range(number):
@@ -187,11 +177,11 @@ def run_processes(
                 )
             )
         with ThreadPoolExecutor(number) as readers:
-            told = [readers.submit(_read, process) for process in running]
+            told = [readers.submit(process.communicate) for process in running]
             try:
                 for rank, process in enumerate(running):
                     if rank != lost:
-                        process.wait(limit)
+                        process.wait(LONG_LIMIT)
             except subprocess.TimeoutExpired:
                 for process in running:  # whose readers would be waited for without an end
                     process.kill()
@@ -199,18 +189,15 @@ def run_processes(
             if lost is not None:
                 running[lost].kill()
             for process, texts in zip(running, told, strict=True):
-                found.append(SimpleNamespace(**texts.result(), returncode=process.wait()))
+                stdout, stderr = texts.result()
+                found.append(
+                    SimpleNamespace(stdout=stdout, stderr=stderr, returncode=process.returncode)
+                )
     finally:
         for process in running:
             process.kill()
             process.wait()
     return found
-
-
-def _read(process):
-    """Return what a process has written, when it has ended, and the time of that."""
-    stdout, stderr = process.communicate()
-    return {"stdout": stdout, "stderr": stderr, "time": time.time()}
 
 
 def left(port):

@@ -138,11 +138,21 @@ def test_a_test_passes_that_leaks_nothing(run_test):
         "monkeypatch.chdir(tmp_path)",
         "open('a file', 'w').close()",
         "tempfile.TemporaryDirectory().cleanup()",
-        "threading.Thread(target=threading.Event().wait, name='tqdm_monitor', daemon=True).start()",
         "thread = threading.Thread(target=print)",
         "thread.start()",
         "thread.join()",
         "with d2ldev.use_backend('reference'), d2ldev.gpu(1): pass",
+    )
+    result.assert_outcomes(passed=1)
+
+
+def test_a_test_passes_whose_thread_is_one_that_the_framework_never_ends(run_test, pytester):
+    result = run_test(
+        "import threading",
+        "from d2ldev_reference import provision",
+        "provision.LASTING_THREADS = ['lasting']",
+        "threading.Thread(target=threading.Event().wait, name='lasting', daemon=True).start()",
+        how=pytester.runpytest_subprocess,  # where the thread ends with its process
     )
     result.assert_outcomes(passed=1)
 

@@ -104,3 +104,12 @@ def assert_same_run(run: Any, other: Any) -> None:
     assert list(history) == list(other_history)
     for name, curve in history.items():
         np.testing.assert_allclose(curve, other_history[name], **ROUNDING)
+
+
+def difference_of_runs(run: Any, other: Any) -> float:
+    """Return the largest difference of two runs, relative to ``|expected| + 0.1``."""
+    (values, history), (expected, curves) = run, other
+    assert (list(values), list(history)) == (list(expected), list(curves))
+    pairs = [*zip(values.values(), expected.values(), strict=True)]
+    pairs += zip(history.values(), curves.values(), strict=True)
+    return max(float(np.max(np.abs(np.subtract(a, b)) / (np.abs(b) + 0.1))) for a, b in pairs)

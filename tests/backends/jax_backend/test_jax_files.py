@@ -8,6 +8,7 @@ import ml_dtypes
 import numpy as np
 import optax
 import pytest
+from d2ldev_jax import provision
 from flax import linen, nnx
 from safetensors.numpy import save_file
 from saved_files import bits
@@ -65,6 +66,13 @@ def test_random_keys_come_back_as_keys_and_draw_the_same(backend, path, generato
     assert str(backend.device_of(loaded["split"])) == "gpu:1"
     drawn = [np.asarray(jax.random.normal(each["split"][2], (3,))) for each in (keys, loaded)]
     np.testing.assert_array_equal(*drawn)
+
+
+def test_what_was_tied_in_a_module_is_tied_in_the_one_that_it_is_loaded_into(backend, path):
+    begin, _ = provision.loops(backend)["module"]
+    backend.save(begin(1, backend.cpu()), path)
+    net = backend.load_into(begin(2, backend.gpu(1)), path)["net"]
+    assert net.same is net.head.kernel
 
 
 def test_an_average_that_begins_as_the_parameters_themselves_is_read_apart(backend, path):

@@ -117,6 +117,12 @@ def test_too_few_gpus_are_pytests_usage_error():
     assert "1 GPUs are required" in done.stderr
 
 
+def test_what_takes_minutes_alone_is_a_usage_error_without_its_option():
+    done = run_command("conformance", "reference", "--", "-m", "nightly")
+    assert done.returncode == pytest.ExitCode.USAGE_ERROR
+    assert "all of it takes minutes, add --nightly" in done.stderr
+
+
 def test_a_report_that_cannot_be_written_is_told_before_the_tests_run(tmp_path):
     (tmp_path / "file").touch()
     done = run_command("conformance", "reference", "--report", str(tmp_path / "file" / "out"))

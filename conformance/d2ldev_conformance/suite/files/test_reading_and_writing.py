@@ -263,16 +263,17 @@ def _trained(backend, place):
 
 
 @requirement("io.training-goes-on", section=SECTION)
-def test_training_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
-    """A loop by hand, on the last device."""
+def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
+    """A loop by hand, on the last device, and then on the first one that adds in its order."""
     begin, go_on = loops(backend)[loop]
     device = backend.devices()[-1]
+    first = next(each for each in backend.devices() if each.kind == device.kind)
     whole = begin(1, device)
     go_on(device, **whole)
     backend.save(whole, path)
     go_on(device, **whole)
-    resumed = backend.load_into(begin(2, device), path)
-    go_on(device, **resumed)
+    resumed = backend.load_into(begin(2, first), path)
+    go_on(first, **resumed)
     expected, found = (saved_values(backend, each["net"]) for each in (whole, resumed))
     assert list(found) == list(expected)
     for name, value in expected.items():

@@ -17,7 +17,7 @@ import pytest
 from d2ldev import Backend, Trainer, get_backend
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_run, saved_values
+from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, saved_values
 from d2ldev_conformance.suite.parallel.launching import command, launched
 from d2ldev_conformance.suite.parallel.test_processes import keep, learned
 
@@ -77,14 +77,6 @@ def main() -> None:
         keep(Path(folder), case, train(backend, int(num_gpus), *how))
 
 
-def _difference(run: Any, other: Any) -> float:
-    """Return the largest difference of two runs, relative to ``|expected| + 0.1``."""
-    (values, history), (expected, curves) = run, other
-    pairs = [(values[name], x) for name, x in expected.items()]
-    pairs += [(history[name], x) for name, x in curves.items()]
-    return max(float(np.max(np.abs(np.subtract(a, b)) / (np.abs(b) + 0.1))) for a, b in pairs)
-
-
 def _tell(number: int, case: str, difference: float) -> None:
     sys.stdout.write(f"{number}: {case}: {difference:.1e}\n")
 
@@ -99,7 +91,7 @@ def _tell(number: int, case: str, difference: float) -> None:
 def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, optimizer, clip):
     how = classifier, optimizer, clip
     together, alone = train(backend, number, *how), train(backend, 1, *how)
-    _tell(number, ", ".join(map(str, how)), _difference(together, alone))
+    _tell(number, ", ".join(map(str, how)), difference_of_runs(together, alone))
     assert_same_run(together, alone)
 
 
@@ -116,6 +108,6 @@ def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number)
     for case, how in cases(backend).items():
         first, *others = (learned(tmp_path, case, rank) for rank in range(number))
         alone = train(backend, num_gpus, *how)
-        _tell(number, case, _difference(first, alone))
+        _tell(number, case, difference_of_runs(first, alone))
         assert_same_run(first, alone)
-        assert all(_difference(other, first) == 0 for other in others)
+        assert all(difference_of_runs(other, first) == 0 for other in others)

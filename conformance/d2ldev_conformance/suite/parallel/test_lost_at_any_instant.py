@@ -31,7 +31,9 @@ GRACE = 15
 The launcher gives them 5 to end by themselves. The rest is for a machine that is busy.
 """
 LONGEST = {"loading": 8.0, "meeting": 1.0}
-"""Seconds in which the instant is drawn, after which they train, or load the backend."""
+"""The instant is drawn from so many seconds after the backend is loaded, or after the processes
+have met.
+"""
 TOLERANCE: dict[str, Any] = {"rtol": 1e-3, "atol": 1e-4}
 """For hundreds of steps in float32, in which processes add up in another order."""
 
@@ -123,6 +125,7 @@ def _assert_all_end(backend, folder, number, lost, after, shard=None):
     launch = ["--processes", 3, "--timeout", TIMEOUT, program]
     launch = command(*launch, backend.name, folder, json.dumps(given))
     done = launched(backend, launch, LAUNCHED_IN=str(folder))
+    assert (folder / "lost").exists(), (delay, done.stderr)
     seconds = time.time() - float((folder / "lost").read_text())
     assert done.returncode == (1 if number == signal.SIGSTOP else 137), (delay, done.stderr)
     assert seconds < TIMEOUT + GRACE, (delay, done.stderr)

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import optax
 import pytest
+from d2ldev_jax.provision import LeNet
 from flax import nnx
 from several_gpus import (
     CLASSES,
@@ -17,17 +18,6 @@ from several_gpus import (
 )
 
 from d2ldev import Trainer, UnsupportedValueError, gpu
-
-
-class LeNet(nnx.Module):
-    def __init__(self):
-        rngs = nnx.Rngs(0)
-        self.convolution = nnx.Conv(1, 6, (5, 5), rngs=rngs)
-        self.dense = nnx.Linear(6 * 4 * 4, CLASSES, rngs=rngs)
-
-    def __call__(self, x):
-        x = nnx.avg_pool(nnx.sigmoid(self.convolution(x)), (7, 7), (7, 7))
-        return self.dense(x.reshape(x.shape[0], -1))
 
 
 class Normalized(nnx.Module):

@@ -9,12 +9,13 @@ import sys
 from pathlib import Path
 
 import jax
-import numpy as np
 import optax
 import pytest
+from d2ldev_conformance.suite.data import difference_of_runs
+from d2ldev_jax.provision import LeNet
 from launched import run_processes
 from several_gpus import flat_batches, images, trained
-from test_jax_parallel import Dense, LeNet, Normalized, Own, Scaled
+from test_jax_parallel import Dense, Normalized, Own, Scaled
 
 import d2ldev
 
@@ -93,7 +94,7 @@ def main():
                 patch.setenv("WORLD_SIZE", "1")
                 patch.setenv("LOCAL_WORLD_SIZE", "1")
                 expected = trained(backend, make, data, int(num_gpus), **options)
-            found[name] = _difference(result, expected)
+            found[name] = difference_of_runs(result, expected)
     print(json.dumps(found))
 
 
@@ -112,15 +113,6 @@ class _Ended:
         yield self._data[0]
         os.kill(os.getpid(), self._number)
         yield from self._data[1:]
-
-
-def _difference(result, expected):
-    """Return the largest difference of parameters and history, as a part of what they are."""
-    (values, history), (others, curves) = result, expected
-    assert (list(values), list(history)) == (list(others), list(curves))
-    pairs = [*zip(values.values(), others.values(), strict=True)]
-    pairs += zip(history.values(), curves.values(), strict=True)
-    return max(float(np.max(np.abs(np.subtract(a, b)) / (np.abs(b) + 0.1))) for a, b in pairs)
 
 
 def _trained(number, num_gpus, *names, how="", **options):

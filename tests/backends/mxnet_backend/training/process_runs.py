@@ -9,6 +9,7 @@ import pickle
 import sys
 
 import numpy as np
+from d2ldev_mxnet import provision
 from d2ldev_mxnet.framework import mx
 from d2ldev_mxnet.models import initialise
 from several_gpus import CLASSES, FEATURES, PAIR, flat_batches, images, trained
@@ -34,19 +35,8 @@ def mlp(seed=0):
 
 def lenet():
     """Return a model whose weights oneDNN brings into a layout of its own."""
-    net = nn.HybridSequential()
-    net.add(
-        nn.Conv2D(6, 5, padding=2, activation="sigmoid"),
-        nn.AvgPool2D(2, 2),
-        nn.Conv2D(16, 5, activation="sigmoid"),
-        nn.AvgPool2D(5, 5),
-        nn.Flatten(),
-        nn.Dense(CLASSES),
-    )
-    net.hybridize()
-    net = initialised(net)
-    net(mx.np.zeros((1, 1, 28, 28)))
-    return net
+    mx.random.seed(0)
+    return provision.lenet()
 
 
 def unbuilt():

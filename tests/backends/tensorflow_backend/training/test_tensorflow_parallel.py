@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from d2ldev_tensorflow.provision import lenet
 from several_gpus import (
     CLASSES,
     FEATURES,
@@ -17,19 +18,6 @@ from several_gpus import (
 from d2ldev import Trainer, UnsupportedValueError, gpu
 
 layers = keras.layers
-
-
-def lenet():
-    keras.utils.set_random_seed(0)
-    return keras.Sequential(
-        [
-            keras.Input((28, 28, 1)),
-            layers.Conv2D(6, 5, padding="same", activation="sigmoid"),
-            layers.AveragePooling2D(7),
-            layers.Flatten(),
-            layers.Dense(CLASSES),
-        ]
-    )
 
 
 def dense():

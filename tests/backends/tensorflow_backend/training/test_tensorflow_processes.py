@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from d2ldev_tensorflow.provision import lenet
 from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, trained
 from test_tensorflow_parallel import dropped, own_output
 
@@ -86,16 +87,6 @@ class Scale(tf.Module):
 
     def __call__(self, x):
         return x @ self.weight
-
-
-def lenet():
-    return sequential(
-        keras.Input((28, 28, 1)),
-        layers.Conv2D(6, 5, padding="same", activation="sigmoid"),
-        layers.AveragePooling2D(7),
-        layers.Flatten(),
-        layers.Dense(CLASSES),
-    )
 
 
 def words():

@@ -14,7 +14,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from several_gpus import CLASSES, images
+from d2ldev_torch.provision import lenet
+from several_gpus import images
 from torch.utils.data import DataLoader, TensorDataset
 
 import d2ldev
@@ -35,20 +36,6 @@ def batches(sizes=(5, 5, 4, 1), features=3, seed=0):
 def mlp():
     torch.manual_seed(0)
     return torch.nn.Sequential(torch.nn.Linear(3, 8), torch.nn.Tanh(), torch.nn.Linear(8, 3))
-
-
-def lenet():
-    torch.manual_seed(0)
-    return torch.nn.Sequential(
-        torch.nn.Conv2d(1, 6, 5, padding=2),
-        torch.nn.Sigmoid(),
-        torch.nn.AvgPool2d(2),
-        torch.nn.Conv2d(6, 16, 5),
-        torch.nn.Sigmoid(),
-        torch.nn.AvgPool2d(5),
-        torch.nn.Flatten(),
-        torch.nn.Linear(64, CLASSES),
-    )
 
 
 IMAGES = images(1, 28, 28, sizes=(5, 5, 4, 1))
