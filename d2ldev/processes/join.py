@@ -322,6 +322,6 @@ def _first_lost(peers: Peers, error: Exception) -> PeerLostError:
         problem = "another program listens there"
     return PeerLostError(
         _attempted(peers),
-        f"rank 0 does not answer: {problem}",
+        f"rank 0 does not answer at {peers.address}:{peers.port}, where all meet: {problem}",
         "the machine of --node-rank 0 as --address, and a port that it lets in",
     )

@@ -15,7 +15,7 @@ from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tenso
 from d2ldev.framework.training import state_refusal
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
-from d2ldev_torch.training.loaders import sharded
+from d2ldev_torch.training.loaders import sharded_loader
 
 
 class TorchTraining(Training):
@@ -70,7 +70,7 @@ class TorchTraining(Training):
         return put
 
     def sharded(self, loader: Any, rank: int, size: int) -> Any:
-        return sharded(loader, rank, size)
+        return sharded_loader(loader, rank, size)
 
     def loader_state(self, loader: Any) -> list[bytes]:
         # As bytes, which the file of a run takes whatever framework is trained.
