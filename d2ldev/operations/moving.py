@@ -264,10 +264,10 @@ def copy_refusal(
     """
     if isinstance(error, D2LDevError):
         return None
-    if not framework.devices.is_out_of_memory(error):
+    is_refused = isinstance(error, (NotImplementedError, TypeError, ValueError))
+    if not is_refused and not framework.devices.is_out_of_memory(error):
         xs = x if isinstance(x, list) else [x]
-        is_odd = not all(_is_plain(framework, each) for each in xs)
-        if not is_odd and not isinstance(error, (NotImplementedError, TypeError, ValueError)):
+        if all(_is_plain(framework, each) for each in xs):
             return None
     fix = "give it as a dense tensor of a dtype in backend.dtype_names"
     return creation.refusal(framework, error, attempted, native, fix)

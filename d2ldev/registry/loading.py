@@ -42,6 +42,8 @@ def load(name: str, source: str) -> Framework:
     framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
         framework.strictness.everywhere()
+    # Not without a launch: a program that has started the engine itself may use the devices, and
+    # is refused only by ``fit``.
     if framework.parallel.joins_at_start and settings.peers() is not None:
         framework.group()
     return framework

@@ -53,18 +53,28 @@ def run_python(code, *, hide=FRAMEWORKS, path=(), environment=None, folder=None)
         "def show(value): print('shown:' + json.dumps(value))",
         textwrap.dedent(code),
     ]
+    lines = completed("-c", "\n".join(source), env=variables, cwd=folder).stdout.splitlines()
+    return [json.loads(line.removeprefix("shown:")) for line in lines if line.startswith("shown:")]
+
+
+def completed(*arguments, timeout=120, **options):
+    """Run Python with arguments, which has to end with status 0; what it has written.
+
+    Args:
+        arguments: of the interpreter.
+        timeout: seconds after which it fails the test.
+        options: of ``subprocess.run``.
+    """
     done = subprocess.run(
-        [sys.executable, "-c", "\n".join(source)],
-        env=variables,
-        cwd=folder,
+        [sys.executable, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout,
         check=False,
+        **options,
     )
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
-    return [json.loads(line.removeprefix("shown:")) for line in lines if line.startswith("shown:")]
+    return done
 
 
 def searched(path):

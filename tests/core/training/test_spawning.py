@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from processes import searched
+from processes import completed, searched
 
 from d2ldev import ArrayLoader, Backend, Trainer
 from d2ldev.errors import PeerLostError, UnsupportedValueError
@@ -227,15 +227,12 @@ def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(
     reference, tmp_path, is_typed
 ):
     (tmp_path / "temporary").mkdir()
-    done = subprocess.run(
-        [sys.executable, *(["-"] if is_typed else ["-c", SESSION])],
+    done = completed(
+        *(["-"] if is_typed else ["-c", SESSION]),
         input=SESSION if is_typed else "",
         env=environment(tmp_path),
         cwd=tmp_path,
-        capture_output=True,
-        text=True,
         timeout=60,
-        check=True,
     )
     loss, refusal, fix = done.stdout.splitlines()
     data = [(np.ones((2, 3), "float32"), np.ones((2, 1), "float32"))] * 3

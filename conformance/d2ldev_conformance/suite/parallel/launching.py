@@ -21,11 +21,16 @@ def command(*options: object) -> list[str]:
     return [sys.executable, "-m", "d2ldev", "launch", *map(str, options)]
 
 
+def virtual_gpus_of_each(backend: Backend) -> int:
+    """Return how many virtual GPUs each process of a launch has: one of its own, if any."""
+    return min(backend.virtual_gpus or 0, 1)
+
+
 def environment(backend: Backend, **others: str) -> dict[str, str]:
-    """Return the variables of a launch: each process has a virtual GPU of its own, if any."""
+    """Return the variables of a launch, with the virtual GPUs of each process."""
     found = {**os.environ, **others}
     if backend.virtual_gpus is not None:
-        found[VIRTUAL_GPUS] = str(min(backend.virtual_gpus, 1))
+        found[VIRTUAL_GPUS] = str(virtual_gpus_of_each(backend))
     return found
 
 

@@ -18,7 +18,11 @@ from d2ldev import Backend, Trainer, get_backend
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_run, difference_of_runs, saved_values
-from d2ldev_conformance.suite.parallel.launching import command, launched
+from d2ldev_conformance.suite.parallel.launching import (
+    command,
+    launched,
+    virtual_gpus_of_each,
+)
 from d2ldev_conformance.suite.parallel.test_processes import keep, learned
 
 NUMBERS = (2, 3, 4)
@@ -99,7 +103,7 @@ def test_any_number_of_gpus_has_the_same_numbers(backend, number, classifier, op
 @pytest.mark.parametrize("number", NUMBERS)
 def test_any_number_of_processes_has_the_same_numbers(backend, tmp_path, number):
     backend.framework.require("train in several processes", f"train in {number} processes")
-    num_gpus = 0 if backend.virtual_gpus is None else min(backend.virtual_gpus, 1)
+    num_gpus = virtual_gpus_of_each(backend)
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     arguments = backend.name, tmp_path, num_gpus

@@ -14,7 +14,7 @@ import pytest
 import several_gpus
 import torch
 from launched import environment, variables
-from processes import searched
+from processes import completed, searched
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -23,6 +23,8 @@ from d2ldev.framework import Portion, Settings
 from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
 
+# Those of the modules that a program imports.
+FOLDERS = [Path(__file__).parent, Path(several_gpus.__file__).parent]
 # Processes add up in another order, and in bfloat16 and float16 with few digits.
 TOLERANCES = dict.fromkeys(
     ("bf16", "shared: bf16", "fp16 with a step left out", "fp16, accumulated"), 2e-3
@@ -146,19 +148,10 @@ if "engine" in sys.argv:
 @pytest.mark.parametrize("argument", ["", pytest.param("engine", marks=pytest.mark.nightly)])
 def test_torchrun_needs_no_launcher_of_ours(tmp_path, argument):
     (tmp_path / "train.py").write_text(FIT)
-    folders = [Path(__file__).parent, Path(several_gpus.__file__).parent]
     run = ["-m", "torch.distributed.run", "--nproc-per-node", 2, "--master-port", free_port()]
     run += ["--log-dir", "logs", "train.py", argument]
-    done = subprocess.run(
-        [sys.executable, *map(str, run)],
-        env=environment(PYTHONPATH=searched(folders), OMP_NUM_THREADS="1"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    given = environment(PYTHONPATH=searched(FOLDERS), OMP_NUM_THREADS="1")
+    completed(*run, cwd=tmp_path, env=given)
     net = mlp()
     fit = Trainer(2, backend="torch").fit
     fit(net, batches(), loss="cross_entropy", optimizer="adam", lr=0.02)
@@ -301,17 +294,8 @@ except d2ldev.UnsupportedValueError as error:
 
 @pytest.mark.nightly
 def test_a_model_of_a_session_is_refused_and_one_of_a_module_is_trained_there(virtual, tmp_path):
-    folders = [Path(__file__).parent, Path(several_gpus.__file__).parent]
-    done = subprocess.run(
-        [sys.executable, "-"],
-        input=SESSION,
-        env=environment(PYTHONPATH=searched(folders), D2LDEV_VIRTUAL_GPUS="2"),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    given = environment(PYTHONPATH=searched(FOLDERS), D2LDEV_VIRTUAL_GPUS="2")
+    done = completed("-", input=SESSION, cwd=tmp_path, env=given)
     loss, refusal, fix = done.stdout.splitlines()
     history = Trainer(2, 1, backend=virtual).fit(mlp(), batches(), loss="cross_entropy")
     np.testing.assert_allclose(json.loads(loss), history["loss"], rtol=TOLERANCE)
