@@ -1,7 +1,7 @@
-"""Several devices: parameters with an array on each, and a ``kvstore`` that adds up gradients.
+"""Several devices: copies of models, and ``kvstore`` between devices and processes.
 
-Batch normalization has the statistics of the examples on its own device, or in its own process; a
-run leaves the means of the devices' running statistics, and those of rank 0 of several processes.
+Batch normalization has the statistics of the examples on its own device, or in its own process. A
+run leaves the means of the devices' running statistics; of several processes it leaves rank 0's.
 """
 
 from __future__ import annotations
@@ -11,16 +11,11 @@ from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Weighted
+from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
 from d2ldev.framework.parallel import statistics_refusal, twin_refusal
-from d2ldev.nesting.walk import flatten
-from d2ldev.operations.parallel import Part, parts_to_train_on
-from d2ldev.operations.placing import named_tensors
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.models import keep_on
 from d2ldev_mxnet.servers import servers_of
-from d2ldev_mxnet.training import MXNetLearner
+from d2ldev_mxnet.training.replicated import MXNetGroupLearner, MXNetParallelLearner
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -67,244 +62,10 @@ class MXNetParallel(Parallel):
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
 
+    # -- several processes ------------------------------------------------------------------------
+
     def join(self, group: Group) -> None:
         servers_of(group)
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
-        return MXNetGroupLearner(self._framework, model, settings, group)
-
-
-class MXNetParallelLearner(MXNetLearner):
-    """A Gluon block whose parameters have an array on each of several devices while it is trained.
-
-    The first one's arrays are the user's own. ``sync`` takes those of the others away.
-    """
-
-    def __init__(
-        self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
-    ) -> None:
-        self._devices = devices
-        self._contexts = [mx.Context(framework.devices.native(device)) for device in devices]
-        self._store: Any = None  # while there are several arrays
-        super().__init__(framework, model, settings)
-
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        if not self.is_built:
-            self.build(inputs)
-        self._spread()
-        return super().step(inputs, y)
-
-    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        self.sync()
-        return super().evaluate(inputs, y)
-
-    def predict(self, inputs: tuple[Any, ...]) -> Any:
-        self.sync()
-        return super().predict(inputs)
-
-    # -- a step -----------------------------------------------------------------------------------
-
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        parts = parts_to_train_on(self._framework, (inputs, y), self._devices)
-        shares = self._shares(y, parts)
-        first, losses, predictions = self._contexts[0], [], []
-        with mx.autograd.record():
-            for part, share in zip(parts, shares, strict=True):
-                if part.number:
-                    loss, prediction = self._losses(*part.operands, is_step=True)
-                    losses.append(loss * share)
-                    predictions.append(prediction)
-        mx.autograd.backward(losses)
-        self._add_up()
-        loss = sum(each.as_in_ctx(first) for each in losses)
-        return loss, _joined(self._framework, predictions, first)
-
-    def _shares(self, y: Any, parts: list[Part]) -> list[Any]:
-        """Return what share of the loss of a batch each part of it has."""
-        if not isinstance(y, Weighted):
-            return [part.share for part in parts]
-        total = y.weights.as_np_ndarray().sum()
-        total = total + (total == 0)  # the loss is 0 then
-        sums = [part.operands[1].weights.as_np_ndarray().sum() for part in parts]
-        return [each / total.as_in_ctx(each.ctx) for each in sums]
-
-    def _add_up(self) -> None:
-        """Give the first device the sums of the gradients of all."""
-        keys, gradients = [], []
-        for key, parameter in enumerate(self._trainer._params):
-            arrays = [] if parameter.grad_req == "null" else parameter.list_data()
-            used = [x._fresh_grad for x in arrays]
-            if any(used):
-                keys.append(key)
-                gradients.append(parameter.list_grad())
-                for x, gradient, is_used in zip(arrays, gradients[-1], used, strict=True):
-                    if not is_used:  # the device had no example, or needed others only
-                        gradient[()] = 0
-                    x._fresh_grad = x is arrays[0]
-        self._store.pushpull(keys, gradients, out=[first for first, *_ in gradients])
-
-    def _update(self) -> None:
-        super()._update()
-        # Copied, and not updated on each device: some optimizers count updates, such as Nadam.
-        for parameter in self._trainer._params:
-            if parameter.grad_req != "null":
-                first, *others = parameter.list_data()
-                for x in others:
-                    first.copyto(x)
-
-    # -- one array and several --------------------------------------------------------------------
-
-    def _spread(self) -> None:
-        """Give each parameter an array on each device, with its values."""
-        if self._store is not None:
-            return
-        self._store = mx.kv.create("device")
-        if self._trainer._compression_params:
-            self._store.set_gradient_compression(self._trainer._compression_params)
-        with NumPySemantics(), mx.autograd.pause():
-            for parameter in self._parameters():
-                first = parameter._data[0]
-                parameter._data[1:] = others = [first.copyto(x) for x in self._contexts[1:]]
-                keep_on(parameter, self._contexts)
-                if parameter._grad is not None:
-                    parameter._grad[1:] = gradients = [mx.np.zeros_like(x) for x in others]
-                    mx.autograd.mark_variables(others, gradients, parameter.grad_req)
-            for key, parameter in enumerate(self._trainer._params):
-                self._store.init(key, parameter.list_data()[0])
-
-    def sync(self) -> None:
-        if self._store is None:
-            return
-        with NumPySemantics(), mx.autograd.pause():
-            for parameter in self._parameters():
-                first, *others = parameter.list_data()
-                if not parameter._differentiable:  # a running statistic
-                    # So that one which no step has changed is what it was.
-                    more = [x.as_in_ctx(first.ctx) - first for x in others]
-                    first[()] = first + sum(more) / len(self._contexts)
-                del parameter._data[1:]
-                if parameter._grad is not None:
-                    del parameter._grad[1:]
-                keep_on(parameter, self._contexts[:1])
-        self._store = None
-
-
-def _joined(framework: Framework, predictions: list[Any], context: Any) -> Any:
-    """Return the prediction for a batch, of those for its parts."""
-    flats = [flatten(each, framework.kinds, "join predictions") for each in predictions]
-    columns = zip(*(flat.tensors.values() for flat in flats), strict=True)
-    whole = [
-        mx.np.concatenate([x.as_in_ctx(context) for x in column]) if column[0].ndim else column[0]
-        for column in columns
-    ]
-    return flats[0].unflatten(dict(zip(flats[0].tensors, whole, strict=True)))
-
-
-class MXNetGroupLearner(MXNetLearner):
-    """A Gluon block that this process and others train together, each with a copy of it."""
-
-    def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
-        super().__init__(framework, model, settings)
-        self._group, self._servers = group, servers_of(group)
-        # Of the gradients and of ``_joined``; empty until all have the parameters of rank 0.
-        self._keys: list[int] = []
-        self._used: list[bool] = []
-        # The share of the last part and the dtype of its loss, for which there is ``_head``.
-        self._share: tuple[float, Any] | None = None
-
-    def replace(self, parts: dict[str, Any]) -> None:
-        super().replace(parts)
-        self._keys, self._share = [], None
-
-    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        if not self._keys:
-            if not self.is_built:
-                self.build(inputs)
-            self._begin()
-        return super().step(inputs, y)
-
-    def end_epoch(self) -> None:
-        statistics = [x for x in self._parameters() if not x._differentiable]
-        self._servers.spread([x.data() for x in statistics if x._data is not None])
-
-    def sync(self) -> None:
-        # Now: as long as a run goes on, the group ends a process that waits for a lost one. After
-        # it nobody would, and the program might save the model.
-        self._servers.wait()
-
-    def _begin(self) -> None:
-        """Give all processes what rank 0 begins with."""
-        parameters = self._trainer._params
-        if any(x._data is None for x in parameters):
-            raise UnsupportedValueError(
-                f"train the {type(self._model).__name__} in {self._group.size} processes",
-                "the optimizer has parameters that the model does not, and they have no shape yet",
-                "name their shapes, such as Dense(8, in_units=3)",
-            )
-        found = named_tensors(self._framework, self.parts)
-        arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
-        content = str([(x.shape, str(x.dtype)) for x in arrays])
-        self._group.gather("the beginning of the first step", content=content)
-        self._servers.spread(arrays)
-        with NumPySemantics():
-            self._join(parameters)
-            self._keys = self._servers.keys([*(x.data() for x in parameters), self._joined])
-
-    def _join(self, parameters: list[Any]) -> None:
-        """Let the gradients of biases and the like be views of one array, which is sent as one.
-
-        For arrays as small as these a message costs more than its numbers. In the end the array has
-        in how many processes each parameter is used.
-        """
-        context = parameters[0].list_ctx()[0]
-        joins = {
-            number: parameter
-            for number, parameter in enumerate(parameters)
-            if len(parameter.shape) == 1
-            and parameter.grad_req != "null"
-            and (parameter.dtype, parameter.list_ctx()) == ("float32", [context])
-        }
-        size = sum(parameter.shape[0] for parameter in joins.values())
-        self._joined = mx.np.zeros(size + len(parameters), ctx=context)
-        self._users = self._joined[size:]
-        self._views: dict[int, Any] = {}
-        start = 0
-        for number, parameter in joins.items():
-            stop = start + parameter.shape[0]
-            self._views[number] = parameter._grad[0] = view = self._joined[start:stop]
-            mx.autograd.mark_variables(parameter.list_data(), [view], parameter.grad_req)
-            start = stop
-
-    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        assert self.portion is not None
-        with mx.autograd.record():
-            loss, prediction = self._losses(inputs, y, is_step=True)
-        # The gradient of this process's part of the loss, without an operation for the product.
-        share = (self.portion.share, loss.dtype)
-        if self._share != share:
-            self._share, self._head = share, mx.np.array(share[0], share[1], ctx=loss.ctx)
-        loss.backward(self._head)
-        return loss, prediction
-
-    def _update(self) -> None:
-        keys, gradients, used = [], [], []
-        for number, parameter in enumerate(self._trainer._params):
-            is_trained = parameter.grad_req != "null"
-            used.append(is_trained and parameter.list_data()[0]._fresh_grad)
-            if is_trained:
-                gradient = parameter.list_grad()[0]
-                if not used[-1]:
-                    gradient[()] = 0
-                if gradient is not self._views.get(number):
-                    keys.append(self._keys[number])
-                    gradients.append(gradient)
-        if used != self._used:
-            self._used, self._own_uses = used, mx.np.array(used, ctx=self._users.ctx)
-        self._own_uses.copyto(self._users)
-        self._servers.add_up([*keys, self._keys[-1]], [*gradients, self._joined])
-        if not all(used):
-            # Another process may use them, for its part of the batch.
-            for parameter, users in zip(self._trainer._params, self._users.tolist(), strict=True):
-                if users:
-                    parameter.list_data()[0]._fresh_grad = True
-        super()._update()
+        return MXNetGroupLearner(self._framework, model, settings, group, servers_of(group))

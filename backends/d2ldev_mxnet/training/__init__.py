@@ -1,0 +1,74 @@
+"""Training: ``autograd``, ``gluon.Trainer``, Gluon's loaders and MXNet's random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from d2ldev.device import Device
+from d2ldev.errors import describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
+from d2ldev.framework.training import state_refusal, tell_epoch
+from d2ldev.operations.parallel import PartSampler, sharded_copy
+from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.training.learner import MXNetLearner
+
+# The range of drawn seeds. ``mx.random.seed`` silently takes the low 32 bits of any number.
+_SEEDS = range(2**31 - 1)
+
+
+class MXNetTraining(Training):
+    """Training of Gluon blocks.
+
+    Gluon's loaders shuffle with ``np.random``, whose state the core keeps: a loader has no state
+    besides.
+    """
+
+    sharded_types = (mx.gluon.data.DataLoader,)
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        parts = PartSampler(loader._batch_sampler, rank, size)
+        parts.sampler = _sampler_of(loader._batch_sampler)
+        return sharded_copy(
+            loader,
+            mx.gluon.data.DataLoader,
+            parts,
+            _batch_sampler=parts,
+            _iter=None,  # batches that ``auto_reload`` has read ahead
+        )
+
+    def begin_epoch(self, loader: Any, epoch: int) -> None:
+        batches = loader._batch_sampler
+        if tell_epoch(epoch, loader, batches, _sampler_of(batches)):
+            loader.clean()  # what ``auto_reload`` has read ahead is of another epoch
+
+    def learner(self, model: Any, settings: Settings) -> Learner:
+        return MXNetLearner(self._framework, model, settings)
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        with NumPySemantics():
+            found = mx.np.argmax(prediction, axis=-1)
+            labels = y.as_np_ndarray().astype("int64")
+            return (found == labels).astype("float32").mean()
+
+    def random_state(self, device: Device) -> int:
+        # MXNet's generators cannot be read. So they draw a new seed, are set to it, and it is the
+        # state: a run that goes on and one that is resumed draw the same numbers. So does a run
+        # that is repeated from its beginning.
+        with NumPySemantics():
+            seed = int(mx.np.random.randint(_SEEDS.start, _SEEDS.stop))
+        mx.random.seed(seed)
+        return seed
+
+    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+        if type(state) is not int or state not in _SEEDS:
+            raise state_refusal("generator", f"{describe(state)} is no state of one")
+        return lambda: mx.random.seed(state)
+
+
+def _sampler_of(batches: Any) -> Any:
+    """Return the sampler of Gluon's batch sampler or of a user's; None if it has none."""
+    return getattr(batches, "_sampler", getattr(batches, "sampler", None))

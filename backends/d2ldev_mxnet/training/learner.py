@@ -1,0 +1,213 @@
+"""Steps of training of a Gluon block: ``autograd`` and ``gluon.Trainer``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Learner, Settings, Tensor, Weighted
+from d2ldev.framework.training import state_refusal
+from d2ldev.operations.placing import place
+from d2ldev.operations.steps import check_loss, input_names, loss_among, own_loss
+from d2ldev_mxnet.framework import NumPySemantics, mx
+from d2ldev_mxnet.training.losses import LOSSES
+from d2ldev_mxnet.training.optimizers import made
+
+
+class MXNetLearner(Learner):
+    """A Gluon block, hybridized or not, that a ``gluon.Trainer`` trains.
+
+    Gluon's own losses give one number for each example; a loss here is their mean:
+    ``lambda prediction, y: gluon.loss.L2Loss()(prediction, y).mean()``. Parameters that a step does
+    not use stay as they are in it.
+    """
+
+    def __init__(self, framework: Framework, model: Any, settings: Settings) -> None:
+        super().__init__(settings)
+        if not isinstance(model, mx.gluon.Block):
+            raise UnsupportedValueError(
+                f"train {describe(model)}",
+                "it is no gluon.Block",
+                "put the parameters into a gluon.Block",
+            )
+        self._framework = framework
+        self._model = model
+        self._sums: dict[int, Any] = {}  # of gradients, by the numbers of the parameters
+        parameters = self._parameters()
+        _check_parameters(model, parameters, is_trained=settings.optimizer is not None)
+        self._loss = loss_among(settings, LOSSES)
+        self._trainer = made(framework, settings, parameters)
+
+    # -- model and optimizer ----------------------------------------------------------------------
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        self.sync()
+        return {"model": self._model, "optimizer": self._trainer}
+
+    def replace(self, parts: dict[str, Any]) -> None:
+        self.sync()
+        self._model, self._trainer = parts["model"], parts["optimizer"]
+        self._sums = place(self._framework, self._sums, self._parameters()[0].list_ctx()[0])
+
+    @property
+    def is_built(self) -> bool:
+        return all(parameter._data is not None for parameter in self._parameters())
+
+    def build(self, inputs: tuple[Any, ...]) -> None:
+        self.predict(inputs)
+
+    def _parameters(self) -> list[Any]:
+        # In the order of the layers. MXNet's names count on, and differ between two equal models.
+        return list(self._model.collect_params().values())
+
+    # -- modes ------------------------------------------------------------------------------------
+
+    def modes(self) -> list[str]:
+        """Return what is done with the gradient of each parameter, in the order of the layers."""
+        return [parameter.grad_req for parameter in self._parameters()]
+
+    def checked_modes(self, modes: Any) -> Callable[[], None]:
+        parameters = self._parameters()
+        is_list = isinstance(modes, list) and len(modes) == len(parameters)
+        if not is_list or not all(request in ("null", "write", "add") for request in modes):
+            raise state_refusal("model", f"{describe(modes)} are no modes of its parameters")
+
+        def put() -> None:
+            with NumPySemantics():
+                for parameter, request in zip(parameters, modes, strict=True):
+                    if parameter.grad_req != request:  # else its gradient would be another one
+                        parameter.grad_req = request
+
+        return put
+
+    # -- inputs -----------------------------------------------------------------------------------
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        model = self._model
+        if type(model).forward is not mx.gluon.HybridBlock.forward:
+            return input_names(model.forward)
+        # The block itself gives F and its own parameters.
+        _namespace, *names = input_names(model.hybrid_forward) or (None,)
+        return tuple(name for name in names if name not in model._reg_params)
+
+    # -- steps ------------------------------------------------------------------------------------
+
+    def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with NumPySemantics():
+            for parameter in self._trainer._params:
+                if parameter.grad_req == "add":
+                    for gradient in parameter._grad or ():
+                        # Not by ``Parameter.zero_grad``, which takes MXNet's old arrays only.
+                        gradient[()] = 0
+            loss, prediction = self._differentiated(inputs, y)
+            if self.settings.accumulate == 1:
+                self._update()
+                return loss, prediction
+            self._add()
+            self.pending += 1
+            if self.pending == self.settings.accumulate:
+                self.flush()
+        return loss, prediction
+
+    def flush(self) -> None:
+        if not self.pending:
+            return
+        with NumPySemantics():
+            for number, total in self._sums.items():
+                parameter = self._trainer._params[number]
+                if parameter.grad_req != "null":
+                    parameter.list_grad()[0][()] = total / self.pending
+                    parameter.list_data()[0]._fresh_grad = True
+            self._update()
+        self._sums, self.pending = {}, 0
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        with NumPySemantics(), mx.autograd.pause():
+            return self._losses(inputs, y, is_step=False)
+
+    def predict(self, inputs: tuple[Any, ...]) -> Any:
+        with NumPySemantics(), mx.autograd.pause():
+            return self._predicted(inputs)
+
+    def _add(self) -> None:
+        """Add the gradients that this batch has made to those of the batches before it."""
+        for number, parameter in enumerate(self._trainer._params):
+            if parameter.grad_req != "null" and (x := parameter.list_data()[0])._fresh_grad:
+                gradient = parameter.list_grad()[0].as_np_ndarray()
+                self._sums[number] = gradient + self._sums.get(number, 0)
+                x._fresh_grad = False
+
+    def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        """Compute the gradients of a batch; return its loss and its prediction."""
+        with mx.autograd.record():
+            loss, prediction = self._losses(inputs, y, is_step=True)
+        loss.backward()
+        return loss, prediction
+
+    def _update(self) -> None:
+        if self.settings.gradient_clip_val:
+            self._clip(self.settings.gradient_clip_val)
+        # By 1: the loss is a mean already.
+        self._trainer.update(1, ignore_stale_grad=True)
+
+    def _losses(self, inputs: tuple[Any, ...], y: Any, *, is_step: bool) -> tuple[Tensor, Any]:
+        if self.settings.methods is not None:
+            return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
+        prediction = self._predicted(inputs)
+        y = Weighted(*map(_as_numpy, y)) if isinstance(y, Weighted) else _as_numpy(y)
+        loss = self._loss(prediction, y)
+        shape = loss.shape if isinstance(loss, mx.np.ndarray) else None
+        check_loss(shape, loss, self.settings.loss)
+        return loss, prediction
+
+    def _predicted(self, inputs: tuple[Any, ...]) -> Any:
+        return self._model(*[_as_numpy(x) for x in inputs])
+
+    def _clip(self, largest: float) -> None:
+        # gluon.utils.clip_global_norm would wait for the norm, and count stale gradients.
+        gradients = [
+            parameter.list_grad()[0].as_np_ndarray()
+            for parameter in self._trainer._params
+            if parameter.grad_req != "null" and parameter.list_data()[0]._fresh_grad
+        ]
+        norm = mx.np.sqrt(sum((gradient**2).sum() for gradient in gradients))
+        factor = mx.np.minimum(largest / (norm + 1e-6), 1.0)
+        for gradient in gradients:
+            gradient *= factor
+
+
+def _as_numpy(x: Any) -> Any:
+    """Return what a loader gives as an array that a block takes, on the same memory.
+
+    Where ``npx.set_np()`` was not called, Gluon's loaders give MXNet's old arrays. Those with
+    workers or pinned memory give arrays in ``cpu_shared`` and ``cpu_pinned``, which a hybridized
+    block takes for other devices than the CPU:
+    https://github.com/apache/mxnet/blob/1.9.1/src/imperative/cached_op.cc
+    """
+    if isinstance(x, mx.nd.NDArray) and x.ctx.device_type in ("cpu_shared", "cpu_pinned"):
+        x = mx.nd.from_dlpack(x.to_dlpack_for_read())
+    return x.as_np_ndarray() if type(x) is mx.nd.NDArray else x
+
+
+def _check_parameters(model: Any, parameters: list[Any], *, is_trained: bool) -> None:
+    attempted = f"train the {type(model).__name__}"
+    if is_trained and all(parameter.grad_req == "null" for parameter in parameters):
+        raise UnsupportedValueError(
+            attempted,
+            "there is nothing to train: it has no parameter with a gradient",
+            "net.collect_params().setattr('grad_req', 'write')",
+        )
+    for parameter in parameters:
+        if parameter._data is None and not parameter._deferred_init:
+            raise UnsupportedValueError(
+                attempted, f"its {parameter.name} is not initialised", "net.initialize()"
+            )
+        if any(not isinstance(array, mx.np.ndarray) for array in parameter._data or ()):
+            raise UnsupportedValueError(
+                attempted,
+                f"its {parameter.name} is one of MXNet's old arrays, mx.nd.NDArray",
+                "npx.set_np(), before net.initialize()",
+            )

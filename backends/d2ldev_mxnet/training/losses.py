@@ -1,0 +1,89 @@
+"""Losses that are given by name: means over the examples of a batch, or over their weights."""
+
+from __future__ import annotations
+
+import threading
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from d2ldev.framework import Tensor
+from d2ldev.operations.steps import check_labels, check_shapes, check_weights
+from d2ldev_mxnet.framework import mx
+
+
+def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
+    return _mean((prediction - y) ** 2, weights)
+
+
+def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_labels(prediction.shape, y.shape, np.dtype(y.dtype).name)
+    prediction, y = _counted(prediction, y, weights)
+    if y.dtype not in (np.int32, np.int64):
+        # MXNet compares in the dtype of labels, in which 200 may be -56:
+        # https://github.com/apache/mxnet/issues/16964
+        y = y.astype("int64")
+    classes = prediction.shape[-1]
+    if weights is None:
+        return _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
+    return _mean(_cross_entropies(mx, prediction, y, classes), weights)
+
+
+def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> Any:
+    """Return the loss of each example, by MXNet's functions of arrays or by those of symbols."""
+    picked = space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
+    # ``pick`` takes a label that is out of range for the nearest class. A check would wait for the
+    # device, so the loss of such a label is divided by 0. ``where`` would not do: beside a number
+    # it has the gradient of what it leaves out.
+    # https://github.com/apache/mxnet/issues/17893
+    return -(picked / (space.np.mod(y, classes) == y))
+
+
+@lru_cache
+def _mean_cross_entropy(classes: int, _thread: int) -> Any:
+    """Return a block that computes the mean cross-entropy in one call of MXNet's.
+
+    Each thread has a block of its own: two threads must not call one at the same time.
+    """
+    # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
+    block = mx.gluon.nn.HybridLambda(
+        lambda space, prediction, y: _cross_entropies(space, prediction, y, classes).mean(),
+        prefix="",
+    )
+    block.hybridize()
+    return block
+
+
+def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+    check_shapes(prediction.shape, y.shape)
+    prediction, y = _counted(prediction, y, weights)
+    # By comparison: ``abs`` and ``relu`` have the gradient 0 at 0. And not by MXNet's ``softrelu``,
+    # which is log(1 + exp(x)), and so 0 where exp(x) is small.
+    is_positive = (prediction >= 0).astype(prediction.dtype)
+    size = prediction * (2 * is_positive - 1)
+    return _mean(prediction * (is_positive - y) + mx.np.log1p(mx.np.exp(-size)), weights)
+
+
+def _counted(prediction: Tensor, y: Tensor, weights: Any) -> tuple[Tensor, Tensor]:
+    """Return both as 0 where the weight is: 0 times an infinite loss would be no number."""
+    if weights is None:
+        return prediction, y
+    check_weights(y.shape, weights.shape)
+    counts = (weights != 0).reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
+    rows = counts.reshape((*counts.shape, *[1] * (prediction.ndim - y.ndim)))
+    parts = (rows, prediction), (counts, y)
+    return tuple(mx.np.where(which, x, mx.np.zeros_like(x)) for which, x in parts)
+
+
+def _mean(losses: Tensor, weights: Any) -> Tensor:
+    if weights is None:
+        return losses.mean()
+    losses, weights = losses.reshape((*weights.shape, -1)).mean(-1), weights.astype(losses.dtype)
+    total = weights.sum()
+    return (losses * weights).sum() / (total + (total == 0))  # 0 where all weights are
+
+
+LOSSES = {"mse": _mse, "cross_entropy": _cross_entropy, "bce": _bce}

@@ -1,0 +1,81 @@
+"""Gluon's trainers: those of the user, and those of optimizers that are given by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework import Framework, Settings
+from d2ldev.framework.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    WEIGHT_DECAY,
+)
+from d2ldev.operations.placing import place
+from d2ldev_mxnet.framework import NumPySemantics, mx
+
+
+class AdamW(mx.optimizer.Adam):
+    """Adam that shortens the weights beside its step; MXNet 1.9.1 adds that to the gradient."""
+
+    def update(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Shorten the weights, and take a step of Adam."""
+        weight *= 1 - self._get_lr(index) * WEIGHT_DECAY
+        super().update(index, weight, grad, state)
+
+
+_ADAM = {"beta1": BETAS[0], "beta2": BETAS[1], "epsilon": ADAM_EPSILON}
+_OPTIMIZERS: dict[str, tuple[type[Any], dict[str, float]]] = {
+    "sgd": (mx.optimizer.SGD, {}),
+    "momentum": (mx.optimizer.SGD, {"momentum": MOMENTUM}),
+    "adam": (mx.optimizer.Adam, _ADAM),
+    "adamw": (AdamW, _ADAM),
+    # MXNet adds it inside the root.
+    "adagrad": (mx.optimizer.AdaGrad, {"eps": ADAGRAD_EPSILON**2}),
+}
+
+
+def made(framework: Framework, settings: Settings, parameters: list[Any]) -> Any:
+    """Return the ``gluon.Trainer`` of a training; None for a model that is only evaluated.
+
+    Args:
+        framework: places the user's trainer where the parameters are.
+        settings: say which optimizer.
+        parameters: the model's.
+    """
+    optimizer = settings.optimizer
+    if optimizer is None:
+        return None
+    if isinstance(optimizer, mx.gluon.Trainer):
+        _check_trainer(optimizer, parameters)
+        return place(framework, optimizer, parameters[0].list_ctx()[0])
+    with NumPySemantics():
+        if isinstance(optimizer, str):
+            cls, options = _OPTIMIZERS[optimizer]
+            optimizer = cls(learning_rate=settings.lr, **options)
+        if isinstance(optimizer, mx.optimizer.Optimizer):
+            return mx.gluon.Trainer(parameters, optimizer)
+    raise UnsupportedValueError(
+        f"train with the optimizer {describe(optimizer)}",
+        "it is neither a gluon.Trainer nor an mx.optimizer.Optimizer",
+        "optimizer=gluon.Trainer(net.collect_params(), 'sgd'), or optimizer='sgd'",
+    )
+
+
+def _check_trainer(trainer: Any, parameters: list[Any]) -> None:
+    known = {id(parameter) for parameter in parameters}
+    if known.isdisjoint(map(id, trainer._params)):
+        raise UnsupportedValueError(
+            "train with a gluon.Trainer",
+            "none of its parameters is one of the model's",
+            "gluon.Trainer(net.collect_params(), ...), of this very net",
+        )
+    store = trainer._kvstore_params["kvstore"]
+    if store is not None and (not isinstance(store, str) or "dist" in store):
+        raise UnsupportedValueError(
+            "train with a gluon.Trainer",
+            "its parameters are updated in a KVStore, and not where the model is",
+            "gluon.Trainer(net.collect_params(), ...) without a kvstore",
+        )
