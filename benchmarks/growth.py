@@ -10,8 +10,9 @@ where what each call costs once is small: 1 is linear, 2 is quadratic. Memory is
 holds (its resident memory): its peak in a run, beside what was there before, and what is left of a
 size when all of it is gone. The peak is that of one more run, which is not timed.
 
-A size is left out where it would take longer than ``--seconds`` by what the one before took, or
-where the framework has no model of so many layers. Run it on a machine that does nothing else.
+A size is left out where its run, or what prepares it, would take longer than ``--seconds`` by what
+the one before took, or where the framework has no model of so many layers. Run it on a machine that
+does nothing else.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ _DECADES = 100
 # Of a parameter: a file of 10^5 that are smaller is refused, because to read its header could take
 # more than four times the file.
 _FLOATS = 1024
+_OF_A_MODEL = 10  # where there are several models
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,12 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         net = backend.mlp([1] * (size // 2 + 2))
         return lambda: backend.placement(backend.place(net, "cpu"))
 
+    def models(size: int) -> Callable[[], object]:
+        net = backend.mlp([1] * (_OF_A_MODEL // 2 + 1))
+        # A copy takes less time than another model.
+        nets = [backend.framework.parallel.twin(net) for _ in range(size // _OF_A_MODEL)]
+        return lambda: backend.placement(backend.place(nets, "cpu"))
+
     def save(size: int) -> Callable[[], object]:
         tensors = _named(backend, size)
         return lambda: backend.save(tensors, folder / "parameters")
@@ -129,14 +137,31 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         backend.save(tensors, folder / "parameters")
         return lambda: backend.load_into(tensors, folder / "parameters")
 
-    for name, statement, prepare in (
-        ("place, parameters in a dict", "backend.place(parameters, device)", place),
-        ("place, parameters of a model", "backend.placement(backend.place(net, ...))", placement),
-        ("save, parameters of 4 kB", "backend.save(parameters, path)", save),
-        ("load_into, parameters of 4 kB", "backend.load_into(parameters, path)", load_into),
+    # ``mlp`` takes 10,000 sizes at most. What has more parameters than that has several models.
+    of_one = [size for size in parameters if size <= 10**4]
+    of_several = [size for size in parameters if size >= _OF_A_MODEL]
+    for name, statement, prepare, sizes in (
+        ("place, parameters in a dict", "backend.place(parameters, device)", place, parameters),
+        (
+            "place, parameters of a model",
+            "backend.placement(backend.place(net, ...))",
+            placement,
+            of_one,
+        ),
+        (
+            "place, parameters of several models",
+            "backend.placement(backend.place(nets, ...))",
+            models,
+            of_several,
+        ),
+        ("save, parameters of 4 kB", "backend.save(parameters, path)", save, parameters),
+        (
+            "load_into, parameters of 4 kB",
+            "backend.load_into(parameters, path)",
+            load_into,
+            parameters,
+        ),
     ):
-        # ``mlp`` takes 10,000 sizes at most.
-        sizes = [each for each in parameters if prepare is not placement or each <= 10**4]
         yield Growth(name, statement, "parameters", sizes, prepare)
 
     threads = [2**i for i in range(4 if is_small else 7)]
@@ -226,16 +251,22 @@ def _bytes_a_step(samples: Sequence[Sample]) -> float | None:
 
 
 def samples_of(growth: Growth, seconds: float, wait: Callable[[], object]) -> list[Sample]:
-    """Measure the sizes, as far as each run takes no longer than that by the one before."""
+    """Measure the sizes, as far as preparing and running one takes no longer than that.
+
+    How long it would take follows from the size before.
+    """
     found: list[Sample] = []
+    prepared = 0.0
     for size in growth.sizes:
-        if found and found[-1].seconds * size / found[-1].size > seconds:
+        if found and max(prepared, found[-1].seconds) * size / found[-1].size > seconds:
             break
         begin = _resident()
+        started = time.perf_counter()
         try:
             call = growth.prepare(size)
         except RecursionError:  # of Keras, which walks from layer to layer in a model of so many
             break
+        prepared = time.perf_counter() - started
         call()
         wait()
         times = []
@@ -366,7 +397,9 @@ def main() -> None:
     parser.add_argument("--framework", choices=frameworks, default="torch")
     parser.add_argument("--small", action="store_true", help="small sizes, to try it out")
     parser.add_argument("--only", default="", metavar="TEXT", help="what has it in its name")
-    parser.add_argument("--seconds", type=float, default=300, help="the most for one run")
+    parser.add_argument(
+        "--seconds", type=float, default=300, help="the most for a run, or for what prepares it"
+    )
     parser.add_argument("--folder", type=Path, help="for files; the system's temporary folder")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw times and memory")
