@@ -19,7 +19,7 @@ from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import named_tensors
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
-from d2ldev_mxnet.servers import servers_of
+from d2ldev_mxnet.servers import launch_variable, servers_of
 from d2ldev_mxnet.training import MXNetLearner
 
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ class MXNetParallel(Parallel):
 
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
+
+    def launch_variable(self) -> str:
+        return launch_variable()
 
     def join(self, group: Group) -> None:
         servers_of(group)
