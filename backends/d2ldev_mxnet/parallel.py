@@ -14,7 +14,7 @@ from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
 from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.servers import servers_of
+from d2ldev_mxnet.servers import launch_variable, servers_of
 from d2ldev_mxnet.training.replicated import MXNetGroupLearner, MXNetParallelLearner
 
 if TYPE_CHECKING:
@@ -63,6 +63,9 @@ class MXNetParallel(Parallel):
         return MXNetParallelLearner(self._framework, model, settings, devices)
 
     # -- several processes ------------------------------------------------------------------------
+
+    def launch_variable(self) -> str:
+        return launch_variable()
 
     def join(self, group: Group) -> None:
         servers_of(group)

@@ -195,6 +195,19 @@ def _made(variables: dict[str, str]) -> Any:
     return store
 
 
+def launch_variable() -> str:
+    """Return the name of the variable by which MXNet's own launcher tells of other workers.
+
+    It is empty where that has not started this process.
+    """
+    try:
+        number = int(os.environ.get("DMLC_NUM_WORKER", ""))
+    except ValueError:
+        return ""
+    is_one_of_several = number > 1 and os.environ.get("DMLC_ROLE") == "worker"
+    return "DMLC_NUM_WORKER" if is_one_of_several else ""
+
+
 def _check_environment(group: Group) -> None:
     given = [name for name in _VARIABLES if name in os.environ]
     if given:

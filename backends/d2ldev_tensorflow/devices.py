@@ -229,6 +229,12 @@ def own_task() -> str:
     return f"/job:{server.job_name}/replica:0/task:{server.task_index}" if server else ""
 
 
+def tasks_of_engine() -> int:
+    """Return between how many processes TensorFlow's engine has been started; 0 if it has not."""
+    server = context()._collective_ops_server_def
+    return sum(len(job.tasks) for job in server.cluster.job) if server else 0
+
+
 def own_devices(kind: str | None = None) -> list[Any]:
     """Return TensorFlow's devices of this process; it lists those of the others, too."""
     devices = tf.config.list_logical_devices(kind)

@@ -17,7 +17,13 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
 from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev.processes.group import Group
-from d2ldev_tensorflow.devices import has_started, let_memory_grow, place_of, wait_for_peers
+from d2ldev_tensorflow.devices import (
+    has_started,
+    let_memory_grow,
+    place_of,
+    tasks_of_engine,
+    wait_for_peers,
+)
 from d2ldev_tensorflow.models import is_of_keras
 from d2ldev_tensorflow.training.replicated import (
     GroupStrategy,
@@ -82,7 +88,23 @@ class TensorFlowParallel(Parallel):
 
     # -- several processes ------------------------------------------------------------------------
 
+    def is_joined(self) -> bool:
+        return tasks_of_engine() > 1
+
+    def launch_variable(self) -> str:
+        try:
+            cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
+        except (TypeError, ValueError):  # of a value that TensorFlow would not take either
+            return ""
+        return "TF_CONFIG" if sum(map(cluster.num_tasks, cluster.jobs)) > 1 else ""
+
     def join(self, group: Group) -> None:
+        if self.is_joined():
+            raise UnsupportedValueError(
+                f"train in {group.size} processes",
+                "the program has made a MultiWorkerMirroredStrategy, and a process can have one",
+                "leave it out: d2ldev makes it between the processes of the launch",
+            )
         if has_started():
             raise UnsupportedValueError(
                 f"train in {group.size} processes",

@@ -191,17 +191,11 @@ class Framework:
         Raises:
             PeerLostError: if the others do not come.
             UnsupportedValueError: if the framework trains in one process only, the processes are
-                of different programs, or the program has started the engine without a launch.
+                of different programs, or it is one of several by the framework's engine or launcher
+                alone.
         """
         if (peers := launched()) is None:
-            if self.parallel.is_joined():
-                raise UnsupportedValueError(
-                    "train in a process of its own",
-                    f"the program has started the engine of {self.name} between several processes, "
-                    "and they have no RANK and WORLD_SIZE by which d2ldev would know of them",
-                    "d2ldev launch, or torchrun's variables before Trainer(...); or end the engine "
-                    "before fit, where each process trains a model of its own",
-                )
+            self._check_alone()
             return None
         self.require(
             "train in several processes",
@@ -219,6 +213,22 @@ class Framework:
             with group.working():
                 self.parallel.join(group)
         return group
+
+    def _check_alone(self) -> None:
+        """Check that this process is not one of several, which would each train its own model."""
+        if variable := self.parallel.launch_variable():
+            problem, fix = f"{variable} says that it is one of several", f"unset {variable}"
+        elif self.parallel.is_joined():
+            problem = f"the program has started the engine of {self.name} between several processes"
+            fix = "end the engine before fit, or start none"
+        else:
+            return
+        raise UnsupportedValueError(
+            "train in a process of its own",
+            f"{problem}, and they have no RANK and WORLD_SIZE by which d2ldev would know of them",
+            f"d2ldev launch, or torchrun's variables before Trainer(...); or {fix}, where each "
+            "process trains a model of its own",
+        )
 
     def _program(self) -> dict[str, str]:
         """Return the versions that have to be the same in all processes of a launch."""

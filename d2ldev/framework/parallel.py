@@ -95,6 +95,13 @@ class Parallel:
         """Tell whether the program has started the framework's engine between processes itself."""
         return False
 
+    def launch_variable(self) -> str:
+        """Return the name of the variable that says that this process is one of several.
+
+        It is one of the framework's own launcher, such as ``TF_CONFIG``; empty if there is none.
+        """
+        return ""
+
     def join(self, group: Group) -> None:
         """Start the framework's own engine between the processes of a group.
 

@@ -13,14 +13,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
 from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.locks import Lock
 from d2ldev.processes.join import free_port
-from d2ldev.settings import PEER_TIMEOUT, Peers
+from d2ldev.settings import PEER_TIMEOUT, Peers, peer_timeout
 
 # How many seconds the others have to end by themselves, and after SIGTERM.
 PATIENCE = 5.0
@@ -40,7 +40,8 @@ class Launch(NamedTuple):
         node_rank: the number of this machine, from 0.
         address: ``"host:port"`` of machine 0; empty is a free port of this one.
         restarts: how often all processes are started again after one has failed.
-        timeout: how many seconds a process may give no sign; None is 60.
+        timeout: how many seconds a process may give no sign; None is ``D2LDEV_PEER_TIMEOUT``, else
+            60.
     """
 
     command: Sequence[str]
@@ -74,7 +75,17 @@ class Launch(NamedTuple):
             raise UnsupportedValueError(
                 attempted, f"{shown(self.address)} is no address", "--address host:29500"
             )
+        self.limit_of_stops()
         return self
+
+    def limit_of_stops(self) -> float:
+        """Return after how many seconds a process that is stopped has failed.
+
+        Raises:
+            UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT``, where it counts, is no number.
+        """
+        # Later than its peers end because of it: theirs is the first failure, and says why.
+        return PATIENCE + (peer_timeout() if self.timeout is None else self.timeout)
 
     def variables(self) -> list[dict[str, str]]:
         """Return the environment variables of each process."""
@@ -96,7 +107,7 @@ def launch(request: Launch) -> int:
 
     Returns:
         0, or the exit status of the process that failed first: 128 and the signal's number, if one
-        has ended it.
+        has ended it, or stopped it for too long.
     """
     with _signals_noted() as received, _Guard() as guard:
         for left in range(request.restarts, -1, -1):
@@ -127,7 +138,7 @@ def _run(request: Launch, received: list[int], guard: _Guard) -> int:
                 reader = threading.Thread(target=_show, args=arguments, daemon=True)
                 reader.start()
                 readers.append(reader)
-        return _watch(processes, received)
+        return _watch(processes, received, request.limit_of_stops())
     finally:
         _end(processes.values())
         deadline = time.monotonic() + PATIENCE
@@ -205,11 +216,19 @@ def _write(target: IO[str] | None, prefix: bytes, lines: list[bytes], lock: Lock
             view = view[os.write(target.fileno(), view) :]
 
 
-def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int]) -> int:
+def _watch(
+    processes: dict[int, subprocess.Popen[bytes]], received: list[int], limit_of_stops: float
+) -> int:
     """Wait until all processes have ended, or some time after one has failed."""
     status, deadline = 0, float("inf")
+    stops = _Stops(limit_of_stops)
     while time.monotonic() < deadline and not received:
         states = {rank: process.poll() for rank, process in processes.items()}
+        running = [processes[rank].pid for rank, code in states.items() if code is None]
+        stopped = stops.too_long(running, time.monotonic())
+        for rank, process in processes.items():
+            if process.pid in stopped:
+                states[rank] = -signal.SIGSTOP
         if not status:
             # Of those that have failed at once, first one that a signal has ended.
             failed = [(code, rank) for rank, code in states.items() if code]
@@ -221,6 +240,41 @@ def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int]) -
             break
         time.sleep(_PERIOD)
     return status
+
+
+class _Stops:
+    """How long processes have been stopped.
+
+    Args:
+        limit: after how many seconds it is too long.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self._limit = limit
+        self._since: dict[int, float] = {}
+        self._last = 0.0
+
+    def too_long(self, processes: Iterable[int], now: float) -> list[int]:
+        """Return those of the processes that have been stopped for too long."""
+        if now - self._last > self._limit / 2:
+            # This process was stopped itself, and those that were stopped with it may go on.
+            self._since.clear()
+        self._last = now
+        stopped = filter(_is_stopped, processes)
+        self._since = {each: self._since.get(each, now) for each in stopped}
+        return [each for each, since in self._since.items() if now - since > self._limit]
+
+
+def _is_stopped(process: int) -> bool:
+    """Tell whether a signal has stopped a child of this process, and not a debugger."""
+    if not hasattr(os, "waitid"):  # on macOS before Python 3.13
+        return False
+    try:
+        # Its end is left to ``Popen.poll``. One that goes on is not reported any more.
+        found = os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:  # it has ended
+        return False
+    return found is not None and found.si_code == os.CLD_STOPPED
 
 
 def _end(processes: Any) -> None:

@@ -36,6 +36,9 @@ PATIENCE = 5.0
 # Not "fork": a driver does not go on in a copy of the process that has begun to use it.
 START_METHOD = "spawn"
 
+# What IPython runs as a program, and Python cannot import.
+_OF_IPYTHON = (".ipynb", ".ipy")
+
 _BEGUN = b"begun"
 
 # Where this process, which ``fit`` has started, leaves what it has learned.
@@ -122,7 +125,7 @@ def _environment(backend: Backend) -> Iterator[None]:
 def _importable_main() -> Iterator[None]:
     """Let processes that are started in the block import nothing for a program without a file.
 
-    That of the standard input is called ``<stdin>``, which each of them would try to run.
+    Each of them would try to run what is called its file: ``<stdin>``, or a notebook.
     """
     main = sys.modules["__main__"]
     name = vars(main).get("__file__")
@@ -140,8 +143,9 @@ def _is_without_file() -> bool:
     """Tell whether no other process can import this program: ``python -c``, a notebook."""
     main = sys.modules["__main__"]
     name = getattr(main, "__file__", None)
-    has_name = getattr(main, "__spec__", None) is not None
-    return not has_name and (name is None or not os.path.exists(name))
+    if getattr(main, "__spec__", None) is not None:
+        return False
+    return name is None or name.endswith(_OF_IPYTHON) or not os.path.exists(name)
 
 
 class _Pickler(pickle.Pickler):
@@ -216,8 +220,9 @@ def _sending_refusal(number: int, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"train on {gpus_in_words(number)}, each in a process that fit starts",
         problem,
-        "classes and functions of a module, and what trains under if __name__ == '__main__'; or "
-        f"d2ldev launch --processes {number} train.py, with Trainer(max_epochs, num_gpus=1)",
+        "classes and functions of a file that is imported, and what trains under if __name__ == "
+        f"'__main__'; or d2ldev launch --processes {number} train.py, with Trainer(max_epochs, "
+        "num_gpus=1)",
     )
 
 

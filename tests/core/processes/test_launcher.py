@@ -230,6 +230,12 @@ def test_options_that_make_no_sense_are_refused(options, text):
     assert text in found.output
 
 
+def test_a_timeout_of_the_environment_that_makes_no_sense_is_refused():
+    found = CliRunner(env={"D2LDEV_PEER_TIMEOUT": "soon"}).invoke(app, ["launch", "no.py"])
+    assert found.exit_code == 2
+    assert "D2LDEV_PEER_TIMEOUT=60" in found.output
+
+
 def test_a_process_that_hangs_after_another_one_failed_is_ended(tmp_path):
     code = """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -302,6 +308,76 @@ def test_a_run_that_fails_again_and_again_ends(tmp_path):
     found = launched(code, tmp_path, "--restarts", 2)
     assert found.status == 5
     assert (tmp_path / "begun").read_text() == "xxx"
+
+
+# Stopped processes have failed after 2 + 1 seconds.
+IMPATIENT = """
+from d2ldev.cli.main import main
+from d2ldev.launch import launcher
+launcher.PATIENCE = 1
+main()
+"""
+STOPPED = """
+if not os.path.exists("stopped"):
+    open("stopped", "w").close()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+# Together longer than a process may be stopped, and each time shorter.
+STOPPED_TWICE = """
+import subprocess
+for _ in range(2):
+    subprocess.Popen(["sh", "-c", f"sleep 1.6; kill -CONT {os.getpid()}"])
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(0.5)  # until the launcher has seen that it goes on
+"""
+
+
+def impatient(code, folder, *options):
+    """Return the command of an impatient launcher."""
+    _, _, *given = command("--timeout", 2, *options, written(folder, code))
+    return [sys.executable, "-c", IMPATIENT, *given[1:]]
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "status", "is_said"),
+    [
+        (STOPPED, 0, 147, True),
+        (STOPPED, 1, 0, True),
+        (STOPPED_TWICE, 0, 0, False),
+    ],
+    ids=["ended", "started again", "continued in time"],
+)
+def test_a_process_that_is_stopped_for_too_long_has_failed(
+    tmp_path, code, restarts, status, is_said
+):
+    done = subprocess.run(
+        impatient(code, tmp_path, "--restarts", restarts),
+        env=environment(),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=LIMIT,
+        check=False,
+    )
+    assert done.returncode == status, done.stderr
+    assert ("rank 0 failed with status 147" in done.stderr) == is_said
+
+
+def test_a_process_that_was_stopped_with_its_launcher_goes_on(tmp_path):
+    code = "print(os.getpid(), flush=True); time.sleep(1)"
+    launcher = impatient(code, tmp_path)
+    with subprocess.Popen(
+        launcher, env=environment(), stdout=subprocess.PIPE, text=True
+    ) as process:
+        number = int(process.stdout.readline().split()[-1])
+        os.kill(number, signal.SIGSTOP)
+        time.sleep(0.5)  # until the launcher has seen it
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(3.5)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.5)
+        os.kill(number, signal.SIGCONT)
+        assert process.wait(SOON) == 0
 
 
 def two_launchers(code, folder, *options):

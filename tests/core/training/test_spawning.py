@@ -222,14 +222,15 @@ except d2ldev.UnsupportedValueError as error:
 """
 
 
-@pytest.mark.parametrize("is_typed", [True, False], ids=["stdin", "-c"])
-def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(
-    reference, tmp_path, is_typed
-):
+# Jupyter's programs have no file, as that of -c; IPython names that which it runs.
+@pytest.mark.parametrize("name", ["stdin", "-c", "train.ipynb", "train.ipy"])
+def test_a_program_without_a_file_trains_and_is_told_what_only_it_has(reference, tmp_path, name):
     (tmp_path / "temporary").mkdir()
+    (tmp_path / name).write_text("%no Python")
+    named = f"__file__ = {name!r}\n" if name.startswith("train") else ""
     done = completed(
-        *(["-"] if is_typed else ["-c", SESSION]),
-        input=SESSION if is_typed else "",
+        *(["-"] if name == "stdin" else ["-c", named + SESSION]),
+        input=SESSION if name == "stdin" else "",
         env=environment(tmp_path),
         cwd=tmp_path,
         timeout=60,

@@ -17,7 +17,7 @@ from launched import alive, environment, left, variables
 from processes import searched
 from several_gpus import TOLERANCE
 
-from d2ldev import UnsupportedValueError
+from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.processes.join import free_port
 
 pytestmark = pytest.mark.usefixtures("set_np")
@@ -224,3 +224,29 @@ def test_variables_of_another_launch_of_mxnet_are_refused(monkeypatch):
     group = namedtuple("Group", "size")(2)
     with pytest.raises(UnsupportedValueError, match="unset DMLC_ROLE DMLC_PS_ROOT_URI: "):
         servers.Servers(group)
+
+
+def fit_one(backend):
+    return Trainer(1, num_gpus=0, backend=backend).fit(
+        backend.mlp([3, 1]), [(np.ones((4, 3), "float32"), np.ones((4, 1), "float32"))]
+    )
+
+
+def test_a_worker_of_several_that_no_launcher_of_ours_has_named_is_refused(backend, monkeypatch):
+    monkeypatch.setenv("DMLC_ROLE", "worker")
+    monkeypatch.setenv("DMLC_NUM_WORKER", "2")
+    with pytest.raises(UnsupportedValueError, match=r"DMLC_NUM_WORKER says .* no RANK") as caught:
+        fit_one(backend)
+    assert "or unset DMLC_NUM_WORKER, where each" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("role", "number"),
+    [("worker", "1"), ("worker", ""), ("worker", "two"), ("worker", "9" * 5000), (None, "2")],
+    ids=["one", "empty", "no number", "too long", "no worker"],
+)
+def test_a_worker_of_its_own_trains(backend, monkeypatch, role, number):
+    if role:
+        monkeypatch.setenv("DMLC_ROLE", role)
+    monkeypatch.setenv("DMLC_NUM_WORKER", number)
+    assert len(fit_one(backend)["loss"]) == 1

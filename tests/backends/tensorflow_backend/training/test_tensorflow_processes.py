@@ -16,10 +16,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from d2ldev_tensorflow.provision import lenet
+from launched import run_processes
 from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, trained
 from test_tensorflow_parallel import dropped, own_output
 
-from d2ldev import UnsupportedValueError
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.processes.join import free_port
 
 layers = keras.layers
 
@@ -285,3 +287,75 @@ def test_a_process_joins_before_tensorflow_begins(backend):
     group = SimpleNamespace(size=2)
     with pytest.raises(UnsupportedValueError, match="TensorFlow has begun already"):
         backend.framework.parallel.join(group)
+
+
+# -- engines and launches of TensorFlow's own ------------------------------------------------------
+
+
+def tf_config(**numbers):
+    """Return what a launcher says of so many tasks of each type."""
+    cluster = {name: [f"host{i}:2222" for i in range(n)] for name, n in numbers.items()}
+    return json.dumps({"cluster": cluster, "task": {"type": "worker", "index": 0}})
+
+
+def fit_one(backend):
+    return Trainer(1, num_gpus=0, backend=backend).fit(dense(), even(), loss="cross_entropy")
+
+
+@pytest.mark.parametrize("numbers", [{"worker": 2}, {"chief": 1, "worker": 1}])
+def test_a_task_of_several_that_no_launcher_has_named_is_refused(backend, monkeypatch, numbers):
+    monkeypatch.setenv("TF_CONFIG", tf_config(**numbers))
+    with pytest.raises(UnsupportedValueError, match=r"TF_CONFIG says .* no RANK") as caught:
+        fit_one(backend)
+    assert "or unset TF_CONFIG, where each" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "{}", "no JSON", "3", '{"cluster": 3}', '{"cluster": {"worker": 3}}', tf_config(worker=1)],
+)
+def test_a_task_of_its_own_trains(backend, monkeypatch, value):
+    monkeypatch.setenv("TF_CONFIG", value)
+    assert len(fit_one(backend)["loss"]) == 1
+
+
+OWN_ENGINE = """
+import os, sys
+how, *addresses = sys.argv[1:]
+rank = int(os.environ["RANK"])
+if how == "alone":
+    del os.environ["RANK"], os.environ["WORLD_SIZE"]
+import tensorflow as tf
+if how != "none":
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": addresses}), "", "worker", rank, rpc_layer="grpc"
+    )
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver)
+import d2ldev
+try:
+    backend = d2ldev.get_backend("tensorflow")
+    batch = backend.ones((2, 3)), backend.ones((2, 1))
+    trainer = d2ldev.Trainer(1, num_gpus=0, backend=backend)
+    print(trainer.fit(backend.mlp([3, 1], seed=0), [batch])["loss"])
+except d2ldev.errors.D2LDevError as error:  # of the other process, for the later one
+    print(error)
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [("alone", "no RANK and WORLD_SIZE"), ("launched", "has made a MultiWorkerMirroredStrategy")],
+)
+def test_a_strategy_that_the_program_has_made_between_processes_is_refused(how, said):
+    addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
+    done = run_processes(OWN_ENGINE, how, *addresses, timeout=30)
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+    assert all(said in each.stdout for each in done), done
+
+
+def test_a_launch_goes_before_that_of_tensorflow():
+    environment = {"TF_CONFIG": tf_config(worker=2)}
+    done = run_processes(OWN_ENGINE, "none", timeout=30, environment=environment)
+    assert [each.returncode for each in done] == [0, 0], done[0].stderr
+    assert done[0].stdout == done[1].stdout
+    assert done[0].stdout.startswith("[0.")
