@@ -173,14 +173,20 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         else:
             replaced[id(old)] = new
 
+    # A tensor that is refilled stays where it is kept.
+    parts = [
+        part
+        for part in inventory.parts
+        if framework.kinds[type(part[1])] is not TENSOR or id(part[1]) in replaced
+    ]
     # One walk for all of them: a list that two modules share is made again once, and stays shared.
-    nestings = [(name, value) for name, value, _, _ in inventory.parts]
+    nestings = [(name, value) for name, value, _, _ in parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
-    for (_, value, put, key), new in zip(inventory.parts, values, strict=True):
+    for (_, value, put, key), new in zip(parts, values, strict=True):
         if new is not value:
             put(key, new)
     for moved in inventory.objects:
