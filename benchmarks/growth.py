@@ -50,7 +50,8 @@ _DECADES = 100
 # Of a parameter: a file of 10^5 that are smaller is refused, because to read its header could take
 # more than four times the file.
 _FLOATS = 1024
-_OF_A_MODEL = 10  # where there are several models
+# Of each model, where there are several.
+_PARAMETERS = 10
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,9 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         return lambda: backend.placement(backend.place(net, "cpu"))
 
     def models(size: int) -> Callable[[], object]:
-        net = backend.mlp([1] * (_OF_A_MODEL // 2 + 1))
+        net = backend.mlp([1] * (_PARAMETERS // 2 + 1))
         # A copy takes less time than another model.
-        nets = [backend.framework.parallel.twin(net) for _ in range(size // _OF_A_MODEL)]
+        nets = [backend.framework.parallel.twin(net) for _ in range(size // _PARAMETERS)]
         return lambda: backend.placement(backend.place(nets, "cpu"))
 
     def save(size: int) -> Callable[[], object]:
@@ -137,9 +138,9 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         backend.save(tensors, folder / "parameters")
         return lambda: backend.load_into(tensors, folder / "parameters")
 
-    # ``mlp`` takes 10,000 sizes at most. What has more parameters than that has several models.
+    # ``mlp`` takes 10,000 layers at most. More than 10^4 parameters are those of several models.
     of_one = [size for size in parameters if size <= 10**4]
-    of_several = [size for size in parameters if size >= _OF_A_MODEL]
+    of_several = [size for size in parameters if size >= _PARAMETERS]
     for name, statement, prepare, sizes in (
         ("place, parameters in a dict", "backend.place(parameters, device)", place, parameters),
         (

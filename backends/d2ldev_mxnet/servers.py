@@ -200,12 +200,8 @@ def launch_variable() -> str:
 
     It is empty where that has not started this process.
     """
-    try:
-        number = int(os.environ.get("DMLC_NUM_WORKER", ""))
-    except ValueError:
-        return ""
-    is_one_of_several = number > 1 and os.environ.get("DMLC_ROLE") == "worker"
-    return "DMLC_NUM_WORKER" if is_one_of_several else ""
+    is_alone = os.environ.get("DMLC_NUM_WORKER", "").strip() in ("", "0", "1")
+    return "" if is_alone or os.environ.get("DMLC_ROLE") != "worker" else "DMLC_NUM_WORKER"
 
 
 def _check_environment(group: Group) -> None:

@@ -6,6 +6,8 @@ one's, unless it is made with ``synchronized=True``.
 
 from __future__ import annotations
 
+import json
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import Any
@@ -92,17 +94,20 @@ class TensorFlowParallel(Parallel):
         return tasks_of_engine() > 1
 
     def launch_variable(self) -> str:
+        text = os.environ.get("TF_CONFIG", "").strip()
         try:
-            cluster = tf.distribute.cluster_resolver.TFConfigClusterResolver().cluster_spec()
-        except (TypeError, ValueError):  # of a value that TensorFlow would not take either
-            return ""
-        return "TF_CONFIG" if sum(map(cluster.num_tasks, cluster.jobs)) > 1 else ""
+            cluster = json.loads(text or "{}").get("cluster", {})
+            # An evaluator trains nothing.
+            number = sum(len(cluster.get(job, ())) for job in ("chief", "master", "worker"))
+        except (AttributeError, TypeError, ValueError):
+            number = 2  # what cannot be read was set by a launcher, too
+        return "TF_CONFIG" if number > 1 else ""
 
     def join(self, group: Group) -> None:
         if self.is_joined():
             raise UnsupportedValueError(
                 f"train in {group.size} processes",
-                "the program has made a MultiWorkerMirroredStrategy, and a process can have one",
+                "the program has made a MultiWorkerMirroredStrategy; a process can have one only",
                 "leave it out: d2ldev makes it between the processes of the launch",
             )
         if has_started():

@@ -200,7 +200,7 @@ def launch(
             metavar="SECONDS",
             min=1,
             max=86400,
-            help="After so long without a sign a process is lost; 60 unless given.",
+            help="After so long without a sign a process is lost; 60, or D2LDEV_PEER_TIMEOUT.",
         ),
     ] = None,
     is_module: Annotated[

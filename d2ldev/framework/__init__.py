@@ -191,8 +191,8 @@ class Framework:
         Raises:
             PeerLostError: if the others do not come.
             UnsupportedValueError: if the framework trains in one process only, the processes are
-                of different programs, or it is one of several by the framework's engine or launcher
-                alone.
+                of different programs, or this process is one of several that only the framework's
+                engine or launcher knows of.
         """
         if (peers := launched()) is None:
             self._check_alone()
@@ -217,17 +217,18 @@ class Framework:
     def _check_alone(self) -> None:
         """Check that this process is not one of several, which would each train its own model."""
         if variable := self.parallel.launch_variable():
-            problem, fix = f"{variable} says that it is one of several", f"unset {variable}"
+            problem = f"by {variable} this process may be one of several"
+            fix = f"unset {variable}"
         elif self.parallel.is_joined():
             problem = f"the program has started the engine of {self.name} between several processes"
-            fix = "end the engine before fit, or start none"
+            fix = "leave the engine out"
         else:
             return
         raise UnsupportedValueError(
             "train in a process of its own",
-            f"{problem}, and they have no RANK and WORLD_SIZE by which d2ldev would know of them",
-            f"d2ldev launch, or torchrun's variables before Trainer(...); or {fix}, where each "
-            "process trains a model of its own",
+            f"{problem}, and no RANK and WORLD_SIZE say so to d2ldev",
+            "d2ldev launch, or torchrun's variables before the first use of d2ldev's backend; or "
+            f"{fix}, and each process trains a model of its own",
         )
 
     def _program(self) -> dict[str, str]:

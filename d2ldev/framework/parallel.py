@@ -96,9 +96,13 @@ class Parallel:
         return False
 
     def launch_variable(self) -> str:
-        """Return the name of the variable that says that this process is one of several.
+        """Return the variable by which the framework's own launcher says that there are others.
 
-        It is one of the framework's own launcher, such as ``TF_CONFIG``; empty if there is none.
+        Called by ``fit`` where no launcher has set ``RANK`` and ``WORLD_SIZE``.
+
+        Returns:
+            Its name, such as ``TF_CONFIG``; empty if no launcher says that this process is one of
+            several.
         """
         return ""
 

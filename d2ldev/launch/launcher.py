@@ -6,6 +6,7 @@ instead: https://docs.pytorch.org/docs/stable/elastic/run.html#environment-varia
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import socket
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import IO, Any, NamedTuple
 
@@ -56,7 +57,7 @@ class Launch(NamedTuple):
         """Return it.
 
         Raises:
-            UnsupportedValueError: if it is contradictory.
+            UnsupportedValueError: if it is contradictory, or ``D2LDEV_PEER_TIMEOUT`` is no number.
         """
         attempted = f"launch on {self.nodes} machines"
         if self.node_rank >= self.nodes:
@@ -75,17 +76,19 @@ class Launch(NamedTuple):
             raise UnsupportedValueError(
                 attempted, f"{shown(self.address)} is no address", "--address host:29500"
             )
-        self.limit_of_stops()
+        self.longest_stop()
         return self
 
-    def limit_of_stops(self) -> float:
-        """Return after how many seconds a process that is stopped has failed.
+    def longest_stop(self) -> float:
+        """Return for how many seconds a process may be stopped, before it has failed.
 
         Raises:
             UnsupportedValueError: if ``D2LDEV_PEER_TIMEOUT``, where it counts, is no number.
         """
-        # Later than its peers end because of it: theirs is the first failure, and says why.
-        return PATIENCE + (peer_timeout() if self.timeout is None else self.timeout)
+        seconds = peer_timeout() if self.timeout is None else self.timeout
+        # A machine alone may be paused. Those of several end, and begin again without this one.
+        # First those of this machine fail, which say what they waited for.
+        return seconds + PATIENCE if self.nodes > 1 else math.inf
 
     def variables(self) -> list[dict[str, str]]:
         """Return the environment variables of each process."""
@@ -124,7 +127,7 @@ def launch(request: Launch) -> int:
 def _run(request: Launch, received: list[int], guard: _Guard) -> int:
     processes: dict[int, subprocess.Popen[bytes]] = {}
     readers: list[threading.Thread] = []
-    lock = Lock()
+    lock, stops = Lock(), Stops(request.longest_stop())
     try:
         for variables in request.variables():
             rank = int(variables["RANK"])
@@ -138,7 +141,7 @@ def _run(request: Launch, received: list[int], guard: _Guard) -> int:
                 reader = threading.Thread(target=_show, args=arguments, daemon=True)
                 reader.start()
                 readers.append(reader)
-        return _watch(processes, received, request.limit_of_stops())
+        return _watch(processes, received, stops)
     finally:
         _end(processes.values())
         deadline = time.monotonic() + PATIENCE
@@ -216,25 +219,22 @@ def _write(target: IO[str] | None, prefix: bytes, lines: list[bytes], lock: Lock
             view = view[os.write(target.fileno(), view) :]
 
 
-def _watch(
-    processes: dict[int, subprocess.Popen[bytes]], received: list[int], limit_of_stops: float
-) -> int:
+def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int], stops: Stops) -> int:
     """Wait until all processes have ended, or some time after one has failed."""
     status, deadline = 0, float("inf")
-    stops = _Stops(limit_of_stops)
     while time.monotonic() < deadline and not received:
         states = {rank: process.poll() for rank, process in processes.items()}
-        running = [processes[rank].pid for rank, code in states.items() if code is None]
+        running = {rank: processes[rank].pid for rank, code in states.items() if code is None}
         stopped = stops.too_long(running, time.monotonic())
-        for rank, process in processes.items():
-            if process.pid in stopped:
-                states[rank] = -signal.SIGSTOP
+        states |= {rank: -number for rank, number in stopped.items()}
         if not status:
             # Of those that have failed at once, first one that a signal has ended.
             failed = [(code, rank) for rank, code in states.items() if code]
             for code, rank in sorted(failed)[:1]:
                 status = code if code > 0 else 128 - code
-                _say(f"rank {rank} failed with status {status}")
+                name = signal.Signals(-code).name if rank in stopped else ""
+                why = f": {name} has stopped it for {stops.longest:g} s" if name else ""
+                _say(f"rank {rank} failed with status {status}{why}")
                 deadline = time.monotonic() + PATIENCE
         if None not in states.values():
             break
@@ -242,39 +242,48 @@ def _watch(
     return status
 
 
-class _Stops:
-    """How long processes have been stopped.
+class Stops:
+    """Which processes have been stopped for too long.
 
     Args:
-        limit: after how many seconds it is too long.
+        longest: how many seconds they may be.
     """
 
-    def __init__(self, limit: float) -> None:
-        self._limit = limit
+    def __init__(self, longest: float) -> None:
+        self.longest = longest
         self._since: dict[int, float] = {}
         self._last = 0.0
 
-    def too_long(self, processes: Iterable[int], now: float) -> list[int]:
-        """Return those of the processes that have been stopped for too long."""
-        if now - self._last > self._limit / 2:
+    def too_long(self, running: Mapping[int, int], now: float) -> dict[int, int]:
+        """Return the ranks that have been stopped for too long, each with the signal's number.
+
+        Args:
+            running: the number of each process by its rank.
+            now: in seconds; of one call after the other.
+        """
+        if now - self._last > self.longest / 2:
             # This process was stopped itself, and those that were stopped with it may go on.
             self._since.clear()
         self._last = now
-        stopped = filter(_is_stopped, processes)
-        self._since = {each: self._since.get(each, now) for each in stopped}
-        return [each for each, since in self._since.items() if now - since > self._limit]
+        stopped = {rank: number for rank, pid in running.items() if (number := _stopped_by(pid))}
+        self._since = {rank: self._since.get(rank, now) for rank in stopped}
+        return {
+            rank: number
+            for rank, number in stopped.items()
+            if now - self._since[rank] > self.longest
+        }
 
 
-def _is_stopped(process: int) -> bool:
-    """Tell whether a signal has stopped a child of this process, and not a debugger."""
+def _stopped_by(process: int) -> int:
+    """Return the number of the signal that has stopped a child; 0 if it runs, or is traced."""
     if not hasattr(os, "waitid"):  # on macOS before Python 3.13
-        return False
+        return 0
     try:
         # Its end is left to ``Popen.poll``. One that goes on is not reported any more.
         found = os.waitid(os.P_PID, process, os.WSTOPPED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # it has ended
-        return False
-    return found is not None and found.si_code == os.CLD_STOPPED
+    except OSError:  # it has ended, or the system has no such call
+        return 0
+    return found.si_status if found is not None and found.si_code == os.CLD_STOPPED else 0
 
 
 def _end(processes: Any) -> None:

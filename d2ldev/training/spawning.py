@@ -125,7 +125,7 @@ def _environment(backend: Backend) -> Iterator[None]:
 def _importable_main() -> Iterator[None]:
     """Let processes that are started in the block import nothing for a program without a file.
 
-    Each of them would try to run what is called its file: ``<stdin>``, or a notebook.
+    Each of them would try to run the file of the program's name: ``<stdin>``, or a notebook.
     """
     main = sys.modules["__main__"]
     name = vars(main).get("__file__")
@@ -145,7 +145,7 @@ def _is_without_file() -> bool:
     name = getattr(main, "__file__", None)
     if getattr(main, "__spec__", None) is not None:
         return False
-    return name is None or name.endswith(_OF_IPYTHON) or not os.path.exists(name)
+    return name is None or name.lower().endswith(_OF_IPYTHON) or not os.path.exists(name)
 
 
 class _Pickler(pickle.Pickler):
@@ -220,9 +220,9 @@ def _sending_refusal(number: int, problem: str) -> UnsupportedValueError:
     return UnsupportedValueError(
         f"train on {gpus_in_words(number)}, each in a process that fit starts",
         problem,
-        "classes and functions of a file that is imported, and what trains under if __name__ == "
-        f"'__main__'; or d2ldev launch --processes {number} train.py, with Trainer(max_epochs, "
-        "num_gpus=1)",
+        "classes and functions of a file that is imported (%%writefile net.py in a notebook, and "
+        "from net import Net), and what trains under if __name__ == '__main__'; or d2ldev launch "
+        f"--processes {number} train.py, with Trainer(max_epochs, num_gpus=1)",
     )
 
 

@@ -1,5 +1,6 @@
 """The command ``d2ldev launch``: what it shows, what it returns, and what it leaves behind."""
 
+import math
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from launched import LIMIT, environment, launched, shown, written
 from typer.testing import CliRunner
 
 from d2ldev.cli.main import app
+from d2ldev.launch.launcher import Launch, Stops
 from d2ldev.processes.join import free_port
 
 SOON = 20
@@ -72,11 +74,16 @@ def wait_until_gone(numbers):
 
 
 def is_there(number):
+    return state_of(number) not in ("", "Z")
+
+
+def state_of(number):
+    """Return the state of a process as ``ps`` has it; empty if there is none."""
     try:
         with open(f"/proc/{number}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
+            return file.read().rpartition(")")[2].split()[0]
     except OSError:
-        return False
+        return ""
 
 
 # Each tells its number and that of a process that it has started, and waits.
@@ -275,22 +282,27 @@ def test_what_a_killed_process_has_started_is_ended_too(tmp_path):
 
 
 # The process with rank LOST ends itself, for the first time only.
-KILLED = (
+LOST = (
     TRAIN
     + """
 def end(epoch, history):
     with open(f"begun {rank}", "a") as file:
         file.write(f"{epoch} ")
-    if rank == LOST and epoch == 2 and not os.path.exists("killed"):
-        open("killed", "w").close()
-        os.kill(os.getpid(), signal.SIGKILL)
+    if rank == LOST and epoch == 2 and not os.path.exists("lost"):
+        open("lost", "w").close()
+        os.kill(os.getpid(), signal.HOW)
 show(train("run.safetensors", callback=end))
 """
 )
 
 
+def lost(rank, how="SIGKILL"):
+    """Return a program of which one process is lost, once."""
+    return LOST.replace("LOST", str(rank)).replace("HOW", how)
+
+
 def test_a_run_is_started_again_and_ends_with_the_same_parameters(tmp_path):
-    found = launched(KILLED.replace("LOST", "1"), tmp_path, "--processes", 2, "--restarts", 3)
+    found = launched(lost(1), tmp_path, "--processes", 2, "--restarts", 3)
     assert found.status == 0, found.errors
     assert "status 137: all are started again, 2 left" in found.errors
     expected = launched(TRAIN + "show(train())", tmp_path).values[0][0]
@@ -310,74 +322,64 @@ def test_a_run_that_fails_again_and_again_ends(tmp_path):
     assert (tmp_path / "begun").read_text() == "xxx"
 
 
-# Stopped processes have failed after 2 + 1 seconds.
-IMPATIENT = """
-from d2ldev.cli.main import main
-from d2ldev.launch import launcher
-launcher.PATIENCE = 1
-main()
-"""
-STOPPED = """
-if not os.path.exists("stopped"):
-    open("stopped", "w").close()
-    os.kill(os.getpid(), signal.SIGSTOP)
-"""
-# Together longer than a process may be stopped, and each time shorter.
-STOPPED_TWICE = """
-import subprocess
-for _ in range(2):
-    subprocess.Popen(["sh", "-c", f"sleep 1.6; kill -CONT {os.getpid()}"])
-    os.kill(os.getpid(), signal.SIGSTOP)
-    time.sleep(0.5)  # until the launcher has seen that it goes on
-"""
+# -- stopped processes ----------------------------------------------------------------------------
 
 
-def impatient(code, folder, *options):
-    """Return the command of an impatient launcher."""
-    _, _, *given = command("--timeout", 2, *options, written(folder, code))
-    return [sys.executable, "-c", IMPATIENT, *given[1:]]
+@pytest.fixture
+def child():
+    """A process that waits, and can be stopped."""
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
 
 
-@pytest.mark.parametrize(
-    ("code", "restarts", "status", "is_said"),
-    [
-        (STOPPED, 0, 147, True),
-        (STOPPED, 1, 0, True),
-        (STOPPED_TWICE, 0, 0, False),
-    ],
-    ids=["ended", "started again", "continued in time"],
-)
-def test_a_process_that_is_stopped_for_too_long_has_failed(
-    tmp_path, code, restarts, status, is_said
-):
-    done = subprocess.run(
-        impatient(code, tmp_path, "--restarts", restarts),
-        env=environment(),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT,
-        check=False,
-    )
-    assert done.returncode == status, done.stderr
-    assert ("rank 0 failed with status 147" in done.stderr) == is_said
+def sent(process, number, state):
+    """Send a signal to a process, and wait until it is in a state of ``ps``."""
+    process.send_signal(number)
+    end = time.monotonic() + SOON
+    while state_of(process.pid) != state and time.monotonic() < end:
+        time.sleep(0.01)
+    assert state_of(process.pid) == state
 
 
-def test_a_process_that_was_stopped_with_its_launcher_goes_on(tmp_path):
-    code = "print(os.getpid(), flush=True); time.sleep(1)"
-    launcher = impatient(code, tmp_path)
-    with subprocess.Popen(
-        launcher, env=environment(), stdout=subprocess.PIPE, text=True
-    ) as process:
-        number = int(process.stdout.readline().split()[-1])
-        os.kill(number, signal.SIGSTOP)
-        time.sleep(0.5)  # until the launcher has seen it
-        process.send_signal(signal.SIGSTOP)
-        time.sleep(3.5)
-        process.send_signal(signal.SIGCONT)
-        time.sleep(0.5)
-        os.kill(number, signal.SIGCONT)
-        assert process.wait(SOON) == 0
+@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGTSTP])
+def test_a_process_may_be_stopped_for_some_time(child, number):
+    stops = Stops(longest=8.0)
+    assert stops.too_long({3: child.pid}, 1.0) == {}
+    sent(child, number, "T")
+    assert [stops.too_long({3: child.pid}, now) for now in (4.0, 8.0, 12.0)] == [{}, {}, {}]
+    assert stops.too_long({3: child.pid}, 12.1) == {3: number}
+
+
+def test_the_time_that_a_process_has_been_stopped_begins_anew_when_it_has_gone_on(child):
+    stops = Stops(longest=8.0)
+    sent(child, signal.SIGSTOP, "T")
+    assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0)] == [{}, {}, {}]
+    sent(child, signal.SIGCONT, "S")
+    assert stops.too_long({0: child.pid}, 9.1) == {}
+    sent(child, signal.SIGSTOP, "T")
+    assert [stops.too_long({0: child.pid}, now) for now in (9.2, 13.0, 17.0)] == [{}, {}, {}]
+    assert stops.too_long({0: child.pid}, 17.3) == {0: signal.SIGSTOP}
+
+
+def test_what_was_stopped_together_with_the_launcher_has_time_to_go_on(child):
+    stops = Stops(longest=8.0)
+    sent(child, signal.SIGSTOP, "T")
+    # For 60 seconds nobody has looked.
+    assert [stops.too_long({0: child.pid}, now) for now in (1.0, 61.0, 65.0, 69.0)] == [{}] * 4
+    assert stops.too_long({0: child.pid}, 69.1) == {0: signal.SIGSTOP}
+
+
+def test_a_process_that_has_ended_is_not_stopped(child):
+    stops = Stops(longest=8.0)
+    sent(child, signal.SIGKILL, "Z")
+    assert [stops.too_long({0: child.pid}, now) for now in (1.0, 5.0, 9.0, 9.1)] == [{}] * 4
+
+
+@pytest.mark.parametrize(("nodes", "seconds"), [(1, math.inf), (2, 7.0)])
+def test_a_machine_alone_may_be_paused(nodes, seconds):
+    assert Launch(["train.py"], 2, nodes=nodes, timeout=2.0).longest_stop() == seconds
 
 
 def two_launchers(code, folder, *options):
@@ -414,9 +416,9 @@ def test_two_launchers_are_two_machines(tmp_path):
     assert all(values[rank][0][1] == values[0][0][1] for rank in range(4))
 
 
-@pytest.mark.parametrize("lost", [0, 1])
-def test_two_launchers_start_a_run_again_on_both_machines(tmp_path, lost):
-    found = two_launchers(KILLED.replace("LOST", str(lost)), tmp_path, "--restarts", 1)
+@pytest.mark.parametrize(("rank", "how"), [(0, "SIGKILL"), (1, "SIGKILL"), (1, "SIGSTOP")], ids=str)
+def test_two_launchers_start_a_run_again_on_both_machines(tmp_path, rank, how):
+    found = two_launchers(lost(rank, how), tmp_path, "--restarts", 1, "--timeout", 2)
     assert [each.returncode for each in found] == [0, 0], found
     assert all("all are started again, 0 left" in each.stderr for each in found)
     expected = launched(TRAIN + "show(train())", tmp_path).values[0][0]

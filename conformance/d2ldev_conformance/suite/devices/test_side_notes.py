@@ -181,7 +181,7 @@ def test_the_last_line_that_made_a_live_tensor_is_the_users(backend, place):
             x + 1,
         ]
 
-    make()  # what is imported and compiled at first takes ten times as long while it is traced
+    make()  # the first calls import and compile, which takes ten times as long while it is traced
     tracemalloc.start(60)
     try:
         made = make()

@@ -232,18 +232,21 @@ def fit_one(backend):
     )
 
 
-def test_a_worker_of_several_that_no_launcher_of_ours_has_named_is_refused(backend, monkeypatch):
+@pytest.mark.parametrize("number", ["2", "two"])
+def test_a_worker_that_may_be_one_of_several_is_refused(backend, monkeypatch, number):
     monkeypatch.setenv("DMLC_ROLE", "worker")
-    monkeypatch.setenv("DMLC_NUM_WORKER", "2")
-    with pytest.raises(UnsupportedValueError, match=r"DMLC_NUM_WORKER says .* no RANK") as caught:
+    monkeypatch.setenv("DMLC_NUM_WORKER", number)
+    with pytest.raises(
+        UnsupportedValueError, match=r"by DMLC_NUM_WORKER this .* no RANK"
+    ) as caught:
         fit_one(backend)
-    assert "or unset DMLC_NUM_WORKER, where each" in caught.value.fix
+    assert "or unset DMLC_NUM_WORKER, and each" in caught.value.fix
 
 
 @pytest.mark.parametrize(
     ("role", "number"),
-    [("worker", "1"), ("worker", ""), ("worker", "two"), ("worker", "9" * 5000), (None, "2")],
-    ids=["one", "empty", "no number", "too long", "no worker"],
+    [("worker", "1"), ("worker", ""), (None, "2")],
+    ids=["one", "empty", "no worker"],
 )
 def test_a_worker_of_its_own_trains(backend, monkeypatch, role, number):
     if role:

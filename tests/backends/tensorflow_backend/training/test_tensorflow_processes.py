@@ -302,17 +302,26 @@ def fit_one(backend):
     return Trainer(1, num_gpus=0, backend=backend).fit(dense(), even(), loss="cross_entropy")
 
 
-@pytest.mark.parametrize("numbers", [{"worker": 2}, {"chief": 1, "worker": 1}])
-def test_a_task_of_several_that_no_launcher_has_named_is_refused(backend, monkeypatch, numbers):
-    monkeypatch.setenv("TF_CONFIG", tf_config(**numbers))
-    with pytest.raises(UnsupportedValueError, match=r"TF_CONFIG says .* no RANK") as caught:
+@pytest.mark.parametrize(
+    "value",
+    [
+        tf_config(worker=2),
+        tf_config(chief=1, worker=1),
+        "no JSON",
+        "3",
+        '{"cluster": 3}',
+        '{"cluster": {"worker": 3}}',
+    ],
+)
+def test_a_task_that_may_be_of_several_is_refused(backend, monkeypatch, value):
+    monkeypatch.setenv("TF_CONFIG", value)
+    with pytest.raises(UnsupportedValueError, match=r"by TF_CONFIG this .* no RANK") as caught:
         fit_one(backend)
-    assert "or unset TF_CONFIG, where each" in caught.value.fix
+    assert "or unset TF_CONFIG, and each" in caught.value.fix
 
 
 @pytest.mark.parametrize(
-    "value",
-    ["", "{}", "no JSON", "3", '{"cluster": 3}', '{"cluster": {"worker": 3}}', tf_config(worker=1)],
+    "value", ["", "{}", tf_config(worker=1), tf_config(chief=1, evaluator=1), tf_config(ps=2)]
 )
 def test_a_task_of_its_own_trains(backend, monkeypatch, value):
     monkeypatch.setenv("TF_CONFIG", value)
@@ -337,8 +346,8 @@ try:
     batch = backend.ones((2, 3)), backend.ones((2, 1))
     trainer = d2ldev.Trainer(1, num_gpus=0, backend=backend)
     print(trainer.fit(backend.mlp([3, 1], seed=0), [batch])["loss"])
-except d2ldev.errors.D2LDevError as error:  # of the other process, for the later one
-    print(error)
+except d2ldev.errors.D2LDevError as error:
+    print(error)  # the later process's quotes that of the other one
 """
 
 
