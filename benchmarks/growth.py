@@ -126,7 +126,7 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     def models(size: int) -> Callable[[], object]:
         net = backend.mlp([1] * (_PARAMETERS // 2 + 1))
         # A copy takes less time than another model.
-        nets = [backend.framework.parallel.twin(net) for _ in range(size // _PARAMETERS)]
+        nets = [backend.replicate(net, ["cpu"])[0] for _ in range(size // _PARAMETERS)]
         return lambda: backend.placement(backend.place(nets, "cpu"))
 
     def save(size: int) -> Callable[[], object]:

@@ -6,6 +6,7 @@ run leaves the means of the devices' running statistics; of several processes it
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from copy import deepcopy
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
 from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev_mxnet.framework import NumPySemantics, mx
-from d2ldev_mxnet.servers import launch_variable, servers_of
+from d2ldev_mxnet.servers import servers_of
 from d2ldev_mxnet.training.replicated import MXNetGroupLearner, MXNetParallelLearner
 
 if TYPE_CHECKING:
@@ -65,7 +66,8 @@ class MXNetParallel(Parallel):
     # -- several processes ------------------------------------------------------------------------
 
     def launch_variable(self) -> str:
-        return launch_variable()
+        is_alone = os.environ.get("DMLC_NUM_WORKER", "").strip() in ("", "0", "1")
+        return "" if is_alone or os.environ.get("DMLC_ROLE") != "worker" else "DMLC_NUM_WORKER"
 
     def join(self, group: Group) -> None:
         servers_of(group)

@@ -195,15 +195,6 @@ def _made(variables: dict[str, str]) -> Any:
     return store
 
 
-def launch_variable() -> str:
-    """Return the name of the variable by which MXNet's own launcher tells of other workers.
-
-    It is empty where that has not started this process.
-    """
-    is_alone = os.environ.get("DMLC_NUM_WORKER", "").strip() in ("", "0", "1")
-    return "" if is_alone or os.environ.get("DMLC_ROLE") != "worker" else "DMLC_NUM_WORKER"
-
-
 def _check_environment(group: Group) -> None:
     given = [name for name in _VARIABLES if name in os.environ]
     if given:

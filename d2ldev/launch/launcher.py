@@ -232,8 +232,10 @@ def _watch(processes: dict[int, subprocess.Popen[bytes]], received: list[int], s
             failed = [(code, rank) for rank, code in states.items() if code]
             for code, rank in sorted(failed)[:1]:
                 status = code if code > 0 else 128 - code
-                name = signal.Signals(-code).name if rank in stopped else ""
-                why = f": {name} has stopped it for {stops.longest:g} s" if name else ""
+                why = ""
+                if rank in stopped:
+                    name = signal.Signals(stopped[rank]).name
+                    why = f": {name} has stopped it for {stops.longest:g} s"
                 _say(f"rank {rank} failed with status {status}{why}")
                 deadline = time.monotonic() + PATIENCE
         if None not in states.values():

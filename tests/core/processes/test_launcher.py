@@ -281,7 +281,7 @@ def test_what_a_killed_process_has_started_is_ended_too(tmp_path):
     assert not wait_until_gone(numbers)
 
 
-# The process with rank LOST ends itself, for the first time only.
+# The process with rank LOST ends or stops itself, for the first time only.
 LOST = (
     TRAIN
     + """
