@@ -300,7 +300,8 @@ class JaxTensors(Tensors):
             level += level[-1:] * (-len(level) % _GROUP)
             level = [_stacked(level[i : i + _GROUP]) for i in range(0, len(level), _GROUP)]
             size *= _GROUP
-        return level[0].reshape(size, *xs[0].shape)[: len(xs)]
+        stacked = level[0].reshape(size, *xs[0].shape)
+        return jax.lax.slice_in_dim(stacked, 0, len(xs))  # by an index it takes three times as long
 
 
 def numbers_of(x: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ def _moved(
         ahead = framework.training.prefetched(batches, target, depth)
         if ahead is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
-            return moved_ahead(ahead, 0, partial(moving.to, framework, target=target))
+            return moved_in_turn(ahead, partial(moving.to, framework, target=target))
         copier = None if target is CPU else framework.training.copier(target)
         if copier is not None:
             return _beside(framework, batches, target, depth, copier)
@@ -100,6 +100,28 @@ def _beside(
         return batch
 
     return moved_ahead(batches, depth, start, finish)
+
+
+def moved_in_turn(batches: Iterable[Any], move: Callable[[Any], Any]) -> Generator[Any, None, None]:
+    """Move each batch when it is asked for.
+
+    Args:
+        batches: in their order. If they are a generator, it is closed with this one.
+        move: moves a batch.
+
+    Yields:
+        The batches.
+    """
+    source = iter(batches)
+    try:
+        for batch in source:
+            moved = move(batch)
+            del batch  # so that the host's copy can be freed
+            yield moved
+            del moved
+    finally:
+        if isinstance(source, Generator):
+            source.close()
 
 
 def moved_ahead(

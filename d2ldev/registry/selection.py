@@ -315,7 +315,9 @@ def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None
 
     The classes' modules are asked first: a framework that happens to be imported is left alone.
     """
-    roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__}
+    roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__} - {"builtins"}
+    if not roots:  # a list of batches
+        return None
     for name in _imported_backends():
         if not roots.intersection(required_modules(name)):
             continue

@@ -263,8 +263,8 @@ def empty_data_refusal() -> UnsupportedValueError:
 # -- batches ----------------------------------------------------------------------------------
 
 
-def check_places(batch: Any, kinds: Kinds) -> None:
-    """Check that a framework can go through a batch, which it does once for each place.
+def with_few_places(batch: Any, kinds: Kinds) -> Any:
+    """Return a batch that a framework can go through, which it does once for each place.
 
     Containers that share children can have exponentially many: JAX ends the process, and MXNet does
     not come to an end.
@@ -273,7 +273,7 @@ def check_places(batch: Any, kinds: Kinds) -> None:
         UnsupportedValueError: if it has too many, or a container in it cannot be taken apart.
     """
     if type(batch) is tuple and _TENSORS.issuperset(map(kinds.__getitem__, map(type, batch))):
-        return  # the common batch
+        return batch  # the common one
     attempted = "train on a batch"
     try:
         is_small = every((batch,), kinds, lambda _: True, True, [_CONTAINERS])
@@ -282,6 +282,7 @@ def check_places(batch: Any, kinds: Kinds) -> None:
     if not is_small:
         for _ in leaves(batch, kinds, "", attempted):
             pass
+    return batch
 
 
 def inputs_and_target(

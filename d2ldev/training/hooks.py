@@ -6,7 +6,6 @@ Source: D2L, sections 3.2.4 and 6.7.3.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Sequence
-from contextlib import closing
 from typing import Any
 
 from d2ldev.active import backend as handle
@@ -14,9 +13,9 @@ from d2ldev.backend import Backend
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, Learner
-from d2ldev.operations.prefetching import moved_ahead
+from d2ldev.operations.prefetching import moved_in_turn
 from d2ldev.training.callbacks import History, listeners
-from d2ldev.training.data import check_places
+from d2ldev.training.data import with_few_places
 from d2ldev.training.interruption import spared
 
 
@@ -129,16 +128,14 @@ class Hooks:
         return prepared
 
     def _prepared(self, data: Iterable[Any]) -> Generator[Any, None, None]:
-        """Yield batches on the device; those of a GPU move ahead, unless the user prepares them."""
+        """Return batches on the device: those of a GPU ahead, unless the user prepares them."""
         source, kinds = spared(data), self.backend.framework.kinds
         if self.gpus and not self._overrides("prepare_batch"):
-            moved = self.backend.prefetch(source, self.device)
-        else:
-            moved = moved_ahead(source, 0, self._prepared_batch)
-        with closing(moved):
-            for batch in moved:
-                check_places(batch, kinds)
-                yield batch
+            ahead = self.backend.prefetch(source, self.device)
+            return moved_in_turn(ahead, lambda batch: with_few_places(batch, kinds))
+        return moved_in_turn(
+            source, lambda batch: with_few_places(self._prepared_batch(batch), kinds)
+        )
 
     def _overrides(self, hook: str) -> bool:
         """Tell whether a hook is the user's: of a class, of this object, or patched onto this."""

@@ -284,6 +284,12 @@ class LogOfLoop(DeviceLog):
         self._add_block()
         super()._bring_over()
 
+    def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
+        # The loss of a learner is a scalar. A hook may have moved the model.
+        if name == "loss" and self._backend.framework.tensors.device_of(x) is device:
+            return device
+        return super()._checked(name, x, device)
+
     def _add_block(self) -> None:
         block, self._block = self._block, []
         for weight, scalars in block:

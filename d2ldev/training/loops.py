@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 from d2ldev.framework import Learner
+from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
     check_target,
@@ -26,7 +29,8 @@ from d2ldev.training.run import Run
 from d2ldev.training.team import Alone, Counted
 
 
-class Loop(NamedTuple):
+@dataclass(frozen=True)
+class Loop:
     """What goes through the batches of an epoch.
 
     Only the batches are moved in it, and nothing is waited for: the numbers stay on the device
@@ -47,8 +51,8 @@ class Loop(NamedTuple):
     learner: Learner
     metrics: Mapping[str, Callable[[Any, Any], Any]]
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
-    interruption: Interruption = Interruption()
-    team: Alone = Alone()
+    interruption: Interruption = field(default_factory=Interruption)
+    team: Alone = field(default_factory=Alone)
 
     def train(self, data: Iterable[Any], run: Run, progress: Progress | None) -> dict[str, float]:
         """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
@@ -57,12 +61,18 @@ class Loop(NamedTuple):
         team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
         # It takes the device of the first loss, because a hook may have moved the model.
         log = LogOfLoop(trainer.backend)
-        operands = self._operands()
+        operands = self._operands
         is_saved = run.until_saved() is not None
         if progress is not None:
             progress.begin_epoch(trainer.num_train_batches or None)
-        with closing(self._from_where_it_was(data, run, log)) as batches:
-            for number, batch in self.interruption.until_pressed(batches):
+        numbered: Iterator[tuple[int, Any]]
+        if run.is_within or is_saved:
+            numbered = drawn = self._from_where_it_was(data, run, log)
+        else:
+            drawn = self.prepared(team.parts(data))
+            numbered = enumerate(drawn)
+        with closing(drawn):
+            for number, batch in self.interruption.until_pressed(numbered):
                 inputs, y, count = operands(batch)
                 counted = team.counted(learner, number, y, count)
                 loss, prediction = learner.step(inputs, y)
@@ -90,7 +100,7 @@ class Loop(NamedTuple):
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
         """Go through the data without training; return what ``train`` does."""
         log = LogOfLoop(self.trainer.backend)
-        operands = self._operands()
+        operands = self._operands
         with closing(self.prepared(self.team.parts(data, is_trained=False))) as batches:
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
                 inputs, y, count = operands(batch)
@@ -116,10 +126,6 @@ class Loop(NamedTuple):
         self, data: Iterable[Any], run: Run, log: DeviceLog
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
-        if not run.is_within and run.until_saved() is None:
-            with closing(self.prepared(self.team.parts(data))) as batches:
-                yield from enumerate(batches)
-            return
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
         source = iter(spared(data))
@@ -139,27 +145,30 @@ class Loop(NamedTuple):
             if isinstance(source, Generator):
                 source.close()
 
+    @cached_property
     def _operands(self) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
         """Return ``batch -> (inputs, y, number of examples)``, for ``learner.step``."""
         backend, learner = self.trainer.backend, self.learner
         kinds = backend.framework.kinds
         names, takes_mapping = learner.input_names, learner.takes_mapping
-        is_built = learner.settings.methods is None or learner.is_built
+        is_built = False
 
         def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs = inputs_alone(batch, names, takes_mapping)
             return inputs, None, count_of(backend, inputs)
 
         def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
+            if type(batch) is tuple and len(batch) == 2 and kinds[type(batch[1])] is TENSOR:
+                return batch[:1], batch[1], count_of(backend, batch[1])  # the common batch
             inputs, y = inputs_and_target(batch, names, takes_mapping)
             check_target(y, learner.settings.loss, kinds)
             return inputs, y, count_of(backend, unweighted(y))
 
         def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             nonlocal is_built
-            if not is_built:
+            if not is_built and not learner.is_built:
                 learner.build(inputs_and_target(batch, names, takes_mapping)[0])
-                is_built = True
+            is_built = True
             return (batch,), None, count_of(backend, batch)
 
         if learner.settings.methods is not None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
+from operator import is_
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -214,9 +215,13 @@ class JaxLearner(Learner):
             optimizer_split, optimizer_arrays = _split(self._optimizer)
         finally:
             self._optimizer.tx = own
-        scaler = self._state[-1]
-        self._state = [], [], scaler  # or a device that has a part would have it twice
-        self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
+        in_model, in_optimizer, scaler = self._state
+        is_unchanged = _are_same(model_arrays, in_model)
+        is_unchanged &= _are_same(optimizer_arrays, in_optimizer)
+        del in_model, in_optimizer
+        if not is_unchanged:
+            self._state = [], [], scaler  # or a device that has a part would have it twice
+            self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
         steps = _Steps(
             model_split,
             optimizer_split,
@@ -328,11 +333,17 @@ class _Split(NamedTuple):
 
 
 def _split(obj: Any) -> tuple[_Split, list[Any]]:
-    if nnx.state(obj, nnx.Intermediate):
+    graph, sown, state = nnx.split(obj, nnx.Intermediate, ...)
+    if sown:
         nnx.pop(obj, nnx.Intermediate)  # what ``sow`` leaves behind grows with each call
-    graph, state = nnx.split(obj)
+        graph, state = nnx.split(obj)
     arrays, structure = jax.tree.flatten(state)
     return _Split(graph, structure), arrays
+
+
+def _are_same(arrays: list[Any], others: list[Any]) -> bool:
+    """Tell whether two lists have the same objects."""
+    return len(arrays) == len(others) and all(map(is_, arrays, others))
 
 
 def _strong(arrays: list[Any]) -> list[Tensor]:

@@ -244,6 +244,6 @@ def test_the_first_numbers_of_a_loop_are_checked_at_once(reference):
 def test_later_numbers_of_a_loop_are_checked_when_somebody_asks(reference, scalar):
     log = LogOfLoop(reference)
     log.add(loss=scalar(1.0))
-    log.add(loss=reference.ones(2, device="gpu:0"))
+    log.add(accuracy=reference.ones(2, device="gpu:0"))
     with pytest.raises(UnsupportedValueError, match=r"shape \(2,\), and no scalar"):
         log.means()

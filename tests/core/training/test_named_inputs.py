@@ -81,13 +81,13 @@ def test_what_takes_anything_has_no_names(method):
     assert input_names(method) == ()
 
 
-def test_the_model_is_asked_for_names_once_an_epoch(reference, monkeypatch):
+def test_the_model_is_asked_for_names_once_a_run(reference, monkeypatch):
     net, asked = reference.mlp([2, 1]), []
     learner = type(reference.learner(net))
     monkeypatch.setattr(learner, "input_names", property(lambda self: asked.append(1) or ("x",)))
     batch = {"y": np.ones((4, 1), "float32"), "x": np.ones((4, 2), "float32")}
     Trainer(2, backend=reference).fit(net, [batch] * 3)
-    assert len(asked) == 2
+    assert len(asked) == 1
 
 
 @pytest.mark.parametrize("names", [(), NAMES])
