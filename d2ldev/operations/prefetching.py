@@ -49,7 +49,8 @@ def _moved(
         copier = None if target is CPU else framework.training.copier(target)
         if copier is not None:
             return _beside(framework, batches, target, depth, copier)
-    return moved_ahead(batches, depth, _start(framework, target))
+        return moved_ahead(batches, depth, _start(framework, target))
+    return moved_in_turn(batches, _start(framework, target))
 
 
 def _bounded(
@@ -115,10 +116,10 @@ def moved_in_turn(batches: Iterable[Any], move: Callable[[Any], Any]) -> Generat
     source = iter(batches)
     try:
         for batch in source:
-            moved = move(batch)
-            del batch  # so that the host's copy can be freed
-            yield moved
-            del moved
+            # Nothing is kept while it is in use: neither the host's copy nor this one.
+            moved = [move(batch)]
+            del batch
+            yield moved.pop()
     finally:
         if isinstance(source, Generator):
             source.close()
@@ -134,7 +135,7 @@ def moved_ahead(
 
     Args:
         batches: in their order. If they are a generator, it is closed with this one.
-        depth: how many are ahead of the one in use.
+        depth: how many are ahead of the one in use, at least 1.
         start: begins to move a batch, without waiting for it.
         finish: makes what ``start`` returned into the batch, when it is asked for.
 

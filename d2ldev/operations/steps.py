@@ -286,13 +286,23 @@ def own_loss(model: Any, methods: tuple[str, str], batch: Any, *, is_step: bool)
     in_step, in_evaluation = methods
     method = in_step if is_step else in_evaluation
     loss = getattr(model, method)(batch)
+    if loss is not None or method == "training_step":
+        check_own_loss(loss, model, method)
+    return loss
+
+
+def check_own_loss(loss: Any, model: Any, method: str) -> None:
+    """Check that what a model's own method returned is a scalar.
+
+    Raises:
+        UnsupportedValueError: if it is none.
+    """
     attempted = f"compute the loss of a batch with {type(model).__name__}.{method}"
-    if loss is None and method == "training_step":
+    if loss is None:
         raise UnsupportedValueError(attempted, "it returned None, and not the loss", "return loss")
     shape = getattr(loss, "shape", None)
-    if loss is not None and (shape is None or tuple(shape)):
+    if shape is None or tuple(shape):
         raise _loss_refusal(attempted, shape, loss, "return loss.mean()")
-    return loss
 
 
 def mean_of(function: Any) -> str:

@@ -20,7 +20,7 @@ from typing import Any, TextIO
 
 from d2ldev.errors import D2LDevError, PeerLostError, UnsupportedValueError, said
 from d2ldev.locks import Lock
-from d2ldev.processes.sequence import DifferentError, Doings, Failure
+from d2ldev.processes.sequence import DifferentError, Doings, Failure, ended_early
 from d2ldev.processes.wire import Connection
 from d2ldev.settings import Peers
 
@@ -139,7 +139,7 @@ class Group:
 
     def _compare_with_the_end(self) -> None:
         if self._end is not None and self._done > self._end:
-            self._lose(0, "it has ended")
+            self._fail(Failure(ended_early(0, self.rank, self._label)))
 
     def check(self) -> None:
         """Raise an error if the processes cannot go on together."""

@@ -264,10 +264,10 @@ def empty_data_refusal() -> UnsupportedValueError:
 
 
 def with_few_places(batch: Any, kinds: Kinds) -> Any:
-    """Return a batch that a framework can go through, which it does once for each place.
+    """Return the batch, if a framework can go through it.
 
-    Containers that share children can have exponentially many: JAX ends the process, and MXNet does
-    not come to an end.
+    It does so once for each place. Containers that share children can have exponentially many: JAX
+    ends the process, and MXNet does not come to an end.
 
     Raises:
         UnsupportedValueError: if it has too many, or a container in it cannot be taken apart.

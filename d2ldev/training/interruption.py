@@ -6,7 +6,7 @@ import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 _END = object()
 
@@ -79,16 +79,25 @@ def interruptible(is_wanted: bool = True) -> Iterator[Interruption]:
 
 
 def spared(data: Iterable[Any]) -> Iterable[Any]:
-    """Return data, or the iterator of a loader whose processes are spared Ctrl-C.
+    """Return data, whose processes are spared Ctrl-C where a loader starts some.
 
     One that ends while it starts would be an error in the middle of a step: torch looks after its
     processes in a signal handler, torch/utils/data/_utils/signal_handling.py.
     """
-    if not getattr(data, "num_workers", 0) or not hasattr(signal, "pthread_sigmask"):
-        return data
-    # Processes inherit it. A signal that comes meanwhile waits, and nothing is lost.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        return iter(data)
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    if getattr(data, "num_workers", 0) and hasattr(signal, "pthread_sigmask"):
+        return _Spared(data)
+    return data
+
+
+class _Spared(NamedTuple):
+    """A loader with processes, which are started when it is gone through."""
+
+    data: Iterable[Any]
+
+    def __iter__(self) -> Iterator[Any]:
+        # Processes inherit it. A signal that comes meanwhile waits, and nothing is lost.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            return iter(self.data)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -261,7 +261,7 @@ class LogOfLoop(DeviceLog):
 
     A step leaves little of Python in the processor's caches, so that one call of ``add`` after it
     takes as long as twenty in a row. Only the first call is checked at once; what is wrong with a
-    later one is said with its block.
+    later one is said with its block. Later losses are scalars, as a learner returns them.
 
     Args:
         backend: whose tensors they are.
@@ -285,7 +285,7 @@ class LogOfLoop(DeviceLog):
         super()._bring_over()
 
     def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
-        # The loss of a learner is a scalar. A hook may have moved the model.
+        # Only the device of a learner's loss can change: when a hook moves the model.
         if name == "loss" and self._backend.framework.tensors.device_of(x) is device:
             return device
         return super()._checked(name, x, device)

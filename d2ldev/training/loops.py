@@ -151,7 +151,7 @@ class Loop:
         backend, learner = self.trainer.backend, self.learner
         kinds = backend.framework.kinds
         names, takes_mapping = learner.input_names, learner.takes_mapping
-        is_built = False
+        is_checked = False
 
         def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs = inputs_alone(batch, names, takes_mapping)
@@ -165,10 +165,10 @@ class Loop:
             return inputs, y, count_of(backend, unweighted(y))
 
         def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
-            nonlocal is_built
-            if not is_built and not learner.is_built:
+            nonlocal is_checked
+            if not is_checked and not learner.is_built:
                 learner.build(inputs_and_target(batch, names, takes_mapping)[0])
-            is_built = True
+            is_checked = True
             return (batch,), None, count_of(backend, batch)
 
         if learner.settings.methods is not None:

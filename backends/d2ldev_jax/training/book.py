@@ -15,6 +15,7 @@ from flax.training.train_state import TrainState
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
+from d2ldev.operations.steps import check_own_loss
 from d2ldev_jax.training.learner import clipped, named_optimizer
 
 
@@ -127,7 +128,7 @@ class BooksLearner(Learner):
         if state.batch_stats:
             state = state.replace(batch_stats=variables["batch_stats"])
         self._trainer.state = state
-        return loss, None
+        return self._checked(in_step, loss), None
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self.settings.methods is None:
@@ -143,12 +144,18 @@ class BooksLearner(Learner):
             value, _ = self._returned(in_step, inputs, "(loss, gradients)", tuple)
         else:
             value = self._returned(in_evaluation, inputs, "the loss, or nothing", object)
-        return (value[0] if isinstance(value, tuple) else value), None
+        loss = value[0] if isinstance(value, tuple) else value
+        return (None if loss is None else self._checked(in_evaluation, loss)), None
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._module.training = False
         state = self._trainer.state
         return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
+
+    def _checked(self, method: str, loss: Any) -> Any:
+        """Return the loss, which is to be a scalar."""
+        check_own_loss(loss, self._module, method)
+        return loss
 
     def _returned(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
         """Return what one of the module's own methods returns for a batch."""

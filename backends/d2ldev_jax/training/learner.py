@@ -216,11 +216,10 @@ class JaxLearner(Learner):
         finally:
             self._optimizer.tx = own
         in_model, in_optimizer, scaler = self._state
-        is_unchanged = _are_same(model_arrays, in_model)
-        is_unchanged &= _are_same(optimizer_arrays, in_optimizer)
-        del in_model, in_optimizer
-        if not is_unchanged:
-            self._state = [], [], scaler  # or a device that has a part would have it twice
+        is_here = _are_same(model_arrays, in_model) and _are_same(optimizer_arrays, in_optimizer)
+        del in_model, in_optimizer  # or a device that has a part would have it twice
+        if not is_here:
+            self._state = [], [], scaler
             self._state = put(_strong(model_arrays)), put(_strong(optimizer_arrays)), scaler
         steps = _Steps(
             model_split,

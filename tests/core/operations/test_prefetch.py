@@ -60,11 +60,12 @@ def test_an_iterator_that_is_no_generator_is_left_as_it_is(reference):
     assert len(list(source)) == 2
 
 
-def test_a_batch_that_was_handed_over_is_not_kept(reference):
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_batch_that_was_handed_over_is_not_kept(reference, depth):
     class Batch(dict):
         """A dict with weak references."""
 
-    batches = reference.prefetch((Batch(number=i) for i in range(9)), "cpu")
+    batches = reference.prefetch((Batch(number=i) for i in range(9)), "cpu", depth)
     reference_to_first = weakref.ref(next(batches))
     gc.collect()
     assert reference_to_first() is None

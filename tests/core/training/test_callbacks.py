@@ -290,6 +290,28 @@ def test_ctrl_c_before_the_first_step_ends_the_run_without_one(reference, net, t
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+class StartingWorkers(list):
+    """A loader with processes; Ctrl-C when it is told the number of the second epoch."""
+
+    num_workers = 1
+    started = 0
+
+    def __iter__(self):
+        self.started += 1
+        return super().__iter__()
+
+    def set_epoch(self, epoch):
+        if epoch:
+            signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.usefixtures("ctrl_c")
+def test_ctrl_c_before_an_epoch_starts_no_processes_of_a_loader(reference, net):
+    loader = StartingWorkers([BATCH])
+    history = Trainer(3, backend=reference).fit(net, loader)
+    assert (len(history["loss"]), loader.started) == (1, 1)
+
+
 @pytest.mark.usefixtures("ctrl_c")
 def test_ctrl_c_before_a_run_goes_on_leaves_it_where_it_was(reference, tmp_path):
     path = tmp_path / "run.safetensors"

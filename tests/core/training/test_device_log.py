@@ -241,6 +241,14 @@ def test_the_first_numbers_of_a_loop_are_checked_at_once(reference):
         LogOfLoop(reference).add(loss=reference.ones(2))
 
 
+def test_a_loss_of_a_loop_that_is_elsewhere_is_refused(reference, scalar):
+    log = LogOfLoop(reference)
+    log.add(loss=scalar(1.0))
+    log.add(loss=reference.full((), 1.0, device="gpu:1"))
+    with pytest.raises(UnsupportedValueError, match="it is on gpu:1, and the log on gpu:0"):
+        log.means()
+
+
 def test_later_numbers_of_a_loop_are_checked_when_somebody_asks(reference, scalar):
     log = LogOfLoop(reference)
     log.add(loss=scalar(1.0))

@@ -11,12 +11,10 @@ import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -225,14 +223,6 @@ class _Runs:
 
 _SHARING = "train with sharded parameters"
 
-# Launches whose processes do not end well.
-ENDS: dict[str, dict[str, Any]] = {
-    "killed": {"optimizer": "adam", "checkpoint": "run", "ended": [1, 1, int(signal.SIGKILL)]},
-    "stopped": {"optimizer": "adam", "checkpoint": "run", "ended": [1, 1, int(signal.SIGSTOP)]},
-    "smaller": {"examples": 14, "other_examples": 12},
-    "fewer": {"examples": 15, "other_examples": 10},
-}
-
 # One launch for all: the processes take longer to import a framework than to train.
 _RUNS: dict[tuple[str, int], _Runs] = {}
 
@@ -253,40 +243,6 @@ def runs(backend, num_gpus, tmp_path_factory):
         assert done.returncode == 0, done.stderr
         _RUNS[key] = found
     return _RUNS[key]
-
-
-class _Ended(NamedTuple):
-    """How a launch has ended.
-
-    Args:
-        folder: where it has run.
-        done: its status, and what it has written.
-        seconds: how long it has taken after rank 1 told the time.
-    """
-
-    folder: Path
-    done: subprocess.CompletedProcess[str]
-    seconds: float
-
-
-# Two at once: most of the time they wait for a process that does not answer.
-_ENDED: dict[tuple[str, int], dict[str, _Ended]] = {}
-
-
-@pytest.fixture
-def ended(backend, num_gpus, tmp_path_factory):
-    """How each of ``ENDS`` has ended."""
-    key = backend.name, num_gpus
-    if key not in _ENDED:
-        folders = [tmp_path_factory.mktemp(case) for case in ENDS]
-
-        def launch(case, folder):
-            options = {case: {"num_gpus": num_gpus, **ENDS[case]}}
-            return case, _Ended(folder, *_launched(backend, folder, options))
-
-        with ThreadPoolExecutor(2) as pool:
-            _ENDED[key] = dict(pool.map(launch, ENDS, folders))
-    return _ENDED[key]
 
 
 @requirement("processes.learn-what-one-learns", section=SECTION)
@@ -372,9 +328,13 @@ def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs
 
 
 @requirement("processes.end-with-a-lost-one", section=SECTION)
-@pytest.mark.parametrize(("case", "status"), [("killed", 137), ("stopped", 1)])
-def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, ended, case, status):
-    folder, done, seconds = ended[case]
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGKILL, 137), (signal.SIGSTOP, 1)], ids=["killed", "stopped"]
+)
+def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, tmp_path, number, status):
+    options = {"optimizer": "adam", "checkpoint": "run", "num_gpus": num_gpus}
+    case = {**options, "ended": [1, 1, int(number)]}
+    done, seconds = _launched(backend, tmp_path, {"lost": case})
     assert done.returncode == status, done.stderr
     assert seconds < SOON
     # One that was only stopped may say the same when it is ended.
@@ -383,15 +343,18 @@ def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, ended, 
     host = re.escape(socket.gethostname())
     place = r"(.+ of epoch [01]|the gradients)"  # the other has read ahead
     assert re.search(rf"rank 1 on {host} is lost: .+\. Rank 0 on {host} was at {place}", told), told
-    options = {"optimizer": "adam", "num_gpus": num_gpus}
-    resumed = train(backend, folder, checkpoint="run", resume=True, **options)
-    assert_same_run(resumed, train(backend, folder, **options))
+    resumed = train(backend, tmp_path, resume=True, **options)
+    del options["checkpoint"]
+    assert_same_run(resumed, train(backend, tmp_path, **options))
 
 
 @requirement("processes.refuse-other-batches", section=SECTION)
-@pytest.mark.parametrize("case", ["smaller", "fewer"])
-def test_processes_that_read_different_batches_are_refused(ended, case):
-    _, done, seconds = ended[case]
+@pytest.mark.parametrize(("examples", "others"), [(14, 12), (15, 10)], ids=["smaller", "fewer"])
+def test_processes_that_read_different_batches_are_refused(
+    backend, num_gpus, tmp_path, examples, others
+):
+    case = {"num_gpus": num_gpus, "examples": examples, "other_examples": others}
+    done, seconds = _launched(backend, tmp_path, {"different": case})
     assert done.returncode == 1, done.stderr
     assert seconds < SOON
     told = [line for line in done.stderr.splitlines() if "UnsupportedValueError: " in line]

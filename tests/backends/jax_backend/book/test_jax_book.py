@@ -467,6 +467,14 @@ def _returning_nothing(trainer, data):
     trainer.fit(Forgetful(lr=0.1), data)
 
 
+def _measuring_each_example(trainer, data):
+    class Separate(LinearRegression):
+        def validation_step(self, params, batch, state):
+            return jnp.ones(3)
+
+    trainer.fit(Separate(lr=0.1), data)
+
+
 def _of_another_tab(trainer, data):
     class OfTorch(LinearRegression):
         def training_step(self, batch):
@@ -502,6 +510,7 @@ def _without_its_methods(trainer, data):
 
 REFUSED = {
     r"training_step returned None.*return \(loss, gradients\)": _returning_nothing,
+    r"validation_step: the loss is of shape \(3,\)": _measuring_each_example,
     r"def training_step\(self, params, batch, state\)": _of_another_tab,
     "no optax.GradientTransformation": _without_an_optimizer,
     r"trainer.fit\(module, data\)": _not_trained,

@@ -53,6 +53,12 @@ def test_and_after_an_error_while_a_step_is_traced(backend, net):
     assert net.dense.kernel[...].shape == (64, 2)
 
 
+def test_an_epoch_after_a_callback_that_changes_nothing_puts_no_parameter(backend, net, puts):
+    parameters = len(jax.tree.leaves(nnx.state(net)))
+    Trainer(3, backend=backend, callback=lambda *_: None).fit(net, IMAGES, **OPTIONS)
+    assert [number for number, _ in puts].count(parameters) <= 2  # to place it, and to begin
+
+
 def test_a_callback_sees_what_was_learnt_and_may_change_it(backend, net):
     seen = []
 
