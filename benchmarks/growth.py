@@ -34,6 +34,7 @@ from statistics import median
 from typing import Any
 
 from measure import Result
+from natives import CREATIONS
 from overhead import document
 from rich.console import Console
 from rich.table import Table
@@ -64,7 +65,8 @@ class Growth:
         unit: what a size counts.
         sizes: ascending.
         prepare: returns the call that is measured, for a size.
-        aim: of the memory: its unit, the most that it may be, and how it follows from the samples.
+        memory: its unit, the most that it may be, and how it follows from the samples.
+        aim: the most that the slope may be; None is for information.
     """
 
     name: str
@@ -73,6 +75,7 @@ class Growth:
     sizes: Sequence[int]
     prepare: Callable[[int], Callable[[], object]]
     memory: tuple[str, float, Callable[[Sequence[Sample]], float | None]] | None = None
+    aim: float | None = _LINEAR
 
 
 @dataclass(frozen=True)
@@ -170,6 +173,16 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     yield Growth(
         "threads in scopes of their own", scope, "threads", threads, lambda n: _threads(backend, n)
     )
+    if (creation := CREATIONS.get(backend.name)) is not None:
+        makers = [creation(backend.native(device)) for device in backend.devices()]
+        yield Growth(
+            "threads without scopes or d2ldev (the floor of the row above)",
+            "ones by the framework's own call",
+            "threads",
+            threads,
+            lambda n: _in_threads(makers, n),
+            aim=None,
+        )
 
     def of_file(samples: Sequence[Sample]) -> float | None:
         return samples[-1].peak / (samples[-1].size * _MB)
@@ -208,18 +221,29 @@ def _named(backend: d2ldev.Backend, size: int) -> dict[str, Any]:
 
 def _threads(backend: d2ldev.Backend, number: int) -> Callable[[], object]:
     """Return a call in which so many threads enter a scope a hundred times each."""
-    places = backend.devices()
 
-    def work(device: d2ldev.Device) -> None:
-        for _ in range(100):
+    def maker(device: d2ldev.Device) -> Callable[[], object]:
+        def make() -> None:
             with backend.on(device):
                 x = backend.ones(4)
             if backend.device_of(x) is not device:
                 raise SystemExit(f"made on {backend.device_of(x)} in a scope of {device}")
 
+        return make
+
+    return _in_threads([maker(device) for device in backend.devices()], number)
+
+
+def _in_threads(makers: Sequence[Callable[[], object]], number: int) -> Callable[[], object]:
+    """Return a call in which so many threads make a tensor a hundred times each."""
+
+    def work(make: Callable[[], object]) -> None:
+        for _ in range(100):
+            make()
+
     def run() -> None:
         them = [
-            threading.Thread(target=work, args=(places[i % len(places)],)) for i in range(number)
+            threading.Thread(target=work, args=(makers[i % len(makers)],)) for i in range(number)
         ]
         for thread in them:
             thread.start()
@@ -320,7 +344,7 @@ def results_of(growth: Growth, samples: Sequence[Sample]) -> Iterator[Result]:
     if last.size < growth.sizes[-1]:
         left = f"{growth.sizes[-1]:,} would take too long, or are more than the framework can make"
     against = f"{first.size:,} {growth.unit}"
-    yield Result(name, growth.statement, against, *times, steepness, "slope", _LINEAR, left)
+    yield Result(name, growth.statement, against, *times, steepness, "slope", growth.aim, left)
     if growth.memory is not None:
         unit, most, value_of = growth.memory
         value = value_of(samples)
@@ -351,11 +375,11 @@ def _reset_peak() -> None:
 def table(title: str, growth: Growth, samples: Sequence[Sample], results: list[Result]) -> Table:
     """Return the sizes of one growth, with what follows from them as the caption."""
     verdicts = {True: "aim met", False: "AIM MISSED", None: "not measured"}
-    words = [
-        f"{'-' if result.value is None else f'{result.value:.3g}'} {result.unit} "
-        f"(at most {result.aim:g}): {verdicts[result.met]}"
-        for result in results
-    ]
+    words = []
+    for result in results:
+        value = "-" if result.value is None else f"{result.value:.3g}"
+        aim = "" if result.aim is None else f" (at most {result.aim:g}): {verdicts[result.met]}"
+        words.append(f"{value} {result.unit}{aim}")
     made = Table(title=title, caption="; ".join(words))
     for column in (growth.unit, "seconds", "microseconds each", "peak, MB", "left, MB"):
         made.add_column(column, justify="right")

@@ -39,6 +39,46 @@ def tensorflow_names() -> dict[str, Any]:
     return {"identity": identity, "ones": ones, "by_hand": by_hand}
 
 
+def torch_creation(native: Any) -> Callable[[], Any]:
+    """Return what makes four ones on a device."""
+    import torch
+
+    return lambda: torch.ones(4, device=native)
+
+
+def jax_creation(native: Any) -> Callable[[], Any]:
+    """Return what makes four ones on a device."""
+    import jax.numpy as jnp
+
+    return lambda: jnp.ones(4, device=native)
+
+
+def tensorflow_creation(native: Any) -> Callable[[], Any]:
+    """Return what makes four ones on a device."""
+    import tensorflow as tf
+
+    def create() -> Any:
+        with tf.device(native):
+            return tf.ones(4)
+
+    return create
+
+
+def mxnet_creation(native: Any) -> Callable[[], Any]:
+    """Return what makes four ones on a device."""
+    import mxnet as mx
+
+    return lambda: mx.np.ones(4, ctx=native)
+
+
+CREATIONS: dict[str, Callable[[Any], Callable[[], Any]]] = {
+    "torch": torch_creation,
+    "jax": jax_creation,
+    "tensorflow": tensorflow_creation,
+    "mxnet": mxnet_creation,
+}
+
+
 def torch_copy(native: Any) -> Callable[[Any], Any]:
     """Return what copies a nesting to a device; Python goes on if its memory is pinned."""
     return lambda value: walked(value, lambda x: x.to(native, non_blocking=True))

@@ -3,12 +3,12 @@
     python benchmarks/training.py [--framework NAME] [--json FILE]
 
 Both train the same model on the same batches, which are tensors on the CPU already. They run in
-turn, epoch by epoch in one process: the hand-written epoch is in the trainer's callback. For half
-of the epochs the trainer's model is made after the other one, and for half before it: where its
-memory is can make a fifth of the time. The C library keeps what is freed, so that no side pays for
-pages of the system. Reported are the medians of the epochs, each timed until the
-device is done, and of the ratios of two epochs side by side, which do not change when the machine
-slows down for a while.
+turn, epoch by epoch in one process: the hand-written epoch is in the trainer's callback. Several
+pairs of models are trained. Of half of them the trainer's is made after the other one, and of half
+before it: where its memory is can make a fifth of the time. The C library keeps what is freed, so
+that no side pays for pages of the system. Reported are the medians of the epochs, each timed until
+the device is done, and of the ratios of two epochs side by side, which do not change when the
+machine slows down for a while.
 
 A second fit is one of one epoch by a trainer made anew, of a model that was trained before: it
 traces and compiles nothing, like the same loop by hand, made once, and Keras' own ``fit``. It is to
@@ -38,7 +38,8 @@ from d2ldev.training.trainer import Trainer
 AIM = 1.02
 AIM_OF_A_SECOND_FIT = 1.0
 WARM_UP = 3
-EPOCHS = 40  # of each side, in each of the two orders
+EPOCHS = 25  # of each side, with each pair of models
+_PAIRS = 4
 _FITS = 41
 _SHORT = 10  # batches of a short fit
 
@@ -120,15 +121,18 @@ def epochs(
     make_model: Callable[[], Any],
     batches: Batches,
     make_epoch: Callable[[Any], Epoch],
-    in_each_order: int = EPOCHS,
+    number: int = EPOCHS,
 ) -> tuple[list[float], list[float]]:
-    """Return the seconds of each epoch of ours, and of the native one after it."""
+    """Return the seconds of each epoch of ours, and of the native one after it, of all pairs.
+
+    ``number`` is how many of each side are measured with each pair of models.
+    """
     ours: list[float] = []
     theirs: list[float] = []
-    for is_ours_first in (False, True):
-        model = make_model() if is_ours_first else None
+    for pair in range(_PAIRS):
+        model = make_model() if pair % 2 else None
         epoch_of_theirs = make_epoch(make_model())
-        samples = _in_turn(backend, model or make_model(), batches, epoch_of_theirs, in_each_order)
+        samples = _in_turn(backend, model or make_model(), batches, epoch_of_theirs, number)
         ours += samples[0]
         theirs += samples[1]
     return ours, theirs

@@ -16,7 +16,7 @@ from training import WARM_UP, cases, epochs
 
 Loop = Callable[[Any], Epoch]
 
-_EPOCHS = 20  # of each side, in each order
+_EPOCHS = 10  # of each side, with each pair of models
 _OURS = "Trainer(epochs).fit(net, batches)"
 _REASON = (
     "the trainer adds a few calls of Python to a step, for its callbacks, hooks and log, which "
