@@ -176,7 +176,7 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     if (creation := CREATIONS.get(backend.name)) is not None:
         makers = [creation(backend.native(device)) for device in backend.devices()]
         yield Growth(
-            "threads without scopes or d2ldev (the floor of the row above)",
+            "threads without d2ldev (the floor of the row above)",
             "ones by the framework's own call",
             "threads",
             threads,
