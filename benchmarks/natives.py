@@ -27,9 +27,9 @@ def tensorflow_names() -> dict[str, Any]:
         with tf.device(target):
             return tf.nest.map_structure(tf.identity, value)
 
-    def ones(target: str) -> Any:
+    def ones(target: str, shape: Any = (2, 3)) -> Any:
         with tf.device(target):
-            return tf.ones((2, 3))
+            return tf.ones(shape)
 
     def by_hand(model: Any, target: str) -> None:
         with tf.device(target):
@@ -55,13 +55,8 @@ def jax_creation(native: Any) -> Callable[[], Any]:
 
 def tensorflow_creation(native: Any) -> Callable[[], Any]:
     """Return what makes four ones on a device."""
-    import tensorflow as tf
-
-    def create() -> Any:
-        with tf.device(native):
-            return tf.ones(4)
-
-    return create
+    ones = tensorflow_names()["ones"]
+    return lambda: ones(native, 4)
 
 
 def mxnet_creation(native: Any) -> Callable[[], Any]:

@@ -6,7 +6,8 @@ import signal
 import threading
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 _END = object()
 
@@ -89,7 +90,8 @@ def spared(data: Iterable[Any]) -> Iterable[Any]:
     return data
 
 
-class _Spared(NamedTuple):
+@dataclass(frozen=True)
+class _Spared:
     """A loader with processes, which are started when it is gone through."""
 
     data: Iterable[Any]

@@ -128,7 +128,8 @@ class BooksLearner(Learner):
         if state.batch_stats:
             state = state.replace(batch_stats=variables["batch_stats"])
         self._trainer.state = state
-        return self._checked(in_step, loss), None
+        check_own_loss(loss, self._module, in_step)
+        return loss, None
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self.settings.methods is None:
@@ -145,17 +146,14 @@ class BooksLearner(Learner):
         else:
             value = self._returned(in_evaluation, inputs, "the loss, or nothing", object)
         loss = value[0] if isinstance(value, tuple) else value
-        return (None if loss is None else self._checked(in_evaluation, loss)), None
+        if loss is not None:
+            check_own_loss(loss, self._module, in_evaluation)
+        return loss, None
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._module.training = False
         state = self._trainer.state
         return state.apply_fn({"params": state.params, "batch_stats": state.batch_stats}, *inputs)
-
-    def _checked(self, method: str, loss: Any) -> Any:
-        """Return the loss, which is to be a scalar."""
-        check_own_loss(loss, self._module, method)
-        return loss
 
     def _returned(self, method: str, inputs: tuple[Any, ...], wanted: str, kind: type) -> Any:
         """Return what one of the module's own methods returns for a batch."""
