@@ -6,8 +6,8 @@ No thread is needed for it: a framework that works asynchronously has only to be
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import Any
 
@@ -113,16 +113,12 @@ def moved_in_turn(batches: Iterable[Any], move: Callable[[Any], Any]) -> Generat
     Yields:
         The batches.
     """
-    source = iter(batches)
-    try:
+    with closed_after(batches) as source:
         for batch in source:
             # Nothing is kept while it is in use: neither the host's copy nor this one.
             moved = [move(batch)]
             del batch
             yield moved.pop()
-    finally:
-        if isinstance(source, Generator):
-            source.close()
 
 
 def moved_ahead(
@@ -143,29 +139,38 @@ def moved_ahead(
         The batches. An exception of ``batches`` or ``start`` is raised in the place of the batch
         that it belongs to, after those before it.
     """
-    source = iter(batches)
     ahead: deque[Any] = deque()
     failure: Exception | None = None
     is_over = False
+    with closed_after(batches) as source:
+        try:
+            while True:
+                while not is_over and len(ahead) <= depth:
+                    try:
+                        batch = next(source, _END)
+                        is_over = batch is _END
+                        if not is_over:
+                            ahead.append(start(batch))
+                    except Exception as error:
+                        failure, is_over = error, True
+                    # Only the moved batch is kept, so that the host's copy can be freed.
+                    batch = None
+                if not ahead:
+                    break
+                yield finish(ahead.popleft())
+            if failure is not None:
+                raise failure
+        finally:
+            failure = None  # its traceback has this frame, which would keep itself
+            ahead.clear()
+
+
+@contextmanager
+def closed_after(batches: Iterable[Any]) -> Iterator[Iterator[Any]]:
+    """Go through batches; if they are a generator, close it at the end of the block."""
+    source = iter(batches)
     try:
-        while True:
-            while not is_over and len(ahead) <= depth:
-                try:
-                    batch = next(source, _END)
-                    is_over = batch is _END
-                    if not is_over:
-                        ahead.append(start(batch))
-                except Exception as error:
-                    failure, is_over = error, True
-                # Only the moved batch is kept, so that the host's copy can be freed.
-                batch = None
-            if not ahead:
-                break
-            yield finish(ahead.popleft())
-        if failure is not None:
-            raise failure
+        yield source
     finally:
-        failure = None  # its traceback has this frame, which would keep itself
-        ahead.clear()
         if isinstance(source, Generator):
             source.close()

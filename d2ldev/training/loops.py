@@ -11,6 +11,7 @@ from typing import Any
 
 from d2ldev.framework import Learner
 from d2ldev.nesting.kinds import TENSOR
+from d2ldev.operations.prefetching import closed_after
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
     check_target,
@@ -128,8 +129,7 @@ class Loop:
         """Yield the number of each batch in the epoch and the batch on the device."""
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
-        source = iter(spared(data))
-        try:
+        with closed_after(spared(data)) as source:
             number = run.go_on_within(source, log)
             parts = iter(self.team.parts(source))
             is_over = False
@@ -141,9 +141,6 @@ class Loop:
                         yield number, batch
                         number += 1
                 is_over = number - before != wanted
-        finally:
-            if isinstance(source, Generator):
-                source.close()
 
     @cached_property
     def _operands(self) -> Callable[[Any], tuple[tuple[Any, ...], Any, int]]:
