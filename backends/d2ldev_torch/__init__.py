@@ -39,7 +39,7 @@ class TorchFramework(Framework):
             self.tensors = TorchTensors(devices)
         self.devices = devices
         self.models = TorchModels()
-        self.files = TorchFiles(self.tensors)
+        self.files = TorchFiles(self.tensors, self.kinds)
         self.training = TorchTraining(self, devices)
         self.strict = TorchStrict()
         self.parallel = TorchParallel(self, devices)

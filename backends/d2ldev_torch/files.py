@@ -11,8 +11,9 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from d2ldev.errors import describe
-from d2ldev.framework import Files, Layer, Tensor
-from d2ldev.nesting.walk import joined
+from d2ldev.framework import Files, Layer, Tensor, Tensors
+from d2ldev.nesting.kinds import Kinds
+from d2ldev.nesting.walk import flatten, joined
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import is_kept_on_host, original, plain_name
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
@@ -23,7 +24,16 @@ _NORMS: Any = torch.nn.modules.batchnorm._NormBase
 
 
 class TorchFiles(Files):
-    """Tensors, ``torch.nn.Sequential`` and ``torch.optim.Optimizer`` in files."""
+    """Tensors, ``torch.nn.Sequential`` and ``torch.optim.Optimizer`` in files.
+
+    Args:
+        tensors: the room of tensors.
+        kinds: what each type is to the framework.
+    """
+
+    def __init__(self, tensors: Tensors, kinds: Kinds) -> None:
+        super().__init__(tensors)
+        self._kinds = kinds
 
     # -- tensors ----------------------------------------------------------------------------------
 
@@ -123,7 +133,7 @@ class TorchFiles(Files):
         for index, kept in state["state"].items():
             parameter, group = parameters[index]
             states[parameter] = {
-                key: _moved(x, NATIVE_CPU if is_kept_on_host(key, group) else parameter.device)
+                key: self._moved(x, NATIVE_CPU if is_kept_on_host(key, group) else parameter.device)
                 for key, x in kept.items()
             }
         groups = [
@@ -138,6 +148,11 @@ class TorchFiles(Files):
                 group.update(settings)
 
         return put
+
+    def _moved(self, x: Any, device: torch.device) -> Any:
+        """Return what an optimizer keeps, with its tensors on a device."""
+        flat = flatten(x, self._kinds, "load the state of an optimizer")
+        return flat.unflatten({key: tensor.to(device) for key, tensor in flat.tensors.items()})
 
 
 def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:
@@ -273,11 +288,3 @@ def _parameters(groups: Any) -> Any:
     if not isinstance(groups, list) or not all(isinstance(group, Mapping) for group in groups):
         return None
     return [group.get("params") for group in groups]
-
-
-def _moved(x: Any, device: torch.device) -> Any:
-    if isinstance(x, torch.Tensor):
-        return x.to(device)
-    if isinstance(x, (list, tuple)):
-        return type(x)(_moved(item, device) for item in x)
-    return x

@@ -12,7 +12,7 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from d2ldev.framework import Framework, Settings, Tensor
+from d2ldev.framework import Files, Framework, Settings, Tensor
 from d2ldev.processes.group import Group
 from d2ldev_torch.training.learner import TorchLearner, trained
 
@@ -40,7 +40,7 @@ class TorchGroupLearner(TorchLearner):
             if not self.is_built:
                 self.build(inputs)
             # DDP begins with the parameters and buffers of rank 0.
-            begin_as_the_first(self._optimizer, self._mapped)
+            begin_as_the_first(self._framework.files, self._optimizer, self._mapped)
         if self._shared is None or self._shared.is_outdated():
             assert self._optimizer is not None
             # An optimizer of the user's may train more than the model, such as a loss.
@@ -202,18 +202,19 @@ class OwnNumbers:
                 torch.rand(1, device=place)
 
 
-def begin_as_the_first(optimizer: Any, mapped: Callable[..., Any]) -> None:
+def begin_as_the_first(files: Files, optimizer: Any, mapped: Callable[..., Any]) -> None:
     """Begin with the optimizer of rank 0.
 
     Args:
+        files: the room that takes an optimizer's state and puts it back.
         optimizer: of this process, which has the same parameters.
         mapped: calls a function for each tensor of a nesting.
     """
     is_first = distributed.get_rank() == 0
-    state = [mapped(torch.Tensor.cpu, optimizer.state_dict()) if is_first else None]
+    state = [mapped(torch.Tensor.cpu, files.state(optimizer)) if is_first else None]
     distributed.broadcast_object_list(state)
     if not is_first:
-        optimizer.load_state_dict(state[0])
+        files.checked_state(optimizer, state[0])()
 
 
 def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:

@@ -391,6 +391,33 @@ def test_a_scheduler_s_settings_may_be_in_one_of_the_two_only(torch_backend, pat
     assert (group["lr"], group["initial_lr"]) == (0.025, 0.1)
 
 
+class Nested(torch.optim.Optimizer):
+    """Keeps tensors in a dict and in a list."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+
+    def step(self):
+        for weight in self.param_groups[0]["params"]:
+            state = self.state[weight]
+            state.setdefault("sides", {"left": torch.zeros_like(weight)})["left"] += 1
+            state.setdefault("past", [torch.zeros_like(weight)])[0] += 1
+
+
+def test_what_is_nested_in_the_state_of_an_optimizer_is_loaded_to_its_parameter(virtual, path):
+    def made():
+        return Nested([torch.nn.Parameter(virtual.ones(3, device="gpu:0"))])
+
+    saved, loaded = made(), made()
+    saved.step()
+    virtual.save(saved, path)
+    virtual.load_into(loaded, path)
+    loaded.step()
+    (state,) = loaded.state.values()
+    assert state["sides"]["left"].device == state["past"][0].device == virtual.native("gpu:0")
+    assert state["sides"]["left"].tolist() == state["past"][0].tolist() == [2, 2, 2]
+
+
 def test_the_state_of_narrow_parameters_keeps_its_own_dtype(torch_backend):
     weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
     optimizer = torch.optim.SGD([weight], lr=0.1, momentum=0.9)

@@ -1,5 +1,6 @@
 """PyTorch in several processes: what DDP is told, and the processes that ``fit`` starts."""
 
+import functools
 import json
 import os
 import pickle
@@ -13,10 +14,12 @@ import numpy as np
 import pytest
 import several_gpus
 import torch
+from d2ldev_torch.training import replicated
 from launched import environment, variables
 from processes import completed, searched
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._pytree import tree_map_only
 
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework import Portion, Settings
@@ -238,6 +241,37 @@ def test_an_optimizer_of_the_user_s_has_the_state_of_the_run(virtual):
 
     for x, y in zip(fit(2), fit(1), strict=True):
         torch.testing.assert_close(x, y)
+
+
+def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
+    torch_backend, monkeypatch
+):
+    def made(filled):
+        weight = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+        optimizer = torch.optim.NAdam([weight])
+        optimizer.state[weight] = {
+            "step": torch.tensor(4.0),
+            "mu_product": torch.tensor(filled),
+            "exp_avg": torch.ones_like(weight),
+            "exp_avg_sq": torch.ones_like(weight),
+        }
+        return weight, optimizer
+
+    sent = []
+
+    def broadcast(state):
+        sent.append(pickle.dumps(state))
+        state[:] = pickle.loads(sent[0])
+
+    monkeypatch.setattr(replicated.distributed, "broadcast_object_list", broadcast)
+    pair = [made(0.0912143), made(0.5)]
+    for rank, (_, optimizer) in enumerate(pair):
+        monkeypatch.setattr(replicated.distributed, "get_rank", lambda rank=rank: rank)
+        mapped = functools.partial(tree_map_only, torch.Tensor)
+        replicated.begin_as_the_first(torch_backend.framework.files, optimizer, mapped)
+    first, other = (optimizer.state[weight]["mu_product"] for weight, optimizer in pair)
+    assert other.dtype == torch.float32
+    assert other == first
 
 
 @pytest.mark.nightly
