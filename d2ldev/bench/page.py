@@ -173,7 +173,7 @@ def _page(document: Mapping[str, Any], body: str) -> str:
     for backend in document["backends"]:
         versions = ", ".join(f"{name} {version}" for name, version in backend["versions"].items())
         text = f"{backend['name']}: {versions or 'no versions'}"
-        facts.append(f"<li>{html.escape(text)}</li>")
+        facts += [f"<li>{html.escape(x)}</li>" for x in (text, *backend["notes"])]
         if backend["error"] is not None:
             facts.append(f'<li><pre class="error">{html.escape(backend["error"])}</pre></li>')
     common = ", ".join(f"{name} {version}" for name, version in document["versions"].items())

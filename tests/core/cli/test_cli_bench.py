@@ -213,6 +213,13 @@ def test_the_page_has_each_backend_of_each_exercise_and_escapes_what_they_say(tm
     assert "<td>2 ms (1 to 3)</td><td>500</td><td>100%</td>" in text
 
 
+def test_the_page_has_the_warnings_of_each_backend(tmp_path):
+    first, second = DOCUMENT["backends"]
+    document = {**DOCUMENT, "backends": [{**first, "notes": ["The GPU is <slow>."]}, second]}
+    page.write(tmp_path, document, RESULTS)
+    assert "<li>The GPU is &lt;slow&gt;.</li>" in (tmp_path / "index.html").read_text()
+
+
 def test_the_page_says_which_backend_could_not_be_used(tmp_path):
     document = {**DOCUMENT, "backends": [{**DOCUMENT["backends"][0], "error": "it is <gone>"}]}
     page.write(tmp_path, document, [])
