@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 from d2ldev.errors import describe
 from d2ldev.framework import Files, Layer, Tensor, Tensors
 from d2ldev.nesting.kinds import Kinds
-from d2ldev.nesting.walk import flatten, joined
+from d2ldev.nesting.walk import joined, mapped
 from d2ldev_torch.devices import NATIVE_CPU
 from d2ldev_torch.models import is_kept_on_host, original, plain_name
 from d2ldev_torch.tensors import array_of, foreign_dtype, strided, unsigned
@@ -151,8 +151,8 @@ class TorchFiles(Files):
 
     def _moved(self, x: Any, device: torch.device) -> Any:
         """Return what an optimizer keeps, with its tensors on a device."""
-        flat = flatten(x, self._kinds, "load the state of an optimizer")
-        return flat.unflatten({key: tensor.to(device) for key, tensor in flat.tensors.items()})
+        attempted = "load the state of an optimizer"
+        return mapped(lambda tensor: tensor.to(device), x, self._kinds, attempted)
 
 
 def _size_of_input(module: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int] | None:

@@ -180,6 +180,12 @@ def flatten_all(named: Sequence[tuple[str, Any]], kinds: Kinds, attempted: str) 
     return Flattened(nestings, names, kinds, attempted)
 
 
+def mapped(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted: str) -> Any:
+    """Return a nesting with what a function makes of each tensor in it; see ``flatten``."""
+    flat = flatten(x, kinds, attempted)
+    return flat.unflatten({key: function(tensor) for key, tensor in flat.tensors.items()})
+
+
 class Flattened:
     """The leaves of nestings, and how the containers around them are made again.
 

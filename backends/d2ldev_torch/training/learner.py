@@ -19,7 +19,7 @@ from d2ldev.framework.training import (
     WEIGHT_DECAY,
     state_refusal,
 )
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.walk import flatten, mapped
 from d2ldev.operations.placing import place
 from d2ldev.operations.steps import (
     check_labels,
@@ -353,8 +353,7 @@ class TorchLearner(Learner):
         """Return a nesting with what a function makes of each tensor in it."""
         if isinstance(prediction, torch.Tensor):
             return function(prediction)
-        flat = flatten(prediction, self._framework.kinds, "compute a prediction")
-        return flat.unflatten({key: function(x) for key, x in flat.tensors.items()})
+        return mapped(function, prediction, self._framework.kinds, "compute a prediction")
 
     # -- modes ------------------------------------------------------------------------------------
 

@@ -12,7 +12,8 @@ import torch
 from torch import distributed
 from torch.nn.parallel import DistributedDataParallel
 
-from d2ldev.framework import Files, Framework, Settings, Tensor
+from d2ldev.framework import Framework, Settings, Tensor
+from d2ldev.nesting.walk import mapped
 from d2ldev.processes.group import Group
 from d2ldev_torch.training.learner import TorchLearner, trained
 
@@ -40,7 +41,7 @@ class TorchGroupLearner(TorchLearner):
             if not self.is_built:
                 self.build(inputs)
             # DDP begins with the parameters and buffers of rank 0.
-            begin_as_the_first(self._framework.files, self._optimizer, self._mapped)
+            begin_as_the_first(self._framework, self._optimizer)
         if self._shared is None or self._shared.is_outdated():
             assert self._optimizer is not None
             # An optimizer of the user's may train more than the model, such as a loss.
@@ -202,19 +203,21 @@ class OwnNumbers:
                 torch.rand(1, device=place)
 
 
-def begin_as_the_first(files: Files, optimizer: Any, mapped: Callable[..., Any]) -> None:
+def begin_as_the_first(framework: Framework, optimizer: Any) -> None:
     """Begin with the optimizer of rank 0.
 
     Args:
-        files: the room that takes an optimizer's state and puts it back.
+        framework: whose room of files takes an optimizer's state and puts it back.
         optimizer: of this process, which has the same parameters.
-        mapped: calls a function for each tensor of a nesting.
     """
     is_first = distributed.get_rank() == 0
-    state = [mapped(torch.Tensor.cpu, files.state(optimizer)) if is_first else None]
+    state = [None]
+    if is_first:
+        found = framework.files.state(optimizer)
+        state = [mapped(torch.Tensor.cpu, found, framework.kinds, "send an optimizer's state")]
     distributed.broadcast_object_list(state)
     if not is_first:
-        files.checked_state(optimizer, state[0])()
+        framework.files.checked_state(optimizer, state[0])()
 
 
 def broadcast_buffers(modules: Iterable[torch.nn.Module]) -> None:

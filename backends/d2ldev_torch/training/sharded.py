@@ -150,7 +150,7 @@ class TorchShardLearner(TorchLearner):
         if not self._has_begun:
             for x in (*self._model.parameters(), *self._model.buffers()):
                 distributed.broadcast(x.data, 0)
-            begin_as_the_first(self._framework.files, self._optimizer, self._mapped)
+            begin_as_the_first(self._framework, self._optimizer)
             self._has_begun = True
         mesh = DeviceMesh(device.type, range(self._size))
         methods = self.settings.methods or ()

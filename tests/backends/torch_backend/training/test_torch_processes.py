@@ -1,6 +1,5 @@
 """PyTorch in several processes: what DDP is told, and the processes that ``fit`` starts."""
 
-import functools
 import json
 import os
 import pickle
@@ -19,7 +18,6 @@ from launched import environment, variables
 from processes import completed, searched
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._pytree import tree_map_only
 
 from d2ldev import Trainer, UnsupportedValueError
 from d2ldev.framework import Portion, Settings
@@ -267,8 +265,7 @@ def test_an_optimizer_of_narrow_parameters_begins_with_the_digits_of_the_first(
     pair = [made(0.0912143), made(0.5)]
     for rank, (_, optimizer) in enumerate(pair):
         monkeypatch.setattr(replicated.distributed, "get_rank", lambda rank=rank: rank)
-        mapped = functools.partial(tree_map_only, torch.Tensor)
-        replicated.begin_as_the_first(torch_backend.framework.files, optimizer, mapped)
+        replicated.begin_as_the_first(torch_backend.framework, optimizer)
     first, other = (optimizer.state[weight]["mu_product"] for weight, optimizer in pair)
     assert other.dtype == torch.float32
     assert other == first
