@@ -195,9 +195,15 @@ class MXNetGroupLearner(MXNetLearner):
             )
         found = named_tensors(self._framework, self.parts)
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
-        content = str([(x.shape, str(x.dtype)) for x in arrays])
-        self._group.gather("the beginning of the first step", content=content)
+        files = self._framework.files
+        state = files.state(self._trainer)
+        assert state is not None  # it is a ``gluon.Trainer``
+        plain = {name: state[name] for name in state if name != "states"}
+        names = [plain["class"], *(sorted(plain[name]) for name in ("numbers", "schedule"))]
+        content = str([names, *((x.shape, str(x.dtype)) for x in arrays)])
+        first, *_ = self._group.gather("the beginning of the first step", plain, content)
         self._servers.spread(arrays)
+        files.checked_state(self._trainer, {**first, "states": state["states"]})()
         with NumPySemantics():
             self._join(parameters)
             self._keys = self._servers.keys([*(x.data() for x in parameters), self._small])

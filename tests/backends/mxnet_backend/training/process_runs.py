@@ -112,6 +112,17 @@ def of_trainer(optimizer, options=None, **more):
     return lambda net: mx.gluon.Trainer(net.collect_params(), optimizer, options, **more)
 
 
+def of_trainer_by_rank(net):
+    """Return a trainer that has another rate, schedule and number of steps in each process."""
+    rank = int(os.environ.get("RANK", "0"))
+    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.1 / (1 + rank))
+    options = {"lr_scheduler": schedule, "wd": 0.01 * rank, "begin_num_update": 5 * rank}
+    trainer = mx.gluon.Trainer(net.collect_params(), "adam", options)
+    for _ in range(3 * rank):
+        trainer.optimizer._update_count(0)
+    return trainer
+
+
 class Scaled(nn.Block):
     """A model that has a parameter of shape ()."""
 
@@ -186,6 +197,7 @@ CASES = {
     "own step": (Own, BATCHES, {"loss": None}),
     "optimizer": (mlp, BATCHES, {"optimizer": lambda _: mx.optimizer.Nadam(learning_rate=0.01)}),
     "trainer": (mlp, BATCHES, {"optimizer": of_trainer("sgd", {"momentum": 0.9}), "fits": 2}),
+    "a trainer by rank": (mlp, BATCHES, {"optimizer": of_trainer_by_rank}),
     "without a store": (mlp, BATCHES, {"optimizer": of_trainer("adam", kvstore=None)}),
     "a loader": (mlp, loader, {"metrics": ["accuracy"]}),
     "a part of a loader": (mlp, loader, {"metrics": ["accuracy"], "reads_part": True}),
