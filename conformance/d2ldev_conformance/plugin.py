@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from d2ldev_conformance.requirement import ROOMS
+from d2ldev_conformance.requirement import ROOMS, room_of
 
 if TYPE_CHECKING:
     from d2ldev import Backend
@@ -148,8 +148,8 @@ def freeze_what_is_loaded() -> None:
 
 def _stage(item: pytest.Item) -> int:
     """Return the place of a test's room in the order in which a backend is written."""
-    room = item.path.parent.name
-    in_suite = item.path.is_relative_to(_SUITE) and room in ROOMS
+    room = room_of(item.path)
+    in_suite = item.path.is_relative_to(_SUITE) and bool(room)
     return ROOMS.index(room) if in_suite else len(ROOMS)
 
 

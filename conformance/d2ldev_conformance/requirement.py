@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -36,7 +37,7 @@ class Requirement(NamedTuple):
     Args:
         id: ``area.what-holds``; a report has one row for it.
         section: the section of D2L's chapter that it comes from.
-        room: of the contract; the folder in which its tests are.
+        room: of the contract; see ``room_of``.
     """
 
     id: str
@@ -61,4 +62,9 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
     if mark is None:
         return None
     id, section = mark.args  # noqa: A001
-    return Requirement(id, section, item.path.parent.name)
+    return Requirement(id, section, room_of(item.path))
+
+
+def room_of(path: Path) -> str:
+    """Return the room that a file of tests is in, at whatever depth; empty if it is in none."""
+    return next((name for name in reversed(path.parent.parts) if name in ROOMS), "")

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 import d2ldev
-from d2ldev_conformance.suite import hostile
+from d2ldev_conformance.suite.tensors import hostile
 from d2ldev_conformance.suite.tensors import test_hostile_arguments as calls
 
 name, first, folder = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3])

@@ -25,6 +25,7 @@ from d2ldev_conformance.provision import (
     own_optimizers,
     samples,
 )
+from d2ldev_conformance.requirement import room_of
 
 PLACES = (
     pytest.param("cpu", id="cpu"),
@@ -62,7 +63,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("dtype", backend_under_test(metafunc.config).dtype_names)
     if "place" in metafunc.fixturenames:
         places: tuple[object, ...] = PLACES
-        if metafunc.definition.path.parent.name == "training":
+        if room_of(metafunc.definition.path) == "training":
             # A step takes long. On the first GPU the trainer's tests take the same ones.
             last = 2 if backend_under_test(metafunc.config).num_gpus() > 1 else 1
             places = PLACES[0], PLACES[last]

@@ -1,4 +1,4 @@
-"""Numbers for the suite's tests, and how they are compared."""
+"""Tensors and numbers for the suite's tests, and how they are compared."""
 
 from __future__ import annotations
 
@@ -6,9 +6,24 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from d2ldev import Backend
+
+# Every call that makes a tensor.
+CREATORS = {
+    "asarray": lambda backend, **where: backend.asarray([1.0, 2.0], **where),
+    "zeros": lambda backend, **where: backend.zeros((2, 3), **where),
+    "ones": lambda backend, **where: backend.ones((2, 3), **where),
+    "full": lambda backend, **where: backend.full((2, 3), 7.0, **where),
+    "arange": lambda backend, **where: backend.arange(5.0, **where),
+    "rand": lambda backend, **where: backend.rand((2, 3), **where),
+    "rand with a seed": lambda backend, **where: backend.rand((2, 3), seed=1, **where),
+    "randn": lambda backend, **where: backend.randn((2, 3), **where),
+    "randn with a seed": lambda backend, **where: backend.randn((2, 3), seed=1, **where),
+}
+creators = pytest.mark.parametrize("make", CREATORS.values(), ids=CREATORS)
 
 
 def numbers(dtype: str, shape: tuple[int, ...] = (3, 4)) -> NDArray[Any]:

@@ -7,7 +7,7 @@ import pytest
 import d2ldev
 from d2ldev import DeviceUnavailableError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.creators import creators
+from d2ldev_conformance.suite.data import creators
 
 SECTION = "6.7.2.1"
 

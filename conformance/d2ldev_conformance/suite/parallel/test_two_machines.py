@@ -18,7 +18,7 @@ pytestmark = pytest.mark.nightly
 @requirement("processes.train-on-two-machines", section="13.6")
 @pytest.mark.parametrize("processes", [1, 2])
 def test_two_machines_learn_what_one_process_learns(backend, machines, tmp_path, processes):
-    """The first one is called by its name, which is a loopback address on the machine itself."""
+    """Call the first machine by its name, which is a loopback address on the machine itself."""
     backend.framework.require("train in several processes", "train on 2 machines")
     options = {"optimizer": "adam", "gradient_clip_val": 0.05, "num_gpus": 0}
     path = tmp_path / "program.py"

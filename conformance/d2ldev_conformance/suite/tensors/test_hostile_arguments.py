@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from d2ldev import Backend, D2LDevError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite import hostile
+from d2ldev_conformance.suite.tensors import hostile
 
 EXAMPLES = int(os.environ.get("D2LDEV_TEST_EXAMPLES", "300"))
 SECONDS = 60

@@ -7,8 +7,7 @@ import pytest
 
 from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.creators import creators
-from d2ldev_conformance.suite.data import aligned, assert_same, numbers
+from d2ldev_conformance.suite.data import aligned, assert_same, creators, numbers
 
 SECTION = "6.7.2.1"
 

@@ -213,7 +213,7 @@ def print_nothing(epoch, history):
 def test_a_module_is_trained_by_its_own_steps_and_its_own_optimizer(
     backend, batches, num_gpus, module
 ):
-    """The module's losses are twice and thrice the squared error: its learning rate is half."""
+    """Halve the learning rate, because the module's loss is twice the squared error."""
     expected = Trainer(EPOCHS, num_gpus, backend=backend)
     history = expected.fit(
         backend.mlp([2, 1]), batches, batches[:1], loss="mse", optimizer="sgd", lr=0.1
@@ -274,7 +274,7 @@ def test_a_module_knows_its_trainer_when_it_configures_its_optimizer(
 def test_a_module_that_is_only_evaluated_finds_the_number_of_its_batches(
     backend, batches, num_gpus, module, monkeypatch
 ):
-    """What is without a ``validation_step`` divides by the number of those it is trained on."""
+    """Give a module both numbers: one without ``validation_step`` divides by the training's."""
     net, seen = modules(backend)[module](backend.cpu(), 0.05), set()
     step = type(net).validation_step
 

@@ -34,7 +34,7 @@ import json, sys
 import d2ldev
 import numpy as np
 from d2ldev_conformance.suite.data import values_of
-from d2ldev_conformance.suite.training.test_killed_runs import train
+from d2ldev_conformance.suite.training.resuming.test_killed_runs import train
 
 name, folder, options = sys.argv[1:]
 backend = d2ldev.get_backend(name)
