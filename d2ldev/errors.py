@@ -154,6 +154,7 @@ class DeviceInitializationWarning(UserWarning):
 
 def warn(message: str, category: type[Warning]) -> None:
     """Show a warning that points to the user's own line, wherever in d2ldev it is raised."""
+    # ``skip_file_prefixes`` of ``warnings.warn`` came with Python 3.12.
     level, frame = 1, sys._getframe()
     while frame is not None and (
         (module := frame.f_globals.get("__name__", "")).startswith("d2ldev")

@@ -21,10 +21,10 @@ from d2ldev.framework.parallel import statistics_refusal, twin_refusal
 from d2ldev.processes.group import Group
 from d2ldev_torch.devices import TorchDevices
 
-# What sends from one device of a type to another.
+# The library that sends between devices of a type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 
-# Whose statistics a batch normalization has, and what has the others.
+# What a layer has, where the other was asked for -> whose statistics these are, and the way out.
 _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (

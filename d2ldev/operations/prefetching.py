@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from itertools import islice
 from typing import Any
 
 from d2ldev.device import CPU, Device
@@ -17,8 +18,6 @@ from d2ldev.framework import Copier, DeviceLike, Framework
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
-
-_END = object()
 
 
 def prefetch(
@@ -88,12 +87,9 @@ def _beside(
 ) -> Generator[Any, None, None]:
     """Move batches with a copier that works beside the device."""
 
-    def copy_all(xs: list[Any], _native: Any) -> list[Any]:
-        return copier.copy_all(xs)
-
     def start(batch: Any) -> tuple[Any, Any]:
         on_the_host = moving.on_the_host(framework, batch)
-        return moving.moved(framework, on_the_host, device, copy_all), copier.started()
+        return moving.moved(framework, on_the_host, device, copier.copy_all), copier.started()
 
     def finish(started: tuple[Any, Any]) -> Any:
         batch, mark = started
@@ -139,30 +135,32 @@ def moved_ahead(
         The batches. An exception of ``batches`` or ``start`` is raised in the place of the batch
         that it belongs to, after those before it.
     """
-    ahead: deque[Any] = deque()
-    failure: Exception | None = None
-    is_over = False
     with closed_after(batches) as source:
-        try:
-            while True:
-                while not is_over and len(ahead) <= depth:
-                    try:
-                        batch = next(source, _END)
-                        is_over = batch is _END
-                        if not is_over:
-                            ahead.append(start(batch))
-                    except Exception as error:
-                        failure, is_over = error, True
-                    # Only the moved batch is kept, so that the host's copy can be freed.
-                    batch = None
-                if not ahead:
-                    break
-                yield finish(ahead.popleft())
-            if failure is not None:
-                raise failure
-        finally:
-            failure = None  # its traceback has this frame, which would keep itself
-            ahead.clear()
+        begun = _begun(source, start, finish)
+        ahead = deque(islice(begun, depth + 1))
+        while ahead:
+            yield ahead.popleft()()
+            ahead.extend(islice(begun, 1))
+
+
+def _begun(
+    source: Iterator[Any], start: Callable[[Any], Any], finish: Callable[[Any], Any]
+) -> Iterator[Callable[[], Any]]:
+    """Begin to move each batch, and yield functions that return it; the last one may raise."""
+    try:
+        for batch in source:
+            arrive = partial(finish, start(batch))
+            del batch  # only the moved batch is kept, so that the host's copy can be freed
+            yield arrive
+    except Exception as error:
+        yield partial(_raise, error)
+
+
+def _raise(error: Exception) -> None:
+    try:
+        raise error
+    finally:
+        del error  # its traceback has this frame, which would keep it
 
 
 @contextmanager

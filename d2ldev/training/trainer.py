@@ -160,6 +160,7 @@ class Trainer(Hooks):
             ignore: the names of those that are left out, as all with a leading underscore are.
                 ``shard`` becomes ``sharded``, because it is a method.
         """
+        # The book's ``super().__init__(); self.save_hyperparameters()`` passes no arguments.
         for name, value in sys._getframe(1).f_locals.items():
             if name not in {*ignore, "self"} and not name.startswith("_"):
                 setattr(self, "sharded" if name == "shard" else name, value)

@@ -129,16 +129,16 @@ class SideStream(Copier):
         self._stream = module.Stream(device=native)
         self._copies: list[torch.Tensor] = []
 
-    def copy_all(self, xs: list[Tensor]) -> list[Tensor]:
-        return [self._copied(x) for x in xs]
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        return [self._copied(x, native) for x in xs]
 
-    def _copied(self, x: Tensor) -> Tensor:
+    def _copied(self, x: Tensor, native: torch.device) -> Tensor:
         if not (x.is_cpu and x.layout is torch.strided and not x.requires_grad):
             # Tensors that a GPU computes, or that gradients flow through, keep their place in the
             # queue.
-            return self._tensors.copy(x, self._native)
+            return self._tensors.copy(x, native)
         with self._module.stream(self._stream):
-            new = x.pin_memory().to(self._native, non_blocking=True)
+            new = x.pin_memory().to(native, non_blocking=True)
         self._copies.append(new)
         return new
 

@@ -72,7 +72,7 @@ def install() -> None:
     Variable._execution_engine = CallingThreadEngine()
 
 
-# They are ``CompositeImplicitAutograd`` in torch, and ask for the device.
+# These operators are ``CompositeImplicitAutograd`` in torch, and ask for the device.
 # https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml
 COMPOSED_BY_DEVICE = frozenset(
     (

@@ -282,4 +282,5 @@ def test_the_port_is_free_again_at_once():
     port = free_port()
     for _ in range(3):
         groups, _ = meet([0, 1], port=port)
+        assert [group.rank for group in groups] == [0, 1]
         leave(groups)

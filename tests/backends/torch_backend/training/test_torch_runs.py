@@ -538,7 +538,7 @@ def test_to_the_cpu_nothing_is_copied_aside(backend, driver):
 def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_backend, driver, x):
     tensors = torch_backend.framework.tensors
     copier = SideStream(tensors, driver, torch.device("cpu"))
-    (copy,) = copier.copy_all([x])
+    (copy,) = copier.copy_all([x], torch.device("cpu"))
     copier.finish(copier.started())
     assert copy.to_dense().tolist() == [1.0]
     assert not [line for line in driver.log if line.startswith("copy")]

@@ -1,4 +1,4 @@
-"""The room ``training``: single steps of training, and what they depend on.
+"""Single steps of training: how a model is to be trained, and what trains it.
 
 Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same numbers everywhere.
 """
@@ -6,13 +6,13 @@ Source: D2L, section 3.2; the optimizers are those of chapter 12, with the same 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from numbers import Integral, Real
 from typing import Any, NamedTuple
 
-from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
+from d2ldev.framework.training.batches import Portion
 
 Loss = str | Callable[[Any, Any], Any]
 """``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
@@ -33,67 +33,6 @@ WEIGHT_DECAY = 0.01
 # Added outside the root; a framework that adds it inside is given the square. So a gradient of 0 is
 # divided by the same number, and larger gradients differ by rounding only.
 ADAGRAD_EPSILON = 1e-10
-
-
-class Weighted(NamedTuple):
-    """A target whose examples count differently: the loss is their weighted mean, or 0.
-
-    Args:
-        y: the target.
-        weights: numbers of shape ``(n,)``, or of more of the first axes of ``y``, such as one for
-            each step of a sequence.
-    """
-
-    y: Any
-    weights: Any
-
-
-class Portion(NamedTuple):
-    """What of a batch one of several processes has.
-
-    Args:
-        number: how many examples. If 0, the operands are the first example of the batch, so that
-            the model can compute.
-        length: how many examples the batch has.
-        share: their part of the batch's loss, from 0 to 1: ``number / length`` unless they have
-            weights.
-    """
-
-    number: int
-    length: int
-    share: float
-
-
-class Sharded:
-    """What one of several processes has read of a batch; the data of ``Trainer.shard`` yields it.
-
-    Args:
-        operands: its part, or the first example of the batch if it has none.
-        number, length: see ``Portion``.
-        content: what is the same in all processes that have read the same batch.
-    """
-
-    def __init__(self, operands: Any, number: int, length: int, content: str = "") -> None:
-        self.operands, self.number, self.length = operands, number, length
-        self.content = content
-
-
-def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
-    """Return where one process's or device's part of a batch begins and ends.
-
-    Where the parts cannot be equal, the first ones have an example more.
-
-    Args:
-        length: how many examples the batch has.
-        rank: the number of the process or device, from 0.
-        size: how many there are.
-
-    >>> [bounds(5, rank, 3) for rank in range(3)]
-    [(0, 2), (2, 4), (4, 5)]
-    """
-    least, more = divmod(length, size)
-    start = rank * least + min(rank, more)
-    return start, start + least + (rank < more)
 
 
 class Settings(NamedTuple):
@@ -344,187 +283,3 @@ def state_refusal(part: str, problem: str) -> CheckpointError:
         f"it is of another {part}: {problem}",
         "resume with the model and the optimizer that the run began with",
     )
-
-
-def shard_refusal(
-    loader: object, problem: str = "nobody knows its examples before they are read"
-) -> UnsupportedValueError:
-    """Return the error of data of which a process cannot read its part alone."""
-    return UnsupportedValueError(
-        f"shard {describe(loader)}",
-        problem,
-        "trainer.fit(net, data): each process reads the batches and takes its part of them",
-    )
-
-
-def tell_epoch(epoch: int, *told: Any) -> bool:
-    """Tell objects with ``set_epoch`` the number of the epoch, each once.
-
-    Args:
-        epoch: the number, from 0.
-        told: data, its samplers, or anything else.
-
-    Returns:
-        Whether one of them has ``set_epoch``.
-    """
-    setters = {id(each): getattr(each, "set_epoch", None) for each in told}
-    found = [setter for setter in setters.values() if callable(setter)]
-    for set_epoch in found:
-        set_epoch(epoch)
-    return bool(found)
-
-
-class Copier(ABC):
-    """Copies that a device makes beside what it computes."""
-
-    @abstractmethod
-    def copy_all(self, xs: list[Tensor]) -> list[Tensor]:
-        """Begin to copy tensors to the device, without waiting for it."""
-
-    @abstractmethod
-    def started(self) -> Any:
-        """Return a mark of the copies begun so far; called once for each batch."""
-
-    @abstractmethod
-    def finish(self, mark: Any) -> None:
-        """Make all work queued from now on wait for the copies before a mark."""
-
-
-class Training:
-    """Methods a framework implements about training.
-
-    A framework that cannot train leaves all of it out, and says so in ``Framework.cannot``.
-
-    Attributes:
-        loader_types: the classes of its loaders that ``loader_state`` knows.
-        sharded_types: those that ``sharded`` takes.
-    """
-
-    loader_types: tuple[type, ...] = ()
-    sharded_types: tuple[type, ...] = ()
-
-    def learner(self, model: Any, settings: Settings) -> Learner:
-        """Return a model that is placed, with its loss and optimizer; the settings are checked.
-
-        Raises:
-            UnsupportedValueError: for a model or an optimizer that is none of the framework's.
-        """
-        raise UnsupportedValueError(
-            f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
-        )
-
-    def defaults(self, model: Any) -> tuple[Any, Any]:
-        """Return the loss and the optimizer of a model for which the user names none.
-
-        Keras' models have their own after ``compile``; None for a loss that such a model lacks.
-        """
-        return "mse", "sgd"
-
-    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
-        """Return such a model's metrics, as ``Trainer.fit`` has them; see ``defaults``."""
-        return ()
-
-    def step_operands(self, model: Any) -> tuple[str, ...]:
-        """Return what the ``training_step`` of a D2L ``Module`` is called with, as the book does.
-
-        A framework whose ``Module`` takes more than the batch has its own learner for it.
-        """
-        return ("batch",)
-
-    def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
-        """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
-
-        For a framework whose D2L ``Module`` holds no parameters; ``optimizer`` is what the module's
-        ``configure_optimizers`` returned.
-        """
-
-    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        """Return the share of labels whose class has the largest logit, on the device.
-
-        Args:
-            prediction: of shape ``(n, ..., classes)``.
-            y: integers of any width, of shape ``(n, ...)``.
-
-        Returns:
-            A scalar in float32.
-        """
-        raise UnsupportedValueError(
-            "measure the accuracy of a prediction",
-            "the framework does not implement it",
-            "metrics=[lambda prediction, y: ...]",
-        )
-
-    # -- feeding ----------------------------------------------------------------------------------
-
-    def sharded(self, loader: Any, rank: int, size: int) -> Any:
-        """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
-
-        Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
-        ``loader_types`` if the other one is.
-
-        Args:
-            loader: of ``sharded_types``.
-            rank, size: the number of the process, from 0, and how many there are.
-
-        Raises:
-            UnsupportedValueError: for a loader whose examples cannot be chosen by number.
-        """
-        raise shard_refusal(loader)
-
-    def begin_epoch(self, loader: Any, epoch: int) -> None:
-        """Tell a loader and its samplers the number of the epoch, where they have ``set_epoch``.
-
-        For a framework whose loaders call their samplers otherwise; the loader is of
-        ``sharded_types``, or any other data.
-        """
-        batches = getattr(loader, "batch_sampler", None)
-        # A ``batch_sampler`` of the user's has the sampler itself.
-        inner = getattr(batches, "sampler", None)
-        tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
-
-    def copier(self, device: Device) -> Copier | None:
-        """Return a copier that works beside a device; None if the device's queue copies as well.
-
-        Called by ``prefetch``, once.
-        """
-        return None
-
-    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
-        """Return batches that the framework's own pipeline brings to a device before their use.
-
-        ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
-        """
-        return None
-
-    # -- resuming ---------------------------------------------------------------------------------
-
-    def random_state(self, device: Device) -> Any:
-        """Return the state of the framework's random numbers, as a nesting that ``save`` takes.
-
-        Of a state that cannot be read, a framework may draw a new seed, set it, and return it.
-        """
-        return None
-
-    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
-        """Return a function that restores such a state; nothing changes before its call.
-
-        Raises:
-            CheckpointError: if it is no such state (``state_refusal``).
-        """
-        return lambda: None
-
-    def loader_state(self, loader: Any) -> Any:
-        """Return the states of the generators of a loader of ``loader_types``.
-
-        A nesting that ``save`` takes. With ``random_state`` and the random numbers of Python and
-        NumPy it decides the order of the next epoch.
-        """
-        return None
-
-    def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
-        """Return a function that gives a loader a state that ``loader_state`` returned.
-
-        Raises:
-            CheckpointError: if it is no state of such a loader. Nothing is changed then.
-        """
-        return lambda: None

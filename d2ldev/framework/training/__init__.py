@@ -1,0 +1,206 @@
+"""The room ``training``: what trains a model, what feeds it, and what a resumed run depends on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from d2ldev.device import Device
+from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.framework.tensors import Tensor
+from d2ldev.framework.training.batches import (
+    Portion,
+    Sharded,
+    Weighted,
+    bounds,
+    shard_refusal,
+    tell_epoch,
+)
+from d2ldev.framework.training.steps import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    WEIGHT_DECAY,
+    Learner,
+    Loss,
+    Settings,
+    state_refusal,
+)
+
+__all__ = [
+    "ADAGRAD_EPSILON",
+    "ADAM_EPSILON",
+    "BETAS",
+    "MOMENTUM",
+    "WEIGHT_DECAY",
+    "Copier",
+    "Learner",
+    "Loss",
+    "Portion",
+    "Settings",
+    "Sharded",
+    "Training",
+    "Weighted",
+    "bounds",
+    "shard_refusal",
+    "state_refusal",
+    "tell_epoch",
+]
+
+
+class Copier(ABC):
+    """Copies that a device makes beside what it computes."""
+
+    @abstractmethod
+    def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        """Begin to copy tensors to the device, as ``Tensors.copy_all`` does, but beside it."""
+
+    @abstractmethod
+    def started(self) -> Any:
+        """Return a mark of the copies begun so far; called once for each batch."""
+
+    @abstractmethod
+    def finish(self, mark: Any) -> None:
+        """Make all work queued from now on wait for the copies before a mark."""
+
+
+class Training:
+    """Methods a framework implements about training.
+
+    A framework that cannot train leaves all of it out, and says so in ``Framework.cannot``.
+
+    Attributes:
+        loader_types: the classes of its loaders that ``loader_state`` knows.
+        sharded_types: those that ``sharded`` takes.
+    """
+
+    loader_types: tuple[type, ...] = ()
+    sharded_types: tuple[type, ...] = ()
+
+    def learner(self, model: Any, settings: Settings) -> Learner:
+        """Return a model that is placed, with its loss and optimizer; the settings are checked.
+
+        Raises:
+            UnsupportedValueError: for a model or an optimizer that is none of the framework's.
+        """
+        raise UnsupportedValueError(
+            f"train {describe(model)}", "the framework has no gradients", "D2LDEV_BACKEND=torch"
+        )
+
+    def defaults(self, model: Any) -> tuple[Any, Any]:
+        """Return the loss and the optimizer of a model for which the user names none.
+
+        Keras' models have their own after ``compile``; None for a loss that such a model lacks.
+        """
+        return "mse", "sgd"
+
+    def metrics(self, model: Any) -> Sequence[Callable[[Any, Any], Any]]:
+        """Return such a model's metrics, as ``Trainer.fit`` has them; see ``defaults``."""
+        return ()
+
+    def step_operands(self, model: Any) -> tuple[str, ...]:
+        """Return what the ``training_step`` of a D2L ``Module`` is called with, as the book does.
+
+        A framework whose ``Module`` takes more than the batch has its own learner for it.
+        """
+        return ("batch",)
+
+    def begin_module(self, model: Any, optimizer: Any, batches: Iterable[Any]) -> None:
+        """Give ``model.trainer`` what the user's ``fit_epoch`` finds there beside the optimizer.
+
+        For a framework whose D2L ``Module`` holds no parameters; ``optimizer`` is what the module's
+        ``configure_optimizers`` returned.
+        """
+
+    def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
+        """Return the share of labels whose class has the largest logit, on the device.
+
+        Args:
+            prediction: of shape ``(n, ..., classes)``.
+            y: integers of any width, of shape ``(n, ...)``.
+
+        Returns:
+            A scalar in float32.
+        """
+        raise UnsupportedValueError(
+            "measure the accuracy of a prediction",
+            "the framework does not implement it",
+            "metrics=[lambda prediction, y: ...]",
+        )
+
+    # -- feeding ----------------------------------------------------------------------------------
+
+    def sharded(self, loader: Any, rank: int, size: int) -> Any:
+        """Return a loader that reads one process's part of each batch, and yields ``Sharded``.
+
+        Called by ``Trainer.shard``. The batches have the same order, and the loader is one of
+        ``loader_types`` if the other one is.
+
+        Args:
+            loader: of ``sharded_types``.
+            rank, size: the number of the process, from 0, and how many there are.
+
+        Raises:
+            UnsupportedValueError: for a loader whose examples cannot be chosen by number.
+        """
+        raise shard_refusal(loader)
+
+    def begin_epoch(self, loader: Any, epoch: int) -> None:
+        """Tell a loader and its samplers the number of the epoch, where they have ``set_epoch``.
+
+        For a framework whose loaders call their samplers otherwise; the loader is of
+        ``sharded_types``, or any other data.
+        """
+        batches = getattr(loader, "batch_sampler", None)
+        # A ``batch_sampler`` of the user's has the sampler itself.
+        inner = getattr(batches, "sampler", None)
+        tell_epoch(epoch, loader, getattr(loader, "sampler", None), batches, inner)
+
+    def copier(self, device: Device) -> Copier | None:
+        """Return a copier that works beside a device; None if the device's queue copies as well.
+
+        Called by ``prefetch``, once.
+        """
+        return None
+
+    def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
+        """Return batches that the framework's own pipeline brings to a device before their use.
+
+        ``depth`` of them, 1 or more, are there ahead. None where d2ldev is to do it.
+        """
+        return None
+
+    # -- resuming ---------------------------------------------------------------------------------
+
+    def random_state(self, device: Device) -> Any:
+        """Return the state of the framework's random numbers, as a nesting that ``save`` takes.
+
+        Of a state that cannot be read, a framework may draw a new seed, set it, and return it.
+        """
+        return None
+
+    def checked_random_state(self, state: Any, device: Device) -> Callable[[], None]:
+        """Return a function that restores such a state; nothing changes before its call.
+
+        Raises:
+            CheckpointError: if it is no such state (``state_refusal``).
+        """
+        return lambda: None
+
+    def loader_state(self, loader: Any) -> Any:
+        """Return the states of the generators of a loader of ``loader_types``.
+
+        A nesting that ``save`` takes. With ``random_state`` and the random numbers of Python and
+        NumPy it decides the order of the next epoch.
+        """
+        return None
+
+    def checked_loader_state(self, loader: Any, state: Any) -> Callable[[], None]:
+        """Return a function that gives a loader a state that ``loader_state`` returned.
+
+        Raises:
+            CheckpointError: if it is no state of such a loader. Nothing is changed then.
+        """
+        return lambda: None

@@ -1,0 +1,96 @@
+"""What a step of training gets of a batch, and what each of several processes reads of one."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from d2ldev.errors import UnsupportedValueError, describe
+
+
+class Weighted(NamedTuple):
+    """A target whose examples count differently: the loss is their weighted mean, or 0.
+
+    Args:
+        y: the target.
+        weights: numbers of shape ``(n,)``, or of more of the first axes of ``y``, such as one for
+            each step of a sequence.
+    """
+
+    y: Any
+    weights: Any
+
+
+class Portion(NamedTuple):
+    """What of a batch one of several processes has.
+
+    Args:
+        number: how many examples. If 0, the operands are the first example of the batch, so that
+            the model can compute.
+        length: how many examples the batch has.
+        share: their part of the batch's loss, from 0 to 1: ``number / length`` unless they have
+            weights.
+    """
+
+    number: int
+    length: int
+    share: float
+
+
+class Sharded:
+    """What one of several processes has read of a batch; the data of ``Trainer.shard`` yields it.
+
+    Args:
+        operands: its part, or the first example of the batch if it has none.
+        number, length: see ``Portion``.
+        content: what is the same in all processes that have read the same batch.
+    """
+
+    def __init__(self, operands: Any, number: int, length: int, content: str = "") -> None:
+        self.operands, self.number, self.length = operands, number, length
+        self.content = content
+
+
+def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+    """Return where one process's or device's part of a batch begins and ends.
+
+    Where the parts cannot be equal, the first ones have an example more.
+
+    Args:
+        length: how many examples the batch has.
+        rank: the number of the process or device, from 0.
+        size: how many there are.
+
+    >>> [bounds(5, rank, 3) for rank in range(3)]
+    [(0, 2), (2, 4), (4, 5)]
+    """
+    least, more = divmod(length, size)
+    start = rank * least + min(rank, more)
+    return start, start + least + (rank < more)
+
+
+def shard_refusal(
+    loader: object, problem: str = "nobody knows its examples before they are read"
+) -> UnsupportedValueError:
+    """Return the error of data of which a process cannot read its part alone."""
+    return UnsupportedValueError(
+        f"shard {describe(loader)}",
+        problem,
+        "trainer.fit(net, data): each process reads the batches and takes its part of them",
+    )
+
+
+def tell_epoch(epoch: int, *told: Any) -> bool:
+    """Tell objects with ``set_epoch`` the number of the epoch, each once.
+
+    Args:
+        epoch: the number, from 0.
+        told: data, its samplers, or anything else.
+
+    Returns:
+        Whether one of them has ``set_epoch``.
+    """
+    setters = {id(each): getattr(each, "set_epoch", None) for each in told}
+    found = [setter for setter in setters.values() if callable(setter)]
+    for set_epoch in found:
+        set_epoch(epoch)
+    return bool(found)
