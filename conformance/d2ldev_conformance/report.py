@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import platform
-import subprocess
 import sys
 from collections import Counter
 from datetime import UTC, datetime
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import d2ldev
+from d2ldev.bench.machine import cards
 from d2ldev_conformance.requirement import Requirement
 
 # A requirement has the worst outcome of its tests, except for skipping: one that passed on the CPU
@@ -78,7 +78,7 @@ class Report:
             "devices": [
                 {"device": device, "platform": name} for device, name in platforms(backend).items()
             ],
-            "cards": _cards(),
+            "cards": cards(),
             "summary": self.summary(),
             "requirements": self.rows(),
         }
@@ -110,13 +110,3 @@ def _versions(backend: d2ldev.Backend) -> dict[str, str]:
         except metadata.PackageNotFoundError:
             versions[name] = "unknown"
     return versions
-
-
-def _cards() -> list[str]:
-    """Return the machine's NVIDIA cards with their driver; empty without ``nvidia-smi``."""
-    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    try:
-        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
-    except (OSError, subprocess.SubprocessError):
-        return []
-    return [f"{line.replace(', ', ' (driver ')})" for line in output.stdout.splitlines() if line]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from d2ldev.bench.results import VIRTUAL, Figures, Row, bests, is_hardware
+from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests, is_hardware
 
 _SAME = 1.05
 
@@ -75,9 +75,52 @@ def of_rates(rows: Sequence[Row]) -> str:
     return _sentence(parts, rows)
 
 
+def of_backends(results: Sequence[Result]) -> str:
+    """Say of each device which backend has the best rate there, and by how much.
+
+    Args:
+        results: of one exercise on several backends.
+
+    Returns:
+        A sentence; empty if no device of the hardware was measured on two of them.
+
+    >>> def result(backend, rate):
+    ...     row = Row('', 'cpu', 'cpu', None, Figures(1.0, 1.0, 1.0, rate))
+    ...     return Result('log', backend, '', '', [row])
+    >>> of_backends([result('torch', 6.0), result('jax', 2.0)])
+    'At its best on cpu, torch is 3 times as fast as jax.'
+    """
+    best: dict[str, list[tuple[str, Figures]]] = {}
+    for result in results:
+        for device, of_it in _measured(result.rows).items():
+            figures = max((figures for _, figures in of_it), key=lambda each: each.rate)
+            best.setdefault(device, []).append((result.backend, figures))
+    parts = []
+    for device, found in best.items():
+        (first, fastest), *others = sorted(found, key=lambda each: -each[1].rate)
+        if others:
+            said = [f"{_at_rates(fastest, figures)} {name}" for name, figures in others]
+            parts.append(f"at its best on {device}, {first} is {' and '.join(said)}")
+    text = "; ".join(parts)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
+
+
+def _at_rates(figures: Figures, before: Figures) -> str:
+    (low, _), (_, high) = _range_of_rates(figures), _range_of_rates(before)
+    return _times_as_fast(figures.rate / before.rate, overlap=low <= high)
+
+
+def _range_of_rates(figures: Figures) -> tuple[float, float]:
+    work = figures.rate * figures.seconds
+    return work / max(figures.high, 1e-12), work / max(figures.low, 1e-12)
+
+
 def _against(figures: Figures, before: Figures) -> str:
-    ratio = before.seconds / figures.seconds
     overlap = figures.low <= before.high and before.low <= figures.high
+    return _times_as_fast(before.seconds / figures.seconds, overlap=overlap)
+
+
+def _times_as_fast(ratio: float, *, overlap: bool) -> str:
     if overlap or 1 / _SAME < ratio < _SAME:
         return "as fast as"
     if ratio > 1:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from d2ldev.bench.conclusions import number
-from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests
+from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests, by_exercise
 from d2ldev.errors import BackendNotInstalledError
 from d2ldev.files.format.atomic import replacing
 
@@ -55,16 +55,13 @@ def write(folder: Path, document: Mapping[str, Any], results: Sequence[Result]) 
     Raises:
         OSError: if they cannot be written.
     """
-    by_exercise: dict[str, list[Result]] = {}
-    for result in results:
-        by_exercise.setdefault(result.exercise, []).append(result)
     parts = []
-    for exercise, of_it in by_exercise.items():
+    for exercise, of_it in by_exercise(results).items():
         drawn = {kind: plot(of_it, kind) for kind in ("svg", "png")}
         for kind, data in drawn.items():
             if data:
                 _replace(folder / f"{exercise}.{kind}", data)
-        parts.append(_section(of_it, drawn["svg"]))
+        parts.append(_section(of_it, drawn["svg"], document["comparisons"].get(exercise, "")))
     _replace(folder / "results.json", json.dumps(document, indent=2).encode())
     _replace(folder / "index.html", _page(document, "\n".join(parts)).encode())
 
@@ -143,9 +140,11 @@ def _time(found: Figures) -> str:
     return f"{median} {unit} ({low} to {high})"
 
 
-def _section(results: Sequence[Result], picture: bytes) -> str:
+def _section(results: Sequence[Result], picture: bytes, comparison: str) -> str:
     title = html.escape(f"{results[0].exercise}: {results[0].question}")
     lines = [f"<h2>{title}</h2>"]
+    if comparison:
+        lines.append(f"<p>{html.escape(comparison)}</p>")
     if picture:
         data = base64.b64encode(picture).decode()
         lines.append(f'<img alt="{title}" src="data:image/svg+xml;base64,{data}">')
@@ -177,12 +176,15 @@ def _page(document: Mapping[str, Any], body: str) -> str:
         if backend["error"] is not None:
             facts.append(f'<li><pre class="error">{html.escape(backend["error"])}</pre></li>')
     common = ", ".join(f"{name} {version}" for name, version in document["versions"].items())
+    on = document["machine"]
+    hardware = [f"{on['cores']} cores of {on['processor'] or on['system']}", *on["cards"]]
     return f"""<!DOCTYPE html>
 <html lang="en">
 <head><meta charset="utf-8"><title>d2ldev bench</title><style>{_STYLE}</style></head>
 <body>
 <h1>d2ldev bench</h1>
 <p>{html.escape(document["date"])}: {html.escape(common)}</p>
+<p>Measured on {html.escape(", ".join(hardware))}.</p>
 <ul>{"".join(facts)}</ul>
 <p>A time is the median of several runs; every device is waited for before and after each.
 The best of a device is the highest rate in its table: of products, the peak that was measured.</p>

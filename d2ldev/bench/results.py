@@ -105,6 +105,14 @@ def result_from(document: dict[str, Any]) -> Result:
     return Result(**given | {"rows": rows})
 
 
+def by_exercise(results: Sequence[Result]) -> dict[str, list[Result]]:
+    """Return the results of each exercise, in their order."""
+    found: dict[str, list[Result]] = {}
+    for result in results:
+        found.setdefault(result.exercise, []).append(result)
+    return found
+
+
 def bests(rows: Sequence[Row]) -> dict[str, float]:
     """Return the best rate of each device, over all rows: of products, its measured peak."""
     found: dict[str, float] = {}

@@ -2,11 +2,13 @@
 
 The document of ``--json``, and of ``results.json``, has these keys:
 
-- ``date``, and ``versions``: ``d2ldev``, ``python``, ``platform``, ``numpy``.
+- ``date``, ``versions`` (``d2ldev``, ``python``, ``platform``, ``numpy``), and ``machine``:
+  ``system``, ``processor``, ``cores`` and ``cards``.
 - ``backends``: a list of ``name``, ``versions`` (distribution -> version), ``notes`` (the warnings
   of d2ldev), ``error`` (why it could not be used, or null) and ``results``.
 - A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
   in it, and ``best`` (device -> its highest rate: of products, the measured peak).
+- ``comparisons``: exercise -> a sentence that compares the backends, where there are several.
 
 The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
 after Ctrl-C.
@@ -32,8 +34,10 @@ from rich.text import Text
 
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench import page
+from d2ldev.bench.conclusions import of_backends
 from d2ldev.bench.exercises import EXERCISES, Exercise
-from d2ldev.bench.results import Result, result_from
+from d2ldev.bench.machine import machine
+from d2ldev.bench.results import Result, by_exercise, result_from
 from d2ldev.cli.examination import installed_version, versions
 from d2ldev.cli.screen import (
     collected_warnings,
@@ -133,7 +137,13 @@ def _measured(request: Request) -> tuple[dict[str, Any], int]:
     document = {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "versions": versions(),
+        "machine": machine(),
         "backends": [backend for backend, _ in found],
+    }
+    document["comparisons"] = {
+        exercise: said
+        for exercise, results in by_exercise(results_of(document)).items()
+        if (said := of_backends(results))
     }
     return document, max(status for _, status in found)
 
@@ -198,6 +208,8 @@ def show(console: Console, document: dict[str, Any]) -> None:
         console.print(Text(result.conclusion, style="green"))
         if result.error is not None:
             complain(result.error)
+    for exercise, comparison in document["comparisons"].items():
+        console.print(Text(f"\n{exercise}: {comparison}", style="green"))
     for backend in document["backends"]:
         for note in backend["notes"]:
             show_note(console, note)

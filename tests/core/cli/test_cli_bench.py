@@ -17,6 +17,8 @@ from d2ldev.cli.bench import Request
 DOCUMENT = {
     "date": "2026-01-01",
     "versions": {"d2ldev": "1"},
+    "machine": {"system": "L", "processor": "a <chip>", "cores": 3, "cards": ["a card"]},
+    "comparisons": {"matmul": "a & b are the same."},
     "backends": [
         {"name": name, "versions": {name: "2"}, "notes": [], "error": None} for name in ("a", "b")
     ],
@@ -62,7 +64,7 @@ def test_a_row_without_figures_has_its_reason_below_the_table():
 def test_the_keys_of_the_document_are_stable():
     done = run_command("bench", "matmul", "--size", "16", "--json")
     document = json.loads(done.stdout)
-    assert list(document) == ["date", "versions", "backends"]
+    assert list(document) == ["date", "versions", "machine", "backends", "comparisons"]
     (backend,) = document["backends"]
     assert list(backend) == ["name", "versions", "notes", "error", "results"]
     (result,) = backend["results"]
@@ -86,6 +88,7 @@ def test_each_of_several_backends_has_a_process_of_its_own(tmp_path):
     document = json.loads(run_command(*arguments, path=[tmp_path]).stdout)
     assert [backend["name"] for backend in document["backends"]] == ["reference", "mine"]
     assert [len(backend["results"]) for backend in document["backends"]] == [1, 1]
+    assert document["comparisons"]["log"].startswith("At its best on cpu, ")
 
 
 def test_a_backend_that_ends_its_process_hinders_no_other(tmp_path):
@@ -211,6 +214,17 @@ def test_the_page_has_each_backend_of_each_exercise_and_escapes_what_they_say(tm
     assert text.count("<p>It is &amp; was.</p>") == 4
     assert "<p>gpu:0 (virtual), two: needs luck</p>" in text
     assert "<td>2 ms (1 to 3)</td><td>500</td><td>100%</td>" in text
+
+
+def test_the_page_compares_the_backends_in_a_sentence(tmp_path):
+    page.write(tmp_path, DOCUMENT, RESULTS)
+    assert (tmp_path / "index.html").read_text().count("<p>a &amp; b are the same.</p>") == 1
+
+
+def test_the_page_says_what_was_measured_on(tmp_path):
+    page.write(tmp_path, DOCUMENT, RESULTS)
+    said = "<p>Measured on 3 cores of a &lt;chip&gt;, a card.</p>"
+    assert said in (tmp_path / "index.html").read_text()
 
 
 def test_the_page_has_the_warnings_of_each_backend(tmp_path):

@@ -2,9 +2,9 @@
 
 import pytest
 
-from d2ldev.bench.conclusions import of_products, of_rates, of_ways
+from d2ldev.bench.conclusions import of_backends, of_products, of_rates, of_ways
 from d2ldev.bench.exercises import EXERCISES
-from d2ldev.bench.results import Figures, Row
+from d2ldev.bench.results import Figures, Result, Row
 
 
 def products(device, seconds, platform="cuda"):
@@ -108,3 +108,40 @@ def test_nothing_is_said_of_a_gpu_that_is_virtual(conclude):
 def test_rows_without_figures_lead_to_nothing(conclude):
     rows = [Row("way", "gpu:0", "-", note="needs a GPU")]
     assert conclude(rows) == "Nothing was compared here, and nothing follows."
+
+
+def rated(backend, rate, *, spread=0.0, seconds=1.0, **where):
+    """A result whose best rate is this one, which a slower row comes before."""
+    where = {"device": "cpu", "platform": "cpu"} | where
+    figures = Figures(seconds, seconds * (1 - spread), seconds * (1 + spread), rate)
+    slow = Figures(1.0, 1.0, 1.0, rate / 2)
+    rows = [Row("slow", **where, figures=slow), Row("fast", **where, figures=figures)]
+    return Result("log", backend, "", "", rows)
+
+
+@pytest.mark.parametrize(
+    ("results", "said"),
+    [
+        (
+            [rated("a", 2.0), rated("b", 8.0), rated("c", 4.0)],
+            "At its best on cpu, b is 2 times as fast as c and 4 times as fast as a.",
+        ),
+        # Work of another size takes another time.
+        (
+            [rated("a", 2.0, seconds=9.0), rated("b", 6.0)],
+            "At its best on cpu, b is 3 times as fast as a.",
+        ),
+        (
+            [rated("a", 2.0, spread=0.2), rated("b", 2.5, spread=0.2)],
+            "At its best on cpu, b is as fast as a.",
+        ),
+        (
+            [rated("a", 1.0, device="gpu:0", platform=x) for x in ("virtual", "cuda")],
+            "",
+        ),
+        ([rated("a", 1.0)], ""),
+    ],
+    ids=["three", "another size", "the quartiles overlap", "virtual", "one"],
+)
+def test_backends_are_compared_by_their_best_rates_on_hardware(results, said):
+    assert of_backends(results) == said

@@ -1,0 +1,41 @@
+"""What was measured on: the processor and the graphics cards of this machine."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+_CPUINFO = Path("/proc/cpuinfo")
+
+
+def machine() -> dict[str, Any]:
+    """Return ``system``, ``processor``, ``cores`` and ``cards``."""
+    return {
+        "system": f"{platform.system()} {platform.machine()}",
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "cards": cards(),
+    }
+
+
+def processor() -> str:
+    """Return the name of the processor; what Python knows of it where Linux does not tell."""
+    try:
+        lines = _CPUINFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()
+
+
+def cards() -> list[str]:
+    """Return the machine's NVIDIA cards with their driver; empty without ``nvidia-smi``."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603
+    except (OSError, subprocess.SubprocessError):
+        return []
+    return [f"{line.replace(', ', ' (driver ')})" for line in output.stdout.splitlines() if line]
