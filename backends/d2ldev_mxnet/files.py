@@ -73,48 +73,82 @@ class MXNetFiles(Files):
         """Return a trainer's numbers, counts and arrays, by the ranks of its parameters."""
         if not isinstance(optimizer, mx.gluon.Trainer):
             return None
-        own, updater = optimizer.optimizer, optimizer._updaters[0]
         rank = _ranks(optimizer)
+        states = optimizer._updaters[0].states
         return {
-            "class": type(own).__name__,
-            "numbers": _numbers(own),
-            "schedule": _numbers(own.lr_scheduler),
-            "counts": {rank[i]: count for i, count in own._index_update_count.items()},
-            "states": {rank[i]: state for i, state in updater.states.items()},
+            **progress_of(optimizer),
+            "states": {rank[i]: state for i, state in states.items()},
             "shapes": [list(optimizer._params[i].shape or ()) for i in rank],
         }
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
-        own, updater = optimizer.optimizer, optimizer._updaters[0]
+        updater = optimizer._updaters[0]
         mine = self.state(optimizer)
         assert mine is not None  # it was asked before
-        for what in ("class", "shapes"):
-            if state[what] != mine[what]:
-                raise ValueError(f"its {what}: {mine[what]}, {state[what]} in the state")
-        for what in ("numbers", "schedule"):
-            _check_numbers(what, mine[what], state[what])
+        if state["shapes"] != mine["shapes"]:
+            raise ValueError(f"its shapes: {mine['shapes']}, {state['shapes']} in the state")
+        put_progress = checked_progress(optimizer, state)
         index_of = {rank: index for index, rank in _ranks(optimizer).items()}
-        for name, count in state["counts"].items():
-            if type(count) is not int or not 0 <= count < 2**63:
-                raise ValueError(f"the steps of parameter {name} are {describe(count)}")
-        counts = {index_of[name]: count for name, count in state["counts"].items()}
         states = {
             index_of[name]: _state_like(optimizer, index_of[name], name, saved)
             for name, saved in state["states"].items()
         }
-        device_id = optimizer._params[0].list_ctx()[0].device_id
 
         def put() -> None:
-            vars(own).update(state["numbers"])
-            if own.lr_scheduler is not None:
-                vars(own.lr_scheduler).update(state["schedule"])
+            put_progress()
             updater.states = states
             updater.states_synced = dict.fromkeys(states, True)
-            # Counted for each index of a device, of which a new optimizer knows only the first.
-            own._all_index_update_counts[device_id] = counts
-            own._index_update_count = counts
 
         return put
+
+
+def progress_of(trainer: Any) -> dict[str, Any]:
+    """Return the class, the numbers, the schedule and the counts of updates of an optimizer."""
+    own, rank = trainer.optimizer, _ranks(trainer)
+    return {
+        "class": type(own).__name__,
+        "numbers": _numbers(own),
+        "schedule": _numbers(own.lr_scheduler),
+        "counts": {rank[i]: count for i, count in own._index_update_count.items()},
+    }
+
+
+def form_of(trainer: Any) -> list[Any]:
+    """Return what two optimizers have in common where each takes the other's progress."""
+    own = trainer.optimizer
+    return [
+        (type(obj).__name__, {name: _kind_of_number(x) for name, x in _numbers(obj).items()})
+        for obj in (own, own.lr_scheduler)
+    ]
+
+
+def checked_progress(trainer: Any, progress: Mapping[str, Any]) -> Callable[[], None]:
+    """Return a function that gives an optimizer what ``progress_of`` returned.
+
+    Raises:
+        ValueError: if it is another optimizer's.
+    """
+    own, mine = trainer.optimizer, progress_of(trainer)
+    if progress["class"] != mine["class"]:
+        raise ValueError(f"its class: {mine['class']}, {progress['class']} in the state")
+    for what in ("numbers", "schedule"):
+        _check_numbers(what, mine[what], progress[what])
+    index_of = {rank: index for index, rank in _ranks(trainer).items()}
+    for name, count in progress["counts"].items():
+        if type(count) is not int or not 0 <= count < 2**63:
+            raise ValueError(f"the steps of parameter {name} are {describe(count)}")
+    counts = {index_of[name]: count for name, count in progress["counts"].items()}
+    device_id = trainer._params[0].list_ctx()[0].device_id
+
+    def put() -> None:
+        vars(own).update(progress["numbers"])
+        if own.lr_scheduler is not None:
+            vars(own.lr_scheduler).update(progress["schedule"])
+        # Counted for each index of a device, of which a new optimizer knows only the first.
+        own._all_index_update_counts[device_id] = counts
+        own._index_update_count = counts
+
+    return put
 
 
 def _parameters(block: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -14,6 +14,7 @@ from d2ldev.framework import Framework, Settings, Tensor, Weighted
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import named_tensors
+from d2ldev_mxnet.files import checked_progress, form_of, progress_of
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
 from d2ldev_mxnet.training.learner import MXNetLearner
@@ -195,18 +196,21 @@ class MXNetGroupLearner(MXNetLearner):
             )
         found = named_tensors(self._framework, self.parts)
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
-        files = self._framework.files
-        state = files.state(self._trainer)
-        assert state is not None  # it is a ``gluon.Trainer``
-        plain = {name: state[name] for name in state if name != "states"}
-        names = [plain["class"], *(sorted(plain[name]) for name in ("numbers", "schedule"))]
-        content = str([names, *((x.shape, str(x.dtype)) for x in arrays)])
-        first, *_ = self._group.gather("the beginning of the first step", plain, content)
+        content = str([self._settings_in_common(), *((x.shape, str(x.dtype)) for x in arrays)])
+        own = None if self._group.rank else progress_of(self._trainer)
+        first, *_ = self._group.gather("the beginning of the first step", own, content)
         self._servers.spread(arrays)
-        files.checked_state(self._trainer, {**first, "states": state["states"]})()
+        checked_progress(self._trainer, first)()
         with NumPySemantics():
             self._join(parameters)
             self._keys = self._servers.keys([*(x.data() for x in parameters), self._small])
+
+    def _settings_in_common(self) -> list[Any]:
+        """Return what has to be the same in the optimizers of all processes."""
+        own = self._trainer.optimizer
+        multipliers = [(x.lr_mult, x.wd_mult) for x in self._trainer._params]
+        scale = self._trainer._scale  # of the gradients
+        return [form_of(self._trainer), own.lr_mult, own.wd_mult, multipliers, scale]
 
     def _join(self, parameters: list[Any]) -> None:
         """Let the gradients of biases and the like be views of one array, which is sent as one.

@@ -115,8 +115,12 @@ def of_trainer(optimizer, options=None, **more):
 def of_trainer_by_rank(net):
     """Return a trainer that has another rate, schedule and number of steps in each process."""
     rank = int(os.environ.get("RANK", "0"))
-    schedule = mx.lr_scheduler.FactorScheduler(step=2, factor=0.5, base_lr=0.1 / (1 + rank))
-    options = {"lr_scheduler": schedule, "wd": 0.01 * rank, "begin_num_update": 5 * rank}
+    options = {
+        "learning_rate": 0.1 / (1 + rank),
+        "lr_scheduler": mx.lr_scheduler.FactorScheduler(step=2 + rank, factor=0.5 / (1 + rank)),
+        "wd": 0.01 * rank,
+        "begin_num_update": 5 * rank,
+    }
     trainer = mx.gluon.Trainer(net.collect_params(), "adam", options)
     for _ in range(3 * rank):
         trainer.optimizer._update_count(0)
