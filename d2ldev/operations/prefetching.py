@@ -5,6 +5,7 @@ No thread is needed for it: a framework that works asynchronously has only to be
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing, contextmanager
@@ -135,12 +136,16 @@ def moved_ahead(
         The batches. An exception of ``batches`` or ``start`` is raised in the place of the batch
         that it belongs to, after those before it.
     """
+    ahead: deque[Callable[[], Any]] = deque()
     with closed_after(batches) as source:
         begun = _begun(source, start, finish)
-        ahead = deque(islice(begun, depth + 1))
-        while ahead:
-            yield ahead.popleft()()
-            ahead.extend(islice(begun, 1))
+        try:
+            ahead.extend(islice(begun, min(depth, sys.maxsize - 1) + 1))
+            while ahead:
+                yield ahead.popleft()()
+                ahead.extend(islice(begun, 1))
+        finally:
+            ahead.clear()  # the traceback of an error has this frame, which would keep batches
 
 
 def _begun(
@@ -149,9 +154,10 @@ def _begun(
     """Begin to move each batch, and yield functions that return it; the last one may raise."""
     try:
         for batch in source:
-            arrive = partial(finish, start(batch))
-            del batch  # only the moved batch is kept, so that the host's copy can be freed
-            yield arrive
+            # Nothing is kept here: neither the host's copy nor the moved one.
+            moved = [start(batch)]
+            del batch
+            yield partial(finish, moved.pop())
     except Exception as error:
         yield partial(_raise, error)
 

@@ -60,15 +60,34 @@ def test_an_iterator_that_is_no_generator_is_left_as_it_is(reference):
     assert len(list(source)) == 2
 
 
+class Batch(dict):
+    """A dict with weak references."""
+
+
 @pytest.mark.parametrize("depth", [0, 2])
 def test_a_batch_that_was_handed_over_is_not_kept(reference, depth):
-    class Batch(dict):
-        """A dict with weak references."""
-
     batches = reference.prefetch((Batch(number=i) for i in range(9)), "cpu", depth)
     reference_to_first = weakref.ref(next(batches))
     gc.collect()
     assert reference_to_first() is None
+
+
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_an_error_that_is_kept_keeps_no_batch(reference, depth):
+    def source():
+        yield from (Batch(number=i) for i in range(3))
+        raise OSError("the disk is gone")
+
+    batches, references = reference.prefetch(source(), "cpu", depth), []
+    with pytest.raises(OSError, match="the disk is gone") as caught:
+        references.extend(map(weakref.ref, batches))
+    assert caught.value.__traceback__ is not None
+    assert [each() for each in references] == [None] * 3
+
+
+def test_every_batch_may_be_ahead(reference):
+    batches = reference.prefetch([np.full(1, i) for i in range(3)], "cpu", depth=2**63)
+    assert [float(x[0]) for x in batches] == [0.0, 1.0, 2.0]
 
 
 def test_an_interrupt_of_the_source_comes_at_once(reference):
