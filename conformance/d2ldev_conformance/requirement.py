@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import pytest
 
+_SUITE = Path(__file__).parent / "suite"
 _ID = re.compile(r"[a-z]+\.[a-z0-9]+(-[a-z0-9]+)*")
 
 SECTIONS = {
@@ -66,5 +67,7 @@ def requirement_of(item: pytest.Item) -> Requirement | None:
 
 
 def room_of(path: Path) -> str:
-    """Return the room that a file of tests is in, at whatever depth; empty if it is in none."""
-    return next((name for name in reversed(path.parent.parts) if name in ROOMS), "")
+    """Return the room of a file of tests, at any depth in the suite; elsewhere its folder."""
+    if path.is_relative_to(_SUITE):
+        return path.relative_to(_SUITE).parts[0]
+    return path.parent.name

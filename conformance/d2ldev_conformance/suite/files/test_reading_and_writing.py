@@ -264,7 +264,7 @@ def _trained(backend, place):
 
 @requirement("io.training-goes-on", section=SECTION)
 def test_a_loop_goes_on_as_if_it_had_not_been_interrupted(backend, path, loop):
-    """Begin a loop by hand on the last device, and go on on the first that adds in its order."""
+    """Begin a loop by hand on the last device, and continue on the first that adds in its order."""
     begin, go_on = loops(backend)[loop]
     device = backend.devices()[-1]
     first = next(each for each in backend.devices() if each.kind == device.kind)

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -188,17 +189,17 @@ def learned(folder: Path, case: str, rank: int = 0) -> tuple[dict[str, Any], Any
         return dict(values), json.loads((folder / f"{case}-{rank}.json").read_text())
 
 
-def _launched(backend, folder, cases):
+def _launched(backend, folder, cases, **others):
     """Train in two processes; how that ended, and how many seconds after rank 1 told the time."""
     path = folder / "program.py"
     path.write_text(PROGRAM)
     launch = command("--processes", 2, "--timeout", TIMEOUT, path)
-    done = launched(backend, [*launch, backend.name, str(folder), json.dumps(cases)])
+    done = launched(backend, [*launch, backend.name, str(folder), json.dumps(cases)], **others)
     now, told = time.time(), re.findall(r"^\[rank 1\] time (\S+)$", done.stderr, re.MULTILINE)
     return done, now - float(told[-1]) if told else None
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def num_gpus(backend):
     """How many GPUs each process has."""
     backend.framework.require("train in several processes", "train in 2 processes")
@@ -223,26 +224,23 @@ class _Runs:
 
 _SHARING = "train with sharded parameters"
 
-# One launch for all: the processes take longer to import a framework than to train.
-_RUNS: dict[tuple[str, int], _Runs] = {}
 
-
-@pytest.fixture
+@pytest.fixture(scope="module")
 def runs(backend, num_gpus, tmp_path_factory):
-    """Both, for ``CASES``."""
-    key = backend.name, num_gpus
-    if key not in _RUNS:
-        folder = tmp_path_factory.mktemp("processes")
-        found = _Runs(backend, folder, num_gpus)
-        found.alone(epochs=1, optimizer="adam", checkpoint="alone")
-        cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
-        if _SHARING not in backend.framework.cannot:
-            shared = {"num_gpus": num_gpus, "shard": "parameters"}
-            cases |= {case: {**shared, **options} for case, options in SHARED.items()}
-        done, _ = _launched(backend, folder, cases)
-        assert done.returncode == 0, done.stderr
-        _RUNS[key] = found
-    return _RUNS[key]
+    """Both, for ``CASES``.
+
+    One launch for all: the processes take longer to import a framework than to train.
+    """
+    folder = tmp_path_factory.mktemp("processes")
+    found = _Runs(backend, folder, num_gpus)
+    found.alone(epochs=1, optimizer="adam", checkpoint="alone")
+    cases = {case: {"num_gpus": num_gpus, **options} for case, options in CASES.items()}
+    if _SHARING not in backend.framework.cannot:
+        shared = {"num_gpus": num_gpus, "shard": "parameters"}
+        cases |= {case: {**shared, **options} for case, options in SHARED.items()}
+    done, _ = _launched(backend, folder, cases)
+    assert done.returncode == 0, done.stderr
+    return found
 
 
 @requirement("processes.learn-what-one-learns", section=SECTION)
@@ -327,15 +325,37 @@ def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs
     assert_same_run(resumed, runs.alone(**options))
 
 
+LOST = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}
+OPTIONS_OF_LOST = {"optimizer": "adam", "checkpoint": "run"}
+
+
+@pytest.fixture(scope="module")
+def lost(backend, num_gpus, tmp_path_factory):
+    """Launch two runs that each lose a process; how each ended, and what it left behind.
+
+    They run at once, because the one that is stopped is waited for. Of each it has the folder, that
+    of its temporary files, what its processes wrote, and the seconds until they had ended.
+    """
+    folders = {how: tmp_path_factory.mktemp(how) for how in LOST}
+
+    def ended(how):
+        case = {**OPTIONS_OF_LOST, "num_gpus": num_gpus, "ended": [1, 1, int(LOST[how])]}
+        temporary = folders[how] / "temporary"
+        temporary.mkdir()
+        done, seconds = _launched(backend, folders[how], {"lost": case}, TMPDIR=str(temporary))
+        return folders[how], temporary, done, seconds
+
+    with ThreadPoolExecutor(len(LOST)) as pool:
+        return dict(zip(LOST, pool.map(ended, LOST), strict=True))
+
+
 @requirement("processes.end-with-a-lost-one", section=SECTION)
-@pytest.mark.parametrize(
-    ("number", "status"), [(signal.SIGKILL, 137), (signal.SIGSTOP, 1)], ids=["killed", "stopped"]
-)
-def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, tmp_path, number, status):
-    options = {"optimizer": "adam", "checkpoint": "run", "num_gpus": num_gpus}
-    case = {**options, "ended": [1, 1, int(number)]}
-    done, seconds = _launched(backend, tmp_path, {"lost": case})
+@pytest.mark.parametrize(("how", "status"), [("killed", 137), ("stopped", 1)])
+def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, lost, how, status):
+    options = {**OPTIONS_OF_LOST, "num_gpus": num_gpus}
+    folder, temporary, done, seconds = lost[how]
     assert done.returncode == status, done.stderr
+    assert [*temporary.iterdir()] == []
     assert seconds < SOON
     # One that was only stopped may say the same when it is ended.
     lines = [line for line in done.stderr.splitlines() if line.startswith("[rank 0] ")]
@@ -343,9 +363,9 @@ def test_a_lost_process_ends_the_run_and_not_its_file(backend, num_gpus, tmp_pat
     host = re.escape(socket.gethostname())
     place = r"(.+ of epoch [01]|the gradients)"  # the other has read ahead
     assert re.search(rf"rank 1 on {host} is lost: .+\. Rank 0 on {host} was at {place}", told), told
-    resumed = train(backend, tmp_path, resume=True, **options)
+    resumed = train(backend, folder, resume=True, **options)
     del options["checkpoint"]
-    assert_same_run(resumed, train(backend, tmp_path, **options))
+    assert_same_run(resumed, train(backend, folder, **options))
 
 
 @requirement("processes.refuse-other-batches", section=SECTION)

@@ -274,7 +274,7 @@ def test_a_module_knows_its_trainer_when_it_configures_its_optimizer(
 def test_a_module_that_is_only_evaluated_finds_the_number_of_its_batches(
     backend, batches, num_gpus, module, monkeypatch
 ):
-    """Give a module both numbers: one without ``validation_step`` divides by the training's."""
+    """Tell a module how many batches there are, also if it is only evaluated."""
     net, seen = modules(backend)[module](backend.cpu(), 0.05), set()
     step = type(net).validation_step
 
