@@ -24,7 +24,7 @@ from d2ldev_torch.devices import TorchDevices
 # The library that sends between devices of a type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
 
-# What a layer has, where the other was asked for -> whose statistics these are, and the way out.
+# What a layer has -> whose statistics these are, and how to get the others.
 _STATISTICS = {
     "global": ("all processes", "torch.nn.BatchNorm2d"),
     "local": (

@@ -79,7 +79,7 @@ def of_backends(results: Sequence[Result]) -> str:
     """Say of each device which backend has the best rate there, and by how much.
 
     Args:
-        results: of one exercise on several backends.
+        results: of one exercise on several backends; those that ended with an error are left out.
 
     Returns:
         A sentence; empty if no device of the hardware was measured on two of them.
@@ -92,7 +92,8 @@ def of_backends(results: Sequence[Result]) -> str:
     """
     best: dict[str, list[tuple[str, Figures]]] = {}
     for result in results:
-        for device, of_it in _measured(result.rows).items():
+        rows = result.rows if result.error is None else []
+        for device, of_it in _measured(rows).items():
             figures = max((figures for _, figures in of_it), key=lambda each: each.rate)
             best.setdefault(device, []).append((result.backend, figures))
     parts = []

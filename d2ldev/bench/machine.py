@@ -1,4 +1,4 @@
-"""What was measured on: the processor and the graphics cards of this machine."""
+"""The machine that figures come from: its processor and its GPUs."""
 
 from __future__ import annotations
 
@@ -16,9 +16,16 @@ def machine() -> dict[str, Any]:
     return {
         "system": f"{platform.system()} {platform.machine()}",
         "processor": processor(),
-        "cores": os.cpu_count(),
+        "cores": cores(),
         "cards": cards(),
     }
+
+
+def cores() -> int:
+    """Return on how many cores this process may compute."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def processor() -> str:
@@ -32,7 +39,7 @@ def processor() -> str:
 
 
 def cards() -> list[str]:
-    """Return the machine's NVIDIA cards with their driver; empty without ``nvidia-smi``."""
+    """Return the machine's NVIDIA GPUs with their driver; empty without ``nvidia-smi``."""
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         output = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)  # noqa: S603

@@ -23,7 +23,7 @@ from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, bro
 
 # FSDP gathers the parameters of one unit at a time: of each module in one of these.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
-# Their state of a parameter is that of its rows and columns, which torch refuses for a part.
+# It keeps a state for each row and column, which torch cannot make of a part of a parameter.
 _OF_WHOLE_PARAMETERS = (torch.optim.Adafactor,)
 
 

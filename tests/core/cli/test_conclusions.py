@@ -1,5 +1,7 @@
 """What follows from figures: each sentence with figures that were made up for it, on both sides."""
 
+from dataclasses import replace
+
 import pytest
 
 from d2ldev.bench.conclusions import of_backends, of_products, of_rates, of_ways
@@ -140,8 +142,9 @@ def rated(backend, rate, *, spread=0.0, seconds=1.0, **where):
             "",
         ),
         ([rated("a", 1.0)], ""),
+        ([rated("a", 1.0), replace(rated("b", 2.0), error="cannot go on")], ""),
     ],
-    ids=["three", "another size", "the quartiles overlap", "virtual", "one"],
+    ids=["three", "another size", "the quartiles overlap", "virtual", "one", "an error"],
 )
 def test_backends_are_compared_by_their_best_rates_on_hardware(results, said):
     assert of_backends(results) == said

@@ -1,4 +1,4 @@
-"""What was measured on."""
+"""The machine that figures come from."""
 
 import os
 
