@@ -42,7 +42,39 @@ def torch_rows(backend: Any) -> Iterator[Row]:
         names["move_data_to_device"] = move_data_to_device
         moves["Lightning Fabric"] = "move_data_to_device(batch, native)"
     one = ("x.to(native)", "x.clone()")
-    yield from _rows(backend, names, moves, copies, one, 1.0)
+    yield from _rows(backend, names, moves, copies, one, 1.0, _nothing)
+    yield from _copy_floors(backend)
+
+
+def _copy_floors(backend: Any) -> Iterator[Row]:
+    """Compare methods of Python that do little but ``x.clone()`` with it."""
+
+    class Room:
+        def copy(self, x: Any) -> Any:
+            return x.clone()
+
+    class Handle:
+        def __init__(self) -> None:
+            self.room, self.types = Room(), {type(x)}
+
+        def copy(self, x: Any) -> Any:
+            return self.room.copy(x)
+
+        def copy_known(self, x: Any) -> Any:
+            if type(x) not in self.types or not x.is_cpu:
+                raise TypeError
+            try:
+                return self.room.copy(x)
+            except RuntimeError as error:
+                raise MemoryError from error
+
+    x = backend.ones(_FLOATS)
+    names = {"handle": Handle(), "x": x}
+    for floor, ours in (
+        ("a method that calls one", "handle.copy(x)"),
+        ("a method that asks what x is and where, and calls one", "handle.copy_known(x)"),
+    ):
+        yield Comparison(f"floor of copy on the CPU: {floor}", ours, "x.clone()", None, names)
 
 
 def jax_rows(backend: Any) -> Iterator[Row]:
@@ -50,13 +82,21 @@ def jax_rows(backend: Any) -> Iterator[Row]:
     import jax
 
     names = {"jax": jax, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
-    # Each array is waited for by itself: waiting for a device takes longer than what is measured.
-    names["ready"] = jax.block_until_ready
-    move = "ready(jax.device_put({}, native))"
-    copy = "ready(jax.device_put({}, cpu, may_alias=False))"
+    # Waited for at the end of each sample. After each call a thread would have to wake Python, or
+    # not, by how much Python still has to do, and that takes as long as a call. To wait for a
+    # device takes longer than what is measured.
+    made = names["made"] = []
+
+    def wait() -> None:
+        jax.block_until_ready(made)
+        made.clear()
+
+    add = "made.append({})"
+    move = add.format("jax.device_put({}, native)")
+    copy = add.format("jax.device_put({}, cpu, may_alias=False)")
     moves, copies = {"device_put": move.format("batch")}, {"device_put": copy.format("batch")}
     one = (move.format("x"), copy.format("x"))
-    yield from _rows(backend, names, moves, copies, one, 1.05, "ready({})")
+    yield from _rows(backend, names, moves, copies, one, 1.05, wait, add)
     alone = copy.format("tensors")
     for size in _SIZES:
         tensors = [backend.full((_FLOATS,), float(i), device="cpu") for i in range(size)]
@@ -70,7 +110,7 @@ def jax_rows(backend: Any) -> Iterator[Row]:
             ),
         ):
             name = f"copy on the CPU: dict of {size}, {floor}"
-            yield Comparison(name, ours, copy.format("batch"), None, used)
+            yield Comparison(name, ours, copy.format("batch"), None, used, finish=wait)
 
 
 def tensorflow_rows(backend: Any) -> Iterator[Row]:
@@ -83,7 +123,8 @@ def tensorflow_rows(backend: Any) -> Iterator[Row]:
 
     names = {"move": move, "native": backend.native("gpu:1"), "cpu": backend.native("cpu")}
     moves, copies = {"by hand": "move(batch, native)"}, {"by hand": "move(batch, cpu)"}
-    yield from _rows(backend, names, moves, copies, ("move(x, native)", "move(x, cpu)"), 1.05)
+    one = "move(x, native)", "move(x, cpu)"
+    yield from _rows(backend, names, moves, copies, one, 1.05, backend.synchronize)
 
 
 def mxnet_rows(backend: Any) -> Iterator[Row]:
@@ -96,7 +137,8 @@ def mxnet_rows(backend: Any) -> Iterator[Row]:
         "copy": lambda x: x.copy(),
     }
     moves, copies = {"by hand": "walked(batch, move)"}, {"by hand": "walked(batch, copy)"}
-    yield from _rows(backend, names, moves, copies, ("x.as_in_ctx(native)", "x.copy()"), 1.05)
+    one = "x.as_in_ctx(native)", "x.copy()"
+    yield from _rows(backend, names, moves, copies, one, 1.05, backend.synchronize)
 
 
 def placement_rows(backend: Any) -> Iterator[Row]:
@@ -119,7 +161,8 @@ def _rows(
     copies: dict[str, str],
     one: tuple[str, str],
     aim: float,
-    ready: str = "{}",
+    finish: Callable[[], object],
+    add: str = "{}",
 ) -> Iterator[Row]:
     """Compare every size and form of batch, moved and copied, and one tensor.
 
@@ -129,13 +172,13 @@ def _rows(
         moves, copies: the way of the framework -> a statement about ``batch``.
         one: the native calls that move and copy ``x``.
         aim: for the batches.
-        ready: waits for the result of ours; theirs wait by themselves then.
+        finish: called at the end of each sample, to wait for what was computed.
+        add: keeps the result of ours for ``finish``; theirs keep theirs by themselves.
     """
-    finish = backend.synchronize if ready == "{}" and backend.name != "torch" else _nothing
     names = {**names, "backend": backend}
     for source, target in (("gpu:0", "gpu:1"), ("cpu", "gpu:1"), ("cpu", "cpu")):
         ours = "backend.copy({})" if source == target else f"backend.to({{}}, {target!r})"
-        ours = ready.format(ours)
+        ours = add.format(ours)
         what = "copy on the CPU" if source == target else f"to, {source} to {target}"
         theirs = copies if source == target else moves
         for size in _SIZES:

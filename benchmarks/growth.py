@@ -38,6 +38,7 @@ from natives import CREATIONS
 from overhead import document
 from rich.console import Console
 from rich.table import Table
+from safetensors.numpy import load_file
 
 import d2ldev
 
@@ -176,7 +177,7 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
     if (creation := CREATIONS.get(backend.name)) is not None:
         makers = [creation(backend.native(device)) for device in backend.devices()]
         yield Growth(
-            "threads without d2ldev (the floor of the row above)",
+            "threads without d2ldev, the floor",
             "ones by the framework's own call",
             "threads",
             threads,
@@ -186,6 +187,10 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
 
     def of_file(samples: Sequence[Sample]) -> float | None:
         return samples[-1].peak / (samples[-1].size * _MB)
+
+    def load_by_safetensors(size: int) -> Callable[[], object]:
+        save_megabytes(size)()
+        return lambda: load_file(folder / "large")
 
     def save_megabytes(size: int) -> Callable[[], object]:
         tensors = {str(i): backend.ones(_MB // 4) for i in range(size)}
@@ -201,6 +206,14 @@ def growths(backend: d2ldev.Backend, folder: Path, *, is_small: bool) -> Iterato
         ("load, tensors of 1 MB", "backend.load(path)", load_megabytes, 1.1),
     ):
         yield Growth(name, statement, "MB", megabytes, prepare, ("of the file", most, of_file))
+    yield Growth(
+        "load, without d2ldev, the floor",
+        "load_file(path) of safetensors, into NumPy arrays",
+        "MB",
+        megabytes,
+        load_by_safetensors,
+        aim=None,
+    )
 
     if "train" not in backend.framework.cannot:
         steps = decades(10**5, 10**3)[1:]

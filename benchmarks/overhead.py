@@ -1,10 +1,12 @@
 """What d2ldev costs over the framework's own calls, and over its import.
 
-    python benchmarks/overhead.py [--json FILE]
+    python benchmarks/overhead.py [--framework NAME] [--runs N] [--json FILE]
 
 Every row is a comparison in the same process with the call that one would write without
 d2ldev, and has an aim. The exit status is 0 also where an aim is not met: this is a
-measurement, and how fast a machine is is no property of the code.
+measurement, and how fast a machine is is no property of the code. Where things lie in memory
+differs from process to process, and with it the time of a short call: of several ``--runs``, each a
+process of its own, a row is that of the median ratio.
 """
 
 from __future__ import annotations
@@ -13,10 +15,12 @@ import argparse
 import datetime
 import importlib.metadata
 import json
-import os
 import platform
+import subprocess
+import sys
+import tempfile
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +30,7 @@ from rich.table import Table
 from rows import FRAMEWORKS, import_rows
 
 import d2ldev
+from d2ldev.bench.machine import machine
 
 _TIMES = ((1e-6, 1e9, "ns"), (1e-3, 1e6, "us"), (float("inf"), 1e3, "ms"))
 
@@ -79,20 +84,16 @@ def document(
     return {
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "python": platform.python_version(),
-        "machine": f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores{_model()}",
+        "machine": _machine(),
         "versions": {name: _version(name) for name in distributions},
         "results": [{**asdict(result), "met": result.met} for result in results],
     }
 
 
-def _model() -> str:
-    """Return the name of the processor, where the system tells it as Linux does."""
-    try:
-        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
-    except OSError:
-        return ""
-    names = [line.partition(":")[2].strip() for line in text.splitlines() if "model name" in line]
-    return f" of {names[0]}" if names else ""
+def _machine() -> str:
+    found = machine()
+    on = f" of {found['processor']}" if found["processor"] else ""
+    return f"{found['system']}, {found['cores']} cores{on}"
 
 
 def _version(distribution: str) -> str | None:
@@ -102,15 +103,42 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def medians(runs: Sequence[Sequence[Result]]) -> list[Result]:
+    """Return, of each row, the result of the run whose figure is the median of an odd number."""
+    return [
+        sorted(row, key=lambda each: each.value or 0.0)[len(row) // 2]
+        for row in zip(*runs, strict=True)
+    ]
+
+
+def _elsewhere(framework: str) -> list[Result]:
+    """Measure in a process of its own."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "results.json")
+        command = [sys.executable, __file__, "--framework", framework, "--json", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
+        rows = json.loads(path.read_text(encoding="utf-8"))["results"]
+    names = [each.name for each in fields(Result)]
+    return [Result(**{name: row[name] for name in names}) for row in rows]
+
+
 def main() -> None:
     """Measure, print, and write the file that was asked for."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    parser.add_argument(
+        "--runs", type=int, default=1, metavar="N", help="processes to measure in, an odd number"
+    )
     arguments = parser.parse_args()
-    rows = [*import_rows()] if arguments.framework != "torch-virtual" else []  # torch has them
-    rows += FRAMEWORKS[arguments.framework]()
-    results = [measure(row) for row in rows]
+    if arguments.runs < 1 or arguments.runs % 2 == 0:
+        parser.error("--runs is an odd number, of which one is the median")
+    if arguments.runs > 1:
+        results = medians([_elsewhere(arguments.framework) for _ in range(arguments.runs)])
+    else:
+        rows = [*import_rows()] if arguments.framework != "torch-virtual" else []  # torch has them
+        rows += FRAMEWORKS[arguments.framework]()
+        results = [measure(row) for row in rows]
     title = f"d2ldev's overhead over {arguments.framework} on the CPU"
     Console().print(table(title, results))
     if arguments.json is not None:

@@ -40,7 +40,8 @@ def main() -> None:
         from against.work import PEERS
         from overhead import document
 
-        installs = tuple(peer.install for peer in PEERS.values())
+        compared = {result.against.partition(",")[0] for result in found}
+        installs = tuple(peer.install for name, peer in PEERS.items() if name in compared)
         text = json.dumps(document(found, arguments.framework, installs), indent=2)
         arguments.json.write_text(text + "\n", encoding="utf-8")
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ def with_tables(text: str) -> str:
         "scaling": ratio_rows("scaling-*"),
         "growth": ratio_rows("growth-*"),
         "transfers": ratio_rows("transfers-*"),
+        "sharding": sharding_rows(),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
     for name, rows in tables.items():
@@ -71,7 +74,7 @@ def overhead_rows() -> Iterator[str]:
     """Return one row for each comparison of the benchmark through the handle."""
     yield "| framework | what | with d2ldev | without | ratio | aim |"
     yield "|---|---|---|---|---|---|"
-    for framework, result in _results("overhead-*"):
+    for framework, result in _missed_first(_results("overhead-*")):
         if result["value"] is None:
             continue
         ours, theirs = (
@@ -85,10 +88,28 @@ def ratio_rows(files: str) -> Iterator[str]:
     """Return one row for each comparison in the files of that name."""
     yield "| framework | what | against | ratio | aim |"
     yield "|---|---|---|---|---|"
-    for framework, result in _results(files):
+    for framework, result in _missed_first(_results(files)):
         against = _in_a_cell(result["theirs_statement"])
         yield f"| {framework} | {_name(result)} | {against} | {_figure(result)} |"
     yield from _circumstances(files)
+
+
+def sharding_rows() -> Iterator[str]:
+    """Return one row for each way to share parameters, with the memory that it takes."""
+    yield "| framework | GPUs | `shard` | MB in use on each GPU |"
+    yield "|---|---|---|---|"
+    for _, document in documents(ROOT / "benchmarks" / "results" / "memory", "sharding-*"):
+        for row in document["results"]:
+            used = ", ".join(f"{each / 1e6:.1f}" for each in row["used"])
+            shard = f'`"{row["shard"]}"`' if row["shard"] else ""
+            yield f"| {_framework(document)} | {row['gpus']} | {shard} | {used} |"
+    yield from _circumstances("memory/sharding-*")
+
+
+def _missed_first(
+    results: Iterable[tuple[str, dict[str, Any]]],
+) -> list[tuple[str, dict[str, Any]]]:
+    return sorted(results, key=lambda each: each[1]["met"] is not False)
 
 
 def _circumstances(files: str) -> Iterator[str]:
@@ -116,11 +137,11 @@ def peer_rows(results: Iterable[tuple[str, dict[str, Any]]]) -> Iterator[str]:
     columns = ("what", "against", "ratio", "half of the rounds", "aim")
     yield f"| framework | {' | '.join(columns)} | why |"
     yield "|---|---|---|---|---|---|---|"
-    for framework, result in sorted(results, key=lambda each: each[1]["met"] is not False):
+    for framework, result in _missed_first(results):
         if result["value"] is None:
             figures = f" | | {result['aim']:g}"
         else:
-            ratio, aim = _figure(result).split(" | ")
+            ratio, aim = _figure({**result, "reason": ""}).split(" | ")
             low, high = result["spread"]
             figures = f"{ratio} | {low:.3g} to {high:.3g} | {aim}"
         what = f"{framework} | {result['name']} | {result['against']}"
@@ -137,7 +158,8 @@ def _figure(result: dict[str, Any]) -> str:
     if result["met"] is False and aim is not None and float(digits) == aim:
         digits = f"{value:.4g}"
     shown = digits if unit == "ratio" else f"{digits} {unit}"
-    missed = " **missed**" if result["met"] is False else ""
+    reason = f": {result['reason']}" if result["reason"] else ""
+    missed = f" **missed**{reason}" if result["met"] is False else ""
     return f"{shown} | {'' if aim is None else f'{aim:g}'}{missed}"
 
 
@@ -148,10 +170,31 @@ def _in_a_cell(statement: str) -> str:
 
 def _results(files: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield each result of the benchmarks in files of that name, with its framework."""
-    for _, document in documents(ROOT / "benchmarks" / "results", files):
+    for name, document in documents(ROOT / "benchmarks" / "results", files):
         aims = [x["aim"] for x in document["results"] if x["unit"] == "ms more" and x["aim"]]
         for result in document["results"]:
-            yield _framework(document), {**result, "measure": aims[0] if aims else None}
+            measure = aims[0] if aims else None
+            reason = reason_of(name, result)
+            yield _framework(document), {**result, "measure": measure, "reason": reason}
+
+
+def reason_of(file: str, result: dict[str, Any]) -> str:
+    """Return why a result misses its aim; empty if it does not, or nobody has said why."""
+    if result["met"] is not False:
+        return ""
+    return next((why for files, row, why in reasons() if is_of(file, result, files, row)), "")
+
+
+def reasons() -> Iterator[tuple[str, str, str]]:
+    """Yield of which files and of which rows a reason is, and the reason."""
+    text = (ROOT / "benchmarks" / "results" / "reasons.toml").read_text(encoding="utf-8")
+    for reason in tomllib.loads(text)["reason"]:
+        yield reason["files"], reason["row"], reason["why"]
+
+
+def is_of(file: str, result: dict[str, Any], files: str, row: str) -> bool:
+    """Return whether a reason's files and rows are those of a result."""
+    return fnmatch(file, files) and str(result["name"]).startswith(row)
 
 
 def _framework(document: dict[str, Any]) -> str:

@@ -73,7 +73,7 @@ def test_both_sides_of_every_row_train_for_as_many_steps():
 
 
 def test_both_sides_write_the_same_tensors(tmp_path):
-    assert run(FILES, tmp_path) == [[True, True], [True, True, True, True]]
+    assert run(FILES, tmp_path) == [[True, True], [True] * 5]
 
 
 def test_the_results_of_device_logs_name_where_they_were_measured():
@@ -83,7 +83,18 @@ def test_the_results_of_device_logs_name_where_they_were_measured():
 
 def test_the_results_of_files_are_of_every_framework():
     assert len(kept("files")) >= 4
-    assert all(document["machine"] and len(document["results"]) == 4 for document in kept("files"))
+    assert all(document["machine"] and len(document["results"]) == 5 for document in kept("files"))
+
+
+def test_of_several_runs_each_row_is_that_of_the_median_ratio():
+    overhead, measure = imported("overhead"), imported("measure")
+
+    def run(*values):
+        return [measure.Result("", "", "", x, 1.0, x, "ratio", 1.0, "") for x in values]
+
+    found = overhead.medians([run(3, 10, None), run(1, 30, None), run(2, 20, None)])
+    assert [each.value for each in found] == [2, 20, None]
+    assert [each.ours for each in found] == [2, 20, None]
 
 
 # -- the peers -------------------------------------------------------------------------------------
