@@ -12,6 +12,10 @@ from against.work import NATIVE, Work
 from batches import walked
 
 _GLUON = "Gluon"
+_WAKING = (
+    "the wait for a thread of the engine: Gluon's way is the native call and more of Python, and "
+    "takes less than the native call alone"
+)
 
 
 def works(backend: Any, folder: Path) -> Iterator[Work]:
@@ -33,11 +37,12 @@ def works(backend: Any, folder: Path) -> Iterator[Work]:
             {peer: ready.format(way) for peer, way in ways.items()} for ways in (one, many)
         )
         used["waited"] = _waited
-        more = {"names": used, "peers": {}, "ready": ready}
+        more = {"names": used, "peers": {}, "ready": ready, "reasons": {_GLUON: _WAKING}}
         yield from common.moves(backend, source, target, one, many, **more)
     yield from common.look_up(backend, "gpu:0", {NATIVE: "x.ctx"}, {}, names, {})
     ones = {NATIVE: "mx.np.ones((2, 3), ctx=native)"}
-    yield from common.creation(backend, "gpu:0", ones, names, {})
+    known = {NATIVE: "calls of Python that know the dtype and the device"}
+    yield from common.creation(backend, "gpu:0", ones, names, {}, known)
     there = {_GLUON: "model.collect_params().reset_ctx(native)"}
     moving = {_GLUON: "twin.collect_params().reset_ctx(next(natives))"}
     yield from common.placing(backend, "gpu:0", there, moving, names, {})

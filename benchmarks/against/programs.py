@@ -28,11 +28,12 @@ def import_work(*peers: str) -> Iterator[Work]:
 
 def first_tensor_work(name: str, native: str, peers: Mapping[str, str]) -> Iterator[Work]:
     """Compare programs that make one tensor and end."""
+    reason = "d2ldev is imported besides, and finds the framework and its devices"
     yield Work(
         "first import and one tensor",
         f"from d2ldev import {name} as d2l; d2l.ones((2, 3))",
         {NATIVE: native, **peers},
-        reasons={NATIVE: "d2ldev is imported besides, and finds the framework and its devices"},
+        reasons=dict.fromkeys([NATIVE, *peers], reason),
         rounds=PROGRAMS,
         is_program=True,
     )
