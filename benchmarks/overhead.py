@@ -93,7 +93,7 @@ def document(
 def _machine() -> str:
     found = machine()
     on = f" of {found['processor']}" if found["processor"] else ""
-    return f"{found['system']}, {found['cores']} cores{on}"
+    return ", ".join([found["system"], f"{found['cores']} cores{on}", *found["cards"]])
 
 
 def _version(distribution: str) -> str | None:

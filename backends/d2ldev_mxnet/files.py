@@ -78,15 +78,13 @@ class MXNetFiles(Files):
         return {
             **progress_of(optimizer),
             "states": {rank[i]: state for i, state in states.items()},
-            "shapes": [list(optimizer._params[i].shape or ()) for i in rank],
+            "shapes": _shapes(optimizer),
         }
 
     def checked_state(self, optimizer: Any, state: Any) -> Callable[[], None]:
         updater = optimizer._updaters[0]
-        mine = self.state(optimizer)
-        assert mine is not None  # it was asked before
-        if state["shapes"] != mine["shapes"]:
-            raise ValueError(f"its shapes: {mine['shapes']}, {state['shapes']} in the state")
+        if state["shapes"] != (mine := _shapes(optimizer)):
+            raise ValueError(f"its shapes: {mine}, {state['shapes']} in the state")
         put_progress = checked_progress(optimizer, state)
         index_of = {rank: index for index, rank in _ranks(optimizer).items()}
         states = {
@@ -172,6 +170,11 @@ def _ranks(trainer: Any) -> dict[int, str]:
     """Return the ranks of a trainer's parameters by their indices, in the order of the ranks."""
     found = ranks(dict(enumerate(trainer._params)))
     return {index: str(rank) for index, rank in found.items()}
+
+
+def _shapes(trainer: Any) -> list[list[int]]:
+    """Return the shapes of a trainer's parameters, in the order of their ranks."""
+    return [list(trainer._params[i].shape or ()) for i in _ranks(trainer)]
 
 
 def _numbers(obj: Any) -> dict[str, Any]:

@@ -102,8 +102,7 @@ def of_backends(results: Sequence[Result]) -> str:
         if others:
             said = [f"{_at_rates(fastest, figures)} {name}" for name, figures in others]
             parts.append(f"at its best on {device}, {first} is {' and '.join(said)}")
-    text = "; ".join(parts)
-    return f"{text[0].upper()}{text[1:]}." if text else ""
+    return _sentence(parts, ()) if parts else ""
 
 
 def _at_rates(figures: Figures, before: Figures) -> str:
