@@ -24,10 +24,17 @@ def import_rows() -> Iterator[Row]:
     yield ProcessComparison("import d2ldev", "import d2ldev", "pass", aim=15)
     yield ProcessComparison(
         "import what d2ldev needs of Python's library",
-        "import contextvars, enum, functools, numbers, re, threading, typing, weakref",
+        "import contextvars, functools, importlib.util, re, threading, typing, warnings, weakref",
         "pass",
         aim=None,
         note="the floor of an import",
+    )
+    yield ProcessComparison(
+        "import the backend's handle",
+        "from d2ldev import backend",
+        "pass",
+        aim=None,
+        note="what the first use of d2ldev imports, without a framework",
     )
 
 

@@ -14,8 +14,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
-from d2ldev.backend import Backend
+from d2ldev import device as _device
 from d2ldev.device import Device, cpu, gpu
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -33,13 +32,15 @@ from d2ldev.errors import (
     UnknownBackendError,
     UnsupportedValueError,
 )
-from d2ldev.framework import Memory
-from d2ldev.nesting.kinds import register_container
 from d2ldev.registry import importing as _importing
 from d2ldev.registry.discovery import available_backends
-from d2ldev.registry.selection import virtual_gpus
 
 if TYPE_CHECKING:
+    from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
+    from d2ldev.backend_class import Backend
+    from d2ldev.framework import Memory
+    from d2ldev.nesting.kinds import register_container
+    from d2ldev.registry.selection import virtual_gpus
     from d2ldev.training.callbacks import Schedule
     from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
@@ -63,13 +64,23 @@ if os.path.isdir(os.path.join(_root, "backends", "d2ldev_reference")):
 
 _importing.install()
 
-# Imported from these modules when first asked for, because most programs do not use them.
+# Imported from these modules when first asked for: a library that imports this package and does not
+# use it waits for less, and most programs do not train.
 _LAZY = {
-    "ArrayLoader": "d2ldev.training.data",
-    "DeviceLog": "d2ldev.training.log",
-    "Schedule": "d2ldev.training.callbacks",
-    "Timer": "d2ldev.training.timer",
-    "Trainer": "d2ldev.training.trainer",
+    "ArrayLoader": "training.data",
+    "Backend": "backend_class",
+    "DeviceLog": "training.log",
+    "Memory": "framework",
+    "Schedule": "training.callbacks",
+    "Timer": "training.timer",
+    "Trainer": "training.trainer",
+    "backend": "active",
+    "backend_of": "active",
+    "get_backend": "active",
+    "register_container": "nesting.kinds",
+    "set_backend": "active",
+    "use_backend": "active",
+    "virtual_gpus": "registry.selection",
 }
 
 __all__ = [
@@ -109,17 +120,35 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return any known backend by its name: ``from d2ldev import torch as d2l``.
+    """Return a name or module that is imported when it is first asked for, such as ``backend``.
 
-    Or return a name that is imported when it is first asked for, such as ``Trainer``.
+    Or return any known backend by its name: ``from d2ldev import torch as d2l``.
     """
+    import importlib.util
+
     if name in _LAZY:
-        import importlib
-
-        value = globals()[name] = getattr(importlib.import_module(_LAZY[name]), name)
+        value = globals()[name] = getattr(importlib.import_module(f"d2ldev.{_LAZY[name]}"), name)
         return value
-    from d2ldev.registry.discovery import ALIASES, known_backends
+    if name.isidentifier() and not name.startswith("_"):
+        if importlib.util.find_spec(f"d2ldev.{name}") is not None:
+            return importlib.import_module(f"d2ldev.{name}")
+        from d2ldev.registry.discovery import ALIASES, known_backends
 
-    if not name.startswith("_") and (name in known_backends() or name in ALIASES):
-        return get_backend(name)
+        if name in known_backends() or name in ALIASES:
+            return __getattr__("get_backend")(name)
     raise AttributeError(f"module 'd2ldev' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """Return the names that are there, and those that are imported when they are asked for."""
+    return sorted({*globals(), *__all__})
+
+
+class _ActiveBackend:
+    """The active backend, for ``with device:`` in a program that has asked for no backend yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(__getattr__("backend"), name)
+
+
+_device.use(_ActiveBackend())

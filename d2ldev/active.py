@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 from d2ldev import device
-from d2ldev.backend import Backend, backend_for
+from d2ldev.backend_class import Backend, backend_for
 from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.framework import Framework
 from d2ldev.registry.discovery import FALLBACK

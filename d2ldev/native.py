@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from d2ldev.backend import Backend, backend_for
+from d2ldev.backend_class import Backend, backend_for
 from d2ldev.device import CPU, gpu
 from d2ldev.registry.discovery import ALIASES, choices, known_backends
 from d2ldev.registry.selection import get_framework

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.bench import conclusions
 from d2ldev.bench.results import Result, Row
 from d2ldev.device import CPU, Device

@@ -17,7 +17,7 @@ from rich.text import Text
 
 from d2ldev import settings
 from d2ldev.active import active_backend
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.cli.cells import Cell, Outcome, read_cells, run_cell
 from d2ldev.cli.screen import (
     collected_warnings,

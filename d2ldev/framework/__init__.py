@@ -4,7 +4,7 @@ Design rules, as in einops' backends:
 
 - Native tensors go in and come out. A framework wraps nothing.
 - A room is a small object with public methods. ``devices`` and ``tensors`` are required; every
-  method of the other five has a default. ``d2ldev.backend.Backend`` derives from them, once, what
+  method of the other five has a default. ``d2ldev.Backend`` derives from them, once, what
   a user calls.
 - Arguments of a room were checked, and devices exist. Its callers translate the errors that it
   raises.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from d2ldev.active import backend_of
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.framework import Sharded, Weighted

@@ -9,7 +9,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from typing import Any
 
 from d2ldev.active import backend as handle
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, Learner

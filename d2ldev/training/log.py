@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, shown
 from d2ldev.framework import DeviceLike, Tensor

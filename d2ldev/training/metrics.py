@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
 
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.steps import comparison, mean_of, metric_refusal

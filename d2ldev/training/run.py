@@ -16,7 +16,7 @@ from pathlib import Path
 from types import NoneType
 from typing import Any, NamedTuple
 
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import Device
 from d2ldev.errors import (
     CheckpointError,

@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FunctionType
 from typing import Any
 
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
 from d2ldev.processes.join import free_port

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.active import active_backend, get_backend
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.framework import Learner, Loss, Settings

@@ -18,7 +18,7 @@ from d2ldev_torch.tensors import TorchTensors
 from d2ldev_torch.training import TorchTraining
 
 import d2ldev
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, gpu
 
 

@@ -11,6 +11,70 @@ def test_every_name_is_there(name):
     assert getattr(d2ldev, name) is not None
 
 
+def test_every_name_is_listed_before_it_is_imported():
+    code = "import d2ldev; show(sorted(set(d2ldev.__all__) - set(dir(d2ldev))))"
+    assert run_python(code) == [[]]
+
+
+def test_what_a_program_that_uses_no_backend_needs_is_all_that_is_imported():
+    code = """
+        import sys, d2ldev
+        show(sorted(module for module in sys.modules if module.startswith("d2ldev")))
+    """
+    assert run_python(code) == [
+        [
+            "d2ldev",
+            "d2ldev.device",
+            "d2ldev.errors",
+            "d2ldev.registry",
+            "d2ldev.registry.discovery",
+            "d2ldev.registry.importing",
+            "d2ldev.scopes",
+        ]
+    ]
+
+
+def test_a_device_finds_the_active_backend_that_nobody_has_asked_for():
+    code = """
+        from d2ldev.device import gpu
+        with gpu(1):
+            from d2ldev import backend
+            show(str(backend.device_of(backend.ones(1))))
+    """
+    assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == ["gpu:1"]
+
+
+def test_a_module_is_there_that_nobody_has_imported():
+    code = "import d2ldev; show(d2ldev.settings.BACKEND); show(d2ldev.files.__name__)"
+    assert run_python(code) == ["D2LDEV_BACKEND", "d2ldev.files"]
+
+
+def test_importing_the_class_leaves_the_handle_what_it_is():
+    code = """
+        from d2ldev.backend_class import Backend
+        import d2ldev.active
+        show(isinstance(d2ldev.backend, Backend) and d2ldev.backend is d2ldev.active.backend)
+    """
+    assert run_python(code) == [True]
+
+
+def test_threads_that_ask_at_once_get_one_handle():
+    code = """
+        import threading, d2ldev
+        barrier, found = threading.Barrier(16), []
+        def ask():
+            barrier.wait()
+            found.append(d2ldev.backend)
+        threads = [threading.Thread(target=ask) for _ in range(16)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        show([len(found), len(set(map(id, found)))])
+    """
+    assert run_python(code) == [[16, 1]]
+
+
 @pytest.mark.parametrize("name", ["ArrayLoader", "DeviceLog", "Schedule", "Trainer"])
 def test_what_trains_is_imported_when_it_is_asked_for(name):
     code = f"""
@@ -52,6 +116,7 @@ def test_operations_that_few_programs_need_are_imported_at_their_first_use():
     assert run_python(code) == [[[], ["mlp", "parallel", "prefetching", "timing"]]]
 
 
-def test_what_is_not_there_is_an_attribute_error():
-    with pytest.raises(AttributeError, match="Traineer"):
-        d2ldev.Traineer  # noqa: B018
+@pytest.mark.parametrize("name", ["Traineer", "", "training.data", "a name", "_nothing"])
+def test_what_is_not_there_is_an_attribute_error(name):
+    with pytest.raises(AttributeError, match=f"no attribute {name!r}"):
+        getattr(d2ldev, name)

@@ -73,12 +73,13 @@ def test_set_backend_inside_use_backend_waits_for_the_end_of_the_block(
     ],
 )
 def test_the_reason_of_the_choice_can_be_asked_for(code, environment, reason):
-    code = f"import d2ldev; {code}\nshow(d2ldev.registry.selection.selection_reason())"
+    asking = "from d2ldev.registry import selection; show(selection.selection_reason())"
+    code = f"import d2ldev; {code}\n{asking}"
     assert run_python(code, environment=environment) == [reason]
 
 
 def test_the_reason_of_the_choice_names_the_order_of_preference(install):
-    code = "import d2ldev; show(d2ldev.registry.selection.selection_reason())"
+    code = "import d2ldev.registry.selection; show(d2ldev.registry.selection.selection_reason())"
     assert run_python(code, path=[install("jax")]) == [
         "jax is the first that is installed of torch, jax, tensorflow, mxnet"
     ]
@@ -143,7 +144,7 @@ def test_use_backend_needs_no_choice_for_the_process():
     code = """
         import warnings
         warnings.simplefilter("error")
-        import d2ldev
+        import d2ldev.registry.selection
         with d2ldev.use_backend("reference"):
             show(d2ldev.backend.name)
         show(d2ldev.registry.selection.process().framework is None)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-from d2ldev.backend import Backend
+from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.training import hooks, loops, run, trainer
