@@ -34,7 +34,7 @@ def import_rows() -> Iterator[Row]:
         "from d2ldev import backend",
         "pass",
         aim=None,
-        note="what the first use of d2ldev imports, without a framework",
+        note="with all that its methods need, without a framework",
     )
 
 

@@ -14,8 +14,6 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from d2ldev import device as _device
-from d2ldev.device import Device, cpu, gpu
 from d2ldev.errors import (
     BackendFallbackWarning,
     BackendNotInstalledError,
@@ -32,12 +30,14 @@ from d2ldev.errors import (
     UnknownBackendError,
     UnsupportedValueError,
 )
+from d2ldev.locks import Lock as _Lock
 from d2ldev.registry import importing as _importing
 from d2ldev.registry.discovery import available_backends
 
 if TYPE_CHECKING:
     from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
     from d2ldev.backend_class import Backend
+    from d2ldev.device import Device, cpu, gpu
     from d2ldev.framework import Memory
     from d2ldev.nesting.kinds import register_container
     from d2ldev.registry.selection import virtual_gpus
@@ -64,24 +64,33 @@ if os.path.isdir(os.path.join(_root, "backends", "d2ldev_reference")):
 
 _importing.install()
 
-# Imported from these modules when first asked for: a library that imports this package and does not
-# use it waits for less, and most programs do not train.
-_LAZY = {
-    "ArrayLoader": "training.data",
+# Imported together at the first use of one of them: a library that imports this package and does
+# not use it waits for less.
+_CORE = {
     "Backend": "backend_class",
-    "DeviceLog": "training.log",
+    "Device": "device",
     "Memory": "framework",
-    "Schedule": "training.callbacks",
-    "Timer": "training.timer",
-    "Trainer": "training.trainer",
     "backend": "active",
     "backend_of": "active",
+    "cpu": "device",
     "get_backend": "active",
+    "gpu": "device",
     "register_container": "nesting.kinds",
     "set_backend": "active",
     "use_backend": "active",
     "virtual_gpus": "registry.selection",
 }
+# Imported each at its first use, because most programs do not train.
+_RARE = {
+    "ArrayLoader": "training.data",
+    "DeviceLog": "training.log",
+    "Schedule": "training.callbacks",
+    "Timer": "training.timer",
+    "Trainer": "training.trainer",
+}
+# A module that is half imported cannot be imported by a forked child.
+_loading = _Lock(patience=30)
+_is_loaded = False
 
 __all__ = [
     "ArrayLoader",
@@ -120,35 +129,46 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Return a name or module that is imported when it is first asked for, such as ``backend``.
+    """Return what is imported at its first use, or any known backend by its name.
 
-    Or return any known backend by its name: ``from d2ldev import torch as d2l``.
+    >>> from d2ldev import torch as d2l                                # doctest: +SKIP
     """
-    import importlib.util
-
-    if name in _LAZY:
-        value = globals()[name] = getattr(importlib.import_module(f"d2ldev.{_LAZY[name]}"), name)
-        return value
-    if name.isidentifier() and not name.startswith("_"):
-        if importlib.util.find_spec(f"d2ldev.{name}") is not None:
-            return importlib.import_module(f"d2ldev.{name}")
+    if name in _RARE:
+        _import(name, _RARE[name])
+        return globals()[name]
+    if not name.startswith("_"):
+        _load()
+        if name in globals():
+            return globals()[name]
+        from d2ldev.active import get_backend
         from d2ldev.registry.discovery import ALIASES, known_backends
 
         if name in known_backends() or name in ALIASES:
-            return __getattr__("get_backend")(name)
+            return get_backend(name)
     raise AttributeError(f"module 'd2ldev' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """Return the names that are there, and those that are imported when they are asked for."""
+    """Return the names that are there, and those that are imported at their first use."""
     return sorted({*globals(), *__all__})
 
 
-class _ActiveBackend:
-    """The active backend, for ``with device:`` in a program that has asked for no backend yet."""
+def _load() -> None:
+    global _is_loaded
+    if _is_loaded:
+        return
+    with _loading:
+        for name, module in _CORE.items():
+            _import(name, module)
+        from d2ldev import active, device
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(__getattr__("backend"), name)
+        device.use(active.backend)
+        _is_loaded = True
 
 
-_device.use(_ActiveBackend())
+def _import(name: str, module: str) -> None:
+    import importlib
+
+    with _loading:
+        value = getattr(importlib.import_module(f"d2ldev.{module}"), name)
+        globals().setdefault(name, value)  # a test may have replaced it

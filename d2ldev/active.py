@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from d2ldev import device
 from d2ldev.backend_class import Backend, backend_for
 from d2ldev.errors import UnsupportedValueError, shown
 from d2ldev.framework import Framework
@@ -32,7 +31,8 @@ class ActiveBackend(FollowsSelection, Backend):
     """The active backend, resolved at every call."""
 
     def __init__(self) -> None:
-        """Hold nothing."""
+        """Hold nothing, until the first use."""
+        object.__setattr__(self, "known_framework", None)
 
     def __repr__(self) -> str:
         return f"<the active backend: {self.name}>"
@@ -50,8 +50,6 @@ class ActiveBackend(FollowsSelection, Backend):
 
 backend: Backend = ActiveBackend()
 """``from d2ldev import backend``: the active backend."""
-
-device.use(backend)
 
 
 def _the_handle() -> Backend:

@@ -49,6 +49,8 @@ class Backend:
 
     Attributes:
         framework: the same.
+        known_framework: the same, or None where ``framework`` has to be asked for at each call, as
+            in the handle inside ``use_backend``. Python reads it in half the time.
 
     >>> from d2ldev import get_backend
     >>> backend = get_backend('reference')
@@ -58,6 +60,7 @@ class Backend:
     """
 
     framework: Framework
+    known_framework: Framework | None
 
     def __init__(self, framework: Framework) -> None:
         if not isinstance(framework, Framework):
@@ -66,7 +69,7 @@ class Backend:
                 "it is no Framework",
                 "d2ldev.get_backend('torch')",
             )
-        self.framework = framework
+        self.framework = self.known_framework = framework
         _backends.setdefault(framework, self)
 
     def __repr__(self) -> str:
@@ -459,7 +462,7 @@ class Backend:
                 it is only traced (under ``jit`` or ``tf.function``), spread over several devices,
                 or without bytes (torch's ``meta``).
         """
-        return self.framework.tensors.device_of(x)
+        return (self.known_framework or self.framework).tensors.device_of(x)
 
     def dtype_of(self, x: Tensor) -> str:
         """Return the name of a tensor's dtype, such as ``'float32'``.
@@ -500,7 +503,7 @@ class Backend:
             UnsupportedValueError: if ``x`` holds something else, which the message names.
                 Nothing has moved then.
         """
-        framework = self.framework
+        framework = self.known_framework or self.framework
         try:
             target = framework.known_devices[device]
         except Exception:  # unknown so far, or not hashable

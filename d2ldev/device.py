@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import operator
 import re
+import sys
 from contextlib import AbstractContextManager
 from functools import total_ordering
 from typing import Any, NoReturn, Protocol
@@ -173,13 +174,21 @@ class _Backend(Protocol):
     def on(self, device: Device) -> AbstractContextManager[Device]: ...
 
 
-_backend: _Backend
+class _OfThePackage:
+    """The active backend, in a program that has asked the package for nothing so far."""
+
+    def __getattr__(self, name: str) -> Any:
+        # The package makes it when it is asked for, and gives it to ``use``.
+        return getattr(sys.modules[__package__].backend, name)
+
+
+_backend: _Backend = _OfThePackage()
 # The open blocks of ``with device:``, each with the block of the backend that was active then.
 _entered: Scopes[tuple[Device, AbstractContextManager[Device]]] = Scopes("d2ldev_devices")
 
 
 def use(backend: _Backend) -> None:
-    """Let ``device.native`` and ``with device:`` use this backend: the active one's handle."""
+    """Let ``device.native`` and ``with device:`` use this backend, the active one's handle."""
     global _backend
     _backend = backend
 

@@ -76,7 +76,12 @@ _forking = threading.local()
 
 
 def _before() -> None:
-    _forking.held = [lock for lock in list(_locks) if lock.hold()]
+    _forking.held = []
+    asked: set[Lock] = set()
+    # Another thread may make new locks while this one waits.
+    while new := [lock for lock in list(_locks) if lock not in asked]:
+        asked.update(new)
+        _forking.held += [lock for lock in new if lock.hold()]
 
 
 def _after_in_parent() -> None:

@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any
 
-from d2ldev import settings
+import d2ldev.settings as settings
 from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import (
     D2LDevError,

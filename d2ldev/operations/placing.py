@@ -13,12 +13,11 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
-from d2ldev.framework import DeviceLike, Framework, Models, Part, Put
+from d2ldev.framework import DeviceLike, Framework, Models, Put
 from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
@@ -96,7 +95,15 @@ class Inventory:
         kinds = self._kinds
         add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
-        for part_name, inner, put, key in self._parts_of(value, name):
+        try:
+            parts = self.framework.models.parts(value)
+            if type(parts) is not list:
+                parts = tuple(parts)  # all of them, so that whatever goes wrong does so here
+        except (D2LDevError, MemoryError, RecursionError):
+            raise
+        except Exception as error:  # a module whose ``__init__`` never called its parent's
+            raise self._is_not_whole(name, value, error) from error
+        for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
             if kind is TENSOR:
@@ -121,20 +128,13 @@ class Inventory:
                 if put is not None:
                     self.parts.append((full_name, inner, put, key))
 
-    def _parts_of(self, value: Any, name: str) -> Iterable[Part]:
-        try:
-            parts = self.framework.models.parts(value)
-            # All of them, so that whatever goes wrong does so here.
-            return parts if type(parts) is list else tuple(parts)
-        except (D2LDevError, MemoryError, RecursionError):
-            raise
-        except Exception as error:  # a module whose ``__init__`` never called its parent's
-            where = f" at {name}" if name else ""
-            raise UnsupportedValueError(
-                self._attempted,
-                f"the {type(value).__name__}{where} cannot be looked through: {said(error)}",
-                "make it whole first: super().__init__() in its __init__",
-            ) from error
+    def _is_not_whole(self, name: str, value: Any, error: Exception) -> UnsupportedValueError:
+        where = f" at {name}" if name else ""
+        return UnsupportedValueError(
+            self._attempted,
+            f"the {type(value).__name__}{where} cannot be looked through: {said(error)}",
+            "make it whole first: super().__init__() in its __init__",
+        )
 
     def _add_nesting(self, name: str, value: Any) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterable
-    from importlib.metadata import EntryPoint
+    from importlib.metadata import Distribution, EntryPoint
 
 GROUP = "d2ldev.backends"
 ALIASES = {"pytorch": "torch", "tf": "tensorflow"}
@@ -53,9 +53,13 @@ def _points() -> dict[str, dict[str, EntryPoint]]:
     # Python 3.11 leaves these out of ``importlib.invalidate_caches``, as an instance's method.
     MetadataPathFinder().invalidate_caches()
     found: dict[str, dict[str, EntryPoint]] = {}
+    # Read once for all the backends of a distribution: it takes most of a millisecond.
+    names: dict[Distribution | None, str | None] = {None: None}
     for point in _entry_points():
+        if point.dist is not None and point.dist not in names:
+            names[point.dist] = point.dist.name
         # Of a distribution whose metadata is gone, Python gives None.
-        name = (point.dist and point.dist.name) or point.value
+        name = names[point.dist] or point.value
         found.setdefault(canonical_name(point.name), {}).setdefault(name, point)
     return found
 

@@ -5,7 +5,7 @@ Held by ``tests/core/registry/test_registry.py``.
 
 from __future__ import annotations
 
-from d2ldev import settings
+import d2ldev.settings as settings
 from d2ldev.device import gpu
 from d2ldev.errors import BackendNotInstalledError, D2LDevError, UnknownBackendError
 from d2ldev.framework import Framework

@@ -11,7 +11,7 @@ import sys
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from d2ldev import settings
+import d2ldev.settings as settings
 from d2ldev.device import CPU, gpu, gpus_in_words
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -146,7 +146,7 @@ class _ActiveFramework:
     """
 
     @traced_as(lambda *_: _computed.framework)
-    def __get__(self, owner: object, cls: type) -> Framework:
+    def __get__(self, owner: FollowsSelection, cls: type) -> Framework:
         # ``active_framework``, without a call.
         framework = scoped.value.get() or _process.framework or _resolve()
         if not _had_blocks:
@@ -155,17 +155,25 @@ class _ActiveFramework:
                     # Noted first, so that Ctrl-C in between leaves nothing that is not forgotten.
                     _keepers.append(owner)
                     object.__setattr__(owner, "framework", framework)
+                    object.__setattr__(owner, "known_framework", framework)
         return framework
 
 
 class FollowsSelection:
-    """An object whose ``framework`` is the active framework."""
+    """An object whose ``framework`` is the active framework.
+
+    Attributes:
+        known_framework: the same while the object caches it, else None. Python reads an attribute
+            of the object faster if its class has none of this name.
+    """
 
     framework = _ActiveFramework()
+    known_framework: Framework | None
 
 
 def _forget() -> None:
     while _keepers:
+        object.__setattr__(_keepers[-1], "known_framework", None)
         with suppress(AttributeError):
             object.__delattr__(_keepers[-1], "framework")
         _keepers.pop()  # last, so that Ctrl-C in between leaves it to the next call

@@ -1,5 +1,7 @@
 """What ``d2ldev`` has at the top; what few programs need is imported when it is asked for."""
 
+import importlib.util
+
 import pytest
 from processes import run_python
 
@@ -24,12 +26,11 @@ def test_what_a_program_that_uses_no_backend_needs_is_all_that_is_imported():
     assert run_python(code) == [
         [
             "d2ldev",
-            "d2ldev.device",
             "d2ldev.errors",
+            "d2ldev.locks",
             "d2ldev.registry",
             "d2ldev.registry.discovery",
             "d2ldev.registry.importing",
-            "d2ldev.scopes",
         ]
     ]
 
@@ -44,35 +45,46 @@ def test_a_device_finds_the_active_backend_that_nobody_has_asked_for():
     assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == ["gpu:1"]
 
 
-def test_a_module_is_there_that_nobody_has_imported():
-    code = "import d2ldev; show(d2ldev.settings.BACKEND); show(d2ldev.files.__name__)"
-    assert run_python(code) == ["D2LDEV_BACKEND", "d2ldev.files"]
+def test_a_module_of_the_core_is_there_that_nobody_has_imported():
+    assert run_python("import d2ldev; show(d2ldev.settings.BACKEND)") == ["D2LDEV_BACKEND"]
 
 
-def test_importing_the_class_leaves_the_handle_what_it_is():
+@pytest.mark.parametrize("name", d2ldev.__all__)
+def test_no_name_is_that_of_a_module_which_would_take_its_place_when_it_is_imported(name):
+    assert importlib.util.find_spec(f"d2ldev.{name}") is None
+
+
+def test_what_was_replaced_before_the_first_use_stays_replaced():
     code = """
-        from d2ldev.backend_class import Backend
-        import d2ldev.active
-        show(isinstance(d2ldev.backend, Backend) and d2ldev.backend is d2ldev.active.backend)
+        import d2ldev
+        d2ldev.get_backend = "mine"
+        d2ldev.reference.num_gpus()
+        show(d2ldev.get_backend)
     """
-    assert run_python(code) == [True]
+    assert run_python(code) == ["mine"]
 
 
-def test_threads_that_ask_at_once_get_one_handle():
+def test_threads_that_ask_while_the_names_are_imported_wait_for_them():
     code = """
-        import threading, d2ldev
+        import sys, threading, time, d2ldev
+        class Slow:
+            def find_spec(self, name, *_):
+                if name == "d2ldev.operations":
+                    time.sleep(0.5)
+        sys.meta_path.insert(0, Slow())
         barrier, found = threading.Barrier(16), []
-        def ask():
+        names = ["backend", "reference", "gpu", "settings"]
+        def ask(name):
             barrier.wait()
-            found.append(d2ldev.backend)
-        threads = [threading.Thread(target=ask) for _ in range(16)]
+            found.append(hasattr(d2ldev, name))
+        threads = [threading.Thread(target=ask, args=(name,)) for name in names * 4]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        show([len(found), len(set(map(id, found)))])
+        show([len(found), all(found)])
     """
-    assert run_python(code) == [[16, 1]]
+    assert run_python(code) == [[16, True]]
 
 
 @pytest.mark.parametrize("name", ["ArrayLoader", "DeviceLog", "Schedule", "Trainer"])

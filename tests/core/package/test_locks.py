@@ -92,6 +92,30 @@ def test_a_fork_while_another_thread_imports_a_backend_leaves_the_child_able_to_
     assert run_python(code, path=[tmp_path]) == [0]
 
 
+def test_a_fork_while_another_thread_uses_d2ldev_for_the_first_time_leaves_the_child_able_to_work():
+    code = """
+        import os, signal, sys, threading, time
+        import d2ldev
+        class Slow:
+            def find_spec(self, name, *_):
+                if name in ("d2ldev.active", "d2ldev_reference"):
+                    inside.set()
+                    time.sleep(0.5)
+        inside = threading.Event()
+        sys.meta_path.insert(0, Slow())
+        thread = threading.Thread(target=lambda: d2ldev.backend.num_gpus())
+        thread.start()
+        inside.wait(60)
+        child = os.fork()
+        if not child:
+            signal.alarm(20)
+            os._exit(d2ldev.backend.name != "reference")
+        show(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        thread.join()
+    """
+    assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == [0]
+
+
 def test_threads_that_fork_at_once_leave_no_lock_locked():
     code = """
         import os, signal, threading

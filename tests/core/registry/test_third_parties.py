@@ -140,6 +140,20 @@ def test_a_built_in_name_that_is_taken_is_no_default(impostor):
     assert run_python(code, path=[impostor("torch")]) == [True]
 
 
+@pytest.mark.parametrize("name", ["mine", "bench", "training", "my_dev"])
+def test_a_third_party_is_there_by_its_name_also_before_anything_else(tmp_path, name):
+    make_backend(tmp_path, name)
+    code = f"from d2ldev import {name}; show({name}.name)"
+    assert run_python(code, path=[tmp_path]) == [name]
+
+
+def test_a_third_party_whose_name_is_no_identifier_is_an_attribute(tmp_path):
+    make_backend(tmp_path)
+    make_distribution(tmp_path, "another", {"my-dev": "mine_backend.wiring:MyFramework"})
+    code = "import d2ldev; show(getattr(d2ldev, 'my-dev').name)"
+    assert run_python(code, path=[tmp_path]) == ["mine"]
+
+
 def test_two_third_parties_of_one_name_are_refused(tmp_path):
     make_backend(tmp_path)
     make_distribution(tmp_path, "another", {"Mine": "mine_backend.wiring:MyFramework"})
