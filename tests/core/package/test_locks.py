@@ -116,6 +116,32 @@ def test_a_fork_while_another_thread_uses_d2ldev_for_the_first_time_leaves_the_c
     assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == [0]
 
 
+def test_a_fork_waits_for_a_lock_that_is_made_while_it_waits_for_another():
+    code = """
+        import os, threading, time
+        from d2ldev.locks import Lock
+        first, inside, held, done = Lock(patience=30), threading.Event(), threading.Event(), []
+        def use(lock):
+            with lock:
+                held.set()
+                time.sleep(0.5)
+                done.append(True)
+        def make():
+            with first:
+                inside.set()
+                time.sleep(0.5)
+                threading.Thread(target=use, args=(Lock(patience=30),)).start()
+                held.wait(60)
+        threading.Thread(target=make).start()
+        inside.wait(60)
+        child = os.fork()
+        if not child:
+            os._exit(not done)
+        show(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+    """
+    assert run_python(code) == [0]
+
+
 def test_threads_that_fork_at_once_leave_no_lock_locked():
     code = """
         import os, signal, threading
