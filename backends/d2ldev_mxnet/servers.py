@@ -179,6 +179,8 @@ def servers_of(group: Group) -> Servers:
 
 def _made(variables: dict[str, str]) -> Any:
     """Return a store that is connected to the servers."""
+    # MXNet's threads read the environment while they compute, and die when it changes meanwhile.
+    mx.npx.waitall()
     port = os.environ.pop("PORT", None)
     os.environ.update(variables, DMLC_ROLE="worker")
     try:

@@ -108,7 +108,7 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
     with (
         chdir(inside["working"]),
         patch.object(tempfile, "tempdir", temporary),
-        patch.dict(os.environ, dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary)),
+        _variables(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary)),
     ):
         try:
             yield
@@ -133,14 +133,38 @@ def _current_directory() -> Path | None:
 def environment(leaks: list[str]) -> Iterator[None]:
     """Find environment variables that were set, changed or removed."""
     before = dict(os.environ)
-    with patch.dict(os.environ):
-        try:
-            yield
-        finally:
-            for name in sorted({*before, *os.environ} - {_NOT_THE_TESTS}):
-                was, now = before.get(name), os.environ.get(name)
-                if was != now:
-                    leaks.append(f"the environment variable {name}: {was!r} became {now!r}")
+    try:
+        yield
+    finally:
+        for name in sorted({*before, *os.environ} - {_NOT_THE_TESTS}):
+            was, now = before.get(name), os.environ.get(name)
+            if was != now:
+                leaks.append(f"the environment variable {name}: {was!r} became {now!r}")
+                _set(name, was)
+
+
+@contextmanager
+def _variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the length of a block.
+
+    ``patch.dict`` would remove every variable at its end and set it again, and so move the list of
+    them, which a framework's threads may be reading: MXNet's die of that in the middle of a step.
+    """
+    before = {name: os.environ.get(name) for name in values}
+    for name, value in values.items():
+        _set(name, value)
+    try:
+        yield
+    finally:
+        for name, was in before.items():
+            _set(name, was)
+
+
+def _set(name: str, value: str | None) -> None:
+    if value is None:
+        os.environ.pop(name, None)
+    else:
+        os.environ[name] = value
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from d2ldev_mxnet import MXNetFramework, devices
 from d2ldev_mxnet.framework import mx
+from processes import run_python
 
 from d2ldev import (
     Backend,
@@ -218,3 +219,24 @@ def test_a_sparse_array_is_a_live_tensor(backend):
     x = mx.nd.ones((3, 12347)).tostype("csr")
     found = [live.kind for live in backend.live_tensors("cpu") if live.shape == x.shape]
     assert found == ["CSRNDArray"]
+
+
+def test_the_suite_looks_for_leaks_of_a_test_whose_steps_are_still_computed():
+    # In a process of its own, which MXNet would end if the environment moved in memory meanwhile.
+    code = """
+        import tempfile
+        from pathlib import Path
+        import d2ldev
+        from d2ldev_conformance.leaks import environment, files
+        backend = d2ldev.get_backend("mxnet")
+        learner = backend.learner(backend.mlp([8, 64, 64, 4]), loss="mse")
+        with tempfile.TemporaryDirectory() as folder:
+            for i in range(2000):
+                size = 2 + i % 50  # for a new size MXNet looks for a kernel
+                learner.step((backend.ones((size, 8)),), backend.ones((size, 4)))
+                with files([], Path(folder)), environment([]):
+                    pass
+        backend.synchronize()
+        show("alive")
+    """
+    assert run_python(code, hide=()) == ["alive"]
