@@ -154,6 +154,11 @@ def __dir__() -> list[str]:
 
 
 def _load() -> None:
+    """Import the core and make its names this module's.
+
+    Its modules write ``import d2ldev.settings as settings``: ``from d2ldev import settings`` would
+    ask for a name here, in the middle of this.
+    """
     global _is_loaded
     if _is_loaded:
         return
