@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING, Any
 
 from d2ldev.errors import (
     BackendFallbackWarning,
@@ -34,7 +33,11 @@ from d2ldev.locks import Lock as _Lock
 from d2ldev.registry import importing as _importing
 from d2ldev.registry.discovery import available_backends
 
+# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Any
+
     from d2ldev.active import backend, backend_of, get_backend, set_backend, use_backend
     from d2ldev.backend_class import Backend
     from d2ldev.device import Device, cpu, gpu

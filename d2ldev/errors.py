@@ -9,12 +9,15 @@ Held by ``tests/core/package/test_errors.py`` and the requirements ``errors.*`` 
 
 from __future__ import annotations
 
-import re
 import reprlib
 import sys
 import warnings
 from collections.abc import Iterable
-from typing import Any
+
+# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 _LONGEST = 4000
 
@@ -70,6 +73,9 @@ def shown(value: object) -> str:
         text = _signature(value) if is_tensor else str.__str__(_short.repr(value))
     except Exception:
         text = object.__repr__(value)
+    # Not at the top: ``import d2ldev`` would take half as long again.
+    import re
+
     text = re.sub(r"\n\s*", " ", text)
     return f"{text[:57]}..." if len(text) > 60 else text
 

@@ -1,4 +1,4 @@
-"""``Lock``: a lock that a forked child finds free, and ``made_once``, which needs none.
+"""``Lock``: a lock that a forked child finds free.
 
 d2ldev has no other kind of lock.
 
@@ -13,10 +13,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Callable
-from typing import Any, Generic, TypeVar
-
-T = TypeVar("T")
 
 
 class Lock:
@@ -46,28 +42,6 @@ class Lock:
     def renew(self) -> None:
         """Become free, in a child that has no thread that would leave."""
         self._lock = threading.RLock()
-
-
-class made_once(Generic[T]):  # noqa: N801  # it reads as a decorator
-    """A property that is made at its first use; threads that make it at once get the same one.
-
-    Before Python 3.12, ``functools.cached_property`` holds a lock, which a forked child may find
-    locked for ever. Since then two threads may get two objects.
-    https://github.com/python/cpython/issues/87634
-    """
-
-    def __init__(self, make: Callable[[Any], T]) -> None:
-        self._make = make
-        self.__doc__ = make.__doc__
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, owner: object, _type: type | None = None) -> T:
-        if owner is None:
-            return self  # type: ignore[return-value]  # of the class, as documentation asks
-        made: T = vars(owner).setdefault(self._name, self._make(owner))
-        return made
 
 
 _locks: weakref.WeakSet[Lock] = weakref.WeakSet()

@@ -12,15 +12,10 @@ _FILES = ("safetensors", "orbax")
 def import_work(*peers: str) -> Iterator[Work]:
     """Compare the import of d2ldev with that of each peer of a framework."""
     theirs = {name: f"import {PEERS[name].module}" for name in peers if name not in _FILES}
-    reason = (
-        "d2ldev imports its contract and what that needs of Python's library; it imports no "
-        "framework, nor the peer that a program needs besides"
-    )
     yield Work(
         "first import",
         "import d2ldev",
         theirs,
-        reasons={"einops": reason, "array-api-compat": reason},
         rounds=PROGRAMS,
         is_program=True,
     )

@@ -35,6 +35,7 @@ from d2ldev.errors import (
 )
 from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
+from d2ldev.framework.made_once import made_once
 from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.parallel import Parallel
 from d2ldev.framework.strict import Strict, Strictness
@@ -49,7 +50,6 @@ from d2ldev.framework.training import (
     Training,
     Weighted,
 )
-from d2ldev.locks import made_once
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Contexts, Scopes
 from d2ldev.settings import peer_timeout

@@ -15,12 +15,14 @@ import sys
 from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder, SourceFileLoader
-from typing import TYPE_CHECKING, Any
 
+# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
     from collections.abc import Iterable
     from importlib.metadata import Distribution, EntryPoint
+    from typing import Any
 
 GROUP = "d2ldev.backends"
 ALIASES = {"pytorch": "torch", "tf": "tensorflow"}

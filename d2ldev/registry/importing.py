@@ -13,8 +13,6 @@ from __future__ import annotations
 import importlib
 import sys
 import threading
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from d2ldev.registry.discovery import (
     PREFERENCE,
@@ -23,9 +21,13 @@ from d2ldev.registry.discovery import (
     known_backends,
 )
 
+# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 
 class _Finder:

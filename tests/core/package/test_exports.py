@@ -3,7 +3,7 @@
 import importlib.util
 
 import pytest
-from processes import run_python
+from processes import completed, run_python
 
 import d2ldev
 
@@ -33,6 +33,13 @@ def test_what_a_program_that_uses_no_backend_needs_is_all_that_is_imported():
             "d2ldev.registry.importing",
         ]
     ]
+
+
+@pytest.mark.parametrize("module", ["enum", "importlib.metadata", "inspect", "re", "typing"])
+def test_what_takes_longest_of_the_standard_library_is_not_imported(module):
+    name = repr(module)
+    code = f"import sys; sys.modules.pop({name}, None); import d2ldev; print({name} in sys.modules)"
+    assert completed("-c", code).stdout == "False\n"
 
 
 def test_a_device_finds_the_active_backend_that_nobody_has_asked_for():
