@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from copy import deepcopy
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
@@ -24,8 +24,10 @@ from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import gpu_of_process, statistics_refusal, twin_refusal
-from d2ldev.processes.group import Group
 from d2ldev_jax.devices import JaxDevices, is_initialized
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class JaxParallel(Parallel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import array_api_strict as xp
 import numpy as np
@@ -12,9 +12,11 @@ from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Tensors, Weighted
 from d2ldev.operations import moving
 from d2ldev.operations.parallel import Part, parts_to_train_on
-from d2ldev.processes.group import Group
 from d2ldev_reference.models import MLP, Layers
 from d2ldev_reference.training import ReferenceLearner, each_of
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class ReferenceParallel(Parallel):

@@ -10,7 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from copy import deepcopy
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -18,7 +18,6 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
 from d2ldev.framework.parallel import statistics_refusal, twin_refusal
-from d2ldev.processes.group import Group
 from d2ldev_tensorflow.devices import (
     has_started,
     let_memory_grow,
@@ -32,6 +31,9 @@ from d2ldev_tensorflow.training.replicated import (
     TensorFlowGroupLearner,
     TensorFlowParallelLearner,
 )
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class TensorFlowParallel(Parallel):

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from copy import deepcopy
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -18,8 +18,10 @@ from torch import distributed
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import statistics_refusal, twin_refusal
-from d2ldev.processes.group import Group
 from d2ldev_torch.devices import TorchDevices
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 # The library that sends between devices of a type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}

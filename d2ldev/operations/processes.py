@@ -8,7 +8,7 @@ from __future__ import annotations
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -18,7 +18,9 @@ from d2ldev.framework import Framework, Portion, Sharded, Weighted
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import parallel
 from d2ldev.operations.moving import to_numpy
-from d2ldev.processes.group import Group
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class Portions:

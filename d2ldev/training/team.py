@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.device import Device
 from d2ldev.errors import CheckpointError
@@ -14,10 +14,12 @@ from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
 from d2ldev.operations.placing import named_tensors
 from d2ldev.operations.processes import Portions
-from d2ldev.processes.group import Group
 from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
 from d2ldev.training.order import Order, checked_random_states, random_states
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class Counted(NamedTuple):

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, closing, contextmanager, nullcont
 from itertools import chain
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
-from d2ldev.processes.group import Group
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
@@ -51,6 +50,9 @@ from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run, Saving
 from d2ldev.training.spawning import result, trained_in_processes
 from d2ldev.training.team import Alone, Together
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class Trainer(Hooks):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from inspect import signature
 from operator import is_
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakSet
 
 import jax
@@ -47,8 +47,10 @@ from d2ldev.operations.steps import (
     loss_among,
     own_loss,
 )
-from d2ldev.processes.group import Group
 from d2ldev_jax.training.places import OneDevice, ShardedProcesses, spread
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 _OPTIMIZERS: dict[str, Callable[[float], optax.GradientTransformation]] = {
     "sgd": optax.sgd,

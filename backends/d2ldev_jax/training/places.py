@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache, partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,9 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from d2ldev.framework import Portion, Tensor
 from d2ldev.framework.training import bounds
-from d2ldev.processes.group import Group
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class OneDevice:

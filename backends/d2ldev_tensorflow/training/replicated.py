@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -16,12 +16,14 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
 from d2ldev.operations.parallel import Part, parts_to_train_on
-from d2ldev.processes.group import Group
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import compute_at, inner_optimizers, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training.learner import TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import made
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class _OfParts:

@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -14,8 +14,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from d2ldev.framework import Framework, Settings, Tensor
 from d2ldev.nesting.walk import mapped
-from d2ldev.processes.group import Group
 from d2ldev_torch.training.learner import TorchLearner, trained
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 
 class TorchGroupLearner(TorchLearner):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed
@@ -15,11 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Settings, Tensor
-from d2ldev.processes.group import Group
 from d2ldev_torch.models import original
 from d2ldev_torch.training.learner import TorchLearner, needs_closure, trained
 from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.replicated import OwnNumbers, begin_as_the_first, broadcast_buffers
+
+if TYPE_CHECKING:
+    from d2ldev.processes.group import Group
 
 # FSDP gathers the parameters of one unit at a time: of each module in one of these.
 _CONTAINERS = (torch.nn.Sequential, torch.nn.ModuleList, torch.nn.ModuleDict)
