@@ -15,13 +15,13 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import pkgutil
 import re
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -272,8 +272,15 @@ class HardwareDevices(JaxDevices):
 
     @cached_property
     def _plugins(self) -> list[str]:
-        """The modules of JAX's plugins, which it loads once; to find them takes milliseconds."""
-        return [point.value for point in entry_points(group="jax_plugins")]
+        """The modules in the package of JAX's plugins; those for CUDA and ROCm are there.
+
+        JAX reads the entry points of all distributions besides, which takes milliseconds.
+        Source: ``discover_pjrt_plugins`` in ``jax/_src/xla_bridge.py``, and ``setup.py`` in
+        https://github.com/jax-ml/jax/tree/main/jax_plugins
+        """
+        package = importlib.util.find_spec("jax_plugins")
+        folders = None if package is None else package.submodule_search_locations
+        return [module.name for module in pkgutil.iter_modules(folders or [])]
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""

@@ -51,13 +51,14 @@ def drive(monkeypatch):
 
 
 @pytest.fixture
-def plugin(monkeypatch):
+def plugin(monkeypatch, tmp_path):
     """Makes plugins of JAX for these platforms the ones that are installed; JAX has not begun."""
     monkeypatch.setattr(devices, "is_initialized", lambda: False)
 
     def install(*platforms):
-        points = [SimpleNamespace(value=f"xla_{name}12") for name in platforms]
-        monkeypatch.setattr(devices, "entry_points", lambda group: points)
+        for name in platforms:
+            make_package(tmp_path / "jax_plugins", f"xla_{name}12", "")
+        monkeypatch.syspath_prepend(tmp_path)
 
     return install
 
