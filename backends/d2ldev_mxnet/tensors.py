@@ -83,6 +83,10 @@ class MXNetTensors(Tensors):
         return math.prod(x.shape) * int(np.dtype(x.dtype).itemsize)  # a sparse one has no ``size``
 
     def wait(self, x: Tensor) -> None:
+        # At once where it is computed, while the other one always goes through the queue.
+        mx.base.check_call(_library.MXNDArrayWaitToRead(x.handle))
+
+    def wait_for_readers(self, x: Tensor) -> None:
         mx.base.check_call(_library.MXNDArrayWaitToWrite(x.handle))
 
     # -- making -----------------------------------------------------------------------------------

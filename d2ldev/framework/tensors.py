@@ -228,11 +228,14 @@ class Tensors(ABC):
     in_flight: int | None = None
     """Half of how many steps of a loop may be queued; None where the framework has a bound."""
 
-    def wait(self, x: Tensor) -> None:
-        """Wait until all queued work that writes or reads a tensor is done.
+    # Both are called where ``in_flight`` is a number: after so many steps, for a tensor as many
+    # steps old.
 
-        Called where ``in_flight`` is a number: after so many steps, for a tensor as many steps old.
-        """
+    def wait(self, x: Tensor) -> None:
+        """Wait until a tensor is computed."""
+
+    def wait_for_readers(self, x: Tensor) -> None:
+        """Wait until all queued work that writes or reads a tensor is done."""
 
     # -- for logs ---------------------------------------------------------------------------------
 

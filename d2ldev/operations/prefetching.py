@@ -65,7 +65,7 @@ def _bounded(
             if len(read) == 2 * limit:
                 late = flatten(read[limit - 1], framework.kinds, "prefetch batches")
                 for x in late.tensors.values():
-                    tensors.wait(x)
+                    tensors.wait_for_readers(x)
                 del read[:limit]
             yield batch
 

@@ -208,7 +208,7 @@ def test_where_a_queue_has_no_bound_what_reads_an_earlier_batch_is_waited_for(
 ):
     tensors, waited = reference.framework.tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
-    monkeypatch.setattr(tensors, "wait", waited.append)
+    monkeypatch.setattr(tensors, "wait_for_readers", waited.append)
     batches = [{"x": reference.full(3, number)} for number in range(8)]
     seen = [len(waited) for _ in reference.prefetch(batches, "cpu", depth=1)]
     assert seen == [0, 0, 0, 1, 1, 2, 2, 3]
@@ -217,6 +217,6 @@ def test_where_a_queue_has_no_bound_what_reads_an_earlier_batch_is_waited_for(
 
 def test_nothing_is_waited_for_where_the_framework_bounds_its_queue(reference, monkeypatch):
     waited = []
-    monkeypatch.setattr(reference.framework.tensors, "wait", waited.append)
+    monkeypatch.setattr(reference.framework.tensors, "wait_for_readers", waited.append)
     list(reference.prefetch([reference.ones(3)] * 50, "cpu"))
     assert waited == []

@@ -43,9 +43,22 @@ def test_what_reads_a_tensor_is_done_when_it_was_waited_for(backend, slow):
     x = backend.ones(3)
     y = slow(x)
     assert _done == []
-    backend.framework.tensors.wait(x)
+    backend.framework.tensors.wait_for_readers(x)
     assert _done == [True]
     del y
+
+
+def test_what_is_computed_is_not_waited_for_though_something_reads_it(backend, slow):
+    x = backend.ones(3)
+    y = slow(x)
+    backend.framework.tensors.wait(x)
+    assert _done == []
+    del y
+
+
+def test_a_tensor_is_computed_when_it_was_waited_for(backend, slow):
+    backend.framework.tensors.wait(slow(backend.ones(3)))
+    assert _done == [True]
 
 
 def test_a_log_lets_eight_steps_be_queued(backend, slow):
