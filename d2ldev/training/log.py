@@ -107,28 +107,33 @@ class DeviceLog:
         """
         with self._lock:
             self._calls += 1
-            if (self._calls - 1) % self._every:
-                return
-            if not _is_weight(weight):
-                raise UnsupportedValueError(
-                    f"log with the weight {describe(weight)}",
-                    "it is a number that is not negative",
-                    "log.add(len(y), loss=loss)",
-                )
-            framework, device, entries = self._backend.framework, self._device, []
-            for name, x in scalars.items():
-                is_tensor = framework.kinds[type(x)] is TENSOR
-                if is_tensor:
-                    device = self._checked(name, x, device)
-                value = framework.tensors.detached(x) if is_tensor else _number(name, x)
-                entries.append(_Entry(name, float(weight), value, is_tensor))
-            self._device = device
-            self._pending += entries
-            self._waiting += sum(entry.is_tensor for entry in entries)
-            if entries and (limit := framework.tensors.in_flight) is not None:
-                self._bound(limit, len(entries))
-            if self._waiting >= self._max_pending or len(self._pending) >= 2 * self._max_pending:
-                self._bring_over()
+            if not (self._calls - 1) % self._every:
+                self._keep(weight, scalars)
+
+    def _keep(self, weight: float, scalars: Mapping[str, Any]) -> None:
+        """Check and keep the scalars of one call, by the thread that holds the lock."""
+        if not _is_weight(weight):
+            raise UnsupportedValueError(
+                f"log with the weight {describe(weight)}",
+                "it is a number that is not negative",
+                "log.add(len(y), loss=loss)",
+            )
+        framework, device, entries, waiting = self._backend.framework, self._device, [], 0
+        weight, tensors, kinds = float(weight), framework.tensors, framework.kinds
+        for name, x in scalars.items():
+            if kinds[type(x)] is TENSOR:
+                device = self._checked(name, x, device)
+                entries.append(_Entry(name, weight, tensors.detached(x), True))
+                waiting += 1
+            else:
+                entries.append(_Entry(name, weight, _number(name, x), False))
+        self._device = device
+        self._pending += entries
+        self._waiting += waiting
+        if entries and (limit := tensors.in_flight) is not None:
+            self._bound(limit, len(entries))
+        if self._waiting >= self._max_pending or len(self._pending) >= 2 * self._max_pending:
+            self._bring_over()
 
     def _bound(self, limit: int, size: int) -> None:
         """Wait at each ``limit``-th step, which has ``size`` scalars, for the one that long ago."""
@@ -292,8 +297,9 @@ class LogOfLoop(DeviceLog):
 
     def _add_block(self) -> None:
         block, self._block = self._block, []
-        for weight, scalars in block:
-            super().add(weight, **scalars)
+        with self._lock:
+            for weight, scalars in block:
+                self._keep(weight, scalars)
 
 
 def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
