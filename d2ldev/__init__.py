@@ -33,7 +33,7 @@ from d2ldev.locks import Lock as _Lock
 from d2ldev.registry import importing as _importing
 from d2ldev.registry.discovery import available_backends
 
-# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+# Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

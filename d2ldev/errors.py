@@ -14,7 +14,7 @@ import sys
 import warnings
 from collections.abc import Iterable
 
-# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+# Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any

@@ -22,6 +22,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import cached_property
+from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -272,15 +273,18 @@ class HardwareDevices(JaxDevices):
 
     @cached_property
     def _plugins(self) -> list[str]:
-        """The modules in the package of JAX's plugins; those for CUDA and ROCm are there.
+        """The modules of JAX's plugins, found as ``discover_pjrt_plugins`` of JAX finds them.
 
-        JAX reads the entry points of all distributions besides, which takes milliseconds.
-        Source: ``discover_pjrt_plugins`` in ``jax/_src/xla_bridge.py``, and ``setup.py`` in
-        https://github.com/jax-ml/jax/tree/main/jax_plugins
+        The wheels for CUDA and ROCm are in the package of plugins:
+        https://github.com/jax-ml/jax/tree/main/jax_plugins. The entry points of all distributions,
+        which take milliseconds to read, are asked only where such a plugin could find a driver.
         """
         package = importlib.util.find_spec("jax_plugins")
         folders = None if package is None else package.submodule_search_locations
-        return [module.name for module in pkgutil.iter_modules(folders or [])]
+        found = [module.name for module in pkgutil.iter_modules(folders or [])]
+        if nvml.has_driver() or ROCM_DRIVER.exists():
+            found += [point.value for point in entry_points(group="jax_plugins")]
+        return found
 
     def _let_memory_grow(self) -> None:
         """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""

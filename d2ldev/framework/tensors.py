@@ -235,7 +235,11 @@ class Tensors(ABC):
         """Wait until a tensor is computed."""
 
     def wait_for_readers(self, x: Tensor) -> None:
-        """Wait until all queued work that writes or reads a tensor is done."""
+        """Wait until all queued work that writes or reads a tensor is done.
+
+        For a framework whose ``wait`` returns earlier.
+        """
+        self.wait(x)
 
     # -- for logs ---------------------------------------------------------------------------------
 

@@ -16,7 +16,7 @@ from contextlib import suppress
 from functools import cache
 from importlib.machinery import PathFinder, SourceFileLoader
 
-# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+# Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import ast
@@ -105,7 +105,7 @@ def required_modules(name: str) -> tuple[str, ...]:
     loader: Any = spec.loader
     if not hasattr(loader, "get_source"):  # pytest's, which rewrites what a plugin of its is in
         loader = SourceFileLoader(package, spec.origin or "")
-    # Not at the top: ``import d2ldev`` would take a thirtieth longer.
+    # Not at the top: ``import d2ldev`` would take half as long again.
     import ast
 
     # A package without source needs nothing that can be told.

@@ -21,7 +21,7 @@ from d2ldev.registry.discovery import (
     known_backends,
 )
 
-# Not from ``typing``, whose import takes longer than all the rest of ``import d2ldev``.
+# Not from ``typing``: its import takes as long as all the rest of ``import d2ldev``.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -277,12 +277,11 @@ class LogOfLoop(DeviceLog):
         # No longer than the framework's queue may be.
         self._length = backend.framework.tensors.in_flight or _BLOCK
         self._block: list[tuple[float, dict[str, Any]]] = []
-        self._is_first = True
 
     def add(self, weight: float = 1, /, **scalars: Any) -> None:
         self._block.append((weight, scalars))
-        if self._is_first or len(self._block) >= self._length:
-            self._is_first = False
+        self._calls += 1
+        if self._calls == 1 or not self._calls % self._length:
             self._add_block()
 
     def _bring_over(self) -> None:

@@ -8,7 +8,10 @@ them, makes them its default, and can fail to.
 import gc
 import logging
 import os
+import sys
 import threading
+from importlib.machinery import ModuleSpec
+from importlib.util import module_from_spec
 from types import SimpleNamespace
 
 import jax
@@ -54,11 +57,15 @@ def drive(monkeypatch):
 def plugin(monkeypatch, tmp_path):
     """Makes plugins of JAX for these platforms the ones that are installed; JAX has not begun."""
     monkeypatch.setattr(devices, "is_initialized", lambda: False)
+    package = ModuleSpec("jax_plugins", None, is_package=True)
+    package.submodule_search_locations = [str(tmp_path / "jax_plugins")]
+    monkeypatch.setitem(sys.modules, "jax_plugins", module_from_spec(package))
 
-    def install(*platforms):
+    def install(*platforms, announced=()):
         for name in platforms:
             make_package(tmp_path / "jax_plugins", f"xla_{name}12", "")
-        monkeypatch.syspath_prepend(tmp_path)
+        points = [SimpleNamespace(value=f"elsewhere.xla_{name}12") for name in announced]
+        monkeypatch.setattr(devices, "entry_points", lambda group: points)
 
     return install
 
@@ -117,6 +124,17 @@ def test_the_driver_s_gpus_are_counted_where_jax_has_a_plugin(
     drive()
     plugin(*platforms)
     allow(None)
+    assert HardwareDevices().count() == count
+
+
+@pytest.mark.parametrize(("driver", "count"), [(True, 3), (False, 0)])
+def test_a_plugin_that_is_only_announced_is_found_where_there_is_a_driver(
+    drive, plugin, allow, settled, monkeypatch, driver, count
+):
+    drive()
+    plugin(announced=["cuda"])
+    allow(None)
+    monkeypatch.setattr(nvml, "has_driver", lambda: driver)
     assert HardwareDevices().count() == count
 
 

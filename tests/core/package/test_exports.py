@@ -117,6 +117,16 @@ def test_what_only_a_launch_needs_is_not_imported():
     assert run_python(code) == [[]]
 
 
+def test_a_program_that_is_not_launched_imports_no_group_of_processes():
+    code = """
+        import sys
+        from d2ldev import backend
+        backend.to(backend.ones(2), "cpu")
+        show("d2ldev.processes.group" in sys.modules)
+    """
+    assert run_python(code, environment={"D2LDEV_BACKEND": "reference"}) == [False]
+
+
 def test_operations_that_few_programs_need_are_imported_at_their_first_use():
     code = """
         import sys

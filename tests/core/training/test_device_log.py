@@ -192,13 +192,14 @@ def test_reading_while_another_thread_adds_loses_nothing(reference, scalar):
     assert log.means() == {"loss": 2.0}
 
 
+@pytest.mark.parametrize("log_class", [DeviceLog, LogOfLoop])
 def test_where_a_queue_has_no_bound_the_scalars_of_an_earlier_step_are_waited_for(
-    reference, monkeypatch
+    reference, monkeypatch, log_class
 ):
     tensors, waited = reference.framework.tensors, []
     monkeypatch.setattr(tensors, "in_flight", 2)
     monkeypatch.setattr(tensors, "wait", lambda x: waited.append(float(x)))
-    log = DeviceLog(reference)
+    log = log_class(reference)
     seen = []
     for number in range(6):
         log.add(loss=reference.full((), number), lr=0.1, error=reference.full((), 10 + number))

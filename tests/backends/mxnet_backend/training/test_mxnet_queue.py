@@ -54,6 +54,7 @@ def test_what_is_computed_is_not_waited_for_though_something_reads_it(backend, s
     backend.framework.tensors.wait(x)
     assert _done == []
     del y
+    backend.synchronize()
 
 
 def test_a_tensor_is_computed_when_it_was_waited_for(backend, slow):
