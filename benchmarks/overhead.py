@@ -103,6 +103,20 @@ def _version(distribution: str) -> str | None:
         return None
 
 
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """Add the argument ``--runs``."""
+    parser.add_argument(
+        "--runs", type=_odd, default=1, metavar="N", help="processes to measure in, an odd number"
+    )
+
+
+def _odd(text: str) -> int:
+    number = int(text)
+    if number < 1 or number % 2 == 0:
+        raise argparse.ArgumentTypeError("it is an odd number, of which one is the median")
+    return number
+
+
 def medians(runs: Sequence[Sequence[Result]]) -> list[Result]:
     """Return, of each row, the result of the run whose figure is the median of an odd number."""
     return [
@@ -111,11 +125,11 @@ def medians(runs: Sequence[Sequence[Result]]) -> list[Result]:
     ]
 
 
-def _elsewhere(framework: str) -> list[Result]:
-    """Measure in a process of its own."""
+def measured_by(script: str, framework: str) -> list[Result]:
+    """Return what a script measures in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "results.json")
-        command = [sys.executable, __file__, "--framework", framework, "--json", str(path)]
+        command = [sys.executable, script, "--framework", framework, "--json", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)  # noqa: S603
         rows = json.loads(path.read_text(encoding="utf-8"))["results"]
     names = [each.name for each in fields(Result)]
@@ -127,14 +141,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
-    parser.add_argument(
-        "--runs", type=int, default=1, metavar="N", help="processes to measure in, an odd number"
-    )
+    add_runs(parser)
     arguments = parser.parse_args()
-    if arguments.runs < 1 or arguments.runs % 2 == 0:
-        parser.error("--runs is an odd number, of which one is the median")
     if arguments.runs > 1:
-        results = medians([_elsewhere(arguments.framework) for _ in range(arguments.runs)])
+        results = medians(
+            [measured_by(__file__, arguments.framework) for _ in range(arguments.runs)]
+        )
     else:
         rows = [*import_rows()] if arguments.framework != "torch-virtual" else []  # torch has them
         rows += FRAMEWORKS[arguments.framework]()

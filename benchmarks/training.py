@@ -1,6 +1,6 @@
 """What an epoch of ``Trainer.fit``, and a second short fit, cost over the framework's own loop.
 
-    python benchmarks/training.py [--framework NAME] [--json FILE]
+    python benchmarks/training.py [--framework NAME] [--runs N] [--json FILE]
 
 Both train the same model on the same batches, which are tensors on the CPU already. They run in
 turn, epoch by epoch in one process: the hand-written epoch is in the trainer's callback. Several
@@ -8,7 +8,8 @@ pairs of models are trained. Of half of them the trainer's is made after the oth
 before it: where its memory is can make a fifth of the time. The C library keeps what is freed, so
 that no side pays for pages of the system. Reported are the medians of the epochs, each timed until
 the device is done, and of the ratios of two epochs side by side, which do not change when the
-machine slows down for a while.
+machine slows down for a while. They differ from process to process: of several ``--runs``, each a
+process of its own, the median is reported.
 
 A second fit is one of one epoch by a trainer made anew, of a model that was trained before: it
 traces and compiles nothing, like the same loop by hand, made once, and Keras' own ``fit``. It is to
@@ -29,7 +30,7 @@ from typing import Any
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, Framework
 from measure import Result, keep_freed_memory
-from overhead import document, table
+from overhead import add_runs, document, measured_by, medians, table
 from rich.console import Console
 
 import d2ldev
@@ -193,9 +194,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--framework", choices=FRAMEWORKS, default="torch")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the results there too")
+    add_runs(parser)
     arguments = parser.parse_args()
-    keep_freed_memory()
-    found = results(arguments.framework)
+    if arguments.runs > 1:
+        found = medians([measured_by(__file__, arguments.framework) for _ in range(arguments.runs)])
+    else:
+        keep_freed_memory()
+        found = results(arguments.framework)
     title = f"a training epoch of d2ldev's against {arguments.framework}'s own loop, on the CPU"
     Console().print(table(title, found))
     if arguments.json is not None:
