@@ -154,9 +154,10 @@ def _figure(result: dict[str, Any]) -> str:
     value, aim, unit = result["value"], result["aim"], result["unit"]
     if unit == "ms more":  # a time, of which the aim is the measure, also for its floor
         value, aim, unit = value / result["measure"], aim and 1, "of the aim"
-    digits = f"{value:.3g}"
-    if result["met"] is False and aim is not None and float(digits) == aim:
-        digits = f"{value:.4g}"
+    number = 3
+    while result["met"] is False and float(f"{value:.{number}g}") == aim:
+        number += 1
+    digits = f"{value:.{number}g}"
     shown = digits if unit == "ratio" else f"{digits} {unit}"
     missed = " **missed**" if result["met"] is False else ""
     return f"{shown} | {'' if aim is None else f'{aim:g}'}{missed}"
