@@ -24,7 +24,8 @@ from contextlib import chdir, contextmanager
 from pathlib import Path
 from types import ModuleType
 from typing import Any
-from unittest.mock import patch
+
+import pytest
 
 from d2ldev import settings
 from d2ldev.registry import selection as registry
@@ -105,11 +106,12 @@ def files(leaks: list[str], folder: Path | None = None) -> Iterator[None]:
     for directory in inside.values():
         directory.mkdir(exist_ok=True)
     temporary = str(inside["temporary"])
-    with (
-        chdir(inside["working"]),
-        patch.object(tempfile, "tempdir", temporary),
-        _variables(dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temporary)),
-    ):
+    # Not ``patch.dict``, which removes all variables at its end and sets them again. That moves the
+    # list of them, which MXNet's threads may be reading: they die of it in the middle of a step.
+    with chdir(inside["working"]), pytest.MonkeyPatch.context() as patched:
+        patched.setattr(tempfile, "tempdir", temporary)
+        for name in ("TMPDIR", "TEMP", "TMP"):
+            patched.setenv(name, temporary)
         try:
             yield
         finally:
@@ -140,31 +142,10 @@ def environment(leaks: list[str]) -> Iterator[None]:
             was, now = before.get(name), os.environ.get(name)
             if was != now:
                 leaks.append(f"the environment variable {name}: {was!r} became {now!r}")
-                _set(name, was)
-
-
-@contextmanager
-def _variables(values: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the length of a block.
-
-    ``patch.dict`` would remove every variable at its end and set it again, and so move the list of
-    them, which a framework's threads may be reading: MXNet's die of that in the middle of a step.
-    """
-    before = {name: os.environ.get(name) for name in values}
-    for name, value in values.items():
-        _set(name, value)
-    try:
-        yield
-    finally:
-        for name, was in before.items():
-            _set(name, was)
-
-
-def _set(name: str, value: str | None) -> None:
-    if value is None:
-        os.environ.pop(name, None)
-    else:
-        os.environ[name] = value
+                if was is None:
+                    del os.environ[name]
+                else:
+                    os.environ[name] = was
 
 
 @contextmanager
