@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, Framework
 from measure import Result, keep_freed_memory
-from overhead import add_runs, document, measured_by, medians, table
+from overhead import add_runs, document, measured_in_processes, table
 from rich.console import Console
 
 import d2ldev
@@ -197,7 +197,7 @@ def main() -> None:
     add_runs(parser)
     arguments = parser.parse_args()
     if arguments.runs > 1:
-        found = medians([measured_by(__file__, arguments.framework) for _ in range(arguments.runs)])
+        found = measured_in_processes(__file__, arguments.framework, arguments.runs)
     else:
         keep_freed_memory()
         found = results(arguments.framework)
