@@ -26,7 +26,6 @@ from typing import Any
 from d2ldev.backend_class import Backend
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
-from d2ldev.processes.join import free_port
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
 from d2ldev.training.order import checked_random_states, random_states
 
@@ -75,6 +74,8 @@ def trained_in_processes(
                 _Pickler(file).dump(work)
         except Exception as error:  # pickle raises many kinds
             raise _sending_refusal(number, said(error)) from error
+        from d2ldev.processes.join import free_port  # few programs train in several processes
+
         context: Any = multiprocessing.get_context(START_METHOD)
         processes: list[Any] = []
         receivers = []

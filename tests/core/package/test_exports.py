@@ -121,6 +121,7 @@ def test_a_program_that_is_not_launched_imports_no_group_of_processes():
     code = """
         import sys
         from d2ldev import backend
+        from d2ldev import Trainer
         backend.to(backend.ones(2), "cpu")
         show("d2ldev.processes.group" in sys.modules)
     """
