@@ -83,7 +83,7 @@ class MXNetTensors(Tensors):
         return math.prod(x.shape) * int(np.dtype(x.dtype).itemsize)  # a sparse one has no ``size``
 
     def wait(self, x: Tensor) -> None:
-        # At once where it is computed, while the other one always goes through the queue.
+        # Not ``MXNDArrayWaitToWrite``, which goes through the queue also for what is computed.
         mx.base.check_call(_library.MXNDArrayWaitToRead(x.handle))
 
     def wait_for_readers(self, x: Tensor) -> None:
