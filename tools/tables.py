@@ -47,27 +47,45 @@ def with_tables(text: str) -> str:
 
 
 def support_rows() -> Iterator[str]:
-    """Return one row for each backend, from the kept reports of the conformance suite."""
+    """Return one row for each backend, from the newest report on each platform."""
     yield "| backend | on the CPU | on two virtual GPUs | on CUDA | versions, date |"
     yield "|---|---|---|---|---|"
+    folder = ROOT / "conformance" / "results"
+    reasons = tomllib.loads((folder / "not_run.toml").read_text(encoding="utf-8"))
     reports: dict[str, dict[str, dict[str, Any]]] = {}
-    for _, report in documents(ROOT / "conformance" / "results"):
+    for _, report in sorted(documents(folder), key=lambda each: str(each[1]["date"])):
         platform = report["devices"][-1]["platform"]
         reports.setdefault(report["backend"], {})[platform] = report
-    for backend, on in reports.items():
-        cells = [_outcome(on.get(platform)) for platform in ("cpu", "virtual", "cuda")]
-        last = max(on.values(), key=lambda report: str(report["date"]))
-        versions = [f"{name} {version}" for name, version in last["versions"].items()]
-        what = ", ".join(words for words in versions if not words.startswith("d2ldev "))
-        yield f"| {backend} | {' | '.join(cells)} | {what}; {last['date'][:10]} |"
+    for backend, on in sorted(reports.items()):
+        without = reasons.get(backend, {})
+        number = max(len(report["requirements"]) for report in on.values())
+        cells = [
+            _outcome(on[platform], number) if platform in on else without.get(platform, "not run")
+            for platform in ("cpu", "virtual", "cuda")
+        ]
+        # What ran on a card has its own versions and its own date, in its cell.
+        elsewhere = [on[platform] for platform in on if platform != "cuda"] or [*on.values()]
+        last = max(elsewhere, key=lambda report: str(report["date"]))
+        yield f"| {backend} | {' | '.join(cells)} | {_versions(last)}; {last['date'][:10]} |"
 
 
-def _outcome(report: dict[str, Any] | None) -> str:
-    """Return how many requirements of a report passed, failed and so on."""
-    if report is None:
-        return "not run"
-    counted = [f"{count} {outcome}" for outcome, count in report["summary"].items() if count]
-    return ", ".join(counted) + "".join(f" ({card})" for card in report["cards"])
+def _outcome(report: dict[str, Any], number: int) -> str:
+    """Return how many requirements passed, failed and so on, and on which card and when.
+
+    Args:
+        report: of one run, which may have been cut short or be older than some requirements.
+        number: of requirements that the backend's other reports have.
+    """
+    counts = {**report["summary"], "not run": number - len(report["requirements"])}
+    text = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    if not report["cards"]:
+        return text
+    return f"{text}; {', '.join(report['cards'])}, {_versions(report)}; {report['date'][:10]}"
+
+
+def _versions(report: dict[str, Any]) -> str:
+    """Return the versions that a report was made with, but d2ldev's own."""
+    return ", ".join(f"{name} {x}" for name, x in report["versions"].items() if name != "d2ldev")
 
 
 def overhead_rows() -> Iterator[str]:

@@ -90,6 +90,51 @@ def test_the_tables_are_those_of_the_results(name, tool):
     assert tool["with_tables"](DOCUMENTS[name]) == DOCUMENTS[name]
 
 
+@pytest.fixture
+def kept_reports(tool, tmp_path, monkeypatch):
+    """Return what keeps a report of torch on a platform, and the row of torch after it."""
+    folder = tmp_path / "conformance" / "results"
+    folder.mkdir(parents=True)
+    (folder / "not_run.toml").write_text("[mxnet]\ncuda = 'not run: no code for this card'\n")
+    monkeypatch.setitem(tool["support_rows"].__globals__, "ROOT", tmp_path)
+
+    def keep(name, platform, date, passed, failed=0, *, backend="torch", card=None):
+        report = {
+            "backend": backend,
+            "date": f"{date}T12:00:00+00:00",
+            "versions": {"d2ldev": "0.1.0", backend: f"of {date}"},
+            "devices": [{"device": "cpu", "platform": "cpu"}, {"device": "", "platform": platform}],
+            "cards": [card] if card else [],
+            "summary": {"passed": passed, "failed": failed, "skipped": 0},
+            "requirements": [{}] * (passed + failed),
+        }
+        (folder / f"{name}.json").write_text(json.dumps(report), encoding="utf-8")
+        return next(row for row in tool["support_rows"]() if row.startswith(f"| {backend} |"))
+
+    return keep
+
+
+def test_the_support_table_shows_the_last_run_on_hardware_with_its_card_and_date(kept_reports):
+    kept_reports("a", "cpu", "2026-11-27", 9)
+    kept_reports("z", "cuda", "2026-11-20", 4, 5, card="an old card")
+    row = kept_reports("b", "cuda", "2026-11-26", 7, 2, card="a card")
+    assert row == (
+        "| torch | 9 passed | not run | 7 passed, 2 failed; a card, torch of 2026-11-26; "
+        "2026-11-26 | torch of 2026-11-27; 2026-11-27 |"
+    )
+
+
+def test_the_support_table_counts_what_a_run_on_hardware_did_not_reach(kept_reports):
+    kept_reports("a", "cpu", "2026-11-27", 9)
+    row = kept_reports("b", "cuda", "2026-11-26", 4, card="a card")
+    assert "| 4 passed, 5 not run; a card" in row
+
+
+def test_the_support_table_says_why_a_backend_was_not_run(kept_reports):
+    row = kept_reports("a", "cpu", "2026-11-27", 9, backend="mxnet")
+    assert "| 9 passed | not run | not run: no code for this card |" in row
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_link_leads_somewhere(name):
     folder = ROOT if name == "README.md" else ROOT / "docs"
