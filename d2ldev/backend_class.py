@@ -404,7 +404,9 @@ class Backend:
 
         Args:
             seed: None draws from the framework's own random state. With a seed, that state
-                is left alone, and the same seed gives the same numbers on the same device.
+                is neither read nor changed, and the same seed gives the same numbers on the same
+                device, with the same version of the framework. Another device may draw others:
+                torch's GPUs do.
         """
         return creation.random(self.framework, "uniform", shape, seed, dtype, device, like)
 
@@ -423,7 +425,7 @@ class Backend:
     def seed(self, seed: int) -> None:
         """Seed the framework's own global random numbers, on every device.
 
-        What is drawn afterwards is the same after each call with this number: ``rand`` and
+        What a device draws afterwards is the same after each call with this number: ``rand`` and
         ``randn`` without a seed, and what the framework draws itself, such as dropout and the
         values of new layers. JAX has no such numbers but those of ``rand`` and ``randn``: its
         models have keys. Python's and NumPy's are left alone, except where the framework draws from
@@ -622,8 +624,10 @@ class Backend:
             sizes: the number of features of the input, of each hidden layer, and of the
                 output: ``[20, 64, 1]``.
             activation: between the layers: ``'relu'``, ``'tanh'`` or ``'sigmoid'``.
-            device: where its parameters are made.
-            seed: of the initial parameters; the framework's own random state is left alone.
+            device: where its parameters are.
+            seed: of the initial parameters, which are drawn on the host: one seed is one model,
+                bit for bit, on every device of the framework. The framework's own random state is
+                neither read nor changed.
 
         Returns:
             A model in float32; ``net(x)`` maps ``(n, sizes[0])`` to ``(n, sizes[-1])``. Weights are
@@ -631,6 +635,8 @@ class Backend:
 
         Raises:
             UnsupportedValueError: for fewer than two sizes, or another activation.
+            DeviceUnavailableError: if this machine does not have the device.
+            OutOfDeviceMemoryError: if the parameters do not fit there.
         """
         from d2ldev.operations.mlp import mlp
 

@@ -47,7 +47,7 @@ class Models:
     def mlp(self, layers: Sequence[tuple[Tensor, Tensor]], activation: str) -> Any:
         """Return a multilayer perceptron of the framework's own dense layers, called as ``net(x)``.
 
-        Called by ``backend.mlp``, which makes the values of the parameters on the device.
+        Called by ``backend.mlp``, which brings the values of the parameters to the device.
 
         Args:
             layers: kernel, of ``kernel_shape``, and bias, of shape ``(n_out,)``, for each layer, in

@@ -170,7 +170,8 @@ class Tensors(ABC):
     ) -> Tensor:
         """Return random numbers: ``'uniform'`` in [0, 1), ``'normal'`` with mean 0, deviation 1.
 
-        With a seed, the framework's own random state is neither read nor changed.
+        With a seed, the framework's own random state is neither read nor changed, and a device
+        draws the same numbers at each call. Another device may draw others.
         """
 
     @abstractmethod

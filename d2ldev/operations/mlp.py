@@ -11,10 +11,11 @@ import operator
 from collections.abc import Iterable
 from typing import Any
 
+from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, said, shown
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.framework.models import ACTIVATIONS
-from d2ldev.operations import creation, devices, placing
+from d2ldev.operations import creation, devices, moving, placing
 
 _MOST_SIZES = 10_000
 """More of them are a range that is meant otherwise, of which there need be no end."""
@@ -23,20 +24,27 @@ _MOST_SIZES = 10_000
 def mlp(
     framework: Framework, sizes: Iterable[int], activation: str, device: DeviceLike, seed: int
 ) -> Any:
-    """Make a multilayer perceptron; see ``Backend.mlp``."""
+    """Make a multilayer perceptron; see ``Backend.mlp``.
+
+    The weights are drawn and scaled on the host: for one seed a GPU may draw other numbers, and it
+    may divide by multiplying.
+    """
     framework.require("mlp", "make an MLP")
     numbers, first_seed = _checked(sizes, activation, seed)
     place = devices.current(framework) if device is None else device
     place = devices.existing(framework, place, "make an MLP")
-    layers = []
+    kernels, biases = [], []
     for i, (n_in, n_out) in enumerate(itertools.pairwise(numbers)):
         shape = framework.models.kernel_shape(n_in, n_out)
-        uniform: Any = creation.random(
-            framework, "uniform", shape, first_seed + i, "float32", place
-        )
-        bias = creation.made(framework, framework.tensors.zeros, (n_out,), "float32", place, None)
-        with devices.on(framework, place):  # where TensorFlow computes
-            layers.append(((2 * uniform - 1) / math.sqrt(n_in), bias))
+        uniform: Any = creation.random(framework, "uniform", shape, first_seed + i, "float32", CPU)
+        with devices.on(framework, CPU):  # where TensorFlow computes
+            kernels.append((2 * uniform - 1) / math.sqrt(n_in))
+        zeros = framework.tensors.zeros
+        biases.append(creation.made(framework, zeros, (n_out,), "float32", place, None))
+    if place is not CPU:
+        copy_all = framework.tensors.copy_all
+        kernels = moving.copied(framework, copy_all, kernels, place, f"make an MLP on {place}")
+    layers = list(zip(kernels, biases, strict=True))
     return placing.settled(framework, framework.models.mlp(layers, activation), place)
 
 

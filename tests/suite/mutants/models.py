@@ -105,6 +105,18 @@ class IgnoresTheModelsSeed(Mutant, caught_by="mlp.seeds"):
             return super().mlp(sizes, activation=activation, device=device, seed=0)
 
 
+class DrawsModelsOnTheDevice(Mutant, caught_by="mlp.same-on-every-device"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            net = super().mlp(sizes, activation=activation, device=device, seed=seed)
+            layers = []
+            for layer in net.layers:
+                weight = layer["weight"]
+                drawn = self.rand(weight.shape, seed=seed, like=weight)
+                layers.append({**layer, "weight": drawn})
+            return dataclasses.replace(net, layers=layers)
+
+
 class IgnoresTheActivation(Mutant, caught_by="mlp.activations"):
     class Backend(Backend):
         def mlp(self, sizes, *, activation="relu", device=None, seed=0):
@@ -162,6 +174,13 @@ class SeedsTheProcessForModels(Mutant, caught_by="mlp.seed-leaves-the-random-sta
             net = super().mlp(sizes, activation=activation, device=device, seed=seed)
             np.random.seed(seed)
             return net
+
+
+class DrawsForModelsWithoutASeed(Mutant, caught_by="mlp.draws-nothing-else"):
+    class Backend(Backend):
+        def mlp(self, sizes, *, activation="relu", device=None, seed=0):
+            self.rand((1,))
+            return super().mlp(sizes, activation=activation, device=device, seed=seed)
 
 
 class MakesModelsOfNothing(Mutant, caught_by="mlp.refuses-nonsense"):

@@ -7,7 +7,7 @@ import pytest
 
 from d2ldev import DeviceUnavailableError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
-from d2ldev_conformance.suite.data import assert_same_values, values_of
+from d2ldev_conformance.suite.data import assert_same, assert_same_values, values_of
 
 SECTION = "6.7.3"
 
@@ -48,9 +48,7 @@ def test_weights_are_uniform_below_one_by_the_root_of_the_inputs_and_biases_zero
 
 
 @requirement("mlp.on-the-device", section=SECTION)
-def test_an_mlp_is_made_where_it_is_wanted(backend, place, monkeypatch):
-    monkeypatch.setattr(backend.framework.tensors, "copy", None)
-    monkeypatch.setattr(backend.framework.tensors, "copy_all", None)
+def test_an_mlp_is_made_where_it_is_wanted(backend, place):
     net = backend.mlp([3, 4, 1], device=place)
     assert set(backend.placement(net).values()) == {place}
 
@@ -70,6 +68,33 @@ def test_the_seed_decides_the_parameters(backend, place):
     assert_same_values(backend, same, values)
     others = values_of(backend, other)
     assert any(others[name].tobytes() != value.tobytes() for name, value in values.items())
+
+
+@requirement("mlp.same-on-every-device", section=SECTION)
+@pytest.mark.parametrize("by", ["argument", "scope"])
+def test_a_seed_is_one_model_on_every_device(backend, place, by):
+    expected = values_of(backend, backend.mlp([5, 7, 3], seed=4, device=backend.cpu()))
+    if by == "argument":
+        net = backend.mlp([5, 7, 3], seed=4, device=place)
+    else:
+        with backend.on(place):
+            net = backend.mlp([5, 7, 3], seed=4)
+    assert set(backend.placement(net).values()) == {place}
+    assert_same_values(backend, net, expected)
+
+
+@requirement("mlp.same-on-every-device", section=SECTION)
+def test_a_model_is_the_same_where_a_gpu_draws_other_numbers(backend, place, monkeypatch):
+    # Virtual GPUs draw the CPU's numbers. CUDA's, in torch, are others.
+    draw, tensors = backend.framework.tensors.random, backend.framework.tensors
+    host = backend.native(backend.cpu())
+
+    def draw_others(distribution, shape, seed, dtype, native):
+        return draw(distribution, shape, seed + (native != host), dtype, native)
+
+    expected = values_of(backend, backend.mlp([5, 7, 3], seed=4))
+    monkeypatch.setattr(tensors, "random", draw_others)
+    assert_same_values(backend, backend.mlp([5, 7, 3], seed=4, device=place), expected)
 
 
 @requirement("mlp.not-constant", section=SECTION)
@@ -112,6 +137,18 @@ def test_a_model_leaves_the_frameworks_random_state_alone(backend, place):
         return backend.to_numpy(backend.rand((4, 4), device=place)).tobytes()
 
     assert without_a_seed_after_a_model() != without_a_seed_after_a_model()
+
+
+@requirement("mlp.draws-nothing-else", section=SECTION)
+def test_a_model_draws_nothing_from_the_frameworks_random_state(backend, place):
+    def drawn(*, after_a_model):
+        backend.seed(7)
+        if after_a_model:
+            backend.mlp([3, 4, 1], seed=5, device=place)
+        return [backend.to_numpy(backend.rand((4,), device=at)) for at in (backend.cpu(), place)]
+
+    for found, expected in zip(drawn(after_a_model=True), drawn(after_a_model=False), strict=True):
+        assert_same(found, expected)
 
 
 @requirement("mlp.refuses-nonsense", section=SECTION)
