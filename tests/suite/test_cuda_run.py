@@ -1,0 +1,123 @@
+"""The run on a machine with a GPU: what becomes of its steps, tried without one."""
+
+import os
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent.parent
+PROGRAM = ROOT / "ci" / "cuda" / "run.py"
+PATIENT = """
+import time
+try:
+    time.sleep(600)
+finally:
+    open("report", "w").close()
+"""
+# A child that its parent does not wait for.
+PARENT = """
+import subprocess, sys
+late = "import time; time.sleep(1); open('late', 'w').close()"
+subprocess.Popen([sys.executable, "-c", late])
+"""
+
+
+@pytest.fixture(scope="module")
+def program():
+    return runpy.run_path(str(PROGRAM))
+
+
+@pytest.fixture
+def step(program):
+    def made(name, code, **options):
+        return program["Step"](name, ("-c", code), **options)
+
+    return made
+
+
+@pytest.fixture
+def run(program, tmp_path):
+    """Return what runs steps within some seconds, each in its way, and gives their statuses."""
+
+    def made(way, steps, seconds=60.0, *arguments):
+        run = program["Run"](tmp_path, dict(os.environ), program["Clock"](seconds))
+        getattr(run, way)(steps, *arguments)
+        return {each.name: each.status for each in run.outcomes}
+
+    return made
+
+
+def test_a_step_passes_or_fails_by_its_exit_status(run, step):
+    steps = [step("good", "pass"), step("bad", "raise SystemExit(3)")]
+    assert run("in_turn", steps) == {"good": "passed", "bad": "failed"}
+
+
+def test_the_output_of_a_step_is_kept(run, step, tmp_path):
+    run("in_turn", [step("loud", "print(1); raise ValueError(2)")])
+    assert (tmp_path / "loud.txt").read_text().startswith("1\n")
+    assert "ValueError: 2" in (tmp_path / "loud.txt").read_text()
+
+
+def test_a_step_that_takes_too_long_is_interrupted_and_may_write_its_report(run, step, tmp_path):
+    assert run("in_turn", [step("slow", PATIENT, seconds=1.0)]) == {"slow": "cut short"}
+    assert (tmp_path / "report").exists()
+
+
+def test_steps_at_the_same_time_share_what_is_left(run, step):
+    steps = [step("slow", PATIENT), step("also-slow", PATIENT), step("quick", "pass")]
+    began = time.monotonic()
+    found = run("together", steps, 4.0, 0.5)
+    assert time.monotonic() - began < 10
+    assert found == {"slow": "cut short", "also-slow": "cut short", "quick": "passed"}
+
+
+def test_a_step_that_finds_no_time_is_left_out_by_name(run, step, tmp_path):
+    assert run("in_turn", [step("late", "pass")], 1.0) == {"late": "left out"}
+    assert (tmp_path / "summary.txt").read_text().split() == ["left", "out", "0.0", "s", "late"]
+
+
+def test_what_a_step_has_started_ends_with_it(run, step, tmp_path):
+    run("in_turn", [step("parent", PARENT)])
+    time.sleep(1.5)
+    assert not (tmp_path / "late").exists()
+
+
+def test_steps_at_the_same_time_have_one_thread_each(run, step, tmp_path):
+    code = "import os; print(os.environ['OMP_NUM_THREADS'])"
+    run("together", [step("threads", code)], 60.0, 1.0)
+    assert (tmp_path / "threads.txt").read_text() == "1\n"
+
+
+def test_every_file_that_a_step_names_is_there(program, tmp_path):
+    steps = [
+        *program["steps_together"](program["FRAMEWORKS"], tmp_path, 16),
+        *program["steps_alone"](program["FRAMEWORKS"], tmp_path),
+    ]
+    named = {word for step in steps for word in step.command if word.startswith(str(ROOT))}
+    assert len(named) > 6
+    assert [path for path in named if not Path(path).exists()] == []
+
+
+def test_a_machine_without_a_gpu_is_refused(tmp_path):
+    command = [sys.executable, str(PROGRAM), "--out", str(tmp_path / "out")]
+    variables = {**os.environ, "PATH": ""}
+    found = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert "nvidia-smi finds no GPU here" in found.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_run_ends_with_its_reports_and_a_summary(tmp_path):
+    out = tmp_path / "out"
+    command = [sys.executable, str(PROGRAM), "--out", str(out), "--without-gpu"]
+    command += ["--backend", "reference", "--only", "doctor", "--wheels", str(tmp_path)]
+    subprocess.run(command, env={**os.environ, "PATH": ""}, capture_output=True, check=True)
+    lines = (out / "summary.txt").read_text().splitlines()
+    assert lines[0] == "cards: none"
+    assert lines[1] == "not run: torch, jax, tensorflow"
+    assert lines[2].split()[-1] == "doctor"
+    assert "reference" in (out / "doctor.txt").read_text()
