@@ -2,16 +2,21 @@
 
 Its own operations know fewer dtypes than its tensors have: nothing fills with float8, only floats
 are cast to it, and ``tf.range`` counts in six dtypes, adding up the rounding errors of the shorter
-ones. ``tf.identity`` copies between the CPU and a GPU; on one device it shares the memory, and so
-it does between the logical CPUs that virtual GPUs are. bfloat16 and float8 are ``ml_dtypes``' in
-NumPy, as TensorFlow itself has them.
+ones. On a GPU, nothing but a cast and ``tf.concat`` knows float8, and most operations keep int32 in
+the host's memory. bfloat16 and float8 are ``ml_dtypes``' in NumPy, as TensorFlow itself has them.
+
+An operation whose operand is on another device keeps the copy that it makes with the operand, for
+the next operation (``EagerCopyToDevice`` with ``mirror=true`` in TensorFlow's ``execute.cc``), and
+``tf.identity`` returns that copy's memory. So the second ``tf.identity`` of a tensor copies nothing
+and shares the memory of the first, which the tensor keeps alive. ``_copy_to_device`` keeps nothing.
+It waits until the bytes have arrived. Between logical CPUs, as virtual GPUs are, it shares memory.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,12 +36,18 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 # NumPy's arrays do not begin so.
 _ALIGNMENT = 64
 _EagerTensor = tf.__internal__.EagerTensor
+_CPU_NAME = "/CPU:0"
 _DTYPES = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("float16", "bfloat16", "float32", "float64", "complex64", "complex128"),
 )
 # ``Snapshot`` knows them, and not those of 8 bits.
 _WITH_SNAPSHOT = frozenset(map(tf.as_dtype, _DTYPES))
+# A tape records no others. What records a copy runs ``Identity`` on it, which would bring int32 and
+# float8 from a GPU to the host.
+_WITH_GRADIENT = frozenset(
+    map(tf.as_dtype, ("float16", "bfloat16", "float32", "float64", "complex64", "complex128"))
+)
 
 
 class TensorFlowTensors(Tensors):
@@ -101,15 +112,16 @@ class TensorFlowTensors(Tensors):
     def address(self, x: Tensor) -> int:
         self.device_of(x)  # a tensor that is only traced is refused, by name
         x = tf.convert_to_tensor(x)  # of a variable: its memory, and no copy
-        if x.dtype in OF_THE_HOST or x.dtype.is_quantized:  # some releases end the process
+        if x.dtype.name.startswith("float8") and not self._is_on_hardware(x):
+            # DLPack has no such dtype in TensorFlow; private, but NumPy's view of the CPU's memory.
+            return int(x._numpy_internal().ctypes.data)
+        has_none = x.dtype in OF_THE_HOST or x.dtype.is_quantized  # some releases end the process
+        if has_none or x.dtype.name.startswith("float8"):
             raise UnsupportedValueError(
                 "tell the address of a tensor",
                 f"TensorFlow gives none for a tensor of {x.dtype.name}",
                 "one of a number dtype has one: tf.cast(x, 'float32')",
             )
-        if x.dtype.name.startswith("float8"):
-            # DLPack has no such dtype in TensorFlow; private, but NumPy's view of the CPU's memory.
-            return int(x._numpy_internal().ctypes.data)
         capsule = tf.experimental.dlpack.to_dlpack(x)  # which keeps the memory meanwhile
         return description_of(capsule).address
 
@@ -130,8 +142,14 @@ class TensorFlowTensors(Tensors):
     # -- making -----------------------------------------------------------------------------------
 
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
-        with tf.device(native):
-            return self._settled(_constant(obj, dtype), native)
+        if self._devices.virtual_gpus or not tf.executing_eagerly():
+            with tf.device(native):
+                return self._settled(_constant(obj, dtype), native)
+        # On its way to a GPU, ``tf.constant`` leaves int32 and float8 behind, and has an internal
+        # error where the memory is too small.
+        with tf.device(_CPU_NAME):
+            x = _constant(obj, dtype)
+        return x if self._places[native] is CPU else _across(x, native)
 
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
         is_float8 = dtype is not None and dtype.name.startswith("float8")
@@ -201,9 +219,7 @@ class TensorFlowTensors(Tensors):
             ]
 
     def _copied(self, x: Tensor, there: Device, native: Any) -> Tensor:
-        # Each question about a dtype takes a fortieth of the time of a copy: most need only one.
-        has_snapshot = x.dtype in _WITH_SNAPSHOT
-        is_of_the_host = not has_snapshot and x.dtype in OF_THE_HOST
+        is_of_the_host = x.dtype in OF_THE_HOST
         if is_of_the_host and (x.dtype != tf.string or there is not CPU):
             raise UnsupportedValueError(
                 f"copy a tensor of {x.dtype.name} to {there}",
@@ -211,11 +227,7 @@ class TensorFlowTensors(Tensors):
                 "take it out of the batch, and leave it on the CPU",
                 [self.device_of(x), there],
             )
-        # On its way to a GPU and back ``tf.identity`` copies, but not int32.
-        is_real = not self._devices.virtual_gpus
-        crosses = is_real and x.dtype != tf.int32 and self.device_of(x) is not there
-        copy = tf.identity if crosses else _snapshot if has_snapshot else _in_new_memory
-        return self._settled(_recorded(copy, x), native)
+        return self._settled(self._recorded(x, native), native)
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name
@@ -258,7 +270,7 @@ class TensorFlowTensors(Tensors):
         there = self._places[native]
         if not hasattr(x, "backing_device") or self.device_of(x) is there:
             return x  # or it is only traced, and settled when it is computed
-        x = _recorded(_in_new_memory, x)
+        x = self._recorded(x, native)
         if self.device_of(x) is not there:
             raise UnsupportedValueError(
                 f"make a tensor of {x.dtype.name} on {there}",
@@ -267,6 +279,51 @@ class TensorFlowTensors(Tensors):
                 [there],
             )
         return x
+
+    def _recorded(self, x: Any, native: str) -> tf.Tensor:
+        """Return a copy through which gradients flow back to where the tensor is.
+
+        Args:
+            x: a tensor or a variable.
+            native: the device of the scope, where the copy is made.
+        """
+        if isinstance(x, tf.Variable):
+            x = x.value()
+        # Half of the time of a copy, and only a tape wants it. Private, but what
+        # ``tf.custom_gradient`` asks itself.
+        if not record.could_possibly_record() or x.dtype not in _WITH_GRADIENT:
+            return self._in_new_memory(x, native)
+        here = place_of(x)  # a tensor that is only traced has none
+
+        def back(gradient: Any) -> Any:
+            """Return the gradient where the tensor is, as an operation gives it."""
+            parts = _parts_of_composite(gradient)  # that of ``tf.gather`` has three
+            if not here or all(place_of(part) in (here, "") for part in parts):
+                return gradient
+            with tf.device(here):
+                # Itself recorded, for second gradients.
+                return tf.nest.map_structure(
+                    lambda part: self._recorded(part, here), gradient, expand_composites=True
+                )
+
+        return tf.custom_gradient(lambda x: (self._in_new_memory(x, native), back))(x)
+
+    def _in_new_memory(self, x: tf.Tensor, native: str) -> tf.Tensor:
+        """Return a copy on the device of the scope; no single operation copies every dtype."""
+        is_real = not self._devices.virtual_gpus and hasattr(x, "backing_device")
+        if is_real and place_of(x) != _place(native):
+            return _across(x, native)
+        if x.dtype in _WITH_SNAPSHOT:
+            return _snapshot(x)
+        if x.dtype == tf.string:
+            return tf.raw_ops.DeepCopy(x=x)
+        if is_real and self._is_on_hardware(x):  # float8, which no operation of a GPU copies
+            return _across(_across(x, _CPU_NAME), native)
+        flat = tf.reshape(x, [-1])  # float8
+        return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
+
+    def _is_on_hardware(self, x: tf.Tensor) -> bool:
+        return not self._devices.virtual_gpus and self.device_of(x) is not CPU
 
 
 # -- making ---------------------------------------------------------------------------------------
@@ -293,38 +350,29 @@ def _snapshot(x: tf.Tensor) -> tf.Tensor:
     return tf.raw_ops.Snapshot(input=x)
 
 
-def _in_new_memory(x: tf.Tensor) -> tf.Tensor:
-    """Return a copy on the device of the scope; no single operation copies every dtype."""
-    if x.dtype in _WITH_SNAPSHOT:
-        return _snapshot(x)
-    if x.dtype == tf.string:
-        return tf.raw_ops.DeepCopy(x=x)
-    flat = tf.reshape(x, [-1])  # float8
-    return tf.reshape(tf.concat([flat, flat[:0]], 0), x.shape)
+def _across(x: tf.Tensor, native: str) -> tf.Tensor:
+    """Return a copy on another device of the hardware.
+
+    ``_copy_to_device`` is private. It moves the bytes of every dtype, and the tensor that is copied
+    keeps nothing of it.
+
+    Raises:
+        RuntimeError: whatever the reason; ``tf.errors.ResourceExhaustedError``, if the memory there
+            is too small.
+    """
+    try:
+        return x._copy_to_device(_place(native))
+    except RuntimeError:
+        # It has one exception for all reasons. An operation that asks for as much memory says so,
+        # if there is too little.
+        with tf.device(native):
+            tf.fill((x.dtype.size * math.prod(x.shape),), tf.constant(0, tf.uint8))
+        raise
 
 
-def _recorded(copy: Callable[[tf.Tensor], tf.Tensor], x: Any) -> tf.Tensor:
-    """Return a copy through which gradients flow back to where the tensor is."""
-    if isinstance(x, tf.Variable):
-        x = x.value()
-    # Half of the time of a copy, and only a tape wants it. Private, but what
-    # ``tf.custom_gradient`` asks itself.
-    if not record.could_possibly_record():
-        return copy(x)
-    here = place_of(x)  # a tensor that is only traced has none
-
-    def back(gradient: Any) -> Any:
-        """Return the gradient where the tensor is, as an operation gives it."""
-        parts = _parts_of_composite(gradient)  # that of ``tf.gather`` has three
-        if not here or all(place_of(part) in (here, "") for part in parts):
-            return gradient
-        with tf.device(here):
-            # Itself recorded, for second gradients.
-            return tf.nest.map_structure(
-                lambda part: _recorded(copy, part), gradient, expand_composites=True
-            )
-
-    return tf.custom_gradient(lambda x: (copy(x), back))(x)
+def _place(native: str) -> str:
+    """Return a device's name as ``place_of`` gives it, and as ``_copy_to_device`` takes it."""
+    return f"/device:{native.rpartition('/')[2].removeprefix('device:')}"
 
 
 class _Exported:

@@ -111,6 +111,38 @@ print(backend.memory('gpu:0').peak - before.used < {96 * MEBIBYTE})
     assert _run(program, backend) == "True"
 
 
+@requirement("memory.a-copy-is-freed", section=SECTION)
+def test_the_memory_of_a_copy_is_free_while_its_source_lives(backend):
+    x = backend.zeros((64 * MEBIBYTE,), dtype="int8", device="cpu")
+    before = backend.memory("gpu:0").used
+    moved = backend.to(x, "gpu:0")
+    backend.synchronize("gpu:0")
+    assert backend.memory("gpu:0").used - before >= 64 * MEBIBYTE
+    del moved
+    assert backend.memory("gpu:0").used - before < 64 * MEBIBYTE
+    assert backend.device_of(x) is backend.cpu()
+
+
+@requirement("gpus.a-copy-that-does-not-fit", section=SECTION)
+def test_a_copy_for_which_the_memory_is_too_small_is_refused(backend):
+    program = f"""
+x = backend.zeros(({512 * MEBIBYTE},), dtype='int8', device='cpu')
+held = []
+for size in ({8192 * MEBIBYTE}, {1024 * MEBIBYTE}, {256 * MEBIBYTE}):
+    for _ in range(128):
+        try:
+            held.append(backend.zeros((size,), dtype='int8', device='gpu:0'))
+            backend.synchronize()
+        except d2ldev.OutOfDeviceMemoryError:
+            break
+try:
+    backend.to(x, 'gpu:0')
+except d2ldev.OutOfDeviceMemoryError:
+    print('refused')
+"""
+    assert _run(program, backend) == "refused"
+
+
 @requirement("gpus.large-copies", section=SECTION)
 def test_a_large_copy_is_complete_when_it_is_read(backend):
     x = backend.arange(2**24, dtype="int32", device="gpu:0")

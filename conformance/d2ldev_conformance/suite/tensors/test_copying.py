@@ -120,6 +120,20 @@ def test_copy_is_new_memory_also_where_it_was(backend, place):
     assert [backend.device_of(c) for c in copies] == [place, place]
 
 
+@requirement("copy.new-memory-each-time", section=SECTION)
+def test_each_copy_of_a_tensor_has_memory_of_its_own(backend, route):
+    source, target = route
+    x = backend.ones(64, device=source)
+    ways = (
+        lambda: backend.to(x, target),
+        lambda: backend.copy(x, target),
+        lambda: backend.asarray(x, device=target, copy=True),
+        lambda: backend.to([x], target)[0],
+    )
+    copies = [way() for way in ways for _ in range(2)]
+    assert len({backend.address(tensor) for tensor in (x, *copies)}) == 1 + len(copies)
+
+
 @requirement("copy.copy-never-aliases", section=SECTION)
 @pytest.mark.usefixtures("mutable")
 def test_writing_to_one_does_not_show_in_the_other(backend, place):
