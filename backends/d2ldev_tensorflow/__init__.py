@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
-from typing import ClassVar
 
 from d2ldev.framework import Framework
 
@@ -40,7 +39,7 @@ class TensorFlowFramework(Framework):
     name = "tensorflow"
     distributions = (_distribution(), "keras", "numpy")
     max_virtual_gpus = 8
-    cannot: ClassVar = {
+    cannot = {
         "train with sharded parameters": "the strategies of tf.distribute keep each variable whole "
         "on each device, and keras.distribution, which splits them, is for Keras on JAX alone"
     }

@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from importlib.metadata import PackageNotFoundError, version
+
+from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Framework
 
 requires = ("torch",)
+
+
+def _max_virtual_gpus() -> int:
+    """Return how many virtual GPUs the torch that is installed can have, without importing it."""
+    try:
+        major, minor = version("torch").split(".")[:2]
+    except PackageNotFoundError:
+        return 8
+    return 8 if (int(major), int(minor)) >= (2, 10) else 0
 
 
 class TorchFramework(Framework):
@@ -12,13 +24,20 @@ class TorchFramework(Framework):
 
     name = "torch"
     distributions = ("torch", "numpy")
-    max_virtual_gpus = 8
+    max_virtual_gpus = _max_virtual_gpus()
     cannot = {
         "train on several GPUs in one process": "torch.nn.parallel.DistributedDataParallel, its "
         "engine for this, has a process for each GPU, which Trainer.fit starts"
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
+        if virtual_gpus and not self.max_virtual_gpus:
+            raise DeviceUnavailableError(
+                "make virtual GPUs",
+                f"torch {version('torch')} takes no backends that are written in Python, which "
+                "there are since torch 2.10",
+                "pip install --upgrade 'torch>=2.10', or unset D2LDEV_VIRTUAL_GPUS",
+            )
         super().__init__(virtual_gpus)
         from d2ldev_torch.devices import TorchDevices, find_devices
         from d2ldev_torch.files import TorchFiles
@@ -30,8 +49,10 @@ class TorchFramework(Framework):
 
         if virtual_gpus:
             # Imported only where they are asked for: they change what torch knows of devices.
+            from d2ldev_torch.virtual.patches import CANNOT
             from d2ldev_torch.virtual.rooms import VirtualDevices, VirtualTensors
 
+            self.cannot = {**self.cannot, **CANNOT}
             devices: TorchDevices = VirtualDevices(virtual_gpus)
             self.tensors = VirtualTensors(devices)
         else:

@@ -113,7 +113,7 @@ class Framework:
     name: ClassVar[str]
     distributions: ClassVar[tuple[str, ...]]
     max_virtual_gpus: ClassVar[int] = 0
-    cannot: ClassVar[Mapping[str, str]] = MappingProxyType({})
+    cannot: Mapping[str, str] = MappingProxyType({})
     """What the framework cannot do, and why. The names of what it may lack:
 
     - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;

@@ -199,13 +199,13 @@ def random(
 ) -> Tensor:
     """Draw random numbers, ``'uniform'`` or ``'normal'`` ones; see ``Backend.rand``."""
     dtype, native = destination(framework, "make a random tensor", dtype, device, like)
-    attempted = f"make a random tensor of shape {shown(shape)} with seed {shown(seed)}"
     try:
         number = None if seed is None else operator.index(seed)
         return framework.tensors.random(distribution, as_shape(shape), number, dtype, native)
     except UnsupportedValueError:
         raise
     except Exception as error:
+        attempted = f"make a random tensor of shape {shown(shape)} with seed {shown(seed)}"
         fix = "backend.rand((2, 3), seed=0, dtype='float32'): an integer seed, and a float dtype"
         raise refusal(framework, error, attempted, native, fix) from error
 

@@ -30,17 +30,3 @@ Sparse and quantized tensors are refused by name. An operation costs more than o
 kernel in Python and a capsule for its result. Views as operands, and above all ``out``, need
 aliases too.
 """
-
-import torch
-from torch.utils import backend_registration
-
-from d2ldev.errors import DeviceUnavailableError
-
-# Asked before anything else is imported, which derives from classes that an older torch lacks.
-if not hasattr(backend_registration, "_setup_privateuseone_for_python_backend"):
-    raise DeviceUnavailableError(
-        "make virtual GPUs",
-        f"torch {torch.__version__} takes no backends that are written in Python, which there are "
-        "since torch 2.10",
-        "pip install --upgrade 'torch>=2.10', or unset D2LDEV_VIRTUAL_GPUS",
-    )

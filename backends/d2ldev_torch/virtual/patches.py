@@ -28,6 +28,15 @@ from d2ldev_torch.virtual import torch_module
 from d2ldev_torch.virtual.devices import NAME, index_of
 from d2ldev_torch.virtual.memory import as_virtual, bytes_of, forget_origin
 
+_CAN_RESIZE = hasattr(torch.UntypedStorage, "_swap_data_ptr_")
+
+NO_RESIZE = (
+    f"torch {torch.__version__} gives a storage of a backend in Python no other memory, which "
+    "torch does since 2.12"
+)
+CANNOT = {} if _CAN_RESIZE else {"train with sharded parameters": f"FSDP frees memory: {NO_RESIZE}"}
+"""What virtual GPUs lack with this torch, by the names of ``Framework.cannot``."""
+
 
 def install(aten: Any) -> None:
     """Replace them, for the whole process.
@@ -70,7 +79,7 @@ def _make_storages() -> None:
         return self
 
     storage_type.__new__ = new
-    if hasattr(storage_type, "_swap_data_ptr_"):  # not in every torch
+    if _CAN_RESIZE:
         storage_type.resize_ = resize_
 
 

@@ -6,30 +6,49 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from d2ldev_torch import TorchFramework
 from d2ldev_torch.training.plain_attributes import PlainAttributes
 from d2ldev_torch.training.sharded import TorchShardLearner
+from d2ldev_torch.virtual import patches
 from processes_program import Plain, ScaledLoss, batches, mlp
 from several_gpus import SeenMemory
 
-from d2ldev import Trainer, UnsupportedValueError
+from d2ldev import Backend, Trainer, UnsupportedValueError
 from d2ldev.framework import Settings
 
 LOSS = "cross_entropy"
 
 
-def test_each_gpu_holds_its_part_and_computes_in_as_few_bits_as_one(virtual):
+@pytest.fixture
+def sharing(virtual):
+    """A torch backend with two virtual GPUs that can share the parameters of a model."""
+    cannot = virtual.framework.cannot.get("train with sharded parameters")
+    if cannot is not None:
+        pytest.skip(cannot)
+    return virtual
+
+
+def test_each_gpu_holds_its_part_and_computes_in_as_few_bits_as_one(sharing):
     torch.manual_seed(0)
     net = torch.nn.Sequential(torch.nn.Linear(3, 2000), torch.nn.Linear(2000, 4))
     whole = sum(4 * x.numel() for x in net.parameters())
-    options = {"backend": virtual, "precision": "bf16"}
+    options = {"backend": sharing, "precision": "bf16"}
     (loss,) = Trainer(1, 1, **options).fit(deepcopy(net), batches((6,)), loss=LOSS)["loss"]
     trainer = Trainer(2, 2, shard="parameters", **options)
-    seen = trainer.callback = SeenMemory(virtual, trainer)
+    seen = trainer.callback = SeenMemory(sharing, trainer)
     history = trainer.fit(net, batches((6,)), loss=LOSS, optimizer="adam")
     assert history["loss"][0] == pytest.approx(loss, rel=1e-6)
     # Parameters, gradients, and two tensors of the optimizer.
     assert 0.5 * 4 * whole < max(seen.used) < 0.52 * 4 * whole
-    assert set(virtual.placement(net).values()) == {virtual.cpu()}
+    assert set(sharing.placement(net).values()) == {sharing.cpu()}
+
+
+def test_a_torch_whose_storages_keep_their_memory_is_refused_on_virtual_gpus(monkeypatch):
+    monkeypatch.setitem(patches.CANNOT, "train with sharded parameters", "of an older torch")
+    older = Backend(TorchFramework(virtual_gpus=2))
+    with pytest.raises(UnsupportedValueError, match="of an older torch"):
+        Trainer(1, 2, backend=older, shard="parameters").fit(mlp(), batches((6,)), loss=LOSS)
+    assert "train with sharded parameters" not in TorchFramework().cannot
 
 
 def _with_scalar():
@@ -83,9 +102,9 @@ class Calls:
         """Do nothing else."""
 
 
-def test_layers_methods_tensors_and_numbers_in_plain_attributes_are_those_of_the_parts(virtual):
+def test_layers_methods_tensors_and_numbers_in_plain_attributes_are_those_of_the_parts(sharing):
     histories = [
-        Trainer(3, number, backend=virtual, callback=Calls(), **options).fit(
+        Trainer(3, number, backend=sharing, callback=Calls(), **options).fit(
             Plain(), batches((4, 4)), loss=LOSS, lr=0.5
         )
         for number, options in ((1, {}), (2, {"shard": "parameters"}))

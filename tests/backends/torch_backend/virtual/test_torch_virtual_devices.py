@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 from d2ldev_torch import TorchFramework
+from torch_versions import needs_torch
 
 from d2ldev.device import CPU, gpu
 from d2ldev.errors import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
@@ -236,13 +237,16 @@ def test_a_compiler_that_writes_no_code_looks_at_every_layer(layer):
 
 def test_a_torch_that_is_too_old_for_them_is_named():
     code = (
-        "import d2ldev, torch; from torch.utils import backend_registration as registration\n"
-        "del registration._setup_privateuseone_for_python_backend\n"
+        "import d2ldev, importlib.metadata as metadata, sys\n"
+        "version = metadata.version\n"
+        "metadata.version = lambda name: '2.9.1+cu128' if name == 'torch' else version(name)\n"
+        "from d2ldev_torch import TorchFramework\n"
+        "print(TorchFramework.max_virtual_gpus, 'torch' in sys.modules)\n"
         "try: d2ldev.get_backend('torch')\n"
         "except d2ldev.DeviceUnavailableError as error:\n"
-        "    print(torch.__version__ in error.problem, 'since torch 2.10' in error.problem)"
+        "    print('torch 2.9.1+cu128' in error.problem, 'since torch 2.10' in error.problem)"
     )
-    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["True", "True"]
+    assert in_a_new_process(code, D2LDEV_VIRTUAL_GPUS="2") == ["0", "False", "True", "True"]
 
 
 # -- torch.accelerator -----------------------------------------------------------------------------
@@ -307,6 +311,12 @@ def test_everything_is_computed_when_it_is_asked_to_wait(virtual):
 def test_a_cache_is_emptied_as_there_is_none(virtual):
     x = torch.ones(1000, device="vgpu:1")
     torch.accelerator.empty_cache()
+    assert x.sum().item() == 1000
+
+
+@needs_torch(2, 12, "has no torch.accelerator.empty_host_cache")
+def test_a_cache_of_pinned_memory_is_emptied_as_there_is_none(virtual):
+    x = torch.ones(1000, device="vgpu:1")
     torch.accelerator.empty_host_cache()
     assert x.sum().item() == 1000
 

@@ -1,0 +1,12 @@
+"""Which torch a test needs: what an older one cannot do is skipped with that reason."""
+
+import pytest
+import torch
+
+VERSION = tuple(int(part) for part in torch.__version__.split(".")[:2])
+
+
+def needs_torch(major, minor, why):
+    """Return a mark that skips a test with an older torch."""
+    reason = f"torch {torch.__version__} {why}: needs torch {major}.{minor}"
+    return pytest.mark.skipif((major, minor) > VERSION, reason=reason)
