@@ -19,6 +19,7 @@ import numpy as np
 
 from d2ldev.backend_class import Backend
 from d2ldev.bench import conclusions
+from d2ldev.bench.limits import verify_rate
 from d2ldev.bench.results import Result, Row
 from d2ldev.device import CPU, Device
 from d2ldev.errors import (
@@ -254,7 +255,8 @@ def copies(backend: Backend, number: int, seconds: float) -> Iterator[Row]:
                 _check_device(backend, x, gpu, "copy tensors")
             _check_equal(backend, found[-1], values[-found[-1].shape[0] :], "copy tensors")
             timing = backend.timeit(call, gpu, seconds=seconds)
-            yield _row(backend, way, gpu).timed(timing, values.nbytes / 1e6)
+            row = _row(backend, way, gpu).timed(timing, values.nbytes / 1e6)
+            yield verify_rate(row, gpu, values.nbytes)
     yield from _without_gpu(backend, ways)
 
 
@@ -349,7 +351,7 @@ def pinned(backend: Backend, megabytes: int, seconds: float) -> Iterator[Row]:
             _check_device(backend, there, gpu, f"copy from {way}")
             _check_equal(backend, there, backend.to_numpy(x), f"copy from {way}")
             timing = backend.timeit(backend.to, source, gpu, seconds=seconds)
-            yield row.timed(timing, megabytes)
+            yield verify_rate(row.timed(timing, megabytes), gpu, megabytes * 1_000_000)
     yield from _without_gpu(backend, ways)
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache, lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, warn
 from d2ldev.settings import number_in
@@ -20,7 +22,9 @@ DRIVER = "libcuda.so.1"
 """NVIDIA's driver, which comes with no wheel."""
 
 _LIBRARY = "libnvidia-ml.so.1"
+_NOT_SUPPORTED = 3
 _DRIVER_NOT_LOADED = 9
+_CLOCK_OF_MEMORY = 2
 _UUID_BYTES = 96
 
 
@@ -28,6 +32,8 @@ _UUID_BYTES = 96
 # cent of the GPU and of its memory.
 _Memory = ctypes.c_ulonglong * 3
 _Utilisation = ctypes.c_uint * 2
+# Transfers a second of a lane of PCI Express, of each generation from the first, one bit in each.
+_TRANSFERS = (2.5e9, 5e9, 8e9, 16e9, 32e9, 64e9)
 
 
 class Card(NamedTuple):
@@ -40,6 +46,19 @@ class Card(NamedTuple):
 
     uuid: str
     memory: int | None
+
+
+class Bandwidth(NamedTuple):
+    """How many bytes a second a GPU can move at most; None where the driver does not say.
+
+    Args:
+        memory: into its memory, or out of it.
+        link: from the host's memory, or to it, over PCI Express. None where there may be another
+            link, as there is between Grace and its GPU.
+    """
+
+    memory: float | None
+    link: float | None
 
 
 @lru_cache(1)
@@ -142,21 +161,68 @@ def utilisation_of(index: int) -> int | None:
     Raises:
         DeviceUnavailableError: if the driver fails.
     """
-    card = _visible_card(index)
-    if card is None:
-        return None
-    library = ctypes.CDLL(_LIBRARY)
-    _check(library.nvmlInit_v2())
-    try:
-        handle, used = ctypes.c_void_p(), _Utilisation()
-        name = card.uuid.encode()
+    with _asked(index) as (library, handle):
+        used = _Utilisation()
         is_known = (
-            library.nvmlDeviceGetHandleByUUID(name, ctypes.byref(handle)) == 0
+            library is not None
             and library.nvmlDeviceGetUtilizationRates(handle, ctypes.byref(used)) == 0
         )
         return int(used[0]) if is_known else None
+
+
+def bandwidth_of(index: int) -> Bandwidth:
+    """Return how fast a visible GPU can be fed at most: no copy is faster.
+
+    Memory moves two bits for each clock and line. The bits that encode others are counted as data.
+
+    Raises:
+        DeviceUnavailableError: if the driver fails.
+    """
+    with _asked(index) as (library, handle):
+        if library is None:
+            return Bandwidth(None, None)
+        clock = _number(library, "nvmlDeviceGetMaxClockInfo", handle, _CLOCK_OF_MEMORY)
+        lines = _number(library, "nvmlDeviceGetMemoryBusWidth", handle)
+        # That of the GPU alone: a virtual machine may describe its bus wrongly.
+        generation = _number(library, "nvmlDeviceGetGpuMaxPcieLinkGeneration", handle) or 0
+        lanes = _number(library, "nvmlDeviceGetMaxPcieLinkWidth", handle)
+        is_known = 0 < generation <= len(_TRANSFERS) and not _may_have_another_link(library, handle)
+        return Bandwidth(
+            2e6 * clock * lines / 8 if clock and lines else None,
+            _TRANSFERS[generation - 1] * lanes / 8 if lanes and is_known else None,
+        )
+
+
+@contextmanager
+def _asked(index: int) -> Iterator[tuple[Any, Any]]:
+    """Open NVML for a question about a visible GPU: the library and its handle, None if unknown."""
+    card = _visible_card(index)
+    if card is None:
+        yield None, None
+        return
+    library, handle = ctypes.CDLL(_LIBRARY), ctypes.c_void_p()
+    _check(library.nvmlInit_v2())
+    try:
+        is_found = library.nvmlDeviceGetHandleByUUID(card.uuid.encode(), ctypes.byref(handle)) == 0
+        yield (library, handle) if is_found else (None, None)
     finally:
         library.nvmlShutdown()
+
+
+def _number(library: Any, question: str, handle: Any, *options: int) -> int | None:
+    """Return a number that NVML knows of a GPU; None if it does not, or has no such question."""
+    answer, ask = ctypes.c_uint(), getattr(library, question, None)
+    is_known = ask is not None and ask(handle, *options, ctypes.byref(answer)) == 0
+    return answer.value if is_known else None
+
+
+def _may_have_another_link(library: Any, handle: Any) -> bool:
+    """Return whether NVLink-C2C may link it to the host; old drivers cannot be asked."""
+    answer, ask = ctypes.c_uint(), getattr(library, "nvmlDeviceGetC2cModeInfoV", None)
+    if ask is None:
+        return True
+    status = ask(handle, ctypes.byref(answer))
+    return status != _NOT_SUPPORTED and bool(status or answer.value)
 
 
 def _visible_card(index: int) -> Card | None:

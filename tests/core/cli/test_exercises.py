@@ -5,9 +5,11 @@ from d2ldev_reference import ReferenceFramework
 
 import d2ldev
 from d2ldev import OutOfDeviceMemoryError
-from d2ldev.bench import exercises
+from d2ldev.bench import exercises, limits
 from d2ldev.bench.exercises import EXERCISES
+from d2ldev.bench.results import Figures, Row
 from d2ldev.device import CPU, gpu
+from d2ldev.operations import nvml
 
 
 @pytest.fixture
@@ -131,3 +133,71 @@ def test_parameters_are_of_the_size_that_was_asked_for(backend):
 def test_the_device_of_a_row_is_virtual_where_the_backends_is(backend):
     platforms = {row.device: row.platform for row in run("numpy", backend).rows}
     assert platforms == {"cpu": "cpu", "gpu:0": backend.platform(gpu())}
+
+
+# -- figures that the hardware cannot reach -------------------------------------------------------
+
+
+@pytest.fixture
+def keeping(backend, monkeypatch):
+    """A backend whose second copy of a tensor is none, as TensorFlow's ``tf.identity`` has it."""
+    kept, copy = {}, backend.framework.tensors.copy
+
+    def keep(x, native):
+        if (id(x), native) not in kept:
+            kept[id(x), native] = x, copy(x, native)
+        return kept[id(x), native][1]
+
+    monkeypatch.setattr(backend.framework.tensors, "copy", keep)
+    return backend
+
+
+def test_a_copy_that_is_none_is_refused_on_a_virtual_gpu(keeping):
+    result = run("copies", keeping, 1000)
+    one = result.rows[1]
+    assert (one.way, one.figures) == ("one copy", None)
+    assert one.note.startswith("refused: ")
+    assert "GB/s is more than the" in one.note
+    assert one.note.endswith(f"{limits.cores()} cores, measured")
+    pageable = run("pinned", keeping, 16).rows[0]
+    assert (pageable.figures, pageable.note[:8]) == (None, "refused:")
+
+
+def test_a_copy_is_shown(backend):
+    pageable = run("pinned", backend, 16).rows[0]
+    assert pageable.figures is not None
+    assert pageable.note == ""
+
+
+def row(seconds, platform="cuda"):
+    return Row("a copy", "gpu:0", platform, None, Figures(seconds, seconds, seconds, 64 / seconds))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "bandwidth", "reason"),
+    [
+        # As it was measured on an H200, before copies were copies.
+        (
+            33e-6,
+            (4.9e12, 64e9),
+            "1,939 GB/s is more than the 64 GB/s of its link to the host",
+        ),
+        (33e-6, (1e12, None), "1,939 GB/s is more than the 1,000 GB/s of its memory"),
+        (33e-6, (4.9e12, None), ""),
+        (33e-6, (None, None), ""),
+        (1.2e-3, (4.9e12, 64e9), ""),
+    ],
+    ids=repr,
+)
+def test_a_copy_to_a_gpu_is_no_faster_than_its_memory_and_its_link(
+    monkeypatch, seconds, bandwidth, reason
+):
+    monkeypatch.setattr(limits.nvml, "bandwidth_of", lambda index: nvml.Bandwidth(*bandwidth))
+    found = limits.verify_rate(row(seconds), gpu(0), 64_000_000)
+    assert found.note == (f"refused: {reason}" if reason else "")
+    assert (found.figures is None) == bool(reason)
+
+
+def test_of_a_gpu_that_is_not_nvidia_s_no_limit_is_known():
+    measured = row(1e-9, "mps")
+    assert limits.verify_rate(measured, gpu(0), 64_000_000) is measured

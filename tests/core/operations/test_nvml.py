@@ -65,6 +65,16 @@ class Driver:
         self.nvmlDeviceGetHandleByUUID, self.nvmlDeviceGetUtilizationRates = by_uuid, rates
         self.nvmlDeviceGetUUID, self.nvmlDeviceGetMemoryInfo = uuid, memory
 
+    def answer(self, **answers):
+        """Answer further questions, each with a number; None is a driver that does not know."""
+        for question, number in answers.items():
+
+            def ask(*arguments, number=number):
+                arguments[-1]._obj.value = number or 0
+                return 0 if number is not None else 3
+
+            setattr(self, f"nvmlDeviceGet{question}", ask)
+
 
 @pytest.fixture
 def install(monkeypatch):
@@ -236,3 +246,51 @@ def test_without_a_driver_nobody_says_how_busy_a_gpu_is(install, monkeypatch):
 
     monkeypatch.setattr(nvml.ctypes, "CDLL", missing)
     assert nvml.utilisation_of(0) is None
+
+
+# As NVML answers for an H200.
+H200 = {
+    "MaxClockInfo": 3201,
+    "MemoryBusWidth": 6144,
+    "GpuMaxPcieLinkGeneration": 5,
+    "MaxPcieLinkWidth": 16,
+    "C2cModeInfoV": None,
+}
+
+
+def test_a_copy_is_no_faster_than_the_memory_and_the_link(install):
+    driver = install(Driver())
+    driver.answer(**H200)
+    assert nvml.bandwidth_of(0) == pytest.approx((4.917e12, 64e9), rel=1e-3)
+    assert driver.open == 0
+
+
+@pytest.mark.parametrize(
+    ("answers", "memory", "link"),
+    [
+        ({"MaxClockInfo": None}, None, 64e9),
+        ({"MemoryBusWidth": None}, None, 64e9),
+        ({"MaxPcieLinkWidth": None}, 4.917e12, None),
+        ({"GpuMaxPcieLinkGeneration": None}, 4.917e12, None),
+        ({"GpuMaxPcieLinkGeneration": 9}, 4.917e12, None),
+        ({"GpuMaxPcieLinkGeneration": 3, "MaxPcieLinkWidth": 8}, 4.917e12, 8e9),
+        ({"C2cModeInfoV": 0}, 4.917e12, 64e9),
+        ({"C2cModeInfoV": 1}, 4.917e12, None),
+    ],
+    ids=repr,
+)
+def test_what_the_driver_does_not_say_is_no_limit(install, answers, memory, link):
+    install(Driver()).answer(**H200 | answers)
+    assert nvml.bandwidth_of(0) == (memory and pytest.approx(memory, rel=1e-3), link)
+
+
+def test_an_older_driver_does_not_know_the_links_to_the_host(install):
+    without = {name: number for name, number in H200.items() if name != "C2cModeInfoV"}
+    install(Driver()).answer(**without)
+    assert nvml.bandwidth_of(0).link is None
+
+
+def test_a_card_that_is_not_known_has_no_limit(install, monkeypatch):
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    install(Driver()).answer(**H200)
+    assert nvml.bandwidth_of(1) == (None, None)
