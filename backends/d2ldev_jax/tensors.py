@@ -303,6 +303,9 @@ class JaxTensors(Tensors):
         stacked = level[0].reshape(size, *xs[0].shape)
         return jax.lax.slice_in_dim(stacked, 0, len(xs))  # by an index it takes three times as long
 
+    def norm(self, x: Tensor) -> Tensor:
+        return jnp.linalg.norm(x)
+
 
 def numbers_of(x: Tensor) -> Tensor:
     """Return an array of numbers: an array itself, or the numbers of random keys."""

@@ -29,6 +29,11 @@ _PARTS = {
     **dict.fromkeys((torch.sparse_csc, torch.sparse_bsc), (*_COLUMNS, "values")),
 }
 _UNSIGNED = {1: torch.uint8, 2: torch.uint16}
+_DTYPE_NAMES = {
+    dtype: str(dtype).removeprefix("torch.")
+    for dtype in vars(torch).values()
+    if isinstance(dtype, torch.dtype)
+}
 # torch counts in none of these: https://github.com/pytorch/pytorch/issues/58734
 _NEVER_COUNTED = frozenset({torch.uint16, torch.uint32, torch.uint64})
 
@@ -92,7 +97,7 @@ class TorchTensors(Tensors):
         return device
 
     def dtype_of(self, x: Tensor) -> str:
-        return str(x.dtype).removeprefix("torch.")
+        return _DTYPE_NAMES[x.dtype]
 
     def dtype(self, name: str) -> torch.dtype:
         return getattr(torch, name)  # type: ignore[no-any-return]
@@ -213,10 +218,22 @@ class TorchTensors(Tensors):
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
         return torch.stack(tuple(xs))
 
+    def norm(self, x: Tensor) -> Tensor:
+        return torch.linalg.norm(x)
+
     def detached(self, x: Tensor) -> Tensor:
-        x = x.detach()
-        is_part = not x.dim() and x.untyped_storage().nbytes() > x.element_size()
+        if x.requires_grad:
+            x = x.detach()
+        is_part = not x.ndim and x.untyped_storage().nbytes() > x.element_size()
         return x.clone() if is_part else x
+
+    def scalar_on(self, x: Tensor, device: Device | None) -> Tensor | None:
+        place = CPU if x.is_cpu else self._places.get(x.device)
+        if place is not device or x.ndim or x.is_complex():
+            return None
+        if x.requires_grad:
+            x = x.detach()
+        return x if x.untyped_storage().nbytes() == x.element_size() else x.clone()
 
 
 def _seeded(

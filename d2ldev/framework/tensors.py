@@ -262,3 +262,12 @@ class Tensors(ABC):
         that they are a view of; or whose variables are tensors, and change their value.
         """
         return x
+
+    def scalar_on(self, x: Tensor, device: Device | None) -> Tensor | None:
+        """Return what ``detached`` does for a real scalar on a device; None for any other tensor.
+
+        Called for every value that is logged: it has to be fast.
+        """
+        is_scalar = self.device_of(x) is device and tuple(x.shape) == ()
+        is_real = is_scalar and not self.dtype_of(x).startswith("complex")
+        return self.detached(x) if is_real else None

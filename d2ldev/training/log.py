@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from numbers import Real
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -30,6 +30,8 @@ from d2ldev.operations.creation import shape_of
 _WIDE = frozenset({"float64", "int32", "uint32", "int64", "uint64"})
 
 _BLOCK = 16  # calls
+
+_ONE = 1  # the usual weight, which is not checked again
 
 
 class DeviceLog:
@@ -82,15 +84,19 @@ class DeviceLog:
         self._max_pending = whole_number(
             "log", "max_pending", max_pending, least=1, fix="max_pending=1024"
         )
+        self._tensors, self._kinds = backend.framework.tensors, backend.framework.kinds
+        self._scalar_on, self._limit = self._tensors.scalar_on, self._tensors.in_flight
         self._lock = Lock()
         self._calls = 0
-        self._waiting = 0
-        self._pending: list[_Entry] = []
+        # The name, the weight and the tensor or ``float`` of each scalar, one after the other: an
+        # object for each would cost more than the scalar. It stays the same list, to which calls
+        # of ``add`` append without the lock: what was brought over is removed from its beginning.
+        self._pending: list[Any] = []
         self._totals: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}
         self._values: dict[str, array[float]] | None = {} if flag("log", "values", values) else None
 
-    def add(self, weight: float = 1, /, **scalars: Any) -> None:
+    def add(self, weight: float = _ONE, /, **scalars: Any) -> None:
         """Keep scalars, without waiting for the device.
 
         Where the framework's queue has no bound, as MXNet's, each fourth call waits for the scalars
@@ -105,43 +111,59 @@ class DeviceLog:
             UnsupportedValueError: for anything else, a tensor that is only traced included, and a
                 weight that is negative. Nothing was added then.
         """
+        if self._every > 1 and self._is_left_out():
+            return
+        if self._device is None:
+            with self._lock:  # one of several threads is the first
+                self._device = self._keep(weight, scalars)
+        else:
+            self._keep(weight, scalars)
+
+    def _is_left_out(self) -> bool:
         with self._lock:
             self._calls += 1
-            if not (self._calls - 1) % self._every:
-                self._keep(weight, scalars)
+            return (self._calls - 1) % self._every > 0
 
-    def _keep(self, weight: float, scalars: Mapping[str, Any]) -> None:
-        """Check and keep the scalars of one call, by the thread that holds the lock."""
-        if not _is_weight(weight):
-            raise UnsupportedValueError(
-                f"log with the weight {describe(weight)}",
-                "it is a number that is not negative",
-                "log.add(len(y), loss=loss)",
-            )
-        framework, device, entries, waiting = self._backend.framework, self._device, [], 0
-        weight, tensors, kinds = float(weight), framework.tensors, framework.kinds
+    def _keep(self, weight: float, scalars: Mapping[str, Any]) -> Device | None:
+        """Check and keep the scalars of one call; return the device of the log's tensors."""
+        if weight is not _ONE:
+            if not _is_weight(weight):
+                raise UnsupportedValueError(
+                    f"log with the weight {describe(weight)}",
+                    "it is a number that is not negative",
+                    "log.add(len(y), loss=loss)",
+                )
+            weight = float(weight)
+        kinds, scalar_on, device = self._kinds, self._scalar_on, self._device
+        entries: list[Any] = []
         for name, x in scalars.items():
-            if kinds[type(x)] is TENSOR:
+            if kinds[type(x)] is not TENSOR:
+                entries += name, weight, _number(name, x)
+                continue
+            try:
+                kept = scalar_on(x, device)
+            except Exception:  # each kind of tensor says in its own way what it lacks
+                kept = None
+            if kept is None:
                 device = self._checked(name, x, device)
-                entries.append(_Entry(name, weight, tensors.detached(x), True))
-                waiting += 1
-            else:
-                entries.append(_Entry(name, weight, _number(name, x), False))
-        self._device = device
-        self._pending += entries
-        self._waiting += waiting
-        if entries and (limit := tensors.in_flight) is not None:
-            self._bound(limit, len(entries))
-        if self._waiting >= self._max_pending or len(self._pending) >= 2 * self._max_pending:
-            self._bring_over()
+                kept = self._tensors.detached(x)
+            entries += name, weight, kept
+        self._pending += entries  # one operation of a list: no other thread comes between
+        if self._limit is not None and entries:
+            with self._lock:
+                self._bound(self._limit, len(entries) // 3)
+        if len(self._pending) >= 3 * self._max_pending:
+            with self._lock:
+                self._bring_over()
+        return device
 
     def _bound(self, limit: int, size: int) -> None:
         """Wait at each ``limit``-th step, which has ``size`` scalars, for the one that long ago."""
-        late = len(self._pending) - limit * size
+        late = len(self._pending) // 3 - limit * size
         if late > 0 and not late % (limit * size):
-            for entry in self._pending[late - size : late]:
-                if entry.is_tensor:
-                    self._backend.framework.tensors.wait(entry.value)
+            for value in self._pending[2::3][late - size : late]:
+                if type(value) is not float:
+                    self._tensors.wait(value)
 
     def flush(self) -> dict[str, list[float]]:
         """Return all values that were added since the last ``flush``.
@@ -177,19 +199,23 @@ class DeviceLog:
 
     def _bring_over(self) -> None:
         """Bring what is waiting on the device to the host, all of it in one transfer."""
-        pending = self._pending
-        tensors = iter(self._numbers([entry.value for entry in pending if entry.is_tensor]))
-        # Cleared only now, so that an error in the transfer loses nothing.
-        self._pending, self._waiting = [], 0
-        for entry in pending:
-            value = next(tensors) if entry.is_tensor else entry.value
+        entries = self._pending[:]
+        if not entries:
+            return
+        names, weights = entries[::3], entries[1::3]
+        values = self._numbers(entries[2::3])
+        # Removed only now, so that an error in the transfer loses nothing.
+        del self._pending[: len(entries)]
+        for name, column in _columns(names, weights, values):
+            total, sum_of_weights = self._totals.get(name, (0.0, 0.0))
+            for weight, value in column:
+                if weight:  # a weight of 0 leaves a value out, also one that is infinite
+                    total += weight * value
+                    sum_of_weights += weight
+            self._totals[name] = total, sum_of_weights
+            self._last[name] = value
             if self._values is not None:
-                self._values.setdefault(entry.name, array("d")).append(value)
-            total, weights = self._totals.get(entry.name, (0.0, 0.0))
-            # A weight of 0 leaves a value out, also one that is infinite.
-            part = entry.weight * value if entry.weight else 0.0
-            self._totals[entry.name] = total + part, weights + entry.weight
-            self._last[entry.name] = value
+                self._values.setdefault(name, array("d")).extend([value for _, value in column])
 
     def state_dict(self) -> dict[str, Any]:
         """Return the means and the last values so far, for ``load_state_dict``."""
@@ -221,17 +247,22 @@ class DeviceLog:
         with self._lock:
             self._totals, self._last = found, last
 
-    def _numbers(self, xs: list[Tensor]) -> list[float]:
+    def _numbers(self, values: Sequence[Any]) -> list[float]:
+        """Return the numbers in tensors and floats; the tensors are brought over together."""
+        xs = [x for x in values if type(x) is not float]
         if not xs:
-            return []
-        dtypes = {self._backend.dtype_of(x) for x in xs}
+            return list(values)
+        dtypes = set(map(self._tensors.dtype_of, xs))
         if len(dtypes) > 1 or any(name.startswith("float8") for name in dtypes):
             # A dtype that holds all values, if the framework has one that it can stack.
             is_wide = dtypes & _WIDE and "float64" in self._backend.dtype_names
             common = "float64" if is_wide else "float32"
             xs = [self._backend.asarray(x, dtype=common) for x in xs]
-        stacked = self._backend.framework.tensors.stack(xs)
-        return [float(value) for value in self._backend.to_numpy(stacked)]
+        found: list[float] = self._backend.to_numpy(self._tensors.stack(xs)).astype(float).tolist()
+        if len(found) == len(values):
+            return found
+        numbers = iter(found)
+        return [x if type(x) is float else next(numbers) for x in values]
 
     def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
         """Return the device of a tensor that can be logged."""
@@ -288,17 +319,11 @@ class LogOfLoop(DeviceLog):
         self._add_block()
         super()._bring_over()
 
-    def _checked(self, name: str, x: Tensor, device: Device | None) -> Device:
-        # Only the device of a learner's loss can change: when a hook moves the model.
-        if name == "loss" and self._backend.framework.tensors.device_of(x) is device:
-            return device
-        return super()._checked(name, x, device)
-
     def _add_block(self) -> None:
         block, self._block = self._block, []
         with self._lock:
             for weight, scalars in block:
-                self._keep(weight, scalars)
+                self._device = self._keep(weight, scalars)
 
 
 def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -309,13 +334,17 @@ def means_of(totals: Mapping[str, Sequence[float]]) -> dict[str, float]:
     }
 
 
-class _Entry(NamedTuple):
-    """A scalar that was added: a tensor, or a number."""
-
-    name: str
-    weight: float
-    value: Any
-    is_tensor: bool
+def _columns(
+    names: Sequence[str], weights: Sequence[float], values: Sequence[float]
+) -> Iterable[tuple[str, list[tuple[float, float]]]]:
+    """Return each name with its weights and values, in their order."""
+    pairs = list(zip(weights, values, strict=True))
+    if len(set(names)) == 1:
+        return [(names[0], pairs)]
+    columns: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    for name, pair in zip(names, pairs, strict=True):
+        columns[name].append(pair)
+    return columns.items()
 
 
 def _is_weight(value: Any) -> bool:

@@ -15,8 +15,9 @@ from d2ldev_torch.tensors import TorchTensors
 from peer_rows import peer_rows
 from torch import nn
 from torch.nn.utils.rnn import PackedSequence, pack_sequence
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from d2ldev import OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 TOO_MUCH = 1 << 50
@@ -445,6 +446,52 @@ def test_a_kept_loss_has_no_graph_and_leaves_the_users_its_own(torch_backend):
 def test_a_kept_number_of_a_large_tensor_does_not_keep_the_rest(torch_backend):
     kept = torch_backend.framework.tensors.detached(torch.ones(1000)[0])
     assert kept.untyped_storage().nbytes() == 4
+
+
+def test_a_scalar_is_logged_without_its_graph_and_without_a_larger_tensor(torch_backend):
+    loss = (torch.ones(4, requires_grad=True) * 2).sum()
+    scalar_on = torch_backend.framework.tensors.scalar_on
+    assert scalar_on(loss, cpu()).grad_fn is None
+    assert scalar_on(torch.ones(1000)[0], cpu()).untyped_storage().nbytes() == 4
+    plain = torch.tensor(1.0)
+    assert scalar_on(plain, cpu()) is plain
+    others = torch.ones(1), torch.tensor(1j), torch.tensor(1.0, device="meta")
+    assert [scalar_on(x, cpu()) for x in others] == [None] * 3
+    assert scalar_on(plain, gpu(0)) is None
+
+
+def calls_in(run):
+    """How many functions of Python and of C a function calls."""
+    events = []
+    sys.setprofile(lambda frame, event, argument: events.append(event))
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return sum(event in ("call", "c_call") for event in events)
+
+
+def test_a_number_that_is_logged_costs_few_calls(torch_backend):
+    """A list costs one for each, and the calls are what a log costs beside it."""
+    losses = [torch.tensor(float(number)) for number in range(200)]
+    log = DeviceLog(torch_backend, "cpu")
+    log.add(loss=losses[0])
+    added = calls_in(lambda: [log.add(loss=loss) for loss in losses])
+    assert added <= 10 * len(losses)
+    assert calls_in(log.flush) <= 2 * len(losses)
+
+
+def test_a_norm_is_one_operation(torch_backend):
+    class Counting(TorchDispatchMode):
+        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+            operations.append(str(operation))
+            return operation(*args, **(kwargs or {}))
+
+    operations, x = [], torch.tensor([3.0, 4.0])
+    with Counting():
+        norm = torch_backend.framework.tensors.norm(x)
+    assert norm == 5
+    assert operations == ["aten.linalg_vector_norm.default"]
 
 
 def test_memory_is_pinned_where_a_gpu_copies_beside_python(ledger, devices, monkeypatch):

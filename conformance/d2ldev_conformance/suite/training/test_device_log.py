@@ -194,6 +194,21 @@ def test_what_is_no_number_is_refused_by_name(backend, place, value):
         DeviceLog(backend, place).add(loss=value)
 
 
+@requirement("log.real-numbers-only", section=SECTION)
+def test_complex_numbers_are_refused_and_no_others(backend, place):
+    log = DeviceLog(backend, place)
+    log.add(first=1.0)
+    refused = []
+    for name in backend.dtype_names:
+        x = backend.asarray(1, dtype=name, device=place)
+        try:
+            log.add(**{name: x})
+        except UnsupportedValueError:
+            refused.append(name)
+    assert refused == [name for name in backend.dtype_names if name.startswith("complex")]
+    assert log.last().keys() == {"first", *backend.dtype_names} - {*refused}
+
+
 @requirement("log.trained-values", section=SECTION)
 def test_the_losses_of_training_can_be_logged(backend, place):
     net = backend.mlp([2, 1], device=place)

@@ -127,10 +127,10 @@ class StacksBackwards(Mutant, caught_by="log.flush"):
             return super().stack(xs[::-1])
 
 
-class StacksAThousandAtMost(Mutant, caught_by="log.loses-nothing"):
+class StacksFiveHundredAtMost(Mutant, caught_by="log.loses-nothing"):
     class Tensors(ReferenceTensors):
         def stack(self, xs):
-            return super().stack(xs[:1000])
+            return super().stack(xs[:500])
 
 
 class StacksByWayOfTheHost(Mutant, caught_by="log.one-transfer"):
@@ -143,6 +143,12 @@ class LogsCopies(Mutant, caught_by="log.add-transfers-nothing"):
     class Tensors(ReferenceTensors):
         def detached(self, x):
             return self.copy(x, x.device)
+
+
+class LogsComplexNumbers(Mutant, caught_by="log.real-numbers-only"):
+    class Tensors(ReferenceTensors):
+        def scalar_on(self, x, device):
+            return None if x.shape else x
 
 
 class LogsOneTensor(Mutant, caught_by="log.trained-values"):
