@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests, is_hardware
+from d2ldev.bench.results import VIRTUAL, Figures, Result, Row, bests
 
 _SAME = 1.05
+# How much of the time of a list and one transfer a ``DeviceLog`` takes at most.
+LOG_AIM = 1.1
 
 
 def of_products(rows: Sequence[Row]) -> str:
@@ -44,12 +46,8 @@ def _crossover(device: str, gpu: Mapping[int, float], cpu: Mapping[int, float]) 
     return f"from {first} x {first}{least} on, {device} is faster than the CPU"
 
 
-def of_ways(rows: Sequence[Row], aim: float | None = None) -> str:
+def of_ways(rows: Sequence[Row]) -> str:
     """Say of each device how fast its other ways are against the first one.
-
-    Args:
-        rows: of which the first one of each device is what the others are compared with.
-        aim: how many times as fast as it they are to be on a GPU, at least.
 
     >>> of_ways([Row('one by one', 'gpu:0', 'cuda', None, Figures(6.0, 6.0, 6.0, 1.0)),
     ...          Row('together', 'gpu:0', 'cuda', None, Figures(2.0, 2.0, 2.0, 3.0))])
@@ -58,11 +56,30 @@ def of_ways(rows: Sequence[Row], aim: float | None = None) -> str:
     parts = []
     for device, ((first, before), *others) in _measured(rows).items():
         for row, figures in others:
-            said = f"on {device}, {row.way} is {_against(figures, before)} {first.way}"
-            if aim is not None and is_hardware(row.platform):
-                met = "met" if before.seconds >= aim * figures.seconds else "missed"
-                said += f" (the aim, at least {number(aim)} times as fast, is {met})"
-            parts.append(said)
+            parts.append(f"on {device}, {row.way} is {_against(figures, before)} {first.way}")
+    return _sentence(parts, rows)
+
+
+def of_logs(rows: Sequence[Row]) -> str:
+    """Say of each device how much of the time of the first way its others take.
+
+    The second way is a ``DeviceLog``, which has an aim.
+
+    >>> of_logs([Row('a list', 'cpu', 'cpu', None, Figures(2.0, 2.0, 2.0, 1.0)),
+    ...          Row('a DeviceLog', 'cpu', 'cpu', None, Figures(2.1, 2.1, 2.1, 1.0)),
+    ...          Row('one at a time', 'cpu', 'cpu', None, Figures(5.0, 5.0, 5.0, 1.0))])
+    'On cpu, a DeviceLog takes 1.05 of the time of a list (the aim, at most 1.1, is met), \
+one at a time 2.5.'
+    """
+    parts = []
+    for device, ((first, floor), *others) in _measured(rows).items():
+        shares = [(row.way, figures.seconds / floor.seconds) for row, figures in others]
+        if shares:
+            (log, share), *rest = shares
+            met = "met" if share <= LOG_AIM else "missed"
+            said = f"on {device}, {log} takes {number(share)} of the time of {first.way}"
+            said += f" (the aim, at most {number(LOG_AIM)}, is {met})"
+            parts.append(", ".join([said, *(f"{way} {number(share)}" for way, share in rest)]))
     return _sentence(parts, rows)
 
 

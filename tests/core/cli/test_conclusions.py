@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from d2ldev.bench.conclusions import of_backends, of_products, of_rates, of_ways
+from d2ldev.bench.conclusions import number, of_backends, of_logs, of_products, of_rates, of_ways
 from d2ldev.bench.exercises import EXERCISES
 from d2ldev.bench.results import Figures, Result, Row
 
@@ -67,22 +67,18 @@ def test_ways_of_which_the_quartiles_overlap_are_the_same(seconds):
     assert of_ways(ways(*seconds, spread=2.5)) == "On gpu:0, way 2 is as fast as way 1."
 
 
-@pytest.mark.parametrize(
-    ("seconds", "said"),
-    [((5.0, 1.0), "met"), ((4.9, 1.0), "missed"), ((1.0, 5.0), "missed"), ((1.0, 1.0), "missed")],
-)
-def test_whether_a_gpu_is_as_many_times_as_fast_as_the_aim_is_said(seconds, said):
-    found = of_ways(ways(*seconds), aim=5.0)
-    assert found.endswith(f" way 1 (the aim, at least 5 times as fast, is {said}).")
+@pytest.mark.parametrize(("log", "said"), [(2.2, "met"), (1.9, "met"), (2.21, "missed")])
+@pytest.mark.parametrize(("device", "platform"), [("cpu", "cpu"), ("gpu:0", "cuda")])
+def test_a_log_is_compared_with_the_least_that_it_can_cost(log, said, device, platform):
+    found = EXERCISES["log"].conclude(ways(2.0, log, 5.0, device=device, platform=platform))
+    share = f"way 2 takes {number(log / 2)} of the time of way 1"
+    assert found == f"On {device}, {share} (the aim, at most 1.1, is {said}), way 3 2.5."
 
 
-@pytest.mark.parametrize(("device", "platform"), [("cpu", "cpu"), ("gpu:0", "virtual")])
-def test_an_aim_is_one_of_gpus_that_are_real(device, platform):
-    assert "aim" not in of_ways(ways(6.0, 1.0, device=device, platform=platform), aim=5.0)
-
-
-def test_the_aim_of_a_log_is_said():
-    assert "at least 5 times as fast" in EXERCISES["log"].conclude(ways(6.0, 1.0))
+@pytest.mark.parametrize("number_of_ways", [1, 2])
+def test_a_log_that_ended_early_says_what_was_measured(number_of_ways):
+    found = EXERCISES["log"].conclude(ways(*[2.0] * number_of_ways))
+    assert ("way 2 takes 1 of" in found) == (number_of_ways == 2)
 
 
 def test_three_ways_on_two_devices_are_each_compared_with_the_first_one_there():
@@ -97,7 +93,7 @@ def test_rates_are_those_of_the_rows():
     assert of_rates(ways(1.0, 2.0)) == "On gpu:0, way 1 moves 8 MB/s, way 2 moves 8 MB/s."
 
 
-@pytest.mark.parametrize("conclude", [of_products, of_ways, of_rates])
+@pytest.mark.parametrize("conclude", [of_products, of_ways, of_logs, of_rates])
 def test_nothing_is_said_of_a_gpu_that_is_virtual(conclude):
     sentence = conclude([*products("gpu:0", [2.0, 1.0], "virtual")])
     assert "othing about a GPU follows from what is virtual here (gpu:0)." in sentence
@@ -106,7 +102,7 @@ def test_nothing_is_said_of_a_gpu_that_is_virtual(conclude):
     assert "faster" not in sentence
 
 
-@pytest.mark.parametrize("conclude", [of_ways, of_rates])
+@pytest.mark.parametrize("conclude", [of_ways, of_logs, of_rates])
 def test_rows_without_figures_lead_to_nothing(conclude):
     rows = [Row("way", "gpu:0", "-", note="needs a GPU")]
     assert conclude(rows) == "Nothing was compared here, and nothing follows."

@@ -41,8 +41,42 @@ def test_other_norms_than_those_of_the_products_are_an_error(backend, monkeypatc
     norm = backend.framework.tensors.norm
     monkeypatch.setattr(backend.framework.tensors, "norm", lambda x: norm(x) * 2)
     assert (
-        "log norms one at a time: its result is wrong by 1 of its norm" in run("log", backend).error
+        "log norms a list with one transfer: its result is wrong by 1 of its norm"
+        in run("log", backend).error
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "transfers"),
+    [
+        ("numpy", {"NumPy in the loop": 5, "one transfer at the end": 1}),
+        (
+            "log",
+            {
+                "a list with one transfer": 1,
+                "a DeviceLog with one transfer": 1,
+                "one at a time": 5,
+            },
+        ),
+    ],
+)
+def test_what_is_brought_over_together_is_one_transfer(backend, monkeypatch, name, transfers):
+    tensors = backend.framework.tensors
+    made, counts, to_numpy, timeit = [], [], tensors.to_numpy, backend.timeit
+
+    def counted(call, *args, **options):
+        made.clear()
+        call(*args)
+        counts.append(len(made))
+        return timeit(call, *args, **options)
+
+    monkeypatch.setattr(tensors, "to_numpy", lambda x: made.append(x) or to_numpy(x))
+    monkeypatch.setattr(backend, "timeit", counted)
+    rows = run(name, backend, 5).rows
+    assert [(row.way, count) for row, count in zip(rows, counts, strict=True)] == [
+        *transfers.items(),
+        *transfers.items(),
+    ]
 
 
 def test_an_error_of_the_framework_is_in_the_result_with_the_rows_before_it(backend, monkeypatch):
