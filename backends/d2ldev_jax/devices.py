@@ -78,6 +78,10 @@ class JaxDevices(Devices):
         """
         return None
 
+    def counted(self) -> int:
+        """Return how many CUDA GPUs JAX will find, as far as the driver can say."""
+        return 0
+
     def cpus(self) -> list[jax.Device]:
         """Return JAX's CPU devices, of which the first is the CPU; initialises JAX.
 
@@ -175,7 +179,7 @@ class HardwareDevices(JaxDevices):
     def count(self) -> int:
         # Without a context neither ROCm nor TPUs can be counted, as NVML does: JAX has to be asked.
         is_asked = is_initialized() or self._may_use("rocm") or self._may_use("tpu")
-        number = len(self.gpus()) if is_asked else self._counted()
+        number = len(self.gpus()) if is_asked else self.counted()
         if self._failure is not None:
             raise DeviceUnavailableError("use the GPUs", *self._failure)
         if not number and self._may_use("cuda"):
@@ -202,6 +206,11 @@ class HardwareDevices(JaxDevices):
             return "tpu"
         return "rocm" if "rocm" in str(native.client.platform_version).lower() else "cuda"
 
+    def uuid(self, device: Device) -> str | None:
+        # By the number that CUDA gives it here: JAX may use some of the visible GPUs only.
+        number = self.native(device).local_hardware_id
+        return nvml.uuid_of(number) if self.platform(device) == "cuda" else None
+
     def cpus(self) -> list[jax.Device]:
         self.gpus()
         return super().cpus()
@@ -221,7 +230,7 @@ class HardwareDevices(JaxDevices):
                 gpus = gpus or jax.local_devices(backend=platform)
             except RuntimeError as error:
                 reason = reason or str(error)
-        if not gpus and (number := self._counted()):
+        if not gpus and (number := self.counted()):
             self._failure = (
                 f"NVIDIA's driver shows {gpus_in_words(number)}, and JAX can use none: {reason}",
                 "update the driver, or d2ldev[jax-cuda]; import jax before other frameworks, which "
@@ -245,10 +254,9 @@ class HardwareDevices(JaxDevices):
 
     def seen_by(self, local_rank: int) -> list[int] | None:
         # A launcher may show each process its own GPU only.
-        return [local_rank] if 1 < self._counted() > local_rank else None
+        return [local_rank] if 1 < self.counted() > local_rank else None
 
-    def _counted(self) -> int:
-        """Return how many CUDA GPUs JAX will find, as far as the driver can say."""
+    def counted(self) -> int:
         if not self._may_use("cuda"):
             return 0
         try:
@@ -291,7 +299,7 @@ class HardwareDevices(JaxDevices):
         if user_has_chosen(MEMORY_VARIABLES):
             return
         if not is_initialized():
-            if self._counted() or self._may_use("rocm"):
+            if self.counted() or self._may_use("rocm"):
                 os.environ[_PREALLOCATE] = "false"
         elif self.gpus():
             warn_too_late("JAX", f"{_PREALLOCATE}=false")

@@ -20,7 +20,7 @@ import numpy as np
 from jax._src import distributed, xla_bridge
 from jax._src.lib import _jax
 
-from d2ldev.device import Device
+from d2ldev.device import Device, gpu
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
 from d2ldev.framework.parallel import gpu_of_process, statistics_refusal, twin_refusal
@@ -28,6 +28,9 @@ from d2ldev_jax.devices import JaxDevices, is_initialized
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
+
+# Of a platform: the library by which XLA sends between GPUs.
+_LIBRARIES = {"cuda": "NCCL", "rocm": "RCCL"}
 
 
 class JaxParallel(Parallel):
@@ -97,6 +100,9 @@ class JaxParallel(Parallel):
                 "JAX was in use before it was told of the others",
                 "d2ldev.set_backend('jax') before anything asks JAX for a device or an array",
             )
+        numbers = group.gather("the GPUs of JAX", self._devices.counted())
+        if any(numbers) and not all(numbers):
+            raise _mixed_refusal(group, numbers)
         jax.distributed.initialize(
             group.addresses[0],
             group.size,
@@ -128,6 +134,9 @@ class JaxParallel(Parallel):
             SeveralProcesses(group, native).of_the_first([jax.device_put(np.zeros(1), native)])
         jax.distributed.shutdown()
 
+    def gpu_library(self) -> str:
+        return _LIBRARIES.get(self._devices.platform(gpu(0)), "")
+
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         from d2ldev_jax.training.learner import JaxLearner, JaxShardLearner
         from d2ldev_jax.training.places import SeveralProcesses
@@ -135,6 +144,17 @@ class JaxParallel(Parallel):
         if settings.shard is not None:
             return JaxShardLearner(self._framework, model, settings, group)
         return JaxLearner(self._framework, model, settings, partial(SeveralProcesses, group))
+
+
+def _mixed_refusal(group: Group, numbers: Sequence[int]) -> UnsupportedValueError:
+    """Return the error of processes of which some have GPUs, and others would be waited for."""
+    some, none = numbers.index(next(filter(None, numbers))), numbers.index(0)
+    return UnsupportedValueError(
+        f"train in {group.size} processes",
+        f"rank {none} on {group.hosts[none]} has no GPU, rank {some} on {group.hosts[some]} has "
+        f"{numbers[some]}, and JAX looks for those of all processes together",
+        "JAX_PLATFORMS=cpu in all processes, to train on the CPU; or a GPU for each of them",
+    )
 
 
 def _end_if_failed(group: Group) -> None:

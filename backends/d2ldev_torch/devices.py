@@ -102,6 +102,13 @@ class TorchDevices(Devices):
     def seconds_between(self, begin: Any, end: Any) -> float:
         return float(begin.elapsed_time(end)) / 1e3  # of milliseconds
 
+    def uuid(self, device: Device) -> str | None:
+        if self.type != "cuda":
+            return None
+        found = str(getattr(self._module.get_device_properties(device.index), "uuid", ""))
+        # Some drivers have no name for a card: all of them are 0 then.
+        return f"GPU-{found}" if found.strip("0-") else None  # as the driver's tools write it
+
     def memory(self, device: Device) -> Memory:
         index = device.index
         total = int(self._module.get_device_properties(index).total_memory)

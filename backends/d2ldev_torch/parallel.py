@@ -23,8 +23,10 @@ from d2ldev_torch.devices import TorchDevices
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
 
-# The library that sends between devices of a type.
+# The library that sends between GPUs of a type.
 _ENGINES = {"cuda": "nccl", "xpu": "xccl", "vgpu": "gloo"}
+# Those that send between GPUs alone: gloo goes by the host's memory.
+_OF_GPUS = ("nccl", "xccl")
 
 # What a layer has -> whose statistics these are, and how to get the others.
 _STATISTICS = {
@@ -87,26 +89,53 @@ class TorchParallel(Parallel):
             return
         host, _, port = group.addresses[0].rpartition(":")
         timeout = timedelta(seconds=2 * group.timeout)
+        engines = self._engines(group)
         with _through_interface(group.addresses[group.rank].rpartition(":")[0]):
             # Not by ``init_method``: under torchrun rank 0 would leave it to the agent to listen.
             # https://github.com/pytorch/pytorch/blob/main/torch/distributed/rendezvous.py
             store = distributed.TCPStore(  # type: ignore[attr-defined]
                 host, int(port), group.size, is_master=group.rank == 0, timeout=timeout
             )
-            distributed.init_process_group(
-                self._engines(),
-                store=store,
-                rank=group.rank,
-                world_size=group.size,
-                timeout=timeout,
-            )
+            try:
+                distributed.init_process_group(
+                    engines,
+                    store=store,
+                    rank=group.rank,
+                    world_size=group.size,
+                    timeout=timeout,
+                )
+            except ValueError as error:  # the driver shows a GPU that torch cannot use
+                raise UnsupportedValueError(
+                    attempted,
+                    f"torch.distributed does not start with {engines}: {error}",
+                    "update the driver; or D2LDEV_VIRTUAL_GPUS=0 in all processes, to train on "
+                    "the CPU",
+                ) from error
         atexit.register(_leave, group)
 
-    def _engines(self) -> str:
+    def _engines(self, group: Group) -> str:
+        """Return torch's engines, which are the same in all processes of a group.
+
+        NCCL does not start without a GPU. That torch has it says nothing about GPUs: the wheels
+        that most machines have are built for CUDA.
+        """
         kind = self._devices.type
-        engine = _ENGINES.get(kind)
-        is_there = engine and distributed.is_backend_available(engine)
-        return f"cpu:gloo,{kind}:{engine}" if is_there else "gloo"
+        engine = _ENGINES.get(kind, "")
+        if not (engine and distributed.is_backend_available(engine) and self._framework.num_gpus()):
+            engine = ""
+        found = {*group.gather("the engines of torch", engine if engine in _OF_GPUS else "")}
+        if not engine and found == {""}:
+            return "gloo"
+        # Not "gloo", which would send by way of the host what is on some processes' GPUs.
+        is_common = engine == "gloo" or len(found) == 1
+        return f"cpu:gloo,{kind}:{engine}" if engine and is_common else "cpu:gloo"
+
+    def gpu_library(self) -> str:
+        kind = self._devices.type
+        # The program may have started others.
+        engines = dict(each.split(":") for each in distributed.get_backend_config().split(","))
+        engine = engines.get(kind, _ENGINES.get(kind, "gloo"))
+        return engine.upper() if engine in _OF_GPUS else ""
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         _check_engine(model, settings, group)

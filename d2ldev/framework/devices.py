@@ -117,6 +117,15 @@ class Devices(ABC):
         """
         return float(end - begin)
 
+    def uuid(self, device: Device) -> str | None:
+        """Return what names a GPU in all processes, such as NVIDIA's ``'GPU-8932...'``.
+
+        Called for the GPU on which this process trains together with others, where
+        ``Parallel.gpu_library`` has a name. None if nobody says it: an index names another GPU in
+        each process that may see some of them only.
+        """
+        return None
+
     def memory(self, device: Device) -> Memory:
         """Return the memory of a GPU; that of the CPU is the process's."""
         return UNKNOWN_MEMORY

@@ -118,6 +118,18 @@ class Parallel:
             UnsupportedValueError: if the engine cannot be started.
         """
 
+    def gpu_library(self) -> str:
+        """Return the library that sends between the GPUs of processes, such as ``'NCCL'``.
+
+        Called after ``join``, in processes that train on a GPU. Such a library needs a GPU of its
+        own for each process.
+
+        Returns:
+            Its name; empty if the host's memory is in between, so that some processes may share a
+            GPU, and others may be on the CPU.
+        """
+        return ""
+
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         """Return a model that this process and the others of a group train together.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Loss, Settings, Tensor
-from d2ldev.operations import creation, moving
+from d2ldev.operations import creation, moving, placing
 from d2ldev.operations.steps import check_labels
 
 if TYPE_CHECKING:
@@ -96,6 +96,9 @@ def learner(
         settings: those that ``completed`` returned.
         devices: those that train it together; none is the one where the model is.
         group: the processes that train it together.
+
+    Raises:
+        UnsupportedValueError: if the framework cannot train it, or not so.
     """
     if group is not None and group is not framework.group():
         raise UnsupportedValueError(
@@ -106,6 +109,11 @@ def learner(
     if settings.batch_norm is not None and (group is not None or len(devices) > 1):
         framework.parallel.check_batch_norm(model, settings.batch_norm)
     if group is not None:
+        from d2ldev.operations.processes import check_devices  # only a launch needs it
+
+        tensors = placing.named_tensors(framework, model)
+        places = devices or [framework.tensors.device_of(x) for _, x in tensors]
+        check_devices(framework, group, places)
         return framework.parallel.learner_of_group(model, settings, group)
     if len(devices) < 2:
         return framework.training.learner(model, settings)

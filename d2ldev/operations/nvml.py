@@ -153,6 +153,16 @@ def memory_of(index: int) -> int | None:
     return None if card is None else card.memory
 
 
+def uuid_of(index: int) -> str | None:
+    """Return the name of a visible GPU; None if it is not known which card it is.
+
+    Raises:
+        DeviceUnavailableError: if the driver fails.
+    """
+    card = _visible_card(index)
+    return None if card is None else card.uuid
+
+
 def utilisation_of(index: int) -> int | None:
     """Return the per cent of the last second or less in which a visible GPU ran a kernel.
 

@@ -1,18 +1,19 @@
-"""Several processes: which part of a batch each of them trains on.
+"""Several processes: where each of them trains, and on which part of a batch.
 
 Source: D2L, section 13.6.
 """
 
 from __future__ import annotations
 
+import os
 import zlib
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.device import CPU
+from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Portion, Sharded, Weighted
 from d2ldev.nesting.kinds import TENSOR
@@ -21,6 +22,71 @@ from d2ldev.operations.moving import to_numpy
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
+
+# With it, NCCL lets processes share a GPU since version 2.30.
+# https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+_SHARING = "NCCL_MULTI_RANK_GPU_ENABLE"
+
+
+def check_devices(framework: Framework, group: Group, devices: Iterable[Device]) -> None:
+    """Compare the devices on which the processes of a group train.
+
+    Called in all of them. A library that sends between GPUs waits without an end for a process on
+    the CPU, and fails where two processes share a GPU.
+
+    Args:
+        framework: whose model they train.
+        group: the processes.
+        devices: on which this one trains.
+
+    Raises:
+        UnsupportedValueError: in all processes, if they cannot train on these devices.
+    """
+    used = sorted({*devices}) or [CPU]
+    library = "" if used == [CPU] else framework.parallel.gpu_library()
+    is_checked = library and os.environ.get(_SHARING, "0") in ("", "0")
+    names = [
+        (str(each), framework.devices.uuid(each) if is_checked and each is not CPU else None)
+        for each in used
+    ]
+    found = [_Place(*each) for each in group.gather("the devices", [names, library])]
+    libraries = [each.library for each in found]
+    if not any(libraries):
+        return
+    places = [f"rank {rank} on {host}" for rank, host in enumerate(group.hosts)]
+    attempted = f"train in {group.size} processes"
+    if not all(libraries):
+        first, other = libraries.index(max(libraries)), libraries.index("")
+        raise UnsupportedValueError(
+            attempted,
+            f"{places[first]} trains on {found[first].devices[0][0]} and {places[other]} on "
+            f"{found[other].devices[0][0]}, and {libraries[first]} sends between GPUs alone",
+            "Trainer(max_epochs, num_gpus=0) in all processes, or a GPU for each of them",
+        )
+    users = defaultdict(list)
+    for place, (its_devices, _) in zip(places, found, strict=True):
+        for name, uuid in its_devices:
+            users[uuid].append(f"{name} of {place}")
+    shared = [
+        f"{' and '.join(them)} are one GPU ({uuid})"
+        for uuid, them in users.items()
+        if uuid is not None and len(them) > 1
+    ]
+    if shared:
+        raise UnsupportedValueError(
+            attempted,
+            f"{', '.join(shared)}, and {library} needs a GPU of its own for each process",
+            "as many processes on a machine as it has GPUs: d2ldev launch --processes 1 for one; "
+            "each with Trainer(max_epochs, num_gpus=1), which takes gpu(LOCAL_RANK); or "
+            "Trainer(max_epochs, num_gpus=0) to train on the CPU",
+        )
+
+
+class _Place(NamedTuple):
+    """Where a process trains: names and UUIDs of its devices, and what sends between them."""
+
+    devices: list[tuple[str, str | None]]
+    library: str
 
 
 class Portions:

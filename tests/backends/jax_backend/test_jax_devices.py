@@ -157,6 +157,17 @@ def test_jax_cuda_visible_devices_is_followed(drive, plugin, allow, settled, con
     assert HardwareDevices().count() == 2
 
 
+@pytest.mark.parametrize(("version", "name"), [("cuda 12060", "GPU-2"), ("rocm 60100", None)])
+def test_the_name_of_a_gpu_is_the_driver_s(drive, settled, monkeypatch, version, name):
+    drive()
+    monkeypatch.setenv("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+    client = SimpleNamespace(platform_version=version)
+    # Of the GPUs that CUDA numbers, JAX uses the last.
+    native = SimpleNamespace(platform="gpu", local_hardware_id=2, client=client)
+    monkeypatch.setattr(devices.jax, "local_devices", lambda backend=None: [native])
+    assert HardwareDevices().uuid(gpu(0)) == name
+
+
 def test_a_driver_that_fails_is_an_error_with_the_reason(drive, plugin, allow, settled):
     drive("error 18")
     plugin("cuda")

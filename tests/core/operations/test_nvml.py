@@ -217,6 +217,26 @@ def test_the_memory_of_a_gpu_is_told_where_it_is_known_which(
     assert nvml.memory_of(1) == memory
 
 
+@pytest.mark.parametrize(
+    ("sizes", "variables", "names"),
+    [
+        ((8, 8, 8), {}, [0, 1, 2, None]),
+        ((8, 16, 8), {}, [None] * 4),
+        ((8, 16, 8), {"CUDA_VISIBLE_DEVICES": "1"}, [1, None, None, None]),
+        ((8, 16, 8), {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, [0, 1, 2, None]),
+    ],
+)
+def test_the_name_of_a_gpu_is_told_where_it_is_known_which(
+    install, monkeypatch, sizes, variables, names
+):
+    install(Driver(sizes=sizes))
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    uuids = [card.uuid for card in nvml.cards()]
+    expected = [None if number is None else uuids[number] for number in names]
+    assert [nvml.uuid_of(index) for index in range(4)] == expected
+
+
 def test_the_driver_is_asked_once(install, monkeypatch):
     install(Driver())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")

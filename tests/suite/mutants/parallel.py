@@ -244,6 +244,12 @@ class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-para
             return gradients if self.settings.shard else super()._clipped(gradients)
 
 
+class LetsProcessesShareAGpu(Mutant, caught_by="processes.say-who-shares-a-gpu"):
+    class Backend(Backend):
+        def learner(self, model, *, group=None, **options):
+            return super().learner(model, **options)
+
+
 class SaysNothingOfTheLost(Mutant, caught_by="processes.end-with-a-lost-one"):
     class GroupLearner(ReferenceGroupLearner):
         def __init__(self, tensors, model, settings, group):

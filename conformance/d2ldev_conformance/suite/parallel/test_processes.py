@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader, Backend, Trainer
+from d2ldev import ArrayLoader, Backend, Trainer, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, saved_values
 from d2ldev_conformance.suite.parallel.launching import command, launched
@@ -45,6 +45,24 @@ backend = d2ldev.get_backend(name)
 for case, options in json.loads(cases).items():
     run = test_processes.train(backend, folder, rank=rank, **options)
     test_processes.keep(pathlib.Path(folder), case, run)
+test_processes.take_one_gpu(backend, pathlib.Path(folder))
+"""
+
+BESIDE_A_GPU = """
+import json, os, pathlib, sys
+import d2ldev
+from d2ldev_conformance.suite.parallel import test_processes
+
+name, folder, _ = sys.argv[1:]
+folder, rank = pathlib.Path(folder), os.environ["RANK"]
+backend = d2ldev.get_backend(name)
+test_processes.keep(folder, "cpu", test_processes.train(backend, folder, num_gpus=0))
+try:
+    test_processes.train(backend, folder, num_gpus=1)
+    text = ""
+except d2ldev.UnsupportedValueError as error:
+    text = str(error)
+(folder / f"gpu-{rank}.txt").write_text(text)
 """
 
 CASES: dict[str, dict[str, Any]] = {
@@ -183,16 +201,30 @@ def keep(folder: Path, case: str, run: Any) -> None:
     (folder / f"{case}-{rank}.json").write_text(json.dumps(history))
 
 
+def take_one_gpu(backend: Backend, folder: Path) -> None:
+    """Keep what processes are told whose GPUs are one, where their library needs one for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend.framework.devices, "uuid", lambda _: "GPU-0123")
+        patch.setattr(backend.framework.parallel, "gpu_library", lambda: "NCCL")
+        device = Trainer(1, min(backend.num_gpus(), 1), backend=backend).device
+        net, text = backend.place(backend.mlp([3, 3]), device), ""
+        try:
+            backend.learner(net, group=backend.framework.group())
+        except UnsupportedValueError as error:
+            text = str(error)
+    (folder / f"one-gpu-{os.environ['RANK']}.txt").write_text(text)
+
+
 def learned(folder: Path, case: str, rank: int = 0) -> tuple[dict[str, Any], Any]:
     """Return the parameters and the history that a process of a launch has kept."""
     with np.load(folder / f"{case}-{rank}.npz") as values:
         return dict(values), json.loads((folder / f"{case}-{rank}.json").read_text())
 
 
-def _launched(backend, folder, cases, **others):
+def _launched(backend, folder, cases, program=PROGRAM, **others):
     """Train in two processes; how that ended, and how many seconds after rank 1 told the time."""
     path = folder / "program.py"
-    path.write_text(PROGRAM)
+    path.write_text(program)
     launch = command("--processes", 2, "--timeout", TIMEOUT, path)
     done = launched(backend, [*launch, backend.name, str(folder), json.dumps(cases)], **others)
     now, told = time.time(), re.findall(r"^\[rank 1\] time (\S+)$", done.stderr, re.MULTILINE)
@@ -323,6 +355,49 @@ def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs
     options["epochs"] = 3
     resumed = runs.alone(checkpoint="shared", resume=True, **options)
     assert_same_run(resumed, runs.alone(**options))
+
+
+@requirement("processes.say-who-shares-a-gpu", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_all_processes_say_which_of_them_share_a_gpu(runs):
+    texts = [(runs.folder / f"one-gpu-{rank}.txt").read_text() for rank in (0, 1)]
+    assert texts[0] == texts[1]
+    for rank in (0, 1):
+        assert re.search(rf"gpu:\d of rank {rank} on {re.escape(socket.gethostname())}", texts[0])
+    for said in ("one GPU (GPU-0123)", "NCCL", "fix: ", "d2ldev launch --processes"):
+        assert said in texts[0]
+
+
+@pytest.fixture(scope="module")
+def beside_a_gpu(backend, tmp_path_factory):
+    """What two processes find that see one real GPU: on the CPU, and with the GPU for both."""
+    backend.framework.require("train in several processes", "train in 2 processes")
+    folder = tmp_path_factory.mktemp("beside-a-gpu")
+    found = _Runs(backend, folder, 0)
+    variables = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
+    one = {name: os.environ.get(name, "0").partition(",")[0] for name in variables}
+    found.ended, _ = _launched(backend, folder, {}, BESIDE_A_GPU, **one)
+    return found
+
+
+@requirement("processes.train-on-the-cpu-beside-a-gpu", section=SECTION)
+@pytest.mark.needs_real_gpu
+def test_two_processes_train_on_the_cpu_of_a_machine_with_a_gpu(beside_a_gpu):
+    assert (beside_a_gpu.folder / "cpu-1.json").exists(), beside_a_gpu.ended.stderr
+    assert_same_run(beside_a_gpu.together("cpu"), beside_a_gpu.alone())
+    assert_same_run(beside_a_gpu.together("cpu", rank=1), beside_a_gpu.alone())
+
+
+@requirement("processes.share-a-real-gpu-or-say-so", section=SECTION)
+@pytest.mark.needs_real_gpu
+def test_two_processes_train_on_one_real_gpu_or_both_say_who_shares_it(beside_a_gpu):
+    paths = [beside_a_gpu.folder / f"gpu-{rank}.txt" for rank in (0, 1)]
+    assert all(path.exists() for path in paths), beside_a_gpu.ended.stderr
+    texts = [path.read_text() for path in paths]
+    host = socket.gethostname()
+    told = f"gpu:0 of rank 0 on {host} and gpu:0 of rank 1 on {host} are one GPU (GPU-"
+    assert texts[0] == texts[1]
+    assert texts[0] == "" or told in texts[0]
 
 
 LOST = {"killed": signal.SIGKILL, "stopped": signal.SIGSTOP}

@@ -7,17 +7,21 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import optax
 import pytest
 from d2ldev_conformance.suite.data import difference_of_runs
+from d2ldev_jax import parallel
+from d2ldev_jax.parallel import JaxParallel
 from d2ldev_jax.provision import LeNet
 from launched import run_processes
 from several_gpus import flat_batches, images, trained
 from test_jax_parallel import Dense, Normalized, Own, Scaled
 
 import d2ldev
+from d2ldev import UnsupportedValueError
 
 HERE = Path(__file__).parent
 PATH = [HERE, HERE.parents[2] / "helpers"]
@@ -96,6 +100,35 @@ def main():
                 expected = trained(backend, make, data, int(num_gpus), **options)
             found[name] = difference_of_runs(result, expected)
     print(json.dumps(found))
+
+
+@pytest.mark.parametrize(("numbers", "some", "none"), [([0, 2], 1, 0), ([1, 0], 0, 1)])
+def test_jax_does_not_wait_for_the_gpus_of_a_process_without_any(monkeypatch, numbers, some, none):
+    started = []
+    monkeypatch.setattr(parallel, "atexit", SimpleNamespace(register=lambda *_: None))
+    monkeypatch.setattr(parallel, "is_initialized", lambda: False)
+    monkeypatch.setattr(jax.distributed, "is_initialized", lambda: False)
+    monkeypatch.setattr(jax.distributed, "initialize", lambda *_, **__: started.append(True))
+    group = SimpleNamespace(
+        size=2, rank=0, local_rank=0, hosts=["a", "b"], gather=lambda label, value: numbers
+    )
+    room = JaxParallel(None, SimpleNamespace(counted=lambda: numbers[0]))
+    with pytest.raises(UnsupportedValueError, match="JAX looks for those of all") as caught:
+        room.join(group)
+    hosts = group.hosts
+    assert f"rank {none} on {hosts[none]} has no GPU" in caught.value.problem
+    assert f"rank {some} on {hosts[some]} has {numbers[some]}" in caught.value.problem
+    assert "JAX_PLATFORMS=cpu" in caught.value.fix
+    assert started == []
+
+
+@pytest.mark.parametrize(
+    ("platform", "library"),
+    [("cuda", "NCCL"), ("rocm", "RCCL"), ("tpu", ""), ("virtual", "")],
+)
+def test_the_library_between_gpus_is_xla_s(platform, library):
+    devices = SimpleNamespace(platform=lambda device: platform)
+    assert JaxParallel(None, devices).gpu_library() == library
 
 
 def _ended(data, how):

@@ -13,13 +13,16 @@ import numpy as np
 import pytest
 import several_gpus
 import torch
+from d2ldev_torch import TorchFramework, parallel
+from d2ldev_torch.devices import TorchDevices
+from d2ldev_torch.parallel import TorchParallel
 from d2ldev_torch.training import replicated
 from launched import environment, variables
 from processes import completed, searched
 from processes_program import NORMALIZED, RUNS, batches, mlp, normalized
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from d2ldev import Trainer, UnsupportedValueError
+from d2ldev import Trainer, UnsupportedValueError, gpu
 from d2ldev.framework import Portion, Settings
 from d2ldev.framework.training import bounds
 from d2ldev.processes.join import free_port
@@ -208,6 +211,134 @@ def test_an_engine_for_gpus_alone_is_refused_on_the_cpu(torch_backend, shard):
         learner(mlp(), Settings(shard=shard), group)
     # With shard the model is on the CPU first, whatever there is to train on.
     assert ("num_gpus=1" in caught.value.fix) == (shard is None)
+
+
+# -- which engine, by the GPUs that there are -----------------------------------------------------
+
+
+@pytest.fixture
+def joined(monkeypatch):
+    """Joins a group of two, with a fake engine: its names, as torch is told them."""
+    told = []
+    monkeypatch.setattr(parallel.distributed, "TCPStore", lambda *_, **__: None)
+    monkeypatch.setattr(parallel.atexit, "register", lambda *_: None)
+
+    def begin(engines, **_):
+        told.append(engines)
+
+    monkeypatch.setattr(parallel.distributed, "init_process_group", begin)
+
+    def join(framework, gathered):
+        group = SimpleNamespace(
+            rank=0,
+            size=2,
+            timeout=1,
+            addresses=["127.0.0.1:1", "127.0.0.1:2"],
+            gather=lambda label, value: gathered(value),
+        )
+        framework.parallel.join(group)
+        return told[-1]
+
+    return join
+
+
+def alike(value):
+    return [value, value]
+
+
+def with_module(kind, number, virtual_gpus=None):
+    """Return a framework with an accelerator that may be counted, and asked nothing else."""
+    framework = TorchFramework(virtual_gpus)
+    module = SimpleNamespace(device_count=lambda: number)
+    framework.devices = TorchDevices(kind, kind, module)
+    framework.parallel = TorchParallel(framework, framework.devices)
+    return framework
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """A build of torch that has every engine, as the wheels for CUDA have NCCL."""
+    monkeypatch.setattr(parallel.distributed, "is_backend_available", lambda name: True)
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "virtual_gpus", "engines"),
+    [
+        ("cuda", 0, None, "gloo"),
+        ("cuda", 1, None, "cpu:gloo,cuda:nccl"),
+        ("cuda", 1, 0, "gloo"),
+        ("xpu", 0, None, "gloo"),
+        ("xpu", 2, None, "cpu:gloo,xpu:xccl"),
+        ("mps", 1, None, "gloo"),
+    ],
+)
+def test_an_engine_for_gpus_is_begun_where_there_is_a_gpu(
+    joined, compiled, kind, number, virtual_gpus, engines
+):
+    assert joined(with_module(kind, number, virtual_gpus), alike) == engines
+
+
+def test_a_build_without_an_engine_for_gpus_trains_on_the_cpu(joined, monkeypatch):
+    monkeypatch.setattr(parallel.distributed, "is_backend_available", lambda name: name == "gloo")
+    assert joined(with_module("cuda", 2), alike) == "gloo"
+
+
+@pytest.mark.parametrize(("number", "others"), [(1, ""), (0, "nccl"), (1, "xccl")])
+def test_all_begin_the_same_engine_where_some_have_no_gpu(joined, compiled, number, others):
+    framework = with_module("cuda", number)
+    assert joined(framework, lambda value: [value, others]) == "cpu:gloo"
+
+
+def test_virtual_gpus_need_no_engine_of_the_others(joined, compiled, virtual):
+    assert joined(virtual.framework, lambda value: [value, ""]) == "cpu:gloo,vgpu:gloo"
+
+
+def test_a_gpu_that_torch_cannot_use_is_said(joined, compiled, monkeypatch):
+    def fail(engines, **_):
+        raise ValueError("no GPUs found!")
+
+    monkeypatch.setattr(parallel.distributed, "init_process_group", fail)
+    with pytest.raises(UnsupportedValueError, match="cuda:nccl: no GPUs found!") as caught:
+        joined(with_module("cuda", 1), alike)
+    assert "D2LDEV_VIRTUAL_GPUS=0" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("kind", "engines", "library"),
+    [
+        ("cuda", "cpu:gloo,cuda:nccl", "NCCL"),
+        # Some of the processes have no GPU.
+        ("cuda", "cpu:gloo", "NCCL"),
+        # As a program has begun it.
+        ("cuda", "cpu:gloo,cuda:gloo,xpu:gloo", ""),
+        ("cuda", "cuda:nccl", "NCCL"),
+        ("xpu", "cpu:gloo,xpu:xccl", "XCCL"),
+        ("vgpu", "cpu:gloo,vgpu:gloo", ""),
+    ],
+)
+def test_the_library_between_gpus_is_the_one_that_was_begun(monkeypatch, kind, engines, library):
+    monkeypatch.setattr(parallel.distributed, "get_backend_config", lambda: engines)
+    assert with_module(kind, 1).parallel.gpu_library() == library
+
+
+@pytest.mark.parametrize(
+    ("kind", "uuid", "name"),
+    [
+        ("cuda", "8932-f937", "GPU-8932-f937"),
+        ("cuda", "0000-0000", None),
+        ("xpu", "8932-f937", None),
+    ],
+)
+def test_the_name_of_a_gpu_is_the_driver_s(kind, uuid, name):
+    asked = []
+
+    def properties(index):
+        asked.append(index)
+        return SimpleNamespace(uuid=uuid)
+
+    devices = TorchDevices(kind, kind, SimpleNamespace(get_device_properties=properties))
+    assert devices.uuid(gpu(1)) == name
+    assert asked == ([1] if kind == "cuda" else [])
 
 
 def test_the_loss_that_lbfgs_searches_with_is_added_up_on_its_device(virtual, monkeypatch):

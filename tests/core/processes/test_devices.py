@@ -1,0 +1,91 @@
+"""Where processes train together: an error on every rank for what their library cannot do."""
+
+import os
+import socket
+
+import numpy as np
+import pytest
+from launched import together
+
+import d2ldev
+from d2ldev import Trainer
+
+HOST = socket.gethostname()
+BATCHES = [(np.ones((2, 3), "float32"), np.ones((2, 2), "float32"))]
+
+
+def trained(uuids, library="NCCL", num_gpus=(1, 1), others=None):
+    """Train in two processes, of which each has a GPU with a UUID; how they ended."""
+
+    def body(rank):
+        framework = d2ldev.get_backend("reference").framework
+        framework.devices.uuid = lambda device: uuids[rank]
+        framework.parallel.gpu_library = lambda: library
+        trainer = Trainer(1, num_gpus[rank], backend="reference")
+        return len(trainer.fit(trainer.backend.mlp([3, 2]), BATCHES)["loss"])
+
+    return together(body, others=others)
+
+
+def test_all_are_told_which_ranks_share_a_gpu_before_they_train():
+    for each in trained(["GPU-1", "GPU-1"]):
+        assert each.error == "UnsupportedValueError"
+        assert (
+            f"cannot train in 2 processes: gpu:0 of rank 0 on {HOST} and gpu:1 of rank 1 on {HOST} "
+            "are one GPU (GPU-1), and NCCL needs a GPU of its own for each process"
+        ) in each.text
+        for fix in ("d2ldev launch --processes 1", "gpu(LOCAL_RANK)", "num_gpus=0"):
+            assert fix in each.text
+
+
+@pytest.mark.parametrize(
+    ("uuids", "library"),
+    [
+        pytest.param(["GPU-1", "GPU-2"], "NCCL", id="a GPU for each"),
+        pytest.param([None, None], "NCCL", id="nobody knows which GPUs"),
+        pytest.param(["GPU-1", "GPU-1"], "", id="the host's memory is in between"),
+    ],
+)
+def test_what_can_be_trained_is(uuids, library):
+    assert [each.value for each in trained(uuids, library)] == [1, 1]
+
+
+def test_a_gpu_that_nobody_uses_is_not_asked_for_its_name():
+    def body(rank):
+        framework = d2ldev.get_backend("reference").framework
+        framework.devices.uuid = framework.parallel.gpu_library = None
+        trainer = Trainer(1, 0, backend="reference")
+        return len(trainer.fit(trainer.backend.mlp([3, 2]), BATCHES)["loss"])
+
+    assert [each.value for each in together(body)] == [1, 1]
+
+
+@pytest.mark.parametrize(("value", "outcomes"), [("1", [1, 1]), ("0", [None, None])])
+def test_a_library_that_was_told_to_share_a_gpu_does(value, outcomes):
+    others = {rank: {"NCCL_MULTI_RANK_GPU_ENABLE": value} for rank in (0, 1)}
+    assert "NCCL_MULTI_RANK_GPU_ENABLE" not in os.environ
+    assert [each.value for each in trained(["GPU-1", "GPU-1"], others=others)] == outcomes
+
+
+@pytest.mark.parametrize("gpu_of", [0, 1])
+def test_all_are_told_who_is_on_the_cpu_among_gpus(gpu_of):
+    for each in trained(["GPU-1", "GPU-2"], num_gpus=(1 - gpu_of, gpu_of)):
+        assert each.error == "UnsupportedValueError"
+        assert (
+            f"rank {gpu_of} on {HOST} trains on gpu:{gpu_of} and rank {1 - gpu_of} on {HOST} on "
+            "cpu, and NCCL sends between GPUs alone"
+        ) in each.text
+        assert "num_gpus=0" in each.text
+
+
+def test_the_place_of_a_model_counts_where_no_devices_are_given():
+    def body(rank):
+        backend = d2ldev.get_backend("reference")
+        backend.framework.devices.uuid = lambda device: "GPU-1"
+        backend.framework.parallel.gpu_library = lambda: "NCCL"
+        net = backend.place(backend.mlp([3, 2]), "gpu:0")
+        backend.learner(net, group=backend.framework.group())
+
+    for each in together(body):
+        assert "gpu:0 of rank 0" in each.text
+        assert "gpu:0 of rank 1" in each.text
