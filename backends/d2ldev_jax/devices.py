@@ -34,7 +34,7 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
-from d2ldev.operations.devices import user_has_chosen, warn_too_late
+from d2ldev.operations.devices import host_memory, user_has_chosen, warn_too_late
 
 # The device file without which ROCm has no GPU.
 ROCM_DRIVER = Path("/dev/kfd")
@@ -56,6 +56,10 @@ _XLA_CPU_COUNT = re.compile(r"--xla_force_host_platform_device_count=([0-9]+)")
 
 # The seconds that a small computation may take on a device that has nothing else to do.
 _PATIENCE = 0.002
+# The bytes from which on an array is waited for, however much memory is free: the rest of a wait is
+# little against its time. From so many on JAX reads the host's memory itself, instead of a copy in
+# pinned memory: ShouldStageHostToDeviceTransfers in xla/pjrt/gpu and xla/pjrt/se.
+LONG = 2**30
 
 
 def is_initialized() -> bool:
@@ -128,10 +132,7 @@ class JaxDevices(Devices):
 
     def synchronize(self, device: Device) -> None:
         if is_initialized():
-            for x in _queued(self.native(device)):
-                # An array that failed or was deleted is done, too; reading it raises the error.
-                with suppress(RuntimeError):
-                    x.block_until_ready()
+            _wait(_queued(self.native(device)))
 
     def is_idle(self, device: Device) -> bool:
         if not is_initialized():
@@ -153,6 +154,35 @@ class JaxDevices(Devices):
             return Memory(_bytes_held(native), None, None)
         used, peak = stats.get("bytes_in_use"), stats.get("peak_bytes_in_use")
         return Memory(used, peak, stats.get("bytes_limit"))
+
+    def is_large(self, nbytes: int, native: jax.Device) -> bool:
+        """Return whether so many bytes are much of the free memory of a device.
+
+        An array of them has to be waited for: JAX returns before it knows whether there is room.
+
+        Args:
+            nbytes: the bytes that are wanted.
+            native: where.
+
+        Raises:
+            MemoryError: if the device has less memory than that, or less that is free.
+        """
+        stats = native.memory_stats() or {}
+        total = stats.get("bytes_limit")
+        if total is None and native.platform == "cpu":
+            total = host_memory().total
+        if total is None:  # with XLA_PYTHON_CLIENT_ALLOCATOR=platform
+            return True
+        free = total - stats.get("bytes_in_use", 0)
+        # An allocator with a pool of its own never takes more than its limit. CUDA's gives memory
+        # back at its limit, and may take more.
+        if nbytes > free and "pool_bytes" in stats:
+            _wait(_queued(native))  # which may hold what nobody else does
+            free = total - (native.memory_stats() or stats)["bytes_in_use"]
+            total = min(total, free)
+        if nbytes > total:
+            raise MemoryError(f"{nbytes} bytes are wanted, and {total} are there")
+        return nbytes >= LONG or 4 * nbytes > free
 
     def is_out_of_memory(self, error: Exception) -> bool:
         # JAX has one exception for all errors of XLA, which have no code that can be relied on. The
@@ -377,12 +407,21 @@ class _DefaultDevice:
 def _queued(native: jax.Device) -> list[Any]:
     """Return the result of a small computation queued now, and all arrays that somebody holds."""
     with jax.ensure_compile_time_eval():  # also while JAX traces
-        found = [_add_one(jax.device_put(np.zeros((), np.int32), native))]
-    for x in jax.live_arrays(native.platform):
-        with suppress(RuntimeError):  # it was deleted
-            if native in x.devices():
-                found.append(x)
-    return found
+        last = _add_one(jax.device_put(np.zeros((), np.int32), native))
+    # The sharding of an array that was deleted meanwhile is still there.
+    held = [x for x in jax.live_arrays(native.platform) if native in x.sharding.device_set]
+    return [last, *held]
+
+
+def _wait(xs: list[Any]) -> None:
+    """Return when arrays are computed; one that failed or was deleted is done, too."""
+    # All of them in one call, which takes a tenth of the time of a call for each.
+    with suppress(RuntimeError):
+        jax.block_until_ready(xs)
+        return
+    for x in xs:
+        with suppress(RuntimeError):  # reading it raises the error
+            x.block_until_ready()
 
 
 def _bytes_held(native: jax.Device) -> int:

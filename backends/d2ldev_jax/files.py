@@ -21,7 +21,7 @@ import numpy as np
 from d2ldev.framework import Files, Layer, Tensor
 from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev_jax.models import value_of
-from d2ldev_jax.tensors import numbers_of
+from d2ldev_jax.tensors import JaxTensors, numbers_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -35,12 +35,14 @@ _ELEMENTWISE = (jnp.tanh, _nn.relu, _nn.sigmoid, _nn.gelu, _nn.silu, _nn.leaky_r
 class JaxFiles(Files):
     """JAX's arrays and Flax's models in files."""
 
+    tensors: JaxTensors
+
     def borrow(self, x: Tensor) -> NDArray[Any]:
         self.tensors.device_of(x)  # a tensor without memory is refused, with the reason
         return np.asarray(numbers_of(x))
 
     def adopt(self, array: NDArray[Any], dtype: Any, native: Any) -> Tensor:
-        return jax.device_put(array, native)
+        return self.tensors.adopt(array, native)
 
     def numbers_dtype(self, dtype: str) -> str | None:
         return "uint32" if dtype in _GENERATORS else None

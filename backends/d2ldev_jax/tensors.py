@@ -3,9 +3,13 @@
 - ``jax.device_put`` takes over an aligned NumPy array's memory, even if told not to, so that
   writing to the array changes JAX's: https://github.com/jax-ml/jax/issues/37830.
 - ``jax.random`` has no state, and forgets all bits of a seed but the last 32.
-- Zeros that are too large are an error at once. A computation that is too large fails after JAX has
-  returned, and the first reading of the array raises the error. A range of 2**40 numbers ends the
-  process in jaxlib 0.12, with a floating point exception.
+- A computation that is too large fails after JAX has returned, and the first reading of the array
+  raises the error. On a GPU, zeros are a computation, too. So what is large is compared with the
+  free memory before, and waited for. A range of 2**40 numbers ends the process in jaxlib 0.12, with
+  a floating point exception.
+- ``jax.device_put`` of one array takes four times as long as the function below it, which is called
+  here: https://github.com/jax-ml/jax/blob/main/jaxlib/py_array.cc. Told to copy, it has read the
+  memory of the host when it returns, also that of a NumPy array.
 - Instead of an error, ``jnp.from_dlpack`` makes a copy of memory that does not begin at a multiple
   of 64 bytes, and of a dtype that JAX has only with ``jax_enable_x64``:
   https://github.com/jax-ml/jax/issues/29810. Some releases read memory that is not in the order of
@@ -25,15 +29,17 @@ from typing import TYPE_CHECKING, Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax._src.config import explicit_device_put_scope
+from jax._src.lib import xla_client
 from jax._src.tree_util import _registry
+from jax.core import ShapedArray
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Tensor, Tensors
 from d2ldev.nesting.containers import Container
-from d2ldev.operations.devices import host_memory
 from d2ldev.operations.dlpack import Description, description_of
-from d2ldev_jax.devices import JaxDevices, is_initialized
+from d2ldev_jax.devices import LONG, JaxDevices, is_initialized
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -54,8 +60,11 @@ _NARROW = (
 _FLOAT32, _FLOAT64 = np.dtype("float32"), np.dtype("float64")
 
 _LAST_32_BITS = 2**32 - 1
-# An array of fewer bytes is made without checking the memory.
-_LARGE = 2**30
+# An array of fewer bytes is made without asking how much memory is free, which takes some
+# microseconds.
+LARGE = 2**24
+# Fewer elements are less than that, whatever their dtype.
+FEW = LARGE // 16
 # Arrays are stacked in groups of one size.
 _GROUP = 32
 
@@ -198,12 +207,12 @@ class JaxTensors(Tensors):
     def from_data(self, obj: Any, dtype: Any, native: Any) -> Tensor:
         if isinstance(obj, np.ndarray):
             wanted = self.data_dtype(obj.dtype.name) if dtype is None else dtype
-            data = obj.astype(wanted)
+            # A copy that nobody else knows, where JAX may share its memory.
+            data = obj.astype(wanted, copy=is_on_the_host(native))
             # Where the user asked for no dtype, integers that are too large are no others.
             if dtype is None and obj.dtype.kind in "iu" and data.itemsize < obj.itemsize:
                 _check_same(data, obj)
-            # A copy that nobody else knows, whose memory JAX may share.
-            return jax.device_put(data, native)
+            return self.adopt(data, native)
         with jax.default_device(native):
             made = jnp.array(obj, dtype=dtype)
         return jax.device_put(made, native)  # it is committed by this, and not copied
@@ -214,10 +223,9 @@ class JaxTensors(Tensors):
             dtype = _float() if type(value) is float else jax.dtypes.result_type(value)
         # A device or a sharding alone does not suffice: JAX makes the array on its default device,
         # and copies it.
+        make = partial(jax.lax.full, shape, value, dtype, sharding=_alone(native))
         with jax.default_device(native):
-            return jax.lax.full(
-                shape, value, dtype, sharding=jax.sharding.SingleDeviceSharding(native)
-            )
+            return self._computed(make, math.prod(shape) * np.dtype(dtype).itemsize, native)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         count = max(0, math.ceil((stop - start) / step))
@@ -226,7 +234,7 @@ class JaxTensors(Tensors):
             start, stop, step = stop, None, None
         with jax.default_device(native):
             make = partial(jnp.arange, start, stop, step, dtype, device=native)
-            return _made(make, count, dtype, native)
+            return self._computed(make, count * dtype.itemsize, native)
 
     def random(
         self, distribution: str, shape: tuple[int, ...], seed: int | None, dtype: Any, native: Any
@@ -243,7 +251,8 @@ class JaxTensors(Tensors):
                 key = jax.random.fold_in(key, second)
         # This is no copy: it commits the key, and with it what is computed from it.
         key = jax.device_put(key, native)
-        return _made(partial(draw, key, shape, dtype), math.prod(shape), dtype, native)
+        make = partial(draw, key, shape, dtype)
+        return self._computed(make, math.prod(shape) * dtype.itemsize, native)
 
     def seed(self, seed: int) -> None:
         self._root, self._draws = seed, itertools.count()
@@ -251,17 +260,72 @@ class JaxTensors(Tensors):
     def astype(self, x: Tensor, dtype: Any) -> Tensor:
         if isinstance(x, jax.core.Tracer):
             return x.astype(dtype)
-        self.device_of(x)  # a tensor without memory is refused, with the reason
-        return jax.device_put(x.astype(dtype), x.sharding)
+        device = self.device_of(x)  # a tensor without memory is refused, with the reason
+        native = self._devices.native(device)
+        return self._computed(
+            lambda: jax.device_put(x.astype(dtype), native), x.size * dtype.itemsize, native
+        )
+
+    def _computed(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
+        """Return an array of so many bytes; what is traced has no memory yet."""
+        is_simple = nbytes < LARGE or _is_traced()
+        return make() if is_simple else self._made(make, nbytes, native)
+
+    def _made(self, make: Callable[[], Tensor], nbytes: int, native: jax.Device) -> Tensor:
+        """Return an array of so many bytes, which is waited for if memory may run out.
+
+        Raises:
+            MemoryError: if the device has less free memory.
+        """
+        if nbytes < LARGE:
+            return make()
+        is_large = self._devices.is_large(nbytes, native)
+        made = make()
+        return jax.block_until_ready(made) if is_large else made
 
     # -- copying ----------------------------------------------------------------------------------
 
     def copy(self, x: Tensor, native: Any) -> Tensor:
-        return jax.device_put(x, native, may_alias=False)
+        # The user's call is one as ``jax.device_put`` is, to JAX's transfer guards.
+        with explicit_device_put_scope():
+            return self._copied(x, native)
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
-        copies: list[Tensor] = jax.device_put(xs, native, may_alias=False)
-        return copies
+        with explicit_device_put_scope():
+            return [self._copied(x, native) for x in xs]
+
+    def _copied(self, x: Tensor, native: jax.Device) -> Tensor:
+        try:
+            source, size = x._sharding._device, x.size
+        except AttributeError:  # random keys, and arrays on several devices
+            return jax.device_put(x, native, may_alias=False)
+        if size < FEW:  # the bytes take longer to ask for
+            return batched_device_put(x.aval, _alone(native), [x], [native], True, True)
+        is_near = source.client is native.client
+        return self._sent(x.aval, x, x.nbytes, native, is_near=is_near)
+
+    def adopt(self, array: NDArray[Any], native: jax.Device) -> Tensor:
+        """Return an array with the values of NumPy's: on the host, it may share the memory."""
+        if is_on_the_host(native):
+            return jax.device_put(array, native)
+        aval = ShapedArray(array.shape, array.dtype)
+        with explicit_device_put_scope():
+            return self._sent(aval, array, array.nbytes, native, is_near=False)
+
+    def _sent(self, aval: Any, x: Any, nbytes: int, native: jax.Device, *, is_near: bool) -> Tensor:
+        """Return a copy of JAX's or NumPy's array, whose memory was read when this returns.
+
+        Args:
+            aval: what JAX says of its shape and dtype.
+            x: the array.
+            nbytes: its bytes.
+            native: where the copy is to be.
+            is_near: whether the array is JAX's, of the same client.
+        """
+        # Where JAX cannot share the memory, it need not copy it first: what is long is waited for.
+        is_copied = is_near or nbytes < LONG or is_on_the_host(native)
+        make = partial(batched_device_put, aval, _alone(native), [x], [native], True, is_copied)
+        return self._made(make, nbytes, native)
 
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         if isinstance(x, jax.core.Tracer) or x.is_deleted():
@@ -338,19 +402,25 @@ def _float() -> np.dtype[Any]:
     return _FLOAT64 if jax.config.jax_enable_x64 else _FLOAT32
 
 
-def _made(make: Callable[[], Tensor], count: int, dtype: Any, native: jax.Device) -> Tensor:
-    """Return an array of so many numbers; wait for one that is so large that memory may run out.
+# ``(aval, sharding, arrays, devices, is_committed, is_copy)``; the last one is whether it is new
+# memory in any case, and the host's was read when it returns.
+batched_device_put: Callable[..., Tensor] = xla_client.batched_device_put
 
-    Raises:
-        MemoryError: if it is larger than the device's whole memory.
-    """
-    wanted = count * dtype.itemsize
-    if wanted < _LARGE:
-        return make()
-    total = (native.memory_stats() or {}).get("bytes_limit") or host_memory().total
-    if wanted > total:
-        raise MemoryError(f"{wanted} bytes are wanted of {total}")
-    return jax.block_until_ready(make())
+
+@cache
+def _alone(native: jax.Device) -> jax.sharding.SingleDeviceSharding:
+    """Return how an array is on one device."""
+    return jax.sharding.SingleDeviceSharding(native)
+
+
+def is_on_the_host(native: jax.Device) -> bool:
+    """Return whether a device computes in the host's memory, which JAX may share with NumPy."""
+    return bool(native.platform == "cpu")
+
+
+def _is_traced() -> bool:
+    """Return whether a function is traced now: what is made is a part of it, without memory."""
+    return isinstance(jnp.zeros(()), jax.core.Tracer)
 
 
 @jax.jit

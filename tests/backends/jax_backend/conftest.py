@@ -8,7 +8,7 @@ os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
 
 import jax
 import pytest
-from d2ldev_jax import JaxFramework
+from d2ldev_jax import JaxFramework, tensors
 
 from d2ldev import Backend
 
@@ -42,4 +42,17 @@ def puts(monkeypatch):
         return put(x, device, **options)
 
     monkeypatch.setattr(jax, "device_put", counted)
+    return calls
+
+
+@pytest.fixture
+def copies(monkeypatch):
+    """Where each array that the backend copies goes, and whether JAX is told to copy it at once."""
+    calls, put = [], tensors.batched_device_put
+
+    def counted(aval, sharding, xs, natives, is_committed, is_copy):
+        calls.append((*natives, is_copy))
+        return put(aval, sharding, xs, natives, is_committed, is_copy)
+
+    monkeypatch.setattr(tensors, "batched_device_put", counted)
     return calls

@@ -1,14 +1,15 @@
 """Tensors that are made: committed, on the device from the start, in the dtypes of now; random."""
 
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from d2ldev_jax import JaxFramework
+from d2ldev_jax import JaxFramework, devices, tensors
 
-from d2ldev import Backend, UnsupportedValueError, cpu, gpu
+from d2ldev import Backend, Memory, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
 
 PLACES = [cpu(), gpu(0), gpu(1)]
 CREATORS = {
@@ -230,3 +231,187 @@ def test_integers_of_numpy_that_fit_are_taken_in_jax_s_dtype(backend):
     data = np.array([-(2**31), 2**31 - 1])
     x = backend.asarray(data)
     assert (x.dtype, x.tolist()) == ("int32", data.tolist())
+
+
+# -- memory that does not suffice ------------------------------------------------------------------
+
+COUNT = 2**10
+NBYTES = 4 * COUNT
+LARGE = {
+    "zeros": lambda backend, place: backend.zeros(COUNT, device=place),
+    "ones": lambda backend, place: backend.ones(COUNT, device=place),
+    "full": lambda backend, place: backend.full((2, COUNT // 2), 3, device=place),
+    "arange": lambda backend, place: backend.arange(COUNT, device=place),
+    "rand": lambda backend, place: backend.rand(COUNT, device=place),
+    "randn": lambda backend, place: backend.randn(COUNT, seed=1, device=place),
+    "to": lambda backend, place: backend.to(backend.zeros(COUNT), place),
+    "to, a batch": lambda backend, place: backend.to({"x": [backend.zeros(COUNT)]}, place)["x"][0],
+    "copy": lambda backend, place: backend.copy(backend.zeros(COUNT), place),
+    "place": lambda backend, place: backend.place([backend.zeros(COUNT)], place)[0],
+    "asarray of a tensor": lambda backend, place: backend.asarray(
+        backend.zeros(COUNT), device=place
+    ),
+    "astype": lambda backend, place: backend.asarray(
+        backend.zeros(COUNT, dtype="bool", device=place), dtype="float32"
+    ),
+}
+large = pytest.mark.parametrize("make", LARGE.values(), ids=LARGE)
+
+
+class Card:
+    """The memory of gpu:0, as JAX tells of it; what was asked and waited for."""
+
+    def __init__(self, free):
+        self.stats = {"bytes_limit": 2**40, "bytes_in_use": 2**40 - free, "pool_bytes": 2**40}
+        self.free_after_a_wait = free
+        self.asked, self.waited = 0, []
+
+
+@pytest.fixture
+def card(backend, monkeypatch):
+    """Gives JAX's device of gpu:0 so much free memory, and makes ``NBYTES`` a large array."""
+    monkeypatch.setattr(tensors, "LARGE", NBYTES)
+    monkeypatch.setattr(tensors, "FEW", NBYTES // 16)
+    native, wait = backend.native("gpu:0"), jax.block_until_ready
+
+    def install(free):
+        card = Card(free)
+
+        def memory_stats(self):
+            card.asked += self is native
+            return dict(card.stats) if self is native else None
+
+        def waiting(xs):
+            is_list = isinstance(xs, list)  # what is queued, and not what was made
+            card.waited += [] if is_list else [xs.nbytes]
+            if is_list:
+                card.stats["bytes_in_use"] = 2**40 - card.free_after_a_wait
+            return wait(xs)
+
+        monkeypatch.setattr(jax.Device, "memory_stats", memory_stats)
+        monkeypatch.setattr(jax, "block_until_ready", waiting)
+        return card
+
+    return install
+
+
+@large
+def test_what_does_not_fit_is_an_error_of_the_call(backend, card, make):
+    full = card(NBYTES - 1)
+    with pytest.raises(OutOfDeviceMemoryError, match="gpu:0 has too little free memory") as caught:
+        make(backend, "gpu:0")
+    assert f"{NBYTES} bytes are wanted, and {NBYTES - 1} are there" in str(caught.value)
+    assert full.waited == []
+
+
+@large
+def test_memory_that_queued_work_gives_back_suffices(backend, card, make):
+    card(0).free_after_a_wait = 2**30
+    assert backend.device_of(make(backend, "gpu:0")) is gpu(0)
+
+
+@large
+def test_what_is_large_against_the_free_memory_is_waited_for(backend, card, make):
+    tight = card(4 * NBYTES - 1)
+    assert backend.device_of(make(backend, "gpu:0")) is gpu(0)
+    assert tight.waited == [NBYTES]
+
+
+@large
+def test_what_is_little_against_the_free_memory_is_not_waited_for(backend, card, make):
+    roomy = card(4 * NBYTES)
+    make(backend, "gpu:0")
+    assert (roomy.asked, roomy.waited) == (1, [])
+
+
+@creators
+def test_nothing_is_asked_about_what_is_small(backend, card, make):
+    full = card(0)
+    make(backend, device="gpu:0")
+    backend.to(make(backend), "gpu:0")
+    assert (full.asked, full.waited) == (0, [])
+
+
+@large
+def test_a_promise_that_is_not_kept_is_an_error_of_the_call(backend, card, make, monkeypatch):
+    card(4 * NBYTES - 1)
+
+    def fail(x):
+        raise RuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating")
+
+    monkeypatch.setattr(jax, "block_until_ready", fail)
+    with pytest.raises(OutOfDeviceMemoryError, match="gpu:0"):
+        make(backend, "gpu:0")
+
+
+def test_what_is_traced_has_no_memory_yet(backend, card):
+    full = card(0)
+    x = jax.jit(lambda: backend.zeros(COUNT, device="gpu:0").sum())()
+    assert (float(x), full.asked) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("stats", "platform"),
+    [
+        ({"bytes_limit": 100, "bytes_in_use": 99}, "gpu"),  # TF_GPU_ALLOCATOR=cuda_malloc_async
+        (None, "gpu"),  # XLA_PYTHON_CLIENT_ALLOCATOR=platform
+        ({"bytes_in_use": 99}, "gpu"),
+    ],
+)
+def test_where_the_limit_is_none_jax_is_waited_for(backend, stats, platform):
+    native = SimpleNamespace(memory_stats=lambda: stats, platform=platform)
+    assert backend.framework.devices.is_large(100, native)
+
+
+@pytest.mark.parametrize(("nbytes", "is_large"), [(2**24, False), (2**30, True)])
+def test_the_cpu_has_the_machine_s_memory(backend, nbytes, is_large, monkeypatch):
+    monkeypatch.setattr(devices, "host_memory", lambda: Memory(0, 0, 2**40))
+    native = SimpleNamespace(memory_stats=lambda: None, platform="cpu")
+    assert backend.framework.devices.is_large(nbytes, native) is is_large
+    with pytest.raises(MemoryError, match=f"{2**40 + 1} bytes are wanted, and {2**40} are there"):
+        backend.framework.devices.is_large(2**40 + 1, native)
+
+
+# -- from NumPy to a device with memory of its own -------------------------------------------------
+
+
+@pytest.fixture
+def elsewhere(monkeypatch):
+    """Devices do not compute in the host's memory, as far as the backend knows."""
+    monkeypatch.setattr(tensors, "is_on_the_host", lambda native: False)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (3, 4), (2, 0)], ids=str)
+def test_numpy_s_array_goes_to_a_card_in_one_copy(backend, elsewhere, copies, shape):
+    for name in [*backend.dtype_names, "int4", "uint4"]:
+        data = np.ones(shape, getattr(jnp, name))
+        x = backend.framework.tensors.from_data(data, None, backend.native("gpu:1"))
+        assert (backend.device_of(x), x.committed, x.dtype) == (gpu(1), True, data.dtype)
+        assert np.asarray(x).tobytes() == data.tobytes()
+        assert copies.pop() == (backend.native("gpu:1"), True)
+    assert copies == []
+
+
+def test_what_is_written_to_numpy_s_array_later_does_not_show(backend, elsewhere):
+    data = np.zeros(2**14, np.float32)
+    x = backend.asarray(data, device="gpu:0")
+    data[:] = 9
+    assert backend.to_numpy(x).max() == 0
+
+
+def test_numpy_s_array_is_converted_before(backend, elsewhere):
+    x = backend.asarray(np.arange(3.0), dtype="float16", device="gpu:0")
+    assert (x.dtype, x.tolist()) == ("float16", [0, 1, 2])
+    with pytest.raises(UnsupportedValueError, match="jax_enable_x64"):
+        backend.asarray(np.array([2**40]), device="gpu:0")
+
+
+def test_what_is_long_is_read_where_it_is_and_waited_for(
+    backend, elsewhere, card, copies, monkeypatch
+):
+    for module in (tensors, devices):
+        monkeypatch.setattr(module, "LONG", NBYTES)
+    waited = card(2**39).waited
+    backend.asarray(np.zeros(COUNT, np.float32), device="gpu:0")
+    assert copies == [(backend.native("gpu:0"), False)]
+    assert waited == [NBYTES]

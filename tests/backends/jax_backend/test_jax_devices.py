@@ -371,6 +371,26 @@ def test_a_computation_that_failed_is_done(backend):
         failed.block_until_ready()
 
 
+def test_all_arrays_of_a_device_are_waited_for_in_one_call(backend, monkeypatch):
+    xs = [backend.zeros(2, device=place) for place in ("gpu:0", "gpu:1", "gpu:0")]
+    waited, wait = [], jax.block_until_ready
+    monkeypatch.setattr(jax, "block_until_ready", lambda xs: waited.append(list(xs)) or wait(xs))
+    backend.synchronize("gpu:0")
+    (held,) = waited
+    assert {id(xs[0]), id(xs[2])} < {id(x) for x in held}
+    assert id(xs[1]) not in {id(x) for x in held}
+
+
+def test_what_failed_hides_nothing_that_is_to_be_waited_for(backend, work):
+    key = jax.device_put(jax.random.key(0), backend.native("gpu:0"))
+    failed = jax.random.uniform(key, (2**46,))  # past d2ldev, which would have refused it
+    results = work("gpu:0")
+    backend.synchronize("gpu:0")
+    assert all(x.is_ready() for x in results)
+    with pytest.raises(RuntimeError, match="Out of memory"):
+        failed.block_until_ready()
+
+
 def test_waiting_inside_of_jit_is_harmless(backend):
     def f(x):
         backend.synchronize()
@@ -537,6 +557,63 @@ show([str(backend.device_of(x)), str(backend.device_of(y)), y.committed, backend
 show(x.tolist() == y.tolist())
 """
     assert run(code) == [["gpu:1", "cpu", True, "cuda"], True]
+
+
+def test_copies_between_the_clients_are_new_memory_with_the_same_bytes(run):
+    code = """
+import jax.numpy as jnp, numpy as np
+backend = d2ldev.get_backend("jax")
+seen = []
+for name in [*backend.dtype_names, "int4", "uint4"]:
+    for shape in ((), (0,), (2, 3)):
+        x = jnp.ones(shape, name)
+        there = backend.to(x, "gpu:1")
+        back = backend.to(there, "cpu")
+        for y in (there, back):
+            seen.append(y.committed and y.aval == x.aval and np.array_equal(x, y))
+        if x.size and "int4" not in name:  # NumPy's view of it would be a copy
+            views = [np.asarray(each) for each in (x, there, back)]
+            seen.append(len({view.ctypes.data for view in views}) == 3)
+show([len(seen) > 100, all(seen)])
+"""
+    assert run(code) == [[True, True]]
+
+
+def test_the_source_of_a_copy_between_the_clients_may_go_at_once(run):
+    code = """
+import jax.numpy as jnp, numpy as np
+backend = d2ldev.get_backend("jax")
+def after(use):
+    data = np.zeros(2**14, np.float32)
+    x = backend.from_dlpack(data[-data.ctypes.data % 64 // 4 :])
+    copied = backend.to(x, "gpu:0")
+    use(x, data)
+    return float(backend.to_numpy(copied).max())
+show([
+    after(lambda x, data: x.delete()),
+    after(lambda x, data: jax.jit(lambda x: x + 1, donate_argnums=0)(x)),
+    after(lambda x, data: data.fill(9)),
+])
+"""
+    assert run(code) == [[0, 0, 0]]
+
+
+def test_what_is_long_is_read_where_it_is_between_the_clients(run):
+    code = """
+from d2ldev_jax import devices, tensors
+backend = d2ldev.get_backend("jax")
+short, long = backend.zeros(2**10), backend.zeros(2**12)
+for module in (devices, tensors):
+    module.LONG = 2**14
+tensors.LARGE, tensors.FEW = 2**13, 2**9
+tensors.is_on_the_host = lambda native: False
+put, wait, seen = tensors.batched_device_put, jax.block_until_ready, []
+tensors.batched_device_put = lambda *options: seen.append(options[-1]) or put(*options)
+jax.block_until_ready = lambda x: seen.append("waited for") or wait(x)
+backend.to([short, long], "gpu:0")
+show(seen)
+"""
+    assert run(code) == [[True, False, "waited for"]]
 
 
 def test_d2ldev_s_default_is_the_cpu_also_where_jax_s_is_a_gpu(run):
