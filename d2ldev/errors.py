@@ -146,19 +146,23 @@ class PeerLostError(D2LDevError, RuntimeError):
     """Another process of a launch has ended, or gives no sign."""
 
 
-class BackendFallbackWarning(UserWarning):
+class D2LDevWarning(UserWarning):
+    """Base class of the warnings of d2ldev: catch, ignore or raise them all by it."""
+
+
+class BackendFallbackWarning(D2LDevWarning):
     """No framework is installed, so that the reference backend was taken."""
 
 
-class MemoryPolicyWarning(UserWarning):
+class MemoryPolicyWarning(D2LDevWarning):
     """A framework took its GPU's memory before d2ldev could ask it to take only what it needs."""
 
 
-class DeviceInitializationWarning(UserWarning):
+class DeviceInitializationWarning(D2LDevWarning):
     """The framework found hardware, but could not initialise it."""
 
 
-def warn(message: str, category: type[Warning]) -> None:
+def warn(message: str, category: type[D2LDevWarning] = D2LDevWarning) -> None:
     """Show a warning that points to the user's own line, wherever in d2ldev it is raised."""
     # ``skip_file_prefixes`` of ``warnings.warn`` came with Python 3.12.
     level, frame = 1, sys._getframe()

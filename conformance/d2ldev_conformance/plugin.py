@@ -6,12 +6,17 @@ but offer its options: everything else waits for ``--d2ldev-backend``.
 No run passes without testing: a backend that was asked for and cannot be used ends the run with an
 error. So do fewer GPUs than ``--d2ldev-require-gpus``, a test of the suite without a requirement,
 and a run in which nothing was tested.
+
+It has to work under every pytest from 8.0 on and beside other plugins. Warnings are errors only if
+they come from d2ldev or from the backend under test. Held by ``tests/suite/test_other_plugins.py``.
 """
 
 from __future__ import annotations
 
 import gc
 import os
+import re
+import sys
 from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,6 +32,7 @@ if TYPE_CHECKING:
 _SUITE = Path(__file__).parent
 _BACKEND: pytest.StashKey[Backend] = pytest.StashKey()
 _REPORT: pytest.StashKey[Report] = pytest.StashKey()
+_NOTES: pytest.StashKey[list[str]] = pytest.StashKey()
 _PROPERTY = "d2ldev outcome"
 
 
@@ -64,11 +70,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if name is None:
         return
     from d2ldev import D2LDevError, set_backend
+    from d2ldev.cli.screen import collected_warnings
     from d2ldev_conformance.report import Report
 
     try:
-        backend = set_backend(name)
-        gpus = backend.num_gpus()
+        # What d2ldev says of the machine, such as a driver that is missing, is no test's failure.
+        with collected_warnings() as notes:
+            backend = set_backend(name)
+            gpus = backend.num_gpus()
     except D2LDevError as error:
         raise pytest.UsageError(str(error)) from error
     required = config.getoption("--d2ldev-require-gpus")
@@ -78,10 +87,39 @@ def pytest_configure(config: pytest.Config) -> None:
             f"{', '.join(map(str, backend.devices()))}"
         )
     _make_folder(config.getoption("--d2ldev-report"))
+    for line in warning_filters(package_of(type(backend.framework))):
+        config.addinivalue_line("filterwarnings", line)
     freeze_what_is_loaded()
     config.stash[_BACKEND] = backend
     config.stash[_REPORT] = Report(backend)
+    config.stash[_NOTES] = notes
     config.pluginmanager.register(_Counting(config.stash[_REPORT]))
+
+
+def warning_filters(*packages: str) -> list[str]:
+    """Return pytest's filters that make the warnings of d2ldev and of some packages errors.
+
+    The warnings of pytest, of other plugins and of the framework are no errors. A warning is that
+    of the module that it points to, except for d2ldev's own, which point to the user's line.
+
+    Args:
+        packages: the packages of backends that are not part of d2ldev.
+    """
+    ours = "|".join([r"d2ldev(_\w+)?", *map(re.escape, packages)])
+    return [
+        rf"error:::({ours})(\.|$)",
+        "error::d2ldev.D2LDevWarning",
+        # pytest's own may point to a test of the suite.
+        "default::pytest.PytestWarning",
+        # These two are exceptions that nobody caught, in a thread or while an object was deleted.
+        "error::pytest.PytestUnhandledThreadExceptionWarning",
+        "error::pytest.PytestUnraisableExceptionWarning",
+    ]
+
+
+def package_of(cls: type) -> str:
+    """Return the package in which a class is made, or its module if that is in none."""
+    return sys.modules[cls.__module__].__package__ or cls.__module__
 
 
 def _make_folder(folder: str | None) -> None:
@@ -279,6 +317,8 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
         f"{sum(counts.values())} requirements: "
         + ", ".join(f"{count} {outcome}" for outcome, count in counts.items())
     )
+    for note in config.stash[_NOTES]:
+        terminalreporter.line(f"warning: {note}")
     for row in report.rows():
         if row["outcome"] in ("failed", "known gap"):
             terminalreporter.line(f"{row['outcome']}: {row['requirement']}: {row['reasons']}")

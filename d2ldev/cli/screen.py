@@ -12,15 +12,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from d2ldev.errors import (
-    BackendFallbackWarning,
-    D2LDevError,
-    DeviceInitializationWarning,
-    InvalidDeviceError,
-    UnknownBackendError,
-)
-
-_OUR_WARNINGS = (BackendFallbackWarning, DeviceInitializationWarning)
+from d2ldev.errors import D2LDevError, D2LDevWarning, InvalidDeviceError, UnknownBackendError
 
 
 class _Console(Console):
@@ -82,12 +74,11 @@ def collected_warnings() -> Iterator[list[str]]:
     """
     texts: list[str] = []
     with warnings.catch_warnings():
-        for category in _OUR_WARNINGS:
-            warnings.simplefilter("always", category)
+        warnings.simplefilter("always", D2LDevWarning)
         show = warnings.showwarning
 
         def collect(message: Any, category: type[Warning], *where: Any, **details: Any) -> None:
-            if not issubclass(category, _OUR_WARNINGS):
+            if not issubclass(category, D2LDevWarning):
                 show(message, category, *where, **details)
             elif str(message) not in texts:
                 texts.append(str(message))

@@ -231,3 +231,14 @@ def test_functions_of_further_modules_are_watched():
     with pytest.raises(LeakError, match=r"json\.dumps was replaced"):
         patch_json()
     assert json.dumps is dumps
+
+
+@detect_leaks()
+def put_back(room):
+    room.count = room.count  # as MonkeyPatch of pytest before 9.2 does it
+
+
+def test_an_inherited_method_that_is_put_back_on_its_object_is_no_leak(reference):
+    room = reference.framework.devices
+    put_back(room)
+    assert "count" not in vars(room)

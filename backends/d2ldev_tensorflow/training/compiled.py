@@ -173,4 +173,4 @@ def check_speed(model: Any) -> None:
 
 def _warn_unused(model: Any, what: str, problem: str, fix: str) -> None:
     message = f"the Trainer leaves out {what}, which {describe(model)} was compiled with: {problem}"
-    warn(f"{message}\n  fix: {fix}", UserWarning)
+    warn(f"{message}\n  fix: {fix}")

@@ -109,5 +109,4 @@ def _warn_of_configuration(model: Any, settings: Settings, policy: str) -> None:
             "as that of the logits\n"
             f"  fix: make it by its code, and load_into it; or layer.dtype_policy = {policy!r} for "
             "the layers that are to compute in it, and no precision",
-            UserWarning,
         )

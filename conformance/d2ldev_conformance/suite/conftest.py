@@ -148,6 +148,18 @@ def virtual(backend: Backend) -> None:
         pytest.skip(f"the GPUs of {backend.name} are real here")
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> None:
+    """Look for leaks before any fixture of a test is made, so that each ends before the last look.
+
+    A plugin whose own fixture asks for ``monkeypatch`` would have it made before.
+    """
+    if fixturedef.scope == "function" and fixturedef.argname != "_leaves_no_trace":
+        request.getfixturevalue("_leaves_no_trace")
+
+
 @pytest.fixture(scope="session")
 def _for_leaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("leaks")

@@ -22,7 +22,11 @@ BUILT_IN_BASES = {
     "PeerLostError": RuntimeError,
 }
 FAMILY = [D2LDevError, *(getattr(errors, name) for name in BUILT_IN_BASES)]
-WARNINGS = [d2ldev.BackendFallbackWarning, d2ldev.DeviceInitializationWarning]
+WARNINGS = [
+    d2ldev.BackendFallbackWarning,
+    d2ldev.DeviceInitializationWarning,
+    d2ldev.MemoryPolicyWarning,
+]
 
 
 def an_error(cls):
@@ -47,8 +51,9 @@ def test_each_can_be_imported_from_the_package(cls):
 
 
 @pytest.mark.parametrize("cls", WARNINGS)
-def test_warnings_are_shown_to_users_by_default(cls):
-    assert issubclass(cls, UserWarning)
+def test_warnings_are_of_one_family_which_users_are_shown_by_default(cls):
+    assert issubclass(cls, d2ldev.D2LDevWarning)
+    assert issubclass(d2ldev.D2LDevWarning, UserWarning)
 
 
 @pytest.mark.parametrize("cls", FAMILY)
