@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError, describe, shown
@@ -239,6 +239,42 @@ class Backend:
         """Return whether all work queued on a device (None: on every device) is done."""
         asked = devices.chosen(self.framework, device, "ask whether there is work")
         return all(self.framework.devices.is_idle(each) for each in asked)
+
+    @overload
+    def matmul_precision(self) -> str: ...
+
+    @overload
+    def matmul_precision(self, precision: str) -> AbstractContextManager[str]: ...
+
+    def matmul_precision(self, precision: str | None = None) -> str | AbstractContextManager[str]:
+        """Set what products of matrices and convolutions of float32 are computed in, or ask for it.
+
+        A call holds from now on; as a block it holds to its end, and puts back exactly what was. A
+        call in a block holds to the end of that block. In JAX a block is the thread's; in the other
+        frameworks the process has one switch, and what was set last holds in all threads.
+
+        Args:
+            precision: ``'highest'`` is float32. ``'high'`` is TensorFloat-32, and ``'medium'``
+                bfloat16, or a better one, where the device has it and the framework uses it. None
+                asks.
+
+        Returns:
+            A block, whose ``as`` is the precision in force; without an argument, that precision. It
+            may be better than what was asked for. Of products and convolutions it is the less
+            precise one: PyTorch begins with ``'high'`` on CUDA, because of its convolutions.
+
+        Raises:
+            UnsupportedValueError: if it is no precision, or the framework cannot multiply in it.
+
+        >>> with backend.matmul_precision('highest'):                      # doctest: +SKIP
+        ...     Y = X @ W
+        """
+        if precision is None:
+            return self.framework.matmul_switch.now()
+        attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
+        framework = self.framework
+        precision = framework.checked_matmul_precision(precision, attempted, fix)
+        return framework.matmul_precision(precision)
 
     def memory(self, device: DeviceLike) -> Memory:
         """Return the memory of a device, in bytes; None where the framework cannot say.

@@ -6,6 +6,7 @@
 | ``D2LDEV_VIRTUAL_GPUS`` | 0 to 8; empty is unset |
 | ``D2LDEV_STRICT`` | 1 or 0, also yes and no, on and off |
 | ``D2LDEV_GPU_MEMORY`` | ``grow`` (default) or ``framework`` |
+| ``D2LDEV_MATMUL_PRECISION`` | ``highest``, ``high`` or ``medium``; empty is the framework's |
 | ``D2LDEV_PEER_TIMEOUT`` | seconds after which a silent process is lost; 60 if unset |
 
 The variables of a launch are torchrun's: https://docs.pytorch.org/docs/stable/elastic/run.html
@@ -26,11 +27,15 @@ BACKEND = "D2LDEV_BACKEND"
 VIRTUAL_GPUS = "D2LDEV_VIRTUAL_GPUS"
 STRICT = "D2LDEV_STRICT"
 GPU_MEMORY = "D2LDEV_GPU_MEMORY"
+MATMUL_PRECISION = "D2LDEV_MATMUL_PRECISION"
 PEER_TIMEOUT = "D2LDEV_PEER_TIMEOUT"
 
-VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY, PEER_TIMEOUT)
+VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY, MATMUL_PRECISION, PEER_TIMEOUT)
 
 MAX_VIRTUAL_GPUS = 8
+
+MATMUL_PRECISIONS = ("highest", "high", "medium")
+"""What products and convolutions of float32 are computed in; the most precise one first."""
 
 # The number given to ``d2ldev.virtual_gpus(n)``, which goes before the variable.
 _chosen_virtual_gpus: int | None = None
@@ -122,6 +127,38 @@ def memory_grows() -> bool:
             f"{GPU_MEMORY}=framework leaves the framework's memory alone; grow is the default",
         )
     return policy != "framework"
+
+
+def matmul_precision() -> str | None:
+    """Return the precision that ``D2LDEV_MATMUL_PRECISION`` names; None if it is unset.
+
+    Raises:
+        UnsupportedValueError: if it is none.
+    """
+    text = os.environ.get(MATMUL_PRECISION, "").strip().lower()
+    attempted = f"set the precision of products (from {MATMUL_PRECISION}={shown(text)})"
+    fix = f"{MATMUL_PRECISION}=highest"
+    return checked_matmul_precision(text, attempted, fix) if text else None
+
+
+def checked_matmul_precision(precision: object, attempted: str, fix: str) -> str:
+    """Return one of ``MATMUL_PRECISIONS``.
+
+    Args:
+        precision: what a user gave.
+        attempted: what the caller is doing, for messages.
+        fix: the line that is right.
+
+    Raises:
+        UnsupportedValueError: if it is none of them.
+    """
+    if isinstance(precision, str) and precision in MATMUL_PRECISIONS:
+        return precision
+    raise UnsupportedValueError(
+        attempted,
+        f"{shown(precision)} is no precision: there are {', '.join(map(repr, MATMUL_PRECISIONS))}",
+        f"{fix}, which is float32",
+    )
 
 
 class Peers(NamedTuple):

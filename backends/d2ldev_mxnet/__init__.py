@@ -38,7 +38,7 @@ class MXNetFramework(Framework):
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
-        from d2ldev_mxnet.devices import MXNetDevices
+        from d2ldev_mxnet.devices import MXNetDevices, rounds_convolutions
         from d2ldev_mxnet.files import MXNetFiles
         from d2ldev_mxnet.models import MXNetModels
         from d2ldev_mxnet.parallel import MXNetParallel
@@ -46,6 +46,12 @@ class MXNetFramework(Framework):
         from d2ldev_mxnet.tensors import MXNetTensors
         from d2ldev_mxnet.training import MXNetTraining
 
+        if virtual_gpus is None and rounds_convolutions():
+            self.cannot = {
+                **self.cannot,
+                "multiply in float32": "it leaves convolutions to cuDNN, which computes them in "
+                "TensorFloat-32 unless NVIDIA_TF32_OVERRIDE=0 is set before MXNet is imported",
+            }
         self.devices = MXNetDevices(virtual_gpus)
         self.tensors = MXNetTensors(self.devices)
         self.models = MXNetModels(self.devices)

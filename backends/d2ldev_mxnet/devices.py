@@ -6,6 +6,7 @@ management library is asked instead, if the wheel has CUDA at all.
 
 from __future__ import annotations
 
+import os
 import re
 from contextlib import AbstractContextManager
 from functools import cache
@@ -94,6 +95,9 @@ class MXNetDevices(Devices):
         mx.nd.waitall()
         return True
 
+    def matmul_precision(self) -> str:
+        return "high" if self._virtual_gpus is None and rounds_convolutions() else "highest"
+
     def memory(self, device: Device) -> Memory:
         if self._virtual_gpus:
             return Memory(None, None, None)
@@ -122,6 +126,16 @@ class _DefaultContext(mx.Context):
 def has_cuda() -> bool:
     """Return whether this MXNet was built for CUDA."""
     return bool(mx.runtime.Features().is_enabled("CUDA"))
+
+
+def rounds_convolutions() -> bool:
+    """Return whether convolutions on a card are computed in TensorFloat-32.
+
+    MXNet multiplies matrices in float32 and leaves convolutions to cuDNN's default, which nothing
+    but this variable of NVIDIA's libraries changes, before they are loaded.
+    https://github.com/apache/mxnet/blob/v1.9.x/src/operator/nn/cudnn/cudnn_convolution-inl.h
+    """
+    return has_cuda() and os.environ.get("NVIDIA_TF32_OVERRIDE") != "0"
 
 
 @cache

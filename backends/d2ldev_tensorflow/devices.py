@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import re
 import threading
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import tensorflow as tf
@@ -178,6 +179,17 @@ class TensorFlowDevices(Devices):
         waiting.start()
         waiting.join(self.patience)
         return not waiting.is_alive()
+
+    # TensorFlow has no more than yes and no, which its kernels ask whenever they run, also in a
+    # ``tf.function`` that was traced before. Only XLA (``jit_compile=True``) asks when it compiles.
+
+    def matmul_precision(self) -> str:
+        return "high" if tf.config.experimental.tensor_float_32_execution_enabled() else "highest"
+
+    def set_matmul_precision(self, precision: str) -> Callable[[], None]:
+        before = tf.config.experimental.tensor_float_32_execution_enabled()
+        tf.config.experimental.enable_tensor_float_32_execution(precision != "highest")
+        return partial(tf.config.experimental.enable_tensor_float_32_execution, before)
 
     def memory(self, device: Device) -> Memory:
         if self.virtual_gpus:

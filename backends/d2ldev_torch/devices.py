@@ -10,6 +10,7 @@ make a context on a GPU that has none.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from types import ModuleType
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
+from d2ldev_torch.precision import matmul_precision, set_matmul_precision
 
 NATIVE_CPU = torch.device("cpu")
 
@@ -108,6 +110,12 @@ class TorchDevices(Devices):
         found = str(getattr(self._module.get_device_properties(device.index), "uuid", ""))
         # Some drivers have no name for a card: all of them are 0 then.
         return f"GPU-{found}" if found.strip("0-") else None  # as the driver's tools write it
+
+    def matmul_precision(self) -> str:
+        return matmul_precision()
+
+    def set_matmul_precision(self, precision: str) -> Callable[[], None]:
+        return set_matmul_precision(precision)
 
     def memory(self, device: Device) -> Memory:
         index = device.index

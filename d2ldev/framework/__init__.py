@@ -38,6 +38,12 @@ from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.made_once import made_once
 from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.parallel import Parallel
+from d2ldev.framework.precision import (
+    MatmulPrecision,
+    Switch,
+    SwitchOfEachThread,
+    SwitchOfTheProcess,
+)
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
 from d2ldev.framework.training import (
@@ -52,7 +58,7 @@ from d2ldev.framework.training import (
 )
 from d2ldev.nesting.kinds import Kinds
 from d2ldev.scopes import Contexts, Scopes
-from d2ldev.settings import peer_timeout
+from d2ldev.settings import checked_matmul_precision, peer_timeout
 from d2ldev.settings import peers as launched
 
 if TYPE_CHECKING:
@@ -117,6 +123,7 @@ class Framework:
     """What the framework cannot do, and why. The names of what it may lack:
 
     - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
+    - ``'multiply in float32'``: ``matmul_precision('highest')``;
     - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
     - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
     - ``'train on several GPUs'``: ``num_gpus=2``;
@@ -172,6 +179,32 @@ class Framework:
     def strictness(self) -> Strictness:
         """Where ``strict()`` is in force."""
         return Strictness(self.name, self.strict)
+
+    @made_once
+    def matmul_switch(self) -> Switch:
+        """The switch of ``matmul_precision``."""
+        is_of_each_thread = self.devices.matmul_scope("highest") is not None
+        return (SwitchOfEachThread if is_of_each_thread else SwitchOfTheProcess)(self.devices)
+
+    def checked_matmul_precision(self, precision: object, attempted: str, fix: str) -> str:
+        """Return a precision of products that the framework can multiply in.
+
+        Args:
+            precision: what a user gave.
+            attempted: what the caller is doing, for messages.
+            fix: the line that sets ``'highest'``.
+
+        Raises:
+            UnsupportedValueError: if it is no precision, or the framework cannot multiply in it.
+        """
+        precision = checked_matmul_precision(precision, attempted, fix)
+        if precision == "highest":
+            self.require("multiply in float32", attempted, fix.replace("highest", "high"))
+        return precision
+
+    def matmul_precision(self, precision: str) -> MatmulPrecision:
+        """Set the precision of products, which was checked, and return the block that ends it."""
+        return MatmulPrecision(self.matmul_switch, precision)
 
     def require(self, ability: str, attempted: str, fix: str | None = None) -> None:
         """Raise an ``UnsupportedValueError`` if an ability is in ``cannot``.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -123,6 +124,37 @@ class Devices(ABC):
         Called for the GPU on which this process trains together with others, where
         ``Parallel.gpu_library`` has a name. None if nobody says it: an index names another GPU in
         each process that may see some of them only.
+        """
+        return None
+
+    # What is here by default is for a framework that multiplies float32 in float32 only. One that
+    # does not, and cannot be told to, has 'multiply in float32' in ``Framework.cannot``.
+
+    def matmul_precision(self) -> str:
+        """Return what products of matrices and convolutions of float32 are computed in here.
+
+        ``'highest'`` is float32; ``'high'`` is as good as TensorFloat-32, with 10 bits;
+        ``'medium'`` is as good as bfloat16, with 7. Where several switches differ, it is the least
+        precise of them.
+        """
+        return "highest"
+
+    def set_matmul_precision(self, precision: str) -> Callable[[], None]:
+        """Compute products and convolutions in a precision, or a better one, in the whole process.
+
+        Args:
+            precision: as ``matmul_precision`` returns it.
+
+        Returns:
+            A function that puts back exactly what was.
+        """
+        return lambda: None
+
+    def matmul_scope(self, precision: str) -> AbstractContextManager[Any] | None:
+        """Return the framework's own context that does the same in one thread; None if it has none.
+
+        Without one, blocks are made of ``set_matmul_precision``. A context is entered and left as
+        that of ``scope`` is.
         """
         return None
 

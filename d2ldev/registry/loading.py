@@ -28,7 +28,7 @@ _INSTALL = {
 
 
 def load(name: str, source: str) -> Framework:
-    """Make a known framework, with the virtual GPUs and strictness that were asked for.
+    """Make a known framework, with the virtual GPUs, strictness and precision that were asked for.
 
     Args:
         name: its name among the entry points.
@@ -38,10 +38,15 @@ def load(name: str, source: str) -> Framework:
         BackendNotInstalledError: if what it needs is missing, or fails to import.
     """
     is_strict = settings.is_strict()
+    precision = settings.matmul_precision()
     settings.memory_grows()  # a misspelt policy is an error on machines without a GPU, too
     framework = _made(framework_class(name, source), name, source, settings.virtual_gpus())
     if is_strict:
         framework.strictness.everywhere()
+    if precision is not None:
+        attempted = f"set the precision of products (from {settings.MATMUL_PRECISION})"
+        fix = f"{settings.MATMUL_PRECISION}=highest"
+        framework.matmul_precision(framework.checked_matmul_precision(precision, attempted, fix))
     # Not without a launch: a program that has started the engine itself may use the devices, and
     # is refused only by ``fit``.
     if framework.parallel.joins_at_start and settings.peers() is not None:

@@ -83,6 +83,9 @@ class Trainer(Hooks):
         precision: ``'bf16'`` or ``'fp16'``: the model computes in it, by the framework's own means;
             parameters, losses and metrics are float32. With ``'fp16'``, gradients are scaled, and a
             step in which they are too large is left out.
+        matmul_precision: ``'highest'``, ``'high'`` or ``'medium'``: what products and convolutions
+            of float32 are computed in during ``fit``, ``validate`` and ``predict``; see
+            ``backend.matmul_precision``. None: as it is. A run may go on in another one.
         shard: ``'parameters'``: each of several GPUs, or of the processes of a launch, holds a part
             of the parameters and of the optimizer's state, in PyTorch and in JAX. The model itself
             is whole, and on the CPU, where ``fit`` leaves it. One GPU has nothing to share.
@@ -118,6 +121,7 @@ class Trainer(Hooks):
     progress: bool = False
     accumulate: int = 1
     precision: str = "model"
+    matmul_precision: str | None = None
     sharded: str | None = None  # ``shard`` is a method
     batch_norm: str | None = None
 
@@ -132,6 +136,7 @@ class Trainer(Hooks):
         progress: bool = False,
         accumulate: int = 1,
         precision: str = "model",
+        matmul_precision: str | None = None,
         shard: str | None = None,
         batch_norm: str | None = None,
     ) -> None:
@@ -141,8 +146,10 @@ class Trainer(Hooks):
         )
         self.gradient_clip_val = gradient_clip_val
         self.accumulate, self.precision = accumulate, precision
+        self.matmul_precision = matmul_precision
         self.sharded, self.batch_norm = shard, batch_norm
         self.backend.framework.checked(Settings(**self._settings_of_steps()))
+        self._checked_matmul_precision()
         self.callback = callback
         self.progress = flag("train", "progress", progress)
         number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
@@ -280,7 +287,8 @@ class Trainer(Hooks):
                 "checkpoint=": checkpoint is not None,
                 "resume=": resume,
             }
-            return self._fit_by_the_book(model, train_data, val_data, callbacks, given)
+            with self._multiplying():
+                return self._fit_by_the_book(model, train_data, val_data, callbacks, given)
         if hasattr(self, "clip_gradients"):
             raise _refusal(
                 "a clip_gradients of your own",
@@ -306,6 +314,7 @@ class Trainer(Hooks):
             }
             trained = trained_in_processes(self, (model, train_data, val_data), arguments)
         with (
+            self._multiplying(),
             trained as state,
             team.working(),
             interruptible(group is None) as interruption,
@@ -581,7 +590,8 @@ class Trainer(Hooks):
         names = ("_learner", "_model", "val_batch_idx", "num_val_batches", "num_train_batches")
         kept = {name: getattr(self, name) for name in names}
         try:
-            yield
+            with self._multiplying():
+                yield
         except UnsupportedValueError as error:
             first, _, rest = error.attempted.partition(" ")
             if first != "train":
@@ -594,6 +604,21 @@ class Trainer(Hooks):
             vars(self).update(kept)
             if is_lent:
                 model.trainer = trainer
+
+    def _multiplying(self) -> AbstractContextManager[Any]:
+        """Return the block in which a model is trained or used."""
+        precision = self._checked_matmul_precision()
+        if precision is None:
+            return nullcontext()
+        return self.backend.framework.matmul_precision(precision)
+
+    def _checked_matmul_precision(self) -> str | None:
+        if self.matmul_precision is None:
+            return None
+        attempted = "train with this matmul_precision"
+        fix = "Trainer(max_epochs, matmul_precision='highest')"
+        framework = self.backend.framework
+        return framework.checked_matmul_precision(self.matmul_precision, attempted, fix)
 
     def _evaluator(self, model: Any, **settings: Any) -> Learner:
         """Return the learner of a prepared model that is not trained."""

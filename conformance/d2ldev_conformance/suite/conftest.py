@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import d2ldev
-from d2ldev import Backend, Device
+from d2ldev import Backend, Device, settings
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
@@ -79,17 +79,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture(scope="session")
-def backend(pytestconfig: pytest.Config) -> Backend:
+def backend(pytestconfig: pytest.Config) -> Iterator[Backend]:
     """The backend under test, of which every kind of object was made once.
 
     The first use of a part of a framework leaves its own traces (torch's first optimizer step
     sets an environment variable and replaces ``torch.manual_seed``, TensorFlow's AutoGraph keeps
     the source that it generated in a file), which are no test's leaks.
+
+    It multiplies in float32, and so do the processes that tests start. What a framework does if
+    nobody asks may be too coarse for the comparisons of the suite.
     """
     backend = backend_under_test(pytestconfig)
-    _make_each_kind(backend)
-    freeze_what_is_loaded()
-    return backend
+    with pytest.MonkeyPatch.context() as patched:
+        put_back = None
+        if "multiply in float32" not in backend.framework.cannot:
+            patched.setenv(settings.MATMUL_PRECISION, "highest")
+            put_back = backend.framework.devices.set_matmul_precision("highest")
+        _make_each_kind(backend)
+        freeze_what_is_loaded()
+        yield backend
+        if put_back is not None:
+            put_back()
 
 
 def _make_each_kind(backend: Backend) -> None:
@@ -169,7 +179,8 @@ def _for_leaks(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _leaves_no_trace(backend: Backend, _for_leaks: Path) -> Iterator[None]:
     """A test that leaks anything, the framework's default device included, has failed."""
     framework = sys.modules[backend.tensor_types[0].__module__.partition(".")[0]]
-    before = backend.default_device()
+    before, precision = backend.default_device(), backend.matmul_precision()
     with detect_leaks([framework], _for_leaks):
         yield
     assert backend.default_device() is before, "the framework's default device was changed"
+    assert backend.matmul_precision() == precision, "the precision of products was changed"

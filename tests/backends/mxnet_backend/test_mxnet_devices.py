@@ -240,3 +240,29 @@ def test_the_suite_looks_for_leaks_of_a_test_whose_steps_are_still_computed():
         show("alive")
     """
     assert run_python(code, hide=()) == ["alive"]
+
+
+@pytest.mark.parametrize(("override", "found"), [(None, "high"), ("1", "high"), ("0", "highest")])
+def test_on_a_card_convolutions_are_cudnn_s_unless_a_variable_says_float32(
+    two_cards, monkeypatch, override, found
+):
+    if override is None:
+        monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    else:
+        monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", override)
+    backend = Backend(MXNetFramework())
+    assert backend.matmul_precision() == found
+    assert ("multiply in float32" in backend.framework.cannot) is (found == "high")
+    with backend.matmul_precision("high"):
+        assert backend.matmul_precision() == found
+
+
+def test_on_a_card_float32_is_refused_with_what_switches_it_on(two_cards, monkeypatch):
+    monkeypatch.delenv("NVIDIA_TF32_OVERRIDE", raising=False)
+    with pytest.raises(UnsupportedValueError, match="NVIDIA_TF32_OVERRIDE=0 is set before"):
+        Backend(MXNetFramework()).matmul_precision("highest")
+
+
+def test_on_virtual_gpus_everything_is_float32(two_cards):
+    with Backend(MXNetFramework(virtual_gpus=1)).matmul_precision("highest") as found:
+        assert found == "highest"

@@ -450,3 +450,13 @@ def test_live_tensors_can_be_asked_for_while_tensorflow_traces(backend):
     there = backend.ones(12347, device="gpu:0")
     function(there)
     assert (12347,) in [live.shape for live in found[0]]
+
+
+@pytest.mark.parametrize(("name", "is_on"), [("highest", False), ("high", True), ("medium", True)])
+def test_a_precision_switches_tensorfloat32_for_products_and_convolutions(backend, name, is_on):
+    is_enabled = tf.config.experimental.tensor_float_32_execution_enabled
+    before = is_enabled()
+    with backend.matmul_precision(name) as found:
+        assert is_enabled() is is_on
+        assert found == ("high" if is_on else "highest")
+    assert is_enabled() is before

@@ -1,0 +1,67 @@
+"""What JAX multiplies float32 in: ``jax_default_matmul_precision``, for products and convolutions.
+
+It is part of what a compiled function is found by, so that another precision compiles anew.
+https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import jax
+
+# Private, and the only place that says what threads without a context of their own have.
+from jax._src.config import default_matmul_precision
+
+# None is what JAX does if nobody asks: TensorFloat-32 on NVIDIA's GPUs, bfloat16 on TPUs.
+_THEIRS = {"highest": "highest", "high": "high", "medium": "bfloat16"}
+_HIGHEST = ("highest", "float32", "F32_F32_F32", "F64_F64_F64")
+# Of the names of algorithms, those with three terms of bfloat16 or more are as good as this.
+_HIGH = (
+    *("high", "tensorfloat32", "bfloat16_3x", "TF32_TF32_F32", "TF32_TF32_F32_X3"),
+    *("BF16_BF16_F32_X3", "BF16_BF16_F32_X6", "BF16_BF16_F32_X9"),
+)
+
+
+def matmul_precision() -> str:
+    """Return the precision in force in this thread."""
+    theirs = jax.config.jax_default_matmul_precision
+    if theirs in _HIGHEST:
+        return "highest"
+    return "high" if theirs in _HIGH else "medium"
+
+
+def set_matmul_precision(precision: str) -> Callable[[], None]:
+    """Set the default of all threads, and return what puts it back."""
+    before = default_matmul_precision.get_global()
+    _set_default(_THEIRS[precision])
+    return lambda: _set_default(before)
+
+
+def _set_default(theirs: str | None) -> None:
+    configure: Callable[[str, object], None] = jax.config.update
+    configure("jax_default_matmul_precision", theirs)
+
+
+class MatmulScope(AbstractContextManager[None]):
+    """``jax.default_matmul_precision``, which is left only where no other one is in force.
+
+    Each of them puts back what it has found.
+
+    Args:
+        precision: one of d2ldev's.
+    """
+
+    def __init__(self, precision: str) -> None:
+        self._theirs = _THEIRS[precision]
+        self._scope: Any = jax.default_matmul_precision(self._theirs)
+
+    def __enter__(self) -> None:
+        self._scope.__enter__()
+
+    def __exit__(self, *error: object) -> None:
+        if jax.config.jax_default_matmul_precision != self._theirs:
+            raise RuntimeError("jax.default_matmul_precision is in force")
+        self._scope.__exit__(*error)

@@ -1,0 +1,102 @@
+"""What torch multiplies float32 in: on CUDA by cuBLAS and cuDNN, on the CPU by oneDNN.
+
+torch has an old interface (``torch.set_float32_matmul_precision``, for products alone, and
+``torch.backends.cudnn.allow_tf32``), and since 2.9 a new one, ``fp32_precision`` of each library
+and kind of operation. Where both were used and differ, asking by the old one raises. So both are
+set here, alike.
+https://docs.pytorch.org/docs/main/notes/cuda.html#tensorfloat-32-tf32-on-ampere-and-later-devices
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+_HAS_NEW = hasattr(torch._C, "_set_fp32_precision_setter")
+# An operation without a precision of its own has its library's, and that the general one.
+_GENERAL = ("generic", "all")
+_LIBRARIES = (("cuda", "all"), ("mkldnn", "all"))
+_PRODUCTS = (("cuda", "matmul"), ("mkldnn", "matmul"))
+_CONVOLUTIONS = (("cuda", "conv"), ("cuda", "rnn"), ("mkldnn", "conv"), ("mkldnn", "rnn"))
+_KEYS = (_GENERAL, *_LIBRARIES, *_PRODUCTS, *_CONVOLUTIONS)
+# torch's words for formats, and ours for what is computed in them.
+_PRECISIONS = {"bf16": "medium", "tf32": "high"}
+
+
+def matmul_precision() -> str:
+    """Return the least precise of what products and convolutions are computed in."""
+    uses_cuda = torch.version.cuda is not None or torch.version.hip is not None
+    if not _HAS_NEW:
+        precision = torch.get_float32_matmul_precision()
+        is_less = uses_cuda and precision == "highest" and torch.backends.cudnn.allow_tf32
+        return "high" if is_less else precision
+    keys = [key for key in (*_PRODUCTS, *_CONVOLUTIONS) if uses_cuda or key[0] != "cuda"]
+    found = {_get(key) for key in keys}
+    return next((ours for theirs, ours in _PRECISIONS.items() if theirs in found), "highest")
+
+
+def set_matmul_precision(precision: str) -> Callable[[], None]:
+    """Set all of torch's switches, and return what puts each back."""
+    put_back = _state()
+    try:
+        _set_old(precision, precision != "highest")
+        if _HAS_NEW:
+            for library in _LIBRARIES:
+                chosen = _get((library[0], "matmul"))
+                of_it = [key for key in (*_LIBRARIES, *_CONVOLUTIONS) if key[0] == library[0]]
+                for key in of_it:
+                    _set(key, "ieee" if precision == "highest" else chosen)
+    except BaseException:
+        put_back()
+        raise
+    return put_back
+
+
+def _state() -> Callable[[], None]:
+    """Return what puts the switches back as they are now."""
+    new: dict[tuple[str, str], str] = {}
+    if _HAS_NEW:
+        # Read from the general one on, so that each says its own and not the one above it.
+        # Meanwhile nothing is computed less precisely than before.
+        for key in _KEYS:
+            new[key] = _get(key)
+            _set(key, "ieee" if key in _PRODUCTS + _CONVOLUTIONS else "none")
+    products, convolutions = torch.get_float32_matmul_precision(), _convolutions()
+
+    def put_back() -> None:
+        _set_old(products, convolutions)
+        for key, value in new.items():
+            _set(key, value)
+
+    return put_back
+
+
+def _convolutions() -> bool:
+    """Return whether the old interface lets cuDNN compute in TensorFloat-32."""
+    try:
+        return bool(torch.backends.cudnn.allow_tf32)
+    except RuntimeError:  # it says yes, and the new one no
+        return True
+
+
+def _set_old(products: str, convolutions: bool) -> None:
+    torch.set_float32_matmul_precision(products)
+    torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _get(key: tuple[str, str]) -> str:
+    found: str = _binding("_get_fp32_precision_getter")(*key)
+    return found
+
+
+def _set(key: tuple[str, str], value: str) -> None:
+    _binding("_set_fp32_precision_setter")(*key, value)
+
+
+def _binding(name: str) -> Callable[..., Any]:
+    # ``torch.backends.cudnn.rnn.fp32_precision`` and the general one have no public setter that
+    # works in every version.
+    function: Callable[..., Any] = getattr(torch._C, name)
+    return function

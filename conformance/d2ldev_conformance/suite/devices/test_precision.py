@@ -1,0 +1,267 @@
+"""What products of float32 are computed in: as a setting, as a block, and in a training.
+
+The suite runs at ``'highest'``. Frameworks begin with other precisions, and a GPU's TensorFloat-32
+has 10 bits, where float32 has 23.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+import numpy as np
+import pytest
+
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.settings import MATMUL_PRECISIONS
+from d2ldev_conformance.provision import classifiers
+from d2ldev_conformance.requirement import requirement
+
+SECTION = "6.7.1"
+ROUNDING = 1e-6
+"""How far a product of float32 may be off, of the sum of its terms without their signs: some
+roundings of 6e-8. TensorFloat-32 rounds each factor by up to 5e-4."""
+WIDTH = 128
+
+precisions = pytest.mark.parametrize("precision", MATMUL_PRECISIONS)
+orders = pytest.mark.parametrize("order", [(0, 1, 2), (1, 2, 0), (2, 0, 1)], ids=str)
+
+
+def matrices():
+    random = np.random.default_rng(0)
+    return [random.standard_normal((WIDTH, WIDTH)).astype("float32") for _ in range(2)]
+
+
+def error_of_product(backend, place):
+    """Return by how much a product is off at most, of the sum of its terms without their signs."""
+    x, y = matrices()
+    with backend.on(place):
+        found = backend.to_numpy(backend.asarray(x) @ backend.asarray(y))
+    exact, size = x.astype("float64") @ y, np.abs(x).astype("float64") @ np.abs(y)
+    return np.max(np.abs(found - exact) / size)
+
+
+def is_at_least(found, precision):
+    """Tell whether a precision is as good as another one."""
+    return MATMUL_PRECISIONS.index(found) <= MATMUL_PRECISIONS.index(precision)
+
+
+def entered(backend, precision):
+    """Return a generator that is in a block."""
+
+    def generate():
+        with backend.matmul_precision(precision):
+            yield
+
+    generator = generate()
+    next(generator)
+    return generator
+
+
+def in_a_thread(function):
+    found = []
+    thread = threading.Thread(target=lambda: found.append(function()))
+    thread.start()
+    thread.join()
+    return found[0]
+
+
+@pytest.fixture
+def others(backend):
+    """Each precision, and what the framework has in force when it is asked for."""
+    found = {}
+    for precision in MATMUL_PRECISIONS:
+        with backend.matmul_precision(precision) as found[precision]:
+            pass
+    return found
+
+
+@requirement("precision.is-accepted", section=SECTION)
+@precisions
+def test_every_precision_is_accepted_on_every_device(backend, place, precision):
+    x = backend.ones((2, 2), device=place)
+    with backend.on(place), backend.matmul_precision(precision) as found:
+        assert is_at_least(found, precision)
+        assert backend.matmul_precision() == found
+        product = x @ x
+    assert backend.device_of(product) is place
+    assert backend.to_numpy(product).tolist() == [[2.0, 2.0], [2.0, 2.0]]
+
+
+@requirement("precision.highest-is-float32", section=SECTION)
+def test_a_product_in_the_highest_precision_is_that_of_float32(backend, place):
+    with backend.matmul_precision("highest"):
+        assert error_of_product(backend, place) < ROUNDING
+
+
+@requirement("precision.highest-in-every-layer", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_a_network_in_the_highest_precision_is_that_of_the_cpu(backend, classifier, place):
+    build, shape = classifiers(backend)[classifier]
+    batch = np.random.default_rng(1).standard_normal((4, *shape)).astype("float32")
+    net = build(backend.cpu())
+    with backend.matmul_precision("highest"):
+        expected = backend.to_numpy(net(backend.asarray(batch)))
+        net = backend.place(net, place)
+        with backend.on(place):
+            found = backend.to_numpy(net(backend.asarray(batch)))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+@requirement("precision.is-checked", section=SECTION)
+@pytest.mark.parametrize("precision", ["float32", "HIGHEST", "", 1, True, ["highest"]], ids=repr)
+def test_what_is_no_precision_is_refused_with_those_there_are(backend, precision):
+    before = backend.matmul_precision()
+    with pytest.raises(UnsupportedValueError, match="'highest', 'high', 'medium'"):
+        backend.matmul_precision(precision)
+    with pytest.raises(UnsupportedValueError, match="'highest', 'high', 'medium'"):
+        Trainer(1, backend=backend, matmul_precision=precision)
+    assert backend.matmul_precision() == before
+
+
+@requirement("precision.is-put-back", section=SECTION)
+@precisions
+def test_a_block_puts_back_what_was_also_with_an_exception(backend, precision):
+    before = backend.matmul_precision()
+    with pytest.raises(ZeroDivisionError), backend.matmul_precision(precision):
+        1 / 0  # noqa: B018
+    assert backend.matmul_precision() == before
+
+
+@requirement("precision.is-set", section=SECTION)
+def test_a_call_holds_from_now_on(backend, others):
+    found = []
+    with backend.matmul_precision("highest"):
+        for precision in (*MATMUL_PRECISIONS, "highest"):
+            backend.matmul_precision(precision)
+            found.append(backend.matmul_precision())
+        backend.matmul_precision("medium")
+    assert found == [*others.values(), "highest"]
+    assert backend.matmul_precision() == "highest"  # as in all of the suite
+
+
+@requirement("precision.blocks-nest", section=SECTION)
+def test_blocks_nest(backend, others):
+    found = []
+    with backend.matmul_precision("medium"):
+        block = backend.matmul_precision("highest")
+        with block, backend.matmul_precision("high"), block:
+            found.append(backend.matmul_precision())
+        found.append(backend.matmul_precision())
+    assert found == ["highest", others["medium"]]
+
+
+@requirement("precision.any-order", section=SECTION)
+@orders
+def test_blocks_of_generators_end_in_any_order(backend, others, order):
+    before = backend.matmul_precision()
+    left = ["medium", "highest", "high"]
+    generators = dict(enumerate([entered(backend, precision) for precision in left]))
+    for number in order:
+        generators.pop(number).close()
+        inside = others[left[max(generators)]] if generators else before
+        assert backend.matmul_precision() == inside
+
+
+@requirement("precision.settings-end", section=SECTION)
+@orders
+def test_a_setting_ends_with_its_block(backend, order):
+    generators = []
+    for precision in ("medium", "highest", "high"):
+        generators.append(entered(backend, precision))
+        backend.matmul_precision("medium")
+    for number in order:
+        generators[number].close()
+    assert backend.matmul_precision() == "highest"
+
+
+@requirement("precision.tasks", section=SECTION)
+def test_blocks_of_tasks_end_in_any_order(backend):
+    async def wait_in(precision, inside, leave):
+        with backend.matmul_precision(precision):
+            inside.set()
+            await leave.wait()
+
+    async def both():
+        events = [(asyncio.Event(), asyncio.Event()) for _ in range(2)]
+        tasks = []
+        for precision, (inside, leave) in zip(("medium", "high"), events, strict=True):
+            tasks.append(asyncio.create_task(wait_in(precision, inside, leave)))
+            await inside.wait()
+        for task, (_, leave) in zip(tasks, events, strict=True):
+            leave.set()
+            await task
+
+    before = backend.matmul_precision()
+    asyncio.run(both())
+    assert backend.matmul_precision() == before
+
+
+@requirement("precision.threads", section=SECTION)
+def test_blocks_of_threads_leave_nothing_behind(backend):
+    before = backend.matmul_precision()
+    inside, leave = threading.Event(), threading.Event()
+
+    def wait_in():
+        with backend.matmul_precision("medium"):
+            inside.set()
+            leave.wait()
+
+    thread = threading.Thread(target=wait_in)
+    thread.start()
+    inside.wait()
+    with backend.matmul_precision("high"):
+        leave.set()
+        thread.join()
+    assert [backend.matmul_precision(), in_a_thread(backend.matmul_precision)] == [before] * 2
+
+
+@requirement("precision.setting-in-every-thread", section=SECTION)
+def test_a_setting_holds_in_every_thread(backend, others):
+    backend.matmul_precision("medium")
+    found = [backend.matmul_precision(), in_a_thread(backend.matmul_precision)]
+    backend.matmul_precision("highest")
+    assert found == [others["medium"]] * 2
+    assert in_a_thread(backend.matmul_precision) == "highest"
+
+
+@requirement("precision.of-a-training", section=SECTION)
+def test_a_trainer_trains_in_it_and_puts_back_what_was(backend, place, others):
+    found = []
+
+    class Watching(Trainer):
+        def prepare_batch(self, batch):
+            found.append(backend.matmul_precision())
+            return super().prepare_batch(batch)
+
+        def on_step_end(self, step, loss):
+            found.append(backend.matmul_precision())
+
+    x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+    gpus = 0 if place is backend.cpu() else 1
+    trainer = Watching(1, gpus, backend=backend, matmul_precision="medium")
+    before = backend.matmul_precision()
+    trainer.fit(backend.mlp([2, 1]), [(x, y)])
+    trainer.validate(trainer.model, [(x, y)])
+    trainer.predict(trainer.model, [(x, y)])
+    assert len(found) >= 4
+    assert set(found) == {others["medium"]}
+    assert backend.matmul_precision() == before
+
+
+@requirement("precision.same-curve", section=SECTION)
+@pytest.mark.needs_gpus(1)
+def test_the_losses_on_a_gpu_are_those_of_the_cpu(backend):
+    random = np.random.default_rng(2)
+    inputs = random.standard_normal((128, 16)).astype("float32")
+    labels = np.argmax(inputs[:, :3] ** 2 + inputs[:, 3:6], axis=1).astype("int32")
+    data = [(inputs[i : i + 32], labels[i : i + 32]) for i in range(0, 128, 32)]
+
+    def curve(num_gpus):
+        trainer = Trainer(5, num_gpus, backend=backend, matmul_precision="highest")
+        net = backend.mlp([16, 64, 64, 3], seed=1)
+        return trainer.fit(net, data, loss="cross_entropy", optimizer="adam", lr=0.01)["loss"]
+
+    on_the_cpu, losses = curve(0), curve(1)
+    np.testing.assert_allclose(losses, on_the_cpu, rtol=1e-4)
+    assert losses[-1] < 0.9 * losses[0]
