@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, overload
 
 from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceMismatchError, UnsupportedValueError, describe, shown
+from d2ldev.errors import UnsupportedValueError, describe, shown
 from d2ldev.framework import (
     DeviceLike,
     DType,
@@ -962,21 +962,11 @@ class Backend:
         DeviceMismatchError: cannot run add: its operands are on different devices: ...
 
         Raises:
-            DeviceMismatchError: from the operation, where d2ldev or the framework can raise it
-                there. Otherwise it is raised when the framework's own error, its cause, leaves the
-                block.
+            DeviceMismatchError: from the operation; the framework's own error, if there is one, is
+                its cause.
         """
-        framework = self.framework
-        with framework.strictness.block():
-            try:
-                yield
-            except DeviceMismatchError:
-                raise
-            except Exception as error:
-                found = framework.strict.mismatch_in(error)
-                if found is None:
-                    raise
-                raise found from error
+        with self.framework.strictness.block():
+            yield
 
 
 def _by_name(name: str) -> Backend:

@@ -62,5 +62,5 @@ class TorchFramework(Framework):
         self.models = TorchModels()
         self.files = TorchFiles(self.tensors, self.kinds)
         self.training = TorchTraining(self, devices)
-        self.strict = TorchStrict()
+        self.strict = TorchStrict(self)
         self.parallel = TorchParallel(self, devices)

@@ -1,91 +1,191 @@
-"""Strict: torch refuses operands of different devices by itself; here its error is recognised.
+"""Strict: torch refuses operands of different devices by itself; here its error becomes d2ldev's.
 
-On virtual GPUs the operator itself raises d2ldev's error (``virtual``). Elsewhere an error of torch
-is about mixed devices if its text says that devices should agree. The text stays in the message,
-because it often names the operands. The line of the program that failed is named too, because the
-text often names no operation.
+On virtual GPUs most operators raise d2ldev's error themselves (``virtual``). Elsewhere torch raises
+a ``RuntimeError``. In a block a ``TorchFunctionMode`` is called in place of each function of torch.
+It calls the function, and looks at the operands only if that raises. It does not read torch's text:
+operands that have to be on one device, and are not, make the error a mismatch.
 
-Sources: ``c10/core`` and ``aten/src/ATen`` of https://github.com/pytorch/pytorch, in which there
-is one sentence for all generated kernels
-(https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/core/adaption.cpp) and one for all
-element-wise ones
-(https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/TensorIterator.cpp).
+- torch keeps a stack of modes for each thread. The mode is on the stack of each thread that has
+  entered a block and not left it. Where no block is in force, as in another task, it does nothing.
+- A backward pass runs the user's hooks and functions past all modes, and on torch's own threads:
+  there it gets a mode of its own.
+- Two refusals stay torch's own: of a gradient that a function of the user's leaves on another
+  device, and of operands that differ while ``torch.compile`` traces.
+
+Sources: https://docs.pytorch.org/docs/stable/torch.overrides.html, and
+https://github.com/pytorch/pytorch/blob/main/torch/utils/_device.py for the mode of
+``torch.set_default_device``.
 """
 
 from __future__ import annotations
 
-import linecache
-import re
-from traceback import walk_tb
-from types import TracebackType
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
-from d2ldev.device import CPU, Device, gpu
-from d2ldev.errors import DeviceMismatchError
-from d2ldev.framework import Strict
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_map_only
 
-_SHOULD_AGREE = re.compile(
-    r"same (?:type of )?device|different device|expected device \S+ but got|"
-    r"expected (?:it|them) to be on GPU|gradient located on device",
-    re.IGNORECASE,
+from d2ldev.device import Device
+from d2ldev.errors import D2LDevError, DeviceMismatchError
+from d2ldev.framework import Framework, Strict
+from d2ldev.operations.mixing import Operand, located, mismatch, operands_of, replace
+from d2ldev.scopes import surely
+
+# The second argument is copied from wherever it is.
+_COPIES = ("copy_", "data")
+# The second argument has indices, which may be of the host.
+_INDEXED = ("__getitem__", "__setitem__", "index_put", "index_put_")
+# The second argument has lengths of sequences, which have to be of the host.
+_WITH_LENGTHS = (
+    *("_pack_padded_sequence", "_pad_packed_sequence"),
+    *("lstm", "gru", "rnn_tanh", "rnn_relu"),
 )
-_GPU = r"cuda|hip|xpu|mps|vgpu"
-_DEVICE = re.compile(rf"\b(cpu|gpu|{_GPU})(?::(\d+))?\b", re.IGNORECASE)
-_GENERATOR = re.compile(rf"'(cpu|{_GPU})' device type for generator but found '(cpu|{_GPU})'")
-# ``Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the same``
-_TYPES = re.compile(r"type \(([\w.]+)\) and \w+ type \(([\w.]+)\) should be the same")
-
-_LIBRARIES = ("torch", "d2ldev", "d2ldev_torch")
+# Their operands are looked at where the backward pass begins.
+_BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
 
 class TorchStrict(Strict):
-    """Errors of torch about mixed devices."""
+    """torch's own refusal, raised in d2ldev's words at the operation.
 
-    def mismatch_in(self, error: BaseException) -> DeviceMismatchError | None:
-        if not isinstance(error, RuntimeError):
-            return None
-        text = str(error)
-        operation = _line_that_failed(error.__traceback__)
-        generator = _GENERATOR.search(text)
-        if generator is not None:
-            return generator_mismatch(operation, *map(_device, generator.groups()))
-        devices = _devices_of_types(text)
-        if not devices and _SHOULD_AGREE.search(text):
-            devices = [_device(kind, index) for kind, index in _DEVICE.findall(text)]
-        elif not devices:
-            return None
-        # The operand on the CPU is to be moved, rather than one on a GPU.
-        target = next((device for device in devices if device is not CPU), CPU)
-        named = list(dict.fromkeys(devices))
-        where = "".join(f", {device}" for device in named)
-        return DeviceMismatchError(
-            f"run {operation}",
-            f"its operands are on different devices{where}: {text}",
-            f"x = backend.to(x, '{target}') for each operand that is elsewhere",
-            named,
+    Args:
+        framework: whose tensors and devices they are.
+    """
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._blocks = _Blocks(_Mode(self, lambda: framework.strictness.in_force()))
+
+    def refuse_mixing(self, in_force: Callable[[], bool]) -> Callable[[], None]:
+        # Private, but what all backward passes and all steps on lists begin with; no mode sees it.
+        run = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        group = torch.optim.Optimizer._group_tensors_by_device_and_dtype
+        # The engine hands its modes on to its threads, which are in no block.
+        mode = _Mode(self, lambda: True)
+        run_backward = self._explaining(run, in_force, mode, self._mismatch_of_gradients)
+        in_a_step = self._explaining(group, in_force, nullcontext(), self._mismatch_in_a_step)
+        return replace(
+            [
+                (torch.autograd, run.__name__, run_backward),
+                (torch.optim.Optimizer, group.__name__, staticmethod(in_a_step)),
+            ]
         )
 
+    def _explaining(
+        self,
+        function: Callable[..., Any],
+        in_force: Callable[[], bool],
+        context: AbstractContextManager[Any],
+        find: Callable[..., DeviceMismatchError | None],
+    ) -> Callable[..., Any]:
+        """Return a function that runs in a context, and raises what is found about its error."""
 
-def _devices_of_types(text: str) -> list[Device]:
-    """Return the devices of two types of tensors that differ in the kind of device."""
-    found = _TYPES.search(text)
-    kinds = [re.search(_GPU, name, re.IGNORECASE) for name in found.groups()] if found else []
-    devices = [CPU if kind is None else gpu() for kind in kinds]
-    return devices if len({*devices}) > 1 else []
+        @functools.wraps(function)
+        def explained(*args: Any, **kwargs: Any) -> Any:
+            if not in_force():
+                return function(*args, **kwargs)
+            try:
+                with context:
+                    return function(*args, **kwargs)
+            except RuntimeError as error:
+                found = find(*args) if self._may_be_about_devices(error) else None
+                if found is None:
+                    raise
+                raise found from error
 
+        return explained
 
-def _device(kind: str, index: str = "") -> Device:
-    """Return the device of one of torch's names; without an index it is the first one."""
-    return CPU if kind.lower() == "cpu" else gpu(int(index or 0))
+    def scope(self, *, everywhere: bool) -> AbstractContextManager[Any]:
+        if everywhere:
+            self._enter_in_new_threads()
+        return _Block(self._blocks)
 
+    def _enter_in_new_threads(self) -> None:
+        begin = threading.Thread.start
 
-def _line_that_failed(traceback: TracebackType | None) -> str:
-    """Return the innermost line of a traceback that is neither torch's nor d2ldev's."""
-    lines = [
-        linecache.getline(frame.f_code.co_filename, number).strip()
-        for frame, number in walk_tb(traceback)
-        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _LIBRARIES
-    ]
-    return lines[-1] if lines and lines[-1] else "an operation"
+        def start(thread: Any) -> None:
+            run = thread.run
+
+            def run_strictly() -> None:
+                del thread.run
+                _Block(self._blocks).__enter__()  # it ends with the thread
+                run()
+
+            thread.run = run_strictly
+            begin(thread)
+
+        replace([(threading.Thread, "start", start)])
+
+    # -- what an error is about -------------------------------------------------------------------
+
+    def mismatch(
+        self, error: RuntimeError, function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> DeviceMismatchError | None:
+        """Return d2ldev's error for one that a function of torch has raised.
+
+        None if it is about something else than the devices of the operands.
+        """
+        if function in _BACKWARD or not self._may_be_about_devices(error):
+            return None
+        name = _name_of(function)
+        free = {id(x) for x in _free(name, args)}
+        found = [one for one in located(self._framework, args, kwargs) if id(one[1]) not in free]
+        operands = [(each, device) for each, _, device in found]
+        stray = self._stray_generator(name, operands, kwargs)
+        if stray is not None or not _differ(operands):
+            return stray
+        # A 0-dim tensor of the host is a number to most functions. Whether to this one, the same
+        # call on one device tells: if it succeeds, nothing else was wrong.
+        others = [(each, device) for each, x, device in found if not _is_number(x)]
+        if _differ(others) or _succeeds_on_one_device(function, args, kwargs):
+            return mismatch(name.removeprefix("__").removesuffix("__"), operands)
+        return None
+
+    def _may_be_about_devices(self, error: RuntimeError) -> bool:
+        others = D2LDevError, NotImplementedError, getattr(torch, "AcceleratorError", D2LDevError)
+        return not isinstance(error, others) and not self._framework.devices.is_out_of_memory(error)
+
+    def _stray_generator(
+        self, name: str, operands: list[Operand], kwargs: Mapping[str, Any]
+    ) -> DeviceMismatchError | None:
+        """Return the error of an operation whose generator is of another kind of device."""
+        generator, native = kwargs.get("generator"), kwargs.get("device")
+        if generator is None:
+            return None
+        from_native = self._framework.devices.from_native
+        if native is None and operands:
+            place: Device | None = operands[0][1]
+        else:
+            place = from_native(torch.device(native or torch.get_default_device()))
+        other = from_native(generator.device)
+        # torch looks at the kind alone.
+        if place is None or other is None or place.kind == other.kind:
+            return None
+        return generator_mismatch(name, place, other)
+
+    def _mismatch_of_gradients(
+        self, outputs: Iterable[Any], gradients: Iterable[Any], *_others: Any
+    ) -> DeviceMismatchError | None:
+        """Return the error of a backward pass that begins with a gradient from elsewhere."""
+        for output, gradient in zip(outputs, gradients, strict=False):
+            operands = operands_of(self._framework, (), {"output": output, "gradient": gradient})
+            if _differ(operands) and gradient.dim():  # a 0-dim one is copied
+                return mismatch("backward", operands)
+        return None
+
+    def _mismatch_in_a_step(
+        self, lists: Iterable[Sequence[Any]], *_others: Any
+    ) -> DeviceMismatchError | None:
+        """Return the error of an optimizer whose state or gradients are not with the parameters."""
+        # The lists are of parameters, gradients, and each kind of state. Some kinds are empty.
+        for together in zip(*filter(None, lists), strict=False):
+            operands = operands_of(self._framework, [x for x in together if not _is_number(x)])
+            if _differ(operands):
+                return mismatch("step", operands)
+        return None
 
 
 def generator_mismatch(operation: str, place: Device, other: Device) -> DeviceMismatchError:
@@ -96,3 +196,154 @@ def generator_mismatch(operation: str, place: Device, other: Device) -> DeviceMi
         f"generator = torch.Generator(backend.native('{place}'))",
         [place, other],
     )
+
+
+def _name_of(function: Any) -> str:
+    """Return the name of a function of torch: ``add``, ``__setitem__``, ``grad`` for its setter."""
+    if getattr(function, "__name__", "") == "__set__":
+        function = function.__self__
+    return str(getattr(function, "__name__", function))
+
+
+def _differ(operands: Iterable[Operand]) -> bool:
+    return len({device for _, device in operands}) > 1
+
+
+def _is_number(x: torch.Tensor) -> bool:
+    """Return whether a tensor is a number of the host."""
+    return x.is_cpu and x.dim() == 0
+
+
+def _free(name: str, args: Sequence[Any]) -> list[Any]:
+    """Return the arguments of a function that may be on another device than the others."""
+    if len(args) < 2:
+        return []
+    if name in _COPIES:
+        return [args[1]]
+    second = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
+    tensors = [x for x in second if isinstance(x, torch.Tensor)]
+    if name in _INDEXED:
+        found = [x for x in tensors if x.is_cpu]
+        # Where no tensor is an index, what is assigned is copied.
+        is_copy = name == "__setitem__" and not any(x.dim() for x in tensors)
+        return [*found, args[2]] if is_copy else found
+    if name in _WITH_LENGTHS:
+        return [x for x in tensors if not x.is_floating_point()]
+    return []
+
+
+def _succeeds_on_one_device(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether a call succeeds on ``meta``, the device where nothing is computed."""
+
+    def on_meta(x: torch.Tensor) -> torch.Tensor:
+        return torch.empty_like(x, device="meta", requires_grad=x.requires_grad)
+
+    try:
+        args, kwargs = tree_map_only(torch.Tensor, on_meta, (tuple(args), dict(kwargs)))
+        function(*args, **kwargs)
+    except Exception:
+        return False
+    return True
+
+
+# -- modes ----------------------------------------------------------------------------------------
+
+
+class _Mode(TorchFunctionMode):
+    """Raises d2ldev's error in place of torch's.
+
+    Args:
+        strict: tells what an error is about.
+        in_force: whether a block is, where the operation is run.
+    """
+
+    def __init__(self, strict: TorchStrict, in_force: Callable[[], bool]) -> None:
+        super().__init__()
+        self._strict = strict
+        self._in_force = in_force
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        # Up to here it is the price of a block for each operation.
+        try:
+            return function(*args, **kwargs) if kwargs else function(*args)
+        except RuntimeError as error:
+            found = None
+            if self._in_force():
+                found = self._strict.mismatch(error, function, args, kwargs or {})
+            if found is None:
+                raise
+            raise found from error
+
+
+class _Blocks(threading.local):
+    """The open blocks of a thread, for which a mode is on its stack.
+
+    Args:
+        mode: the mode, the same in all threads.
+    """
+
+    def __init__(self, mode: _Mode) -> None:
+        self.mode = mode
+        self.open: set[_Block] = set()
+
+    def settle(self) -> None:
+        """Put the mode on the stack of this thread if a block is open; otherwise take it off.
+
+        Other modes stay where they are, in their order.
+        """
+        stack = [
+            torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())
+        ]
+        is_there = any(mode is self.mode for mode in stack)
+        if is_there and not self.open:
+            _arrange([mode for mode in stack if mode is not self.mode])
+        elif self.open and not is_there:
+            # Below the others: each of them, at its end, takes off the highest one. Only the mode
+            # of ``torch.set_default_device`` has to be the lowest.
+            default = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+            first = 1 if stack and stack[0] is default else 0
+            _arrange([*stack[:first], self.mode, *stack[first:]])
+
+
+def _arrange(modes: list[Any]) -> None:
+    """Make modes the stack of this thread, the lowest first."""
+    try:
+        while torch._C._len_torch_function_stack():
+            torch._C._pop_torch_function_stack()
+        for mode in modes:
+            torch._C._push_on_torch_function_stack(mode)
+    except KeyboardInterrupt:
+        _arrange(modes)
+        raise
+
+
+class _Block(AbstractContextManager[None]):
+    """A block for whose length the mode is on the stack of the thread that entered it.
+
+    A block that another thread leaves is taken off when the next one begins or ends.
+    """
+
+    def __init__(self, blocks: _Blocks) -> None:
+        self._blocks = blocks
+        self._open = blocks.open
+
+    def __enter__(self) -> None:
+        try:
+            surely(self._enter)
+        except BaseException:  # Ctrl-C
+            surely(self._leave)
+            raise
+
+    def __exit__(self, *error: object) -> None:
+        surely(self._leave)
+
+    def _enter(self) -> None:
+        self._open = self._blocks.open
+        self._open.add(self)
+        self._blocks.settle()
+
+    def _leave(self) -> None:
+        self._open.discard(self)
+        self._blocks.settle()

@@ -1,7 +1,7 @@
 """The room ``strict``: where an operation that is given tensors of different devices raises.
 
-A framework that refuses them by itself only has its error translated, when it leaves the block.
-One that does not has functions replaced, for as long as any block of any thread is in force.
+Where a framework refuses them by itself, its error is raised in d2ldev's words. Where it does not,
+functions are replaced, for as long as any block of any thread is in force.
 
 Held by ``tests/core/operations/test_strictness.py`` and the requirements ``strict.*``.
 """
@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
-from d2ldev.errors import DeviceMismatchError
 from d2ldev.locks import Lock
 from d2ldev.scopes import Entry, Scopes, surely
 
@@ -38,10 +37,6 @@ class Strict:
         With ``everywhere`` it is entered for every thread of the process, and never left.
         """
         return nullcontext()
-
-    def mismatch_in(self, error: BaseException) -> DeviceMismatchError | None:
-        """Return what an exception of the framework says about mixed devices; None if nothing."""
-        return None
 
 
 class Strictness:

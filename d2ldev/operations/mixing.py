@@ -9,7 +9,7 @@ from typing import Any
 
 from d2ldev.device import CPU, Device
 from d2ldev.errors import DeviceMismatchError, UnsupportedValueError
-from d2ldev.framework import Framework
+from d2ldev.framework import Framework, Tensor
 from d2ldev.nesting.kinds import TENSOR
 
 _NONE: Mapping[str, Any] = MappingProxyType({})
@@ -48,24 +48,33 @@ def mismatch(operation: str, operands: Iterable[Operand]) -> DeviceMismatchError
 def operands_of(
     framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
 ) -> list[Operand]:
-    """Return the tensors among the arguments of an operation, by name.
+    """Return the names and devices of the tensors among the arguments; see ``located``."""
+    return [(name, device) for name, _, device in located(framework, arguments, keywords)]
+
+
+def located(
+    framework: Framework, arguments: Sequence[Any], keywords: Mapping[str, Any] = _NONE
+) -> list[tuple[str, Tensor, Device]]:
+    """Return the tensors among the arguments of an operation: name, tensor, device.
 
     Those in lists and tuples too, as ``concat`` takes them: ``operand_0[1]``. A tensor that is not
     on one device, such as a traced one, is left out.
     """
-    found: list[Operand] = []
+    found: list[tuple[str, Tensor, Device]] = []
     named = [(f"operand_{index}", value) for index, value in enumerate(arguments)]
     _collect(framework, [*named, *keywords.items()], found)
     return found
 
 
-def _collect(framework: Framework, named: list[tuple[str, Any]], found: list[Operand]) -> None:
+def _collect(
+    framework: Framework, named: list[tuple[str, Any]], found: list[tuple[str, Tensor, Device]]
+) -> None:
     for name, value in named:
         if isinstance(value, (list, tuple)):
             _collect(framework, [(f"{name}[{i}]", item) for i, item in enumerate(value)], found)
         elif framework.kinds[type(value)] is TENSOR:
             with suppress(UnsupportedValueError):
-                found.append((name, framework.tensors.device_of(value)))
+                found.append((name, value, framework.tensors.device_of(value)))
 
 
 def replace(replacements: Iterable[tuple[Any, str, Any]]) -> Callable[[], None]:

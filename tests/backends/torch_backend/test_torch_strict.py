@@ -1,124 +1,277 @@
-"""``strict()`` on torch: its own errors about mixed devices are recognised, and no others."""
+"""``strict()`` on torch: what torch refuses is d2ldev's error, at the operation.
+
+``plain`` are virtual GPUs that refuse as CUDA's do. Two more stand for hardware: torch's ``meta``
+device, and fake tensors of CUDA.
+"""
+
+import asyncio
+import contextlib
+import itertools
+import os
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
-from torch.nn.utils.rnn import pad_sequence
+from plain_refusals import refuse_plainly
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn import functional
+from torch.nn.utils.rnn import pack_padded_sequence, pad_sequence
+from torch.overrides import TorchFunctionMode
 
 from d2ldev.errors import DeviceMismatchError
 
-# As torch's source has them, and the devices that they name.
-SENTENCES = [
-    (
-        "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and "
-        "cpu! (when checking argument for argument mat2 in method wrapper_CUDA_mm)",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "Expected all tensors to be on the same device, but got mat1 is on cuda:1, different from "
-        "other tensors on cuda:0 (when checking argument in method wrapper_CUDA_addmm)",
-        ("gpu:1", "gpu:0"),
-    ),
-    (
-        "Expected all tensors to be on the same device, but found at least two devices, xpu:1 and "
-        "xpu:0!",
-        ("gpu:1", "gpu:0"),
-    ),
-    (
-        "grid_sampler(): expected input and grid to be on same device, but input is on cuda:0 and "
-        "grid is on cpu",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "take(): self, index and out expected to be in the same device, but got self.device = "
-        "cuda:0, index.device = cpu, and out.device = cuda:0",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "Tensor for argument #2 'mat1' is on CPU, but expected it to be on GPU (while checking "
-        "arguments for addmm)",
-        ("cpu", "gpu:0"),
-    ),
-    (
-        "Input type (torch.cuda.FloatTensor) and weight type (torch.FloatTensor) should be the "
-        "same",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "Input type (torch.FloatTensor) and weight type (torch.cuda.FloatTensor) should be the "
-        "same or input should be a MKLDNN tensor and weight is a dense tensor",
-        ("cpu", "gpu:0"),
-    ),
-    (
-        "Input type (CUDAFloatType) and bias type (CPUFloatType) should be the same",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "Input and parameter tensors are not at the same device, found input tensor at cuda:0 and "
-        "parameter tensor at cpu",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        'Attempted to set the storage of a tensor on device "cuda:0" to a storage on different '
-        'device "cpu".  This is no longer allowed; the devices must match.',
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "Expected query, key, and value to have the same device type, but got query.device: cuda:0 "
-        "key.device: cpu and value.device: cuda:0 instead.",
-        ("gpu:0", "cpu"),
-    ),
-    (
-        "indices should be either on cpu or on the same device as the indexed tensor (cuda:1)",
-        ("cpu", "gpu:1"),
-    ),
-    (
-        "Function MulBackward0 returned an invalid gradient at index 0 - expected device cuda:1 "
-        "but got cpu",
-        ("gpu:1", "cpu"),
-    ),
-]
-
-OTHERS = [
-    "mat1 and mat2 shapes cannot be multiplied (2x3 and 4x5)",
-    "Input type (torch.FloatTensor) and weight type (torch.DoubleTensor) should be the same",
-    "Input type (float) and bias type (c10::Half) should be the same",
-    "hook 'f' has changed the type of value (was CUDABFloat16Type got torch.cuda.FloatTensor)",
-    "CUDA error: device-side assert triggered",
-    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB",
-    "Tensor on device cpu is not on the expected device meta!",
-    "two devices",
-]
+HELPERS = Path(__file__).parents[2] / "helpers"
 
 
-@pytest.mark.parametrize(("words", "devices"), SENTENCES)
-def test_a_sentence_about_mixed_devices_is_understood_and_kept(torch_backend, words, devices):
-    with pytest.raises(DeviceMismatchError) as caught, torch_backend.strict():
-        raise RuntimeError(words)
+@pytest.fixture(autouse=True)
+def _no_mode_is_left():
+    yield
+    assert stack() == []
+
+
+@pytest.fixture
+def plain(virtual, monkeypatch):
+    """A backend with two virtual GPUs whose operators raise torch's own error."""
+    refuse_plainly(monkeypatch)
+    return virtual
+
+
+def stack():
+    """Return the modes of this thread, the lowest first."""
+    return [torch._C._get_function_stack_at(i) for i in range(torch._C._len_torch_function_stack())]
+
+
+def on_two(backend, *devices):
+    """Return 2 x 2 tensors on devices."""
+    return [backend.ones((2, 2), device=device) for device in devices]
+
+
+# -- what is refused ------------------------------------------------------------------------------
+
+OPERATIONS = {
+    "add": lambda x, y: x + y,
+    "add_": lambda x, y: x.add_(y),
+    "matmul": lambda x, y: x @ y,
+    "linear": functional.linear,
+    "conv2d": lambda x, y: functional.conv2d(x[None, None], y[None, None]),
+    "cat": lambda x, y: torch.cat([x, y]),
+    "stack": lambda x, y: torch.stack((x.sum(), y.sum())),
+    "where": lambda x, y: torch.where(x > 0, x, y),
+    "embedding": lambda x, y: functional.embedding(x.long(), y),
+    "nll_loss": lambda x, y: functional.nll_loss(x, y[0].long()),
+    "mse_loss": functional.mse_loss,
+    "einsum": lambda x, y: torch.einsum("ij,jk->ik", x, y),
+    "meshgrid": lambda x, y: torch.meshgrid(x[0], y[0], indexing="ij"),
+    "quantile": lambda x, y: torch.quantile(x, y[0] * 0),
+    "_foreach_add": lambda x, y: torch._foreach_add([x, x], [x, y]),
+    "add out": lambda x, y: torch.add(x, x, out=y),
+    "add.Tensor": lambda x, y: torch.ops.aten.add.Tensor(x, y),
+    "grad": lambda x, y: setattr(x, "grad", y),
+    "getitem": lambda x, y: x[(y * 0).long()],
+    "setitem": lambda x, y: x.__setitem__((x * 0).long(), y),
+    "gru": lambda x, y: torch.nn.GRU(2, 2).to(y.device)(x),
+    "layer_norm": lambda x, y: functional.layer_norm(x, (2,), y[0], y[0]),
+}
+ROUTES = [("gpu:0", "gpu:1"), ("cpu", "gpu:1"), ("gpu:1", "cpu")]
+refused = pytest.mark.parametrize("name", OPERATIONS)
+between = pytest.mark.parametrize("route", ROUTES, ids="-".join)
+
+
+@refused
+@between
+def test_what_torch_refuses_is_refused_at_the_operation(plain, name, route):
+    if name == "getitem" and route[1] == "cpu":
+        route = route[::-1]  # the host's tensors index all others
+    x, y = on_two(plain, *route)
+    with plain.strict():
+        with pytest.raises(DeviceMismatchError) as caught:
+            OPERATIONS[name](x, y)
+        assert (x + x).shape == (2, 2)
     error = caught.value
-    assert error.devices == devices
-    assert error.problem == f"its operands are on different devices, {', '.join(devices)}: {words}"
-    target = next(device for device in devices if device != "cpu")
-    assert error.fix == f"x = backend.to(x, '{target}') for each operand that is elsewhere"
-    assert str(error.__cause__) == words
+    assert set(error.devices) == set(route)
+    assert name.split()[0] in error.attempted
+    assert "= backend.to(" in error.fix
+    assert type(error.__cause__) is RuntimeError
 
 
-@pytest.mark.parametrize("words", OTHERS)
-def test_what_is_not_about_mixed_devices_is_left_alone(torch_backend, words):
-    error = RuntimeError(words)
-    with pytest.raises(RuntimeError) as caught, torch_backend.strict():
-        raise error
+def test_virtual_gpus_that_are_as_they_were_refuse_the_same(virtual):
+    x, y = on_two(virtual, "gpu:0", "gpu:1")
+    for name, operation in OPERATIONS.items():
+        with virtual.strict(), pytest.raises(DeviceMismatchError) as caught:
+            operation(x, y)
+        assert set(caught.value.devices) == {"gpu:0", "gpu:1"}, name
+
+
+META = "add", "cat", "stack", "where", "nll_loss", "mse_loss", "meshgrid", "grad"
+
+
+@pytest.mark.parametrize("name", META)
+def test_the_meta_device_is_refused_as_a_gpu_is(meta, name):
+    x, y = on_two(meta, "cpu", "gpu:0")
+    with meta.strict():
+        with pytest.raises(DeviceMismatchError) as caught:
+            OPERATIONS[name](x, y)
+        with pytest.raises(DeviceMismatchError, match="run linear"):
+            torch.nn.Linear(2, 2)(y)
+    assert set(caught.value.devices) == {"cpu", "gpu:0"}
+
+
+FAKE = "add", "add_", "matmul", "linear", "embedding", "where", "_foreach_add", "add out"
+
+
+@pytest.mark.parametrize("name", FAKE)
+@pytest.mark.parametrize("route", [("cuda:0", "cuda:1"), ("cpu", "cuda:1")], ids="-".join)
+def test_fake_tensors_of_cuda_are_refused_at_the_operation(torch_backend, name, route):
+    with FakeTensorMode():
+        x, y = (torch.ones(2, 2, device=device) for device in route)
+        with torch_backend.strict(), pytest.raises(DeviceMismatchError) as caught:
+            OPERATIONS[name](x, y)
+    assert set(caught.value.devices) == {str(torch_backend.device(device)) for device in route}
+
+
+def test_an_operand_of_a_class_of_its_own_is_looked_at(plain):
+    class Own(torch.Tensor):
+        pass
+
+    x, y = on_two(plain, "gpu:0", "gpu:1")
+    with plain.strict(), pytest.raises(DeviceMismatchError):
+        x.as_subclass(Own) + y
+
+
+DRAWN = {
+    "rand": lambda place, generator: torch.rand(2, device=place, generator=generator),
+    "normal_": lambda place, generator: torch.empty(2, device=place).normal_(generator=generator),
+    "bernoulli": lambda place, generator: torch.bernoulli(
+        torch.ones(2, device=place), generator=generator
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DRAWN)
+def test_a_generator_of_another_device_is_named(plain, name):
+    with plain.strict(), pytest.raises(DeviceMismatchError) as caught:
+        DRAWN[name]("vgpu:1", torch.Generator("cpu"))
+    assert caught.value.devices == ("gpu:1", "cpu")
+    assert "torch.Generator(backend.native('gpu:1'))" in caught.value.fix
+
+
+# -- what is not ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", ["cpu", "gpu:0"])
+@pytest.mark.parametrize(
+    "copies",
+    [
+        lambda x, y: x.copy_(y),
+        lambda x, y: x.__setitem__(slice(0, 2), y),
+        lambda x, y: x.__setitem__(0, y[0]),
+        lambda x, y: pad_sequence([x, y]),
+        lambda x, y: setattr(x, "data", y),
+    ],
+    ids=["copy_", "assignment", "of an element", "pad_sequence", "data"],
+)
+def test_what_torch_defines_as_a_copy_is_no_error(plain, copies, source):
+    x, y = on_two(plain, "gpu:1", source)
+    with plain.strict():
+        copies(x, y)
+
+
+def test_numbers_and_indices_of_the_host_are_no_error(plain):
+    x = plain.zeros(3, device="gpu:1")
+    with plain.strict():
+        results = [x + torch.tensor(2.0), x[torch.tensor([0, 2])], x.fill_(torch.tensor(1.0))]
+    assert {str(plain.device_of(y)) for y in results} == {"gpu:1"}
+
+
+def twice(loss, x):
+    for _ in range(2):
+        loss.backward(inputs=[x])
+
+
+def packed(x, lengths):
+    return pack_padded_sequence(x, lengths, batch_first=True)
+
+
+# On one device, or with what may be of the host, and wrong in another way.
+WRONG = {
+    "shapes": lambda x: x @ torch.ones(5, 5, device=x.device),
+    "shapes beside a number": lambda x: torch.where(x > 0, x.new_ones(5), torch.tensor(1.0)),
+    "a number's dtype": lambda x: x.long().add_(torch.tensor(0.5)),
+    "shapes of a copy": lambda x: x.copy_(torch.ones(5)),
+    "shapes of an assignment": lambda x: x.__setitem__(0, torch.ones(5)),
+    "shapes of values": lambda x: x.__setitem__(torch.tensor([0]), x.new_ones(5)),
+    "lengths": lambda x: packed(x[None], torch.tensor([2, 2])),
+    "a leaf": lambda x: x.requires_grad_().add_(torch.tensor(1.0)),
+    "a second pass": lambda x: twice(x.requires_grad_().exp().sum(), x),
+    "no gradient": lambda x: x.sum().backward(torch.tensor(1.0)),
+    "a host's product": lambda x: torch.ones(2, 2) @ torch.ones(3, 3),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_fails_for_another_reason_is_torchs_own_error(plain, name):
+    errors = []
+    for block in (contextlib.nullcontext(), plain.strict()):
+        x = plain.ones((2, 2), device="gpu:1")
+        with pytest.raises(Exception) as caught, block:  # noqa: PT011  # whatever it is
+            WRONG[name](x)
+        errors.append(caught.value)
+    assert type(errors[0]) is type(errors[1])
+    assert str(errors[0]) == str(errors[1])
+    assert errors[1].__cause__ is None
+
+
+class Failing(torch.nn.Module):
+    """Raises an error in an operation of torch on what it is given."""
+
+    def __init__(self, error):
+        super().__init__()
+        self.error = error
+
+    def __call__(self, *operands):
+        return torch.overrides.handle_torch_function(self.raising, operands, *operands)
+
+    def raising(self, *_operands):
+        raise self.error
+
+
+OTHER_ERRORS = [
+    torch.OutOfMemoryError("CUDA out of memory"),
+    NotImplementedError("Could not run 'aten::add' with arguments from the 'CUDA' backend"),
+    ValueError("Expected all tensors to be on the same device"),
+    *([torch.AcceleratorError("CUDA error")] if hasattr(torch, "AcceleratorError") else []),
+]
+
+
+@pytest.mark.parametrize("error", OTHER_ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_of_another_kind_is_left_alone(plain, error):
+    with plain.strict(), pytest.raises(type(error)) as caught:
+        Failing(error)(*on_two(plain, "gpu:0", "gpu:1"))
     assert caught.value is error
 
 
-def test_an_error_of_another_type_is_left_alone(torch_backend):
-    assert torch_backend.framework.strict.mismatch_in(ValueError(SENTENCES[0][0])) is None
+def test_an_error_of_another_kind_is_a_mismatch_otherwise(plain):
+    with plain.strict(), pytest.raises(DeviceMismatchError):
+        Failing(RuntimeError("no"))(*on_two(plain, "gpu:0", "gpu:1"))
 
 
-def test_a_generator_of_another_device_is_named(torch_backend):
-    words = "Expected a 'cuda' device type for generator but found 'cpu'"
-    error = torch_backend.framework.strict.mismatch_in(RuntimeError(words))
-    assert error.devices == ("gpu:0", "cpu")
-    assert "torch.Generator(backend.native('gpu:0'))" in error.fix
+# -- backward passes ------------------------------------------------------------------------------
+
+
+class Mixing(torch.autograd.Function):
+    """A function whose backward pass multiplies with a tensor of the CPU."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x * 2
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * torch.ones(2, 2)
 
 
 class Stray(torch.autograd.Function):
@@ -133,61 +286,300 @@ class Stray(torch.autograd.Function):
         return gradient.cpu()
 
 
-@pytest.mark.parametrize(
-    ("goes_backward", "line"),
-    [
-        (lambda loss, x: loss.backward(), "loss.backward()"),
-        (lambda loss, x: torch.autograd.grad(loss, x), "torch.autograd.grad(loss, x)"),
-    ],
-    ids=["backward", "grad"],
-)
-def test_a_backward_pass_is_named_by_the_users_line(virtual, vgpu, goes_backward, line):
-    x = torch.ones(3, device=vgpu, requires_grad=True)
-    with pytest.raises(DeviceMismatchError) as caught, virtual.strict():
-        goes_backward(Stray.apply(x).sum(), x)
-    assert line in caught.value.attempted
-    assert "StrayBackward" in caught.value.problem
-    assert caught.value.devices == ("gpu:1", "cpu")
+def _hooked(x):
+    y = x * 2
+    y.register_hook(lambda gradient: gradient * torch.ones(2, 2))
+    return y
+
+
+BACKWARD = {
+    "backward": lambda loss, x: loss.backward(),
+    "autograd.backward": lambda loss, x: torch.autograd.backward([loss]),
+    "autograd.grad": lambda loss, x: torch.autograd.grad(loss, x),
+}
+backward = pytest.mark.parametrize("goes_backward", BACKWARD.values(), ids=BACKWARD)
+
+
+@backward
+@pytest.mark.parametrize("function", [Mixing.apply, _hooked], ids=["function", "hook"])
+def test_an_operation_in_a_backward_pass_is_refused(plain, goes_backward, function):
+    x = plain.ones((2, 2), device="gpu:1").requires_grad_()
+    with plain.strict():
+        loss = function(x).sum()
+        with pytest.raises(DeviceMismatchError, match="run mul: "):
+            goes_backward(loss, x)
+
+
+@backward
+def test_a_gradient_that_a_function_leaves_elsewhere_is_torchs_own_error(plain, goes_backward):
+    errors = []
+    for block in (contextlib.nullcontext(), plain.strict()):
+        x = plain.ones((2, 2), device="gpu:1").requires_grad_()
+        with pytest.raises(RuntimeError) as caught, block:
+            goes_backward(Stray.apply(x).sum(), x)
+        errors.append(caught.value)
+    assert type(errors[0]) is type(errors[1]) is RuntimeError
+    assert str(errors[0]) == str(errors[1])
 
 
 @pytest.mark.parametrize(
-    "operation",
+    "goes_backward",
     [
-        lambda x, y: torch.meshgrid(x, y, indexing="ij"),
-        lambda x, y: torch.quantile(x, y[:1] * 0),
-        lambda x, y: setattr(x, "grad", y),
-        lambda x, y: setattr(y, "grad", x.cpu()),
+        lambda y, x, gradient: y.backward(gradient),
+        lambda y, x, gradient: torch.autograd.backward([y], [gradient]),
+        lambda y, x, gradient: torch.autograd.grad(y, x, gradient),
     ],
-    ids=["meshgrid", "quantile", "grad", "the host's grad"],
+    ids=BACKWARD,
 )
-def test_what_torch_refuses_without_naming_the_devices_is_a_mismatch(virtual, operation):
-    x, y = (virtual.ones(3, device=device) for device in ("gpu:0", "gpu:1"))
-    with pytest.raises(DeviceMismatchError) as caught, virtual.strict():
-        operation(x, y)
-    assert "lambda x, y: " in caught.value.attempted
-    assert "backend.to(" in caught.value.fix
+def test_a_gradient_from_elsewhere_is_refused(plain, goes_backward):
+    x, gradient = on_two(plain, "gpu:1", "gpu:0")
+    x.requires_grad_()
+    with plain.strict():
+        y = x * 2
+        with pytest.raises(DeviceMismatchError, match="run backward: ") as caught:
+            goes_backward(y, x, gradient)
+    assert caught.value.devices == ("gpu:1", "gpu:0")
 
 
-@pytest.mark.parametrize("source", ["cpu", "gpu:0"])
+def test_a_backward_pass_outside_of_blocks_is_left_alone(plain):
+    entered, leave = threading.Event(), threading.Event()
+
+    def in_a_block():
+        with plain.strict():
+            entered.set()
+            assert leave.wait(60)
+
+    x = plain.ones((2, 2), device="gpu:1").requires_grad_()
+    with ThreadPoolExecutor(1) as pool:
+        block = pool.submit(in_a_block)
+        assert entered.wait(60)
+        with pytest.raises(RuntimeError) as caught:
+            Mixing.apply(x).sum().backward()
+        leave.set()
+        block.result()
+    assert type(caught.value) is RuntimeError
+
+
+# -- modes ----------------------------------------------------------------------------------------
+
+
+class Own(TorchFunctionMode):
+    """A mode of the user's, which counts."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        self.count += 1
+        return function(*args, **(kwargs or {}))
+
+
+def entered(block):
+    """Enter a block in a generator, which may end at any time."""
+
+    def generate():
+        with block:
+            yield
+
+    generator = generate()
+    next(generator)
+    return generator
+
+
+def test_blocks_in_blocks_have_one_mode(plain):
+    with plain.strict(), plain.strict():
+        assert len(stack()) == 1
+
+
+def test_without_a_block_there_is_no_mode(plain):
+    with pytest.raises(ZeroDivisionError), plain.strict():
+        1 / 0  # noqa: B018
+    assert stack() == []
+
+
+in_any_order = pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
+
+
+@in_any_order
+def test_blocks_and_modes_of_the_users_end_in_any_order(plain, order):
+    own = Own()
+    blocks = [entered(block) for block in (plain.strict(), own, plain.strict())]
+    for number in order:
+        blocks[number].close()
+        blocks[number] = None
+        is_strict = any((blocks[0], blocks[2]))
+        assert (own in stack(), len(stack())) == (bool(blocks[1]), is_strict + bool(blocks[1]))
+        assert _refuses(plain) == is_strict
+
+
+@in_any_order
+def test_blocks_and_blocks_of_devices_end_in_any_order(plain, order):
+    blocks = [entered(block) for block in (plain.on("gpu:1"), plain.strict(), plain.on("gpu:0"))]
+    for number in order:
+        blocks[number].close()
+        blocks[number] = None
+        place = "vgpu:0" if blocks[2] else "vgpu:1" if blocks[0] else "cpu"
+        assert str(torch.ones(1).device) == place
+        assert _refuses(plain) == bool(blocks[1])
+
+
+def _refuses(backend):
+    """Return whether an operation that mixes devices raises d2ldev's error."""
+    x, y = on_two(backend, "gpu:0", "gpu:1")
+    with pytest.raises(RuntimeError) as caught:
+        x + y
+    return isinstance(caught.value, DeviceMismatchError)
+
+
+def test_a_default_device_from_before_the_block_can_be_changed_in_it(plain):
+    try:
+        torch.set_default_device("vgpu:1")
+        with plain.strict():
+            assert _refuses(plain)
+            torch.set_default_device("vgpu:0")
+            assert _refuses(plain)
+        assert str(torch.ones(1).device) == "vgpu:0"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_default_device_of_the_users_is_left_alone(plain):
+    try:
+        with plain.strict():
+            torch.set_default_device("vgpu:1")
+            with pytest.raises(DeviceMismatchError):
+                torch.ones(2) + torch.ones(2, device="cpu")
+        assert str(torch.ones(1).device) == "vgpu:1"
+    finally:
+        torch.set_default_device(None)
+
+
+def test_a_mode_of_the_users_sees_every_operation(plain):
+    own = Own()
+    x = plain.ones((2, 2), device="gpu:1")
+    with own, plain.strict():
+        x + x
+    with plain.strict(), own:
+        x + x
+    assert own.count == 2
+
+
+def test_a_task_outside_of_the_block_gets_torchs_own_error(plain):
+    x, y = on_two(plain, "gpu:0", "gpu:1")
+
+    async def outside(entered, leave):
+        await entered.wait()
+        with pytest.raises(RuntimeError) as caught:
+            x + y
+        leave.set()
+        return type(caught.value)
+
+    async def main():
+        entered, leave = asyncio.Event(), asyncio.Event()
+        task = asyncio.create_task(outside(entered, leave))
+        with plain.strict():
+            entered.set()
+            await leave.wait()
+            assert len(stack()) == 1
+        return await task
+
+    assert asyncio.run(main()) is RuntimeError
+
+
+def test_a_block_that_another_thread_has_left_is_gone_with_the_next(plain):
+    generator = entered(plain.strict())
+    thread = threading.Thread(target=generator.close)
+    thread.start()
+    thread.join()
+    x, y = on_two(plain, "gpu:0", "gpu:1")
+    with pytest.raises(RuntimeError) as caught:
+        x + y
+    assert type(caught.value) is RuntimeError
+    with plain.strict():
+        pass
+    assert stack() == []
+
+
+def test_a_step_of_an_optimizer_is_looked_at(plain):
+    net = torch.nn.Linear(2, 2).to("vgpu:1")
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9, foreach=True)
+    x = plain.ones((2, 2), device="gpu:1")
+    net(x).sum().backward()
+    optimizer.step()
+    state = optimizer.state[net.weight]
+    state["momentum_buffer"] = state["momentum_buffer"].to("vgpu:0")
+    with plain.strict(), pytest.raises(DeviceMismatchError):
+        optimizer.step()
+
+
+def test_a_function_is_compiled_in_a_block_as_one_program(plain):
+    programs = []
+
+    def compile_nothing(program, _inputs):
+        programs.append(program)
+        return program.forward
+
+    torch.compiler.reset()
+    double = torch.compile(lambda x: x * 2 + 1, backend=compile_nothing, fullgraph=True)
+    try:
+        for _ in range(2):
+            with plain.strict():
+                assert double(torch.ones(2)).tolist() == [3, 3]
+        double(torch.ones(2))
+        assert len(programs) == 2  # in blocks, and outside of them
+    finally:
+        torch.compiler.reset()
+
+
+# -- the process ----------------------------------------------------------------------------------
+
+THREADS = """
+import threading, pytest, torch, d2ldev, plain_refusals
+from concurrent.futures import ThreadPoolExecutor
+plain_refusals.refuse_plainly(pytest.MonkeyPatch())
+backend = d2ldev.get_backend("torch")
+found = []
+
+def mix():
+    try:
+        torch.ones(2, device="vgpu:0") + torch.ones(2, device="vgpu:1")
+    except RuntimeError as error:
+        found.append(type(error).__name__)
+
+class Thread(threading.Thread):
+    def run(self):
+        mix()
+
+mix()
+for thread in (threading.Thread(target=mix), Thread(), threading.Timer(0, mix)):
+    thread.start()
+    thread.join()
+with ThreadPoolExecutor(1) as pool:
+    pool.submit(mix).result()
+print(*found)
+"""
+
+
+def run(*arguments, **environment):
+    """Run Python in a process with two virtual GPUs that refuse as CUDA's do."""
+    path = os.pathsep.join([str(HELPERS), os.environ.get("PYTHONPATH", "")])
+    variables = {**os.environ, "D2LDEV_VIRTUAL_GPUS": "2", "PYTHONPATH": path, **environment}
+    return subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, env=variables, timeout=300
+    )
+
+
 @pytest.mark.parametrize(
-    "copies",
-    [
-        lambda x, y: x.copy_(y),
-        lambda x, y: x.__setitem__(slice(0, 3), y),
-        lambda x, y: x.__setitem__(0, y[0]),
-        lambda x, y: pad_sequence([x, y]),
-        lambda x, y: setattr(x, "data", y),
-    ],
-    ids=["copy_", "assignment", "of an element", "pad_sequence", "data"],
+    ("value", "expected"), [("1", "DeviceMismatchError"), ("0", "RuntimeError")]
 )
-def test_what_torch_defines_as_a_copy_is_no_error(virtual, copies, source):
-    x, y = virtual.zeros(3, device="gpu:1"), virtual.ones(3, device=source)
-    with virtual.strict():
-        copies(x, y)
+def test_the_variable_is_in_force_in_threads_that_are_started(value, expected):
+    done = run("-c", THREADS, D2LDEV_STRICT=value)
+    assert done.stdout.split() == [expected] * 5, done.stderr
 
 
-def test_numbers_and_indices_of_the_host_are_no_error(virtual):
-    x = virtual.zeros(3, device="gpu:1")
-    with virtual.strict():
-        results = [x + torch.tensor(2.0), x[torch.tensor([0, 2])], x.fill_(torch.tensor(1.0))]
-    assert {str(virtual.device_of(y)) for y in results} == {"gpu:1"}
+def test_the_suite_passes_where_gpus_refuse_as_cuda_does(tmp_path):
+    suite = "-m", "pytest", "--pyargs", "d2ldev_conformance.suite.strict", "-q"
+    settings = "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'suite'}"
+    done = run(*suite, *settings, "-p", "plain_refusals", "--d2ldev-backend", "torch")
+    assert done.returncode == 0, done.stdout

@@ -241,18 +241,6 @@ def test_the_handle_has_it(reference):
         assert reference.framework.strictness.in_force()
 
 
-def test_the_frameworks_error_stays_chained_where_it_is_translated(reference, monkeypatch):
-    monkeypatch.setattr(
-        reference.framework.strict,
-        "mismatch_in",
-        lambda error: mismatch("add", [("x", CPU), ("y", gpu(0))]),
-    )
-    original = ValueError("two devices")
-    with pytest.raises(DeviceMismatchError) as caught, reference.strict():
-        raise original
-    assert caught.value.__cause__ is original
-
-
 # -- the process ------------------------------------------------------------------------------
 
 
