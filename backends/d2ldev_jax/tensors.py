@@ -20,7 +20,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from types import SimpleNamespace
@@ -88,6 +90,8 @@ class JaxTensors(Tensors):
         # Threads can share a count without a lock.
         self._root = int.from_bytes(os.urandom(4))
         self._draws = itertools.count()
+        # The addresses of pinned memory that is in use.
+        self._pinned: set[int] = set()
 
     # -- asking -----------------------------------------------------------------------------------
 
@@ -299,33 +303,57 @@ class JaxTensors(Tensors):
             source, size = x._sharding._device, x.size
         except AttributeError:  # random keys, and arrays on several devices
             return jax.device_put(x, native, may_alias=False)
-        if size < FEW:  # the bytes take longer to ask for
+        if size < FEW and not self._pinned:  # to ask for more takes longer
             return batched_device_put(x.aval, _alone(native), [x], [native], True, True)
-        is_near = source.client is native.client
-        return self._sent(x.aval, x, x.nbytes, native, is_near=is_near)
+        is_copied = source.client is native.client or is_on_the_host(native)
+        if not is_copied:
+            is_copied = x.nbytes < LONG and x.unsafe_buffer_pointer() not in self._pinned
+        return self._sent(x.aval, x, x.nbytes, native, is_copied=is_copied)
 
     def adopt(self, array: NDArray[Any], native: jax.Device) -> Tensor:
         """Return an array with the values of NumPy's: on the host, it may share the memory."""
         if is_on_the_host(native):
             return jax.device_put(array, native)
-        aval = ShapedArray(array.shape, array.dtype)
+        aval, nbytes = ShapedArray(array.shape, array.dtype), array.nbytes
         with explicit_device_put_scope():
-            return self._sent(aval, array, array.nbytes, native, is_near=False)
+            return self._sent(aval, array, nbytes, native, is_copied=nbytes < LONG)
 
-    def _sent(self, aval: Any, x: Any, nbytes: int, native: jax.Device, *, is_near: bool) -> Tensor:
-        """Return a copy of JAX's or NumPy's array, whose memory was read when this returns.
+    def _sent(
+        self, aval: Any, x: Any, nbytes: int, native: jax.Device, *, is_copied: bool
+    ) -> Tensor:
+        """Return a copy of JAX's or NumPy's array.
 
         Args:
             aval: what JAX says of its shape and dtype.
             x: the array.
             nbytes: its bytes.
             native: where the copy is to be.
-            is_near: whether the array is JAX's, of the same client.
+            is_copied: whether JAX copies it before it returns. Otherwise JAX reads the array when
+                the device can take it: one that nobody writes to, or that is waited for.
         """
-        # Where JAX cannot share the memory, it need not copy it first: what is long is waited for.
-        is_copied = is_near or nbytes < LONG or is_on_the_host(native)
         make = partial(batched_device_put, aval, _alone(native), [x], [native], True, is_copied)
         return self._made(make, nbytes, native)
+
+    def pinned(self, x: Tensor) -> Tensor | None:
+        client = self._devices.pinning_client()
+        values = np.asarray(x)
+        if client is None or not values.nbytes:
+            return None
+        memory = mmap.mmap(-1, values.nbytes)
+        array = np.frombuffer(memory, values.dtype).reshape(values.shape)
+        array[...] = values
+        address = array.ctypes.data
+        taken = jax.device_put(array, self._devices.native(CPU))  # in this memory
+        if taken.unsafe_buffer_pointer() != address:  # JAX packs numbers of less than a byte
+            return None
+        client.dma_map(address, values.nbytes)
+        self._pinned.add(address)
+        weakref.finalize(memory, self._unpin, client, address).atexit = False
+        return taken
+
+    def _unpin(self, client: Any, address: int) -> None:
+        self._pinned.discard(address)
+        client.dma_unmap(address)
 
     def to_numpy(self, x: Tensor) -> NDArray[Any]:
         if isinstance(x, jax.core.Tracer) or x.is_deleted():
