@@ -95,6 +95,8 @@ def of_rates(rows: Sequence[Row]) -> str:
 def of_backends(results: Sequence[Result]) -> str:
     """Say of each device which backend has the best rate there, and by how much.
 
+    Only what multiplied in the same precision is compared.
+
     Args:
         results: of one exercise on several backends; those that ended with an error are left out.
 
@@ -107,18 +109,19 @@ def of_backends(results: Sequence[Result]) -> str:
     >>> of_backends([result('torch', 6.0), result('jax', 2.0)])
     'At its best on cpu, torch is 3 times as fast as jax.'
     """
-    best: dict[str, list[tuple[str, Figures]]] = {}
+    best: dict[tuple[str, str], list[tuple[str, Figures]]] = {}
     for result in results:
         rows = result.rows if result.error is None else []
         for device, of_it in _measured(rows).items():
-            figures = max((figures for _, figures in of_it), key=lambda each: each.rate)
-            best.setdefault(device, []).append((result.backend, figures))
+            row, figures = max(of_it, key=lambda each: each[1].rate)
+            best.setdefault((device, row.precision), []).append((result.backend, figures))
     parts = []
-    for device, found in best.items():
+    for (device, precision), found in best.items():
         (first, fastest), *others = sorted(found, key=lambda each: -each[1].rate)
         if others:
             said = [f"{_at_rates(fastest, figures)} {name}" for name, figures in others]
-            parts.append(f"at its best on {device}, {first} is {' and '.join(said)}")
+            where = f"{device} with products in {precision!r}" if precision else device
+            parts.append(f"at its best on {where}, {first} is {' and '.join(said)}")
     return _sentence(parts, ()) if parts else ""
 
 

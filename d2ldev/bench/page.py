@@ -22,7 +22,7 @@ _STYLE = """
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
 table { border-collapse: collapse; font-size: 14px; margin: 1rem 0 }
 th, td { border-bottom: 1px solid #ccc; padding: .2rem .7rem; text-align: left }
-td:nth-child(n+3) { text-align: right; white-space: nowrap }
+td:nth-child(n+4) { text-align: right; white-space: nowrap }
 img { max-width: 100%; background: white }
 .error { color: #b00 }
 """
@@ -103,7 +103,7 @@ def _lines(results: Sequence[Result]) -> Iterator[tuple[str, list[Row]]]:
     for result in results:
         for row in result.rows:
             if row.figures is not None:
-                label = f"{result.backend}, {place(row)}"
+                label = ", ".join(filter(None, (result.backend, place(row), row.precision)))
                 lines.setdefault(label if row.size else f"{label}: {row.way}", []).append(row)
     yield from lines.items()
 
@@ -119,14 +119,14 @@ def place(row: Row) -> str:
 
 def cells(result: Result) -> Iterator[list[str]]:
     """Yield the heads of a table, and the cells of each row."""
-    yield ["device", "what", "time (quartiles)", result.unit, "of its best"]
+    yield ["device", "what", "products", "time (quartiles)", result.unit, "of its best"]
     best = bests(result.rows)
     for row in result.rows:
         figures = ["-", "-", "-"]
         if found := row.figures:
             part = found.rate / best[row.device]
             figures = [_time(found), number(found.rate), f"{part:.0%}"]
-        yield [place(row), row.way, *figures]
+        yield [place(row), row.way, row.precision, *figures]
 
 
 def remarks(result: Result) -> list[str]:
@@ -187,7 +187,9 @@ def _page(document: Mapping[str, Any], body: str) -> str:
 <p>Measured on {html.escape(", ".join(hardware))}.</p>
 <ul>{"".join(facts)}</ul>
 <p>A time is the median of several runs; every device is waited for before and after each.
-The best of a device is the highest rate in its table: of products, the peak that was measured.</p>
+The best of a device is the highest rate in its table: of products, the peak that was measured.
+Products of float32 are computed in what stands beside the row: highest is float32, high is
+TensorFloat-32, medium bfloat16, or a better one.</p>
 {body}
 </body>
 </html>

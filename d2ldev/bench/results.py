@@ -47,6 +47,7 @@ class Row:
         size: the width of the matrices, where an exercise has several.
         figures: None if it was not measured.
         note: why it was not measured.
+        precision: what products of float32 were computed in: see ``backend.matmul_precision``.
     """
 
     way: str
@@ -55,6 +56,7 @@ class Row:
     size: int | None = None
     figures: Figures | None = None
     note: str = ""
+    precision: str = ""
 
     def timed(self, timing: Timing, work: float) -> Row:
         """Return the row with the figures of a timing of so much work."""

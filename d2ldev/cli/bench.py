@@ -8,7 +8,8 @@ The document of ``--json``, and of ``results.json``, has these keys:
   of d2ldev), ``error`` (why it could not be used, or null) and ``results``.
 - A result has the fields of ``d2ldev.bench.results.Result``, with those of ``Row`` and ``Figures``
   in it, and ``best`` (device -> its highest rate: of products, the measured peak).
-- ``comparisons``: exercise -> a sentence that compares the backends, where there are several.
+- ``comparisons``: exercise -> a sentence that compares the backends, where there are several that
+  multiplied in the same precision.
 
 The exit status is 0 if all is well, 1 if something failed, 2 if something is misspelt, and 130
 after Ctrl-C.
@@ -32,6 +33,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from d2ldev import settings
 from d2ldev.active import active_backend, get_backend
 from d2ldev.bench import page
 from d2ldev.bench.conclusions import of_backends
@@ -68,6 +70,7 @@ class Request:
     virtual_gpus: int | None = None
     size: int | None = None
     is_small: bool = False
+    matmul_precision: str | None = None
     out: Path | None = None
     as_json: bool = False
 
@@ -77,10 +80,19 @@ class Request:
             return self.size
         return exercise.small if self.is_small else exercise.default
 
+    def precision(self) -> str:
+        """Return what products are computed in: on all frameworks the same, float32 by default.
+
+        Raises:
+            UnsupportedValueError: if ``D2LDEV_MATMUL_PRECISION`` is none.
+        """
+        return self.matmul_precision or settings.matmul_precision() or "highest"
+
     def command(self, backend: str) -> list[str]:
         """Return the command that measures one backend in a process of its own."""
         argv = [sys.executable, "-P", "-m", "d2ldev", "bench", "--backend", backend, "--json"]
         argv += self.exercises if len(self.exercises) == 1 else ("--all",)
+        argv += ["--matmul-precision", self.precision()]
         for option, value in (("--virtual-gpus", self.virtual_gpus), ("--size", self.size)):
             argv += [] if value is None else [option, str(value)]
         return [*argv, "--small"] if self.is_small else argv
@@ -167,7 +179,8 @@ def _measured_here(request: Request) -> tuple[dict[str, Any], int]:
         for name in request.exercises:
             exercise = EXERCISES[name]
             with progress.status(f"{backend.name}: {name}"):
-                result = exercise.run(backend, request.size_of(exercise))
+                size, precision = request.size_of(exercise), request.precision()
+                result = exercise.run(backend, size, precision=precision)
             made["results"].append(result.as_json())
     return made, int(any(result["error"] is not None for result in made["results"]))
 
@@ -199,7 +212,7 @@ def show(console: Console, document: dict[str, Any]) -> None:
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD)
         heads, *rows = page.cells(result)
         for number, name in enumerate(heads):
-            table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
+            table.add_column(name, justify="left" if number < 3 else "right", overflow="fold")
         for texts in rows:
             table.add_row(*map(Text, texts))
         console.print(table)

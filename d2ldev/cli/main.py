@@ -20,7 +20,7 @@ from d2ldev.cli.screen import complain
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.launch.launcher import Launch
 from d2ldev.launch.launcher import launch as start
-from d2ldev.settings import MAX_VIRTUAL_GPUS
+from d2ldev.settings import MATMUL_PRECISIONS, MAX_VIRTUAL_GPUS
 
 app = typer.Typer(
     name="d2ldev",
@@ -151,6 +151,14 @@ def bench(
     is_small: Annotated[
         bool, typer.Option("--small", help="Small sizes, to try it out; no figure means much.")
     ] = False,
+    matmul_precision: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help=f"Of products: {', '.join(MATMUL_PRECISIONS)}; else D2LDEV_MATMUL_PRECISION, else "
+            "highest.",
+        ),
+    ] = None,
     out: Annotated[Path | None, _folder("Write a page, plots and JSON into this folder.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -159,6 +167,9 @@ def bench(
         raise typer.BadParameter(f"say which exercise, or --all: {', '.join(EXERCISES)}")
     if exercise is not None and exercise not in EXERCISES:
         raise typer.BadParameter(f"no exercise {exercise!r}: there are {', '.join(EXERCISES)}")
+    if matmul_precision is not None and matmul_precision not in MATMUL_PRECISIONS:
+        names = ", ".join(MATMUL_PRECISIONS)
+        raise typer.BadParameter(f"no precision {matmul_precision!r}: there are {names}")
     if size is not None and (every_exercise or is_small):
         raise typer.BadParameter("--size is of one exercise, and goes without --all and --small")
     request = bench_command.Request(
@@ -167,6 +178,7 @@ def bench(
         virtual_gpus=virtual_gpus,
         size=size,
         is_small=is_small,
+        matmul_precision=matmul_precision,
         out=out,
         as_json=as_json,
     )

@@ -72,8 +72,50 @@ def test_the_keys_of_the_document_are_stable():
         *("exercise", "backend", "question", "unit", "rows", "conclusion", "error", "best")
     ]
     row = result["rows"][0]
-    assert list(row) == ["way", "device", "platform", "size", "figures", "note"]
+    assert list(row) == ["way", "device", "platform", "size", "figures", "note", "precision"]
     assert list(row["figures"]) == ["seconds", "low", "high", "rate"]
+
+
+@pytest.mark.parametrize(
+    ("options", "variable", "passed"),
+    [
+        ((), None, "highest"),
+        ((), "medium", "medium"),
+        (("--matmul-precision", "high"), None, "high"),
+        (("--matmul-precision", "high"), "medium", "high"),
+    ],
+)
+def test_every_backend_multiplies_in_what_was_asked_for(
+    monkeypatch, capsys, options, variable, passed
+):
+    if variable is not None:
+        monkeypatch.setenv("D2LDEV_MATMUL_PRECISION", variable)
+    asked = []
+
+    def run(self, backend, size, precision):
+        asked.append(precision)
+        return Result(self.name, backend.name, self.question, self.unit)
+
+    monkeypatch.setattr(Exercise, "run", run)
+    precision = options[1] if options else None
+    request = Request(("log",), ("reference",), matmul_precision=precision)
+    assert bench.run(request) == 0
+    assert asked == [passed]
+    command = request.command("reference")
+    assert command[command.index("--matmul-precision") + 1] == passed
+    assert capsys.readouterr().err == ""
+
+
+def test_a_row_says_what_products_were_computed_in():
+    done = run_command("bench", "log", "--small", "--matmul-precision", "high")
+    assert "products" in done.stdout
+    assert done.stdout.count("highest") == 3 * 3  # the reference knows nothing else
+
+
+def test_a_precision_that_is_none_is_refused_with_those_there_are():
+    done = run_command("bench", "log", "--small", "--matmul-precision", "float32")
+    assert done.returncode == 2
+    assert "no precision 'float32': there are highest, high, medium" in squeezed(done.stderr)
 
 
 def test_all_exercises_are_in_the_document():
@@ -88,7 +130,9 @@ def test_each_of_several_backends_has_a_process_of_its_own(tmp_path):
     document = json.loads(run_command(*arguments, path=[tmp_path]).stdout)
     assert [backend["name"] for backend in document["backends"]] == ["reference", "mine"]
     assert [len(backend["results"]) for backend in document["backends"]] == [1, 1]
-    assert document["comparisons"]["log"].startswith("At its best on cpu, ")
+    assert document["comparisons"]["log"].startswith(
+        "At its best on cpu with products in 'highest', "
+    )
 
 
 def test_a_backend_that_ends_its_process_hinders_no_other(tmp_path):
@@ -101,7 +145,7 @@ def test_a_backend_that_ends_its_process_hinders_no_other(tmp_path):
 
 
 def test_an_exercise_that_failed_is_an_error_and_exit_status_1(monkeypatch, capsys):
-    def run(self, backend, size):
+    def run(self, backend, size, precision):
         return Result(self.name, backend.name, self.question, self.unit, error="cannot: no luck")
 
     monkeypatch.setattr(Exercise, "run", run)
@@ -166,7 +210,7 @@ def test_a_full_disk_is_an_error_with_the_folder(monkeypatch, capsys, tmp_path):
 
 
 def test_an_interruption_is_one_line_and_its_status(monkeypatch, capsys):
-    def run(self, backend, size):
+    def run(self, backend, size, precision):
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Exercise, "run", run)

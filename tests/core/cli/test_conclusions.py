@@ -144,3 +144,17 @@ def rated(backend, rate, *, spread=0.0, seconds=1.0, **where):
 )
 def test_backends_are_compared_by_their_best_rates_on_hardware(results, said):
     assert of_backends(results) == said
+
+
+def in_precision(backend, seconds, precision):
+    rows = [replace(row, precision=precision) for row in products("gpu:0", [seconds])]
+    return Result("matmul", backend, "", "", rows)
+
+
+def test_only_what_multiplied_in_the_same_precision_is_compared():
+    results = [in_precision("torch", 6.0, "highest"), in_precision("tensorflow", 1.0, "high")]
+    assert of_backends(results) == ""
+    results += [in_precision("jax", 3.0, "highest")]
+    assert of_backends(results) == (
+        "At its best on gpu:0 with products in 'highest', jax is 2 times as fast as torch."
+    )

@@ -235,3 +235,40 @@ def test_a_copy_to_a_gpu_is_no_faster_than_its_memory_and_its_link(
 def test_of_a_gpu_that_is_not_nvidia_s_no_limit_is_known():
     measured = row(1e-9, "mps")
     assert limits.verify_rate(measured, gpu(0), 64_000_000) is measured
+
+
+def test_a_row_has_the_precision_that_was_in_force(backend, monkeypatch):
+    asked = []
+    monkeypatch.setattr(backend.framework.devices, "matmul_precision", lambda: "high")
+    monkeypatch.setattr(
+        backend.framework.devices,
+        "set_matmul_precision",
+        lambda precision: asked.append(precision) or (lambda: asked.append("before")),
+    )
+    result = run("matmul", backend, 16)
+    assert {row.precision for row in result.rows} == {"high"}
+    assert asked == ["highest", "before"]
+
+
+@pytest.mark.parametrize(("precision", "is_refused"), [("highest", True), ("high", False)])
+def test_a_product_of_ten_bits_is_no_float32(backend, monkeypatch, precision, is_refused):
+    randn, to_numpy = backend.randn, backend.framework.tensors.to_numpy
+    made = []
+    monkeypatch.setattr(backend, "randn", lambda *a, **o: made.append(randn(*a, **o)) or made[-1])
+
+    def rounded(x):
+        values = to_numpy(x)
+        is_product = not any(x is each for each in made)
+        return values * (1 + 3e-4) if is_product else values
+
+    monkeypatch.setattr(backend.framework.tensors, "to_numpy", rounded)
+    monkeypatch.setattr(backend.framework.devices, "matmul_precision", lambda: precision)
+    assert (run("matmul", backend, 64).error is not None) is is_refused
+
+
+def test_what_the_framework_cannot_multiply_in_is_an_error_of_the_exercise(backend, monkeypatch):
+    monkeypatch.setattr(ReferenceFramework, "cannot", {"multiply in float32": "ten bits"})
+    result = run("matmul", backend)
+    assert result.rows == []
+    assert "cannot measure matmul: the reference backend cannot multiply in float32" in result.error
+    assert "fix: --matmul-precision high" in result.error
