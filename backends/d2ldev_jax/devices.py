@@ -34,7 +34,7 @@ from d2ldev.device import CPU, Device, gpu, gpus_in_words
 from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
-from d2ldev.operations.devices import host_memory, user_has_chosen, warn_too_late
+from d2ldev.operations.devices import check_room, host_memory, user_has_chosen, warn_too_late
 from d2ldev_jax.precision import MatmulScope, matmul_precision, set_matmul_precision
 
 # The device file without which ROCm has no GPU.
@@ -198,8 +198,7 @@ class JaxDevices(Devices):
             _wait(_queued(native))  # which may hold what nobody else does
             free = total - (native.memory_stats() or stats)["bytes_in_use"]
             total = min(total, free)
-        if nbytes > total:
-            raise MemoryError(f"{nbytes} bytes are wanted, and {total} are there")
+        check_room(nbytes, total)
         return nbytes >= LONG or 4 * nbytes > free
 
     def is_out_of_memory(self, error: Exception) -> bool:

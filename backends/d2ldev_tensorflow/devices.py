@@ -25,7 +25,7 @@ from d2ldev.errors import DeviceInitializationWarning, DeviceUnavailableError, w
 from d2ldev.framework import Devices, Memory
 from d2ldev.framework.devices import UNKNOWN_MEMORY
 from d2ldev.operations import nvml
-from d2ldev.operations.devices import user_has_chosen, warn_too_late
+from d2ldev.operations.devices import check_room, host_memory, user_has_chosen, warn_too_late
 
 OF_THE_HOST = frozenset({tf.string, tf.resource, tf.variant})
 """The dtypes that no device but the CPU can hold: strings, and handles of tables and the like."""
@@ -199,6 +199,17 @@ class TensorFlowDevices(Devices):
             return Memory(0, 0, total)
         held = tf.config.experimental.get_memory_info(f"GPU:{device.index}")
         return Memory(int(held["current"]), int(held["peak"]), total)
+
+    def check_room(self, nbytes: int, device: Device) -> None:
+        """Refuse what is larger than all memory of a device: TensorFlow would wait for 10 seconds.
+
+        Raises:
+            MemoryError: if it is.
+        """
+        is_card = device is not CPU and self.virtual_gpus is None
+        has_cuda = tf.test.is_built_with_cuda()
+        card = nvml.memory_of(device.index) if is_card and has_cuda else None
+        check_room(nbytes, card if is_card else host_memory().total)
 
     def is_out_of_memory(self, error: Exception) -> bool:
         return isinstance(error, (tf.errors.ResourceExhaustedError, MemoryError))

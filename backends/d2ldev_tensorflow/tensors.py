@@ -35,6 +35,8 @@ from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevi
 # this, and its ``from_dlpack`` does not look: https://github.com/dmlc/dgl/issues/995. Most of
 # NumPy's arrays do not begin so.
 _ALIGNMENT = 64
+# To look for the memory that so many elements need takes far less time than to write them.
+_MANY = 2**28
 _EagerTensor = tf.__internal__.EagerTensor
 _CPU_NAME = "/CPU:0"
 _DTYPES = (
@@ -151,7 +153,14 @@ class TensorFlowTensors(Tensors):
             x = _constant(obj, dtype)
         return x if self._places[native] is CPU else _across(x, native)
 
+    def _check_room(self, count: int, dtype: Any, native: Any) -> None:
+        if count >= _MANY:
+            self._devices.check_room(
+                count * (1 if dtype is None else dtype.size), self._places[native]
+            )
+
     def full(self, shape: tuple[int, ...], value: Any, dtype: Any, native: Any) -> Tensor:
+        self._check_room(math.prod(shape), dtype, native)
         is_float8 = dtype is not None and dtype.name.startswith("float8")
         with tf.device(native):
             filled = tf.fill(shape, _constant(value, tf.float32 if is_float8 else dtype))
@@ -160,17 +169,20 @@ class TensorFlowTensors(Tensors):
     def zeros(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         if dtype is not None:
             return self.full(shape, 0, dtype, native)
+        self._check_room(math.prod(shape), tf.float32, native)
         with tf.device(native):
             return tf.zeros(shape)
 
     def ones(self, shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
         if dtype is not None:
             return self.full(shape, 1, dtype, native)
+        self._check_room(math.prod(shape), tf.float32, native)
         with tf.device(native):
             return tf.ones(shape)
 
     def arange(self, start: Any, stop: Any, step: Any, dtype: Any, native: Any) -> Tensor:
         numbers = (start, stop, step)
+        self._check_room(math.ceil((stop - start) / step), dtype, native)
         is_real = any(isinstance(number, float) for number in numbers)
         with tf.device(native):
             counted = tf.range(*numbers, dtype=tf.float64 if is_real else tf.int64)
@@ -181,6 +193,7 @@ class TensorFlowTensors(Tensors):
     ) -> Tensor:
         dtype = dtype or tf.float32  # TensorFlow itself refuses what is not real
         is_uniform = distribution == "uniform"
+        self._check_room(math.prod(shape), dtype, native)
         with tf.device(native):
             if seed is None:
                 return (tf.random.uniform if is_uniform else tf.random.normal)(shape, dtype=dtype)

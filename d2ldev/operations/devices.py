@@ -165,6 +165,18 @@ def out_of_memory(
     )
 
 
+def check_room(nbytes: int, there: int | None) -> None:
+    """Compare the bytes that are wanted with those that there are; None is not known.
+
+    For a framework that would wait for memory, or fail after its call.
+
+    Raises:
+        MemoryError: if there are fewer.
+    """
+    if there is not None and nbytes > there:
+        raise MemoryError(f"{nbytes} bytes are wanted, and {there} are there")
+
+
 def host_memory() -> Memory:
     """Return the resident memory of this process, the most it was, and the machine's memory."""
     if sys.platform != "linux":

@@ -401,9 +401,29 @@ def test_an_array_of_a_dtype_that_no_framework_has_is_refused(backend, name):
         backend.asarray(np.zeros(2, np.dtype(name)))
 
 
+# Of a number that no device has room for: 4 PiB of float32.
+_HUGE = 2**50
+_TOO_LARGE = {
+    "zeros": lambda backend, place: backend.zeros((_HUGE,), device=place),
+    "ones": lambda backend, place: backend.ones((_HUGE,), device=place),
+    "full": lambda backend, place: backend.full((_HUGE,), 2, device=place),
+    "arange": lambda backend, place: backend.arange(float(_HUGE), device=place),
+    "rand": lambda backend, place: backend.rand((_HUGE,), device=place),
+    "randn with a seed": lambda backend, place: backend.randn((_HUGE,), seed=1, device=place),
+    "asarray": lambda backend, place: backend.asarray(_huge_array(), device=place),
+    "to": lambda backend, place: backend.to([_huge_array()], place),
+}
+
+
+def _huge_array():
+    """Return an array of NumPy's whose elements are all the same one."""
+    return np.broadcast_to(np.float32(0), (_HUGE,))
+
+
 @requirement("create.out-of-memory", section=SECTION)
-def test_running_out_of_memory_is_a_d2ldev_error(backend, place):
+@pytest.mark.parametrize("make", _TOO_LARGE.values(), ids=_TOO_LARGE)
+def test_running_out_of_memory_is_a_d2ldev_error(backend, place, make):
     with pytest.raises(OutOfDeviceMemoryError, match=str(place)) as caught:
-        backend.zeros((2**50,), device=place)
+        make(backend, place)
     assert caught.value.__cause__ is not None
     assert backend.device_of(backend.zeros(2, device=place)) is place
