@@ -9,6 +9,7 @@ import tensorflow as tf
 from peer_rows import peer_rows
 
 from d2ldev import DeviceLog, OutOfDeviceMemoryError, UnsupportedValueError, cpu, gpu
+from d2ldev.operations import nvml
 
 # -- Making ----------------------------------------------------------------------------------------
 
@@ -174,6 +175,24 @@ def test_more_than_any_memory_is_an_error_and_the_process_goes_on(backend):
     with pytest.raises(OutOfDeviceMemoryError, match="elements"):
         backend.zeros((2**40, 2**40))
     assert backend.to_numpy(backend.zeros(1)).tolist() == [0]
+
+
+@pytest.mark.parametrize("name", ["zeros", "ones", "rand", "arange"])
+@pytest.mark.parametrize("dtype", [None, "float32", "float64"])
+def test_more_than_any_memory_is_refused_before_tensorflow_waits_for_it(backend, name, dtype):
+    with pytest.raises(OutOfDeviceMemoryError, match=r"[0-9]+ bytes are wanted, and [0-9]+ are"):
+        getattr(backend, name)(2**50, dtype=dtype, device="gpu:1")
+
+
+@pytest.mark.parametrize(("nbytes", "memory"), [(2**30, None), (2**30, 2**30), (2**31, 2**30)])
+def test_a_card_has_the_memory_that_the_driver_says(backend, monkeypatch, nbytes, memory):
+    room = backend.framework.devices
+    monkeypatch.setattr(room, "virtual_gpus", None)
+    monkeypatch.setattr(tf.test, "is_built_with_cuda", lambda: True)
+    monkeypatch.setattr(nvml, "memory_of", lambda index: memory)
+    refused = pytest.raises(MemoryError, match=f"{nbytes} bytes are wanted, and {memory} are there")
+    with refused if memory is not None and nbytes > memory else nullcontext():
+        room.check_room(nbytes, gpu(1))
 
 
 def test_a_tensor_is_made_where_it_is_wanted_while_a_function_is_traced(backend):

@@ -135,12 +135,21 @@ for size in ({8192 * MEBIBYTE}, {1024 * MEBIBYTE}, {256 * MEBIBYTE}):
             backend.synchronize()
         except d2ldev.OutOfDeviceMemoryError:
             break
-try:
-    backend.to(x, 'gpu:0')
-except d2ldev.OutOfDeviceMemoryError:
-    print('refused')
+calls = dict(
+    to=lambda: backend.to(x, 'gpu:0'),
+    copy=lambda: backend.copy(held[0]),
+    rand=lambda: backend.rand(({128 * MEBIBYTE},), device='gpu:0'),
+)
+refused = []
+for name, call in calls.items():
+    try:
+        call()
+    except d2ldev.OutOfDeviceMemoryError:
+        refused.append(name)
+held.clear()
+print(*refused, int(backend.to_numpy(backend.to(x, 'gpu:0')).max()))
 """
-    assert _run(program, backend) == "refused"
+    assert _run(program, backend) == "to copy rand 0"
 
 
 @requirement("gpus.large-copies", section=SECTION)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 
 import array_api_strict as xp
 import numpy as np
@@ -203,6 +204,13 @@ class LetsMemoryErrorsThrough(Mutant, caught_by="create.out-of-memory"):
     class Devices(ReferenceDevices):
         def is_out_of_memory(self, error):
             return False
+
+
+class PromisesMoreNumbersThanFit(Mutant, caught_by="create.out-of-memory"):
+    class Tensors(ReferenceTensors):
+        def random(self, distribution, shape, seed, dtype, native):
+            fits = math.prod(shape) < 2**40
+            return super().random(distribution, shape if fits else (1,), seed, dtype, native)
 
 
 class LendsItsMemoryToNumpy(Mutant, caught_by="query.to-numpy-is-owned"):
