@@ -24,15 +24,22 @@ CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
 """A function that copies tensors to a native device, as ``Tensors.copy_all`` does."""
 
 
-def to(framework: Framework, x: Any, target: Device) -> Any:
-    """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
+def to(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = None) -> Any:
+    """Move every tensor in a nesting to a device that exists; see ``Backend.to``.
+
+    Args:
+        framework: whose tensors they are.
+        x: the nesting.
+        target: where to.
+        copy_all: a copier's, in place of the framework's.
+    """
     device_of = framework.tensors.device_of
     try:
         if every((x,), framework.kinds, device_of, target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return moved(framework, x, target, framework.tensors.copy_all)
+    return moved(framework, x, target, copy_all or framework.tensors.copy_all)
 
 
 def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:

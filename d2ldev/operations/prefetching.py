@@ -16,7 +16,7 @@ from typing import Any
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Copier, DeviceLike, Framework
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.walk import flatten, plain_tensors
 from d2ldev.operations import devices, moving
 from d2ldev.operations.arguments import is_iterable, whole_number
 
@@ -86,18 +86,24 @@ def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
 def _beside(
     framework: Framework, batches: Iterable[Any], device: Device, depth: int, copier: Copier
 ) -> Generator[Any, None, None]:
-    """Move batches with a copier that works beside the device."""
+    """Move large batches ahead, beside the device, and each other one when it is asked for."""
+    kinds = framework.kinds
 
-    def start(batch: Any) -> tuple[Any, Any]:
-        on_the_host = moving.on_the_host(framework, batch)
-        return moving.moved(framework, on_the_host, device, copier.copy_all), copier.started()
+    def start(batch: Any) -> Callable[[], Any]:
+        if (tensors := plain_tensors(batch, kinds)) is None:
+            batch = moving.on_the_host(framework, batch)
+            tensors = list(flatten(batch, kinds, "prefetch batches").tensors.values())
+        if not copier.is_large(tensors):
+            return partial(moving.to, framework, batch, device, copier.copy_in_turn)
+        return partial(
+            finish, moving.to(framework, batch, device, copier.copy_all), copier.started()
+        )
 
-    def finish(started: tuple[Any, Any]) -> Any:
-        batch, mark = started
+    def finish(batch: Any, mark: Any) -> Any:
         copier.finish(mark)
         return batch
 
-    return moved_ahead(batches, depth, start, finish)
+    return moved_ahead(batches, depth, start, lambda started: started())
 
 
 def moved_in_turn(batches: Iterable[Any], move: Callable[[Any], Any]) -> Generator[Any, None, None]:

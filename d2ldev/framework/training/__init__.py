@@ -51,7 +51,25 @@ __all__ = [
 
 
 class Copier(ABC):
-    """Copies that a device makes beside what it computes."""
+    """Copies of batches to a device: of large ones beside what it computes.
+
+    To copy beside the device costs calls for streams and events, which a small batch cannot win
+    back: it is copied in its turn, as a loop by hand does.
+    """
+
+    @abstractmethod
+    def is_large(self, xs: list[Tensor]) -> bool:
+        """Return whether the tensors of a batch take longer to copy than it costs to copy beside.
+
+        Called for every batch: it has to be fast, and asks no driver.
+        """
+
+    @abstractmethod
+    def copy_in_turn(self, xs: list[Tensor], native: Any) -> list[Tensor]:
+        """Copy tensors after what is queued on the device, and wait for nothing if possible.
+
+        Nobody writes into the tensors afterwards.
+        """
 
     @abstractmethod
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
@@ -59,7 +77,7 @@ class Copier(ABC):
 
     @abstractmethod
     def started(self) -> Any:
-        """Return a mark of the copies begun so far; called once for each batch."""
+        """Return a mark of the copies begun so far; called once for each large batch."""
 
     @abstractmethod
     def finish(self, mark: Any) -> None:

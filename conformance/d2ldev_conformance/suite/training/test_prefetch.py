@@ -58,6 +58,29 @@ def test_the_batches_are_the_same_in_the_same_order(backend, place, source, dept
     assert found == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
+@requirement("prefetch.any-size", section=SECTION)
+@pytest.mark.parametrize("length", [1, 2**18 + 1, 2**22 + 1])
+def test_batches_of_any_size_arrive_whole(backend, place, length):
+    """Large batches may be copied in another way than small ones, and pinned memory, too.
+
+    Nothing is read before the end, so that memory that is used again too early is noticed.
+    """
+    pinned = backend.framework.tensors.pinned
+
+    def make(number):
+        x = backend.full((length,), float(number))
+        other = pinned(x)
+        return x, x + 0 if other is None else other
+
+    batches = backend.prefetch(Source(make, 4).batches(), place)
+    copies = [backend.copy(batch) for batch in batches]
+    for number, batch in enumerate(copies):
+        for x in batch:
+            found = backend.to_numpy(x)
+            assert found.shape == (length,)
+            assert (found == number).all()
+
+
 @requirement("prefetch.on-the-device", section=SECTION)
 @pytest.mark.parametrize("depth", DEPTHS)
 def test_every_batch_is_on_the_device(backend, place, source, depth):

@@ -1,6 +1,7 @@
 """Runs of ``Trainer`` on torch: loaders, what is resumed, and batches that are copied ahead."""
 
 import tracemalloc
+from collections import Counter
 from contextlib import contextmanager
 
 import numpy as np
@@ -9,6 +10,7 @@ import torch
 from d2ldev_torch.training import SideStream
 from interrupted_runs import interrupted_run
 from torch import nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import data
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -442,7 +444,11 @@ def driver(devices):
 
 @pytest.fixture
 def backend(ledger, copies, driver, monkeypatch):
-    """Two GPUs with streams, whose memory is the CPU's, where pinning is a copy."""
+    """Two GPUs with streams, whose memory is the CPU's, where pinning is a copy.
+
+    Every batch is copied as if it were a large one.
+    """
+    monkeypatch.setattr(SideStream, "large", 0)
 
     class Pinned:
         def __init__(self, x):
@@ -542,6 +548,106 @@ def test_what_is_not_dense_or_has_gradients_keeps_its_place_in_the_queue(torch_b
     copier.finish(copier.started())
     assert copy.to_dense().tolist() == [1.0]
     assert not [line for line in driver.log if line.startswith("copy")]
+
+
+# -- copies of small batches -----------------------------------------------------------------------
+
+
+class Calls(TorchFunctionMode):
+    """Counts what a program asks torch's driver for, and what makes Python wait for a GPU."""
+
+    names = frozenset(
+        {"to", "pin_memory", "is_pinned", "record_stream", "cpu", "item", "tolist", "numpy"}
+        | {"__bool__", "__float__", "__int__", "clone", "copy_"}
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.counts = Counter()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        if function.__name__ in self.names:
+            self.counts[function.__name__] += 1
+        return function(*args, **(kwargs or {}))
+
+
+class CountedDriver(Driver):
+    """A driver that counts what it is asked for."""
+
+    def __init__(self, counts):
+        super().__init__()
+        self.counts = counts
+
+    def stream(self, stream):
+        self.counts["stream"] += 1
+        return super().stream(stream)
+
+    def current_stream(self, device):
+        self.counts["current_stream"] += 1
+        return super().current_stream(device)
+
+
+def calls_of_steps(train, steps=10):
+    """What so many steps more of training call."""
+    counts = []
+    for number in (2, 2 + steps):
+        with Calls() as calls:
+            train(number, calls.counts)
+        counts.append(calls.counts)
+    few, many = counts
+    many.subtract(few)
+    return {name: count / steps for name, count in many.items() if count}
+
+
+def small_batches(number, inputs):
+    return [(torch.ones(2, inputs), torch.zeros(2, dtype=torch.int64)) for _ in range(number)]
+
+
+def calls_by_hand(backend, inputs):
+    native = backend.native("gpu:0")
+
+    def train(number, _):
+        net = nn.Linear(inputs, 3).to(native)
+        optimizer, losses = torch.optim.SGD(net.parameters(), lr=0.1), []
+        for x, y in small_batches(number, inputs):
+            x, y = x.to(native, non_blocking=True), y.to(native, non_blocking=True)
+            optimizer.zero_grad()
+            loss = nn.functional.cross_entropy(net(x), y)
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.detach())
+        torch.stack(losses).mean().item()
+
+    return calls_of_steps(train)
+
+
+def calls_of_trainer(backend, monkeypatch, inputs):
+    def train(number, counts):
+        monkeypatch.setattr(backend.framework.devices, "streams", CountedDriver(counts))
+        trainer = Trainer(1, num_gpus=1, backend=backend)
+        trainer.fit(
+            nn.Linear(inputs, 3), small_batches(number, inputs), loss="cross_entropy", lr=0.1
+        )
+
+    return calls_of_steps(train)
+
+
+def test_a_step_on_a_small_batch_calls_the_driver_as_a_loop_by_hand_does(virtual, monkeypatch):
+    by_hand = calls_by_hand(virtual, 4)
+    assert by_hand == {"to": 2}
+    assert calls_of_trainer(virtual, monkeypatch, 4) == by_hand
+
+
+def test_a_larger_tensor_is_pinned_before_it_is_copied_in_its_turn(virtual, monkeypatch):
+    monkeypatch.setattr(SideStream, "pinned", 32)
+    assert calls_of_trainer(virtual, monkeypatch, 4) == {"to": 2, "pin_memory": 1}
+
+
+def test_a_large_batch_is_copied_beside_with_one_event(virtual, monkeypatch):
+    monkeypatch.setattr(SideStream, "large", 48)
+    monkeypatch.setattr(torch.Tensor, "record_stream", lambda x, stream: None)
+    found = calls_of_trainer(virtual, monkeypatch, 4)
+    assert found == {"to": 2, "pin_memory": 2, "stream": 1, "current_stream": 1}
 
 
 # -- models without parameters ---------------------------------------------------------------------

@@ -114,6 +114,14 @@ class TakesAnyDepth(Mutant, caught_by="prefetch.bad-arguments"):
             return super().prefetch(batches, device, max(0, int(depth or 0)))
 
 
+class CutsLargeBatches(Mutant, caught_by="prefetch.any-size"):
+    class Backend(Backend):
+        def prefetch(self, batches, device, depth=2):
+            for batch in super().prefetch(batches, device, depth):
+                is_large = isinstance(batch, tuple) and batch[0].size > 2**20
+                yield tuple(x[: 2**20] for x in batch) if is_large else batch
+
+
 class LooksIntoTheSource(Mutant, caught_by="prefetch.array-loader"):
     class Backend(Backend):
         def prefetch(self, batches, device, depth=2):
