@@ -177,11 +177,16 @@ def test_more_than_any_memory_is_an_error_and_the_process_goes_on(backend):
     assert backend.to_numpy(backend.zeros(1)).tolist() == [0]
 
 
-@pytest.mark.parametrize("name", ["zeros", "ones", "rand", "arange"])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [("zeros", 2**50), ("ones", 2**50), ("rand", 2**50), ("arange", 2.0**50)],
+)
 @pytest.mark.parametrize("dtype", [None, "float32", "float64"])
-def test_more_than_any_memory_is_refused_before_tensorflow_waits_for_it(backend, name, dtype):
+def test_more_than_any_memory_is_refused_before_tensorflow_waits_for_it(
+    backend, name, number, dtype
+):
     with pytest.raises(OutOfDeviceMemoryError, match=r"[0-9]+ bytes are wanted, and [0-9]+ are"):
-        getattr(backend, name)(2**50, dtype=dtype, device="gpu:1")
+        getattr(backend, name)(number, dtype=dtype, device="gpu:1")
 
 
 @pytest.mark.parametrize(("nbytes", "memory"), [(2**30, None), (2**30, 2**30), (2**31, 2**30)])
