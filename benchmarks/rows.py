@@ -82,7 +82,7 @@ def torch_rows() -> Iterator[Row]:
 
     yield from _call_rows(x)
     yield from batches.placement_rows(d2ldev.backend)
-    yield from _strict_rows(1.05)
+    yield from _strict_rows(2.5)
     yield _first_use("torch", "import torch; torch.ones(2, 3)")
 
 
