@@ -579,7 +579,8 @@ def test_the_variable_is_in_force_in_threads_that_are_started(value, expected):
 
 
 def test_the_suite_passes_where_gpus_refuse_as_cuda_does(tmp_path):
-    suite = "-m", "pytest", "--pyargs", "d2ldev_conformance.suite.strict", "-q"
+    suites = "strict", "devices.test_scopes_that_end_elsewhere"
+    suite = "-m", "pytest", "-q", "--pyargs", *(f"d2ldev_conformance.suite.{x}" for x in suites)
     settings = "-p", "no:cacheprovider", f"--basetemp={tmp_path / 'suite'}"
     done = run(*suite, *settings, "-p", "plain_refusals", "--d2ldev-backend", "torch")
     assert done.returncode == 0, done.stdout
