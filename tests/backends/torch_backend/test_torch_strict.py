@@ -34,6 +34,14 @@ def _no_mode_is_left():
 
 
 @pytest.fixture
+def hardware(torch_backend):
+    """The backend as it is, on a machine with a GPU."""
+    if not torch_backend.num_gpus():
+        pytest.skip("needs a GPU of torch's; virtual ones stand for it")
+    return torch_backend
+
+
+@pytest.fixture
 def plain(virtual, monkeypatch):
     """A backend with two virtual GPUs whose operators raise torch's own error."""
     refuse_plainly(monkeypatch)
@@ -84,10 +92,20 @@ between = pytest.mark.parametrize("route", ROUTES, ids="-".join)
 @refused
 @between
 def test_what_torch_refuses_is_refused_at_the_operation(plain, name, route):
+    _assert_refused(plain, name, route)
+
+
+@refused
+@pytest.mark.parametrize("route", [("cpu", "gpu:0"), ("gpu:0", "cpu")], ids="-".join)
+def test_what_torch_refuses_on_hardware_is_refused_at_the_operation(hardware, name, route):
+    _assert_refused(hardware, name, route)
+
+
+def _assert_refused(backend, name, route):
     if name == "getitem" and route[1] == "cpu":
         route = route[::-1]  # the host's tensors index all others
-    x, y = on_two(plain, *route)
-    with plain.strict():
+    x, y = on_two(backend, *route)
+    with backend.strict():
         with pytest.raises(DeviceMismatchError) as caught:
             OPERATIONS[name](x, y)
         assert (x + x).shape == (2, 2)
@@ -214,9 +232,18 @@ WRONG = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_fails_for_another_reason_is_torchs_own_error(plain, name):
+    _assert_left_alone(plain, "gpu:1", name)
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_what_fails_on_hardware_for_another_reason_is_torchs_own_error(hardware, name):
+    _assert_left_alone(hardware, "gpu:0", name)
+
+
+def _assert_left_alone(backend, device, name):
     errors = []
-    for block in (contextlib.nullcontext(), plain.strict()):
-        x = plain.ones((2, 2), device="gpu:1")
+    for block in (contextlib.nullcontext(), backend.strict()):
+        x = backend.ones((2, 2), device=device)
         with pytest.raises(Exception) as caught, block:  # noqa: PT011  # whatever it is
             WRONG[name](x)
         errors.append(caught.value)
@@ -300,11 +327,25 @@ BACKWARD = {
 backward = pytest.mark.parametrize("goes_backward", BACKWARD.values(), ids=BACKWARD)
 
 
+functions = pytest.mark.parametrize("function", [Mixing.apply, _hooked], ids=["function", "hook"])
+
+
 @backward
-@pytest.mark.parametrize("function", [Mixing.apply, _hooked], ids=["function", "hook"])
+@functions
 def test_an_operation_in_a_backward_pass_is_refused(plain, goes_backward, function):
-    x = plain.ones((2, 2), device="gpu:1").requires_grad_()
-    with plain.strict():
+    _assert_refused_backward(plain, "gpu:1", goes_backward, function)
+
+
+@backward
+@functions
+def test_an_operation_in_a_backward_pass_on_hardware_is_refused(hardware, goes_backward, function):
+    # There a thread of torch's own runs it.
+    _assert_refused_backward(hardware, "gpu:0", goes_backward, function)
+
+
+def _assert_refused_backward(backend, device, goes_backward, function):
+    x = backend.ones((2, 2), device=device).requires_grad_()
+    with backend.strict():
         loss = function(x).sum()
         with pytest.raises(DeviceMismatchError, match="run mul: "):
             goes_backward(loss, x)

@@ -63,6 +63,24 @@ def test_a_hidden_gpu_does_not_exist(backend, monkeypatch):
     assert _run("print(backend.num_gpus(), backend.try_gpu())", backend) == "0 cpu"
 
 
+STRICT = """
+import threading
+def mix():
+    try:
+        backend.ones(2, device='cpu') + backend.ones(2, device='gpu:0')
+    except d2ldev.DeviceMismatchError:
+        print('refused')
+mix()
+thread = threading.Thread(target=mix); thread.start(); thread.join()
+"""
+
+
+@requirement("gpus.strict-variable", section="6.7.2.2")
+def test_the_variable_is_in_force_in_every_thread(backend, monkeypatch):
+    monkeypatch.setenv("D2LDEV_STRICT", "1")
+    assert _run(STRICT, backend).split() == ["refused"] * 2
+
+
 @requirement("sync.queue-is-seen", section=SECTION)
 def test_a_gpu_that_works_is_not_idle(backend):
     # Without it ``sync.waits-for-queued-work`` would be skipped on hardware: "nothing is queued".
