@@ -265,7 +265,11 @@ class TensorFlowTensors(Tensors):
     # -- for logs ---------------------------------------------------------------------------------
 
     def stack(self, xs: Sequence[Tensor]) -> Tensor:
-        with DefaultDevice(self._devices.native(self.device_of(xs[0]))):
+        device = self.device_of(xs[0])
+        with DefaultDevice(self._devices.native(device)):
+            if device is CPU:
+                # For each number of tensors TensorFlow makes an operation anew, and keeps it.
+                return tf.constant(np.array([x.numpy() for x in xs], xs[0].dtype.as_numpy_dtype))
             return tf.stack(xs)
 
     def norm(self, x: Tensor) -> Tensor:
