@@ -11,6 +11,10 @@ two reasons:
   float32, which is 1e-8 off: 1e-5 of the first steps. Keras and MXNet add the epsilon of 1e-8
   before the correction, which makes it up to 30 times as large.
 
+Products are computed in float32 everywhere (``matmul_precision='highest'``). So each framework's
+curve on a GPU is held by the requirement ``precision.curves-agree`` of the suite, which is compared
+with the reference as well, and runs on hardware.
+
 A learning rate that is 1% off is far outside, and so is an epsilon of Adagrad that is added inside
 the root in one framework and outside it in another.
 """
@@ -84,7 +88,7 @@ def curve(name, task, optimizer, clip=0, rate=1.0, num_gpus=0):
     """Return the losses of a framework, one per epoch."""
     data, layers, loss = task()
     backend = d2ldev.get_backend(name)
-    trainer = Trainer(EPOCHS, num_gpus, clip, backend=backend)
+    trainer = Trainer(EPOCHS, num_gpus, clip, backend=backend, matmul_precision="highest")
     net = mlp_of(backend, layers)
     return trainer.fit(net, data, loss=loss, optimizer=optimizer, lr=rate * RATES[optimizer])[
         "loss"

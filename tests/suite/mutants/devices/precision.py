@@ -111,6 +111,14 @@ class RoundsLayersOnGpus(RoundsProducts, caught_by="precision.highest-in-every-l
         xp._array_object.Array.__matmul__ = _rounded_on_gpus
 
 
+class RoundsBesideTheReference(RoundsProducts, caught_by="precision.curves-agree"):
+    """Multiplies in TensorFloat-32 on its GPUs, which the reference does not use."""
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        xp._array_object.Array.__matmul__ = _rounded_on_gpus
+
+
 def _rounded_on_gpus(x, other):
     return (_product if x.device == xp.Device("CPU_DEVICE") else _rounded)(x, other)
 
