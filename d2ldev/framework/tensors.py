@@ -36,7 +36,8 @@ class Tensors(ABC):
     integers, ``dtype`` what ``dtype`` returned or None for the framework's own choice, ``x`` a
     tensor of ``types``. Whatever is raised is translated by the caller: into an
     ``OutOfDeviceMemoryError`` where ``Devices.is_out_of_memory`` says so, else into an
-    ``UnsupportedValueError`` with the exception's text.
+    ``UnsupportedValueError`` with the exception's text. It has to be raised in the call: where a
+    framework allocates later, compare sizes first, or wait.
 
     Attributes:
         types: the classes of the tensors.
