@@ -211,21 +211,18 @@ class JaxDevices(Devices):
 
 
 class HardwareDevices(JaxDevices):
-    """The CPU, and the GPUs of the machine as far as they are this process's.
-
-    Raises:
-        UnsupportedValueError: if ``D2LDEV_GPU_MEMORY`` has another value than it can have.
-    """
+    """The CPU, and the GPUs of the machine as far as they are this process's."""
 
     def __init__(self) -> None:
         self._gpus: list[jax.Device] | None = None
         # Why hardware cannot be used, and the fix.
         self._failure: tuple[str, str] | None = None
-        self._let_memory_grow()
 
     def count(self) -> int:
         # Without a context neither ROCm nor TPUs can be counted, as NVML does: JAX has to be asked.
         is_asked = is_initialized() or self._may_use("rocm") or self._may_use("tpu")
+        if not is_asked:
+            self._let_memory_grow()  # who has counted the GPUs may go on without d2ldev
         number = len(self.gpus()) if is_asked else self.counted()
         if self._failure is not None:
             raise DeviceUnavailableError("use the GPUs", *self._failure)
@@ -265,6 +262,8 @@ class HardwareDevices(JaxDevices):
     def gpus(self) -> list[jax.Device]:
         if self._gpus is not None:
             return self._gpus
+        is_late = is_initialized() and not user_has_chosen(MEMORY_VARIABLES)
+        self._let_memory_grow()
         reason = ""
         gpus: list[jax.Device] = []
         try:
@@ -284,6 +283,8 @@ class HardwareDevices(JaxDevices):
                 "may bring another cuDNN",
             )
         self._gpus = gpus
+        if gpus and is_late:
+            warn_too_late("JAX", f"{_PREALLOCATE}=false")
         return gpus
 
     @contextmanager
@@ -342,14 +343,14 @@ class HardwareDevices(JaxDevices):
         return found
 
     def _let_memory_grow(self) -> None:
-        """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen."""
-        if user_has_chosen(MEMORY_VARIABLES):
+        """Ask JAX not to preallocate, if it will use a GPU and the user has not chosen.
+
+        Not before the GPUs are counted or used: to ask whose tensor something is sets nothing.
+        """
+        if is_initialized() or user_has_chosen(MEMORY_VARIABLES):
             return
-        if not is_initialized():
-            if self.counted() or self._may_use("rocm"):
-                os.environ[_PREALLOCATE] = "false"
-        elif self.gpus():
-            warn_too_late("JAX", f"{_PREALLOCATE}=false")
+        if self.counted() or self._may_use("rocm"):
+            os.environ[_PREALLOCATE] = "false"
 
 
 class VirtualDevices(JaxDevices):

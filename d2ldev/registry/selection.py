@@ -290,6 +290,8 @@ def virtual_gpus(n: int) -> None:
 def framework_of(x: Any) -> Framework:
     """Return the framework whose tensor ``x`` is, importing none that is not there already.
 
+    A framework whose tensor it is not is not made, because making one may set what it needs.
+
     Raises:
         UnsupportedValueError: if it is no tensor of any.
     """
@@ -297,7 +299,7 @@ def framework_of(x: Any) -> Framework:
     if framework is not None:
         return framework
     broken: D2LDevError | None = None
-    for name in _imported_backends():
+    for name in _possible_backends(x):
         try:
             framework = get_framework(name)
         except D2LDevError as error:
@@ -320,15 +322,8 @@ def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None
     Args:
         x: anything.
         types: which of the attributes of ``Training`` has the classes.
-
-    The classes' modules are asked first: a framework that happens to be imported is left alone.
     """
-    roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__} - {"builtins"}
-    if not roots:  # a list of batches
-        return None
-    for name in _imported_backends():
-        if not roots.intersection(required_modules(name)):
-            continue
+    for name in _possible_backends(x):
         try:
             framework = get_framework(name)
         except D2LDevError:
@@ -338,17 +333,20 @@ def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None
     return None
 
 
-def _imported_backends() -> list[str]:
-    """Return the backends whose frameworks are imported, by name, the preferred ones first."""
-    return [name for name in sorted(known_backends(), key=rank) if _is_imported(name)]
+def _possible_backends(x: Any) -> list[str]:
+    """Return the backends that an object may belong to, by name, the preferred ones first.
+
+    They are those in use, and those that are imported and whose modules its class comes from.
+    """
+    roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__}
+    names = sorted(known_backends(), key=rank)
+    return [name for name in names if name in _loaded or _has_imported(name, roots)]
 
 
-def _is_imported(name: str) -> bool:
-    """Return whether what a backend needs is imported: only then can a tensor of it exist."""
-    if name in _loaded:
-        return True
+def _has_imported(name: str, roots: set[str]) -> bool:
+    """Return whether what a backend needs is imported, and a class comes from there."""
     try:
         requires = required_modules(name)
     except Exception:
         return False  # a package that is gone, or cannot be read: not this tensor's
-    return bool(requires) and all(module in sys.modules for module in requires)
+    return not roots.isdisjoint(requires) and all(module in sys.modules for module in requires)

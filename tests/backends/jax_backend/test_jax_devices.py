@@ -253,28 +253,49 @@ def test_jax_does_not_preallocate_unless_somebody_has_chosen(
     untouched, monkeypatch, name, value, expected
 ):
     monkeypatch.setenv(name, value)
-    HardwareDevices()
+    HardwareDevices().count()
     assert os.environ.get(PREALLOCATE) == expected
+
+
+def test_nothing_is_set_before_the_gpus_are_counted(untouched):
+    made = HardwareDevices()
+    assert PREALLOCATE not in os.environ
+    assert made.count() == 3
+    assert os.environ[PREALLOCATE] == "false"
+
+
+def test_jax_is_told_before_it_is_asked_for_its_gpus(untouched, monkeypatch):
+    told = []
+
+    def local_devices(backend=None):
+        told.append(os.environ.get(PREALLOCATE))
+        return [f"{backend}:0"]
+
+    monkeypatch.setattr(jax, "local_devices", local_devices)
+    HardwareDevices().cpus()
+    assert told
+    assert set(told) == {"false"}
 
 
 def test_without_a_gpu_nothing_is_set(untouched, allow):
     allow("cpu")
-    HardwareDevices()
+    HardwareDevices().count()
     assert PREALLOCATE not in os.environ
 
 
 def test_memory_that_was_taken_already_is_warned_about(untouched, monkeypatch):
     monkeypatch.setattr(devices, "is_initialized", lambda: True)
     monkeypatch.setattr(jax, "local_devices", lambda backend=None: [f"{backend}:0"])
+    made = HardwareDevices()
     with pytest.warns(MemoryPolicyWarning, match=PREALLOCATE):
-        HardwareDevices()
+        made.count()
     assert PREALLOCATE not in os.environ
 
 
 def test_a_policy_that_is_none_is_an_error(monkeypatch):
     monkeypatch.setenv("D2LDEV_GPU_MEMORY", "all")
     with pytest.raises(UnsupportedValueError, match="D2LDEV_GPU_MEMORY='all'"):
-        HardwareDevices()
+        HardwareDevices().gpus()
 
 
 # -- JAX's default device --------------------------------------------------------------------------

@@ -3,10 +3,21 @@
 import array_api_strict as xp
 import numpy as np
 import pytest
-from processes import FRAMEWORKS, make_backend, make_package, run_python
+from processes import FRAMEWORKS, MINE, make_backend, make_package, run_python
 
 import d2ldev
 from d2ldev.active import active_backend
+
+SETTING = (
+    MINE
+    + """
+    def __init__(self, virtual_gpus=None):
+        import os
+
+        super().__init__(virtual_gpus)
+        os.environ["SET_BY_A_FRAMEWORK"] = "1"
+"""
+)
 
 
 @pytest.mark.parametrize("device", ["cpu", "gpu:0", "gpu:1"])
@@ -49,6 +60,21 @@ def test_backend_of_imports_no_framework(install):
             show(sorted({{*{FRAMEWORKS}, "numpy", "array_api_strict"}} & set(sys.modules)))
     """
     assert run_python(code, path=[install(*FRAMEWORKS)]) == [[]]
+
+
+def test_backend_of_makes_no_framework_whose_tensor_it_is_not(tmp_path):
+    make_package(tmp_path, "torch")
+    make_backend(tmp_path, "torch", requires=["torch"], source=SETTING)
+    code = """
+        import os, torch, array_api_strict as xp, d2ldev
+        for x in (xp.zeros(3), 1.0, [1.0], object()):
+            try:
+                d2ldev.backend_of(x)
+            except d2ldev.UnsupportedValueError:
+                pass
+        show(os.environ.get("SET_BY_A_FRAMEWORK"))
+    """
+    assert run_python(code, path=[tmp_path]) == [None]
 
 
 def test_backend_of_is_not_hindered_by_another_backend_that_is_broken(tmp_path):
