@@ -13,9 +13,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Comparison, measure
 from overhead import document, table

@@ -29,6 +29,9 @@ from statistics import median
 from typing import Any
 from unittest.mock import patch
 
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
+
 import numpy as np
 from measure import Result
 from overhead import document, table

@@ -23,6 +23,7 @@ import gc
 import json
 import math
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -32,6 +33,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Result
 from natives import CREATIONS

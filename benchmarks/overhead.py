@@ -24,6 +24,9 @@ from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
+
 from measure import Result, measure
 from rich.console import Console
 from rich.table import Table

@@ -15,8 +15,12 @@ import argparse
 import importlib
 import json
 import os
+import sys
 import tempfile
 from pathlib import Path
+
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from rich.console import Console
 from rich.table import Table

@@ -30,6 +30,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
+
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE
 from measure import Result, keep_freed_memory

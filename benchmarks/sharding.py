@@ -11,8 +11,12 @@ from __future__ import annotations
 import argparse
 import gc
 import json
+import sys
 from pathlib import Path
 from typing import Any
+
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from overhead import document

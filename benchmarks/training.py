@@ -21,11 +21,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
 
 import numpy as np
 from loops import FRAMEWORKS, LEARNING_RATE, Batches, Epoch, Framework

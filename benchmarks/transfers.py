@@ -19,11 +19,15 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
+
+# Where PYTHONSAFEPATH is set, Python leaves this folder out.
+sys.path.insert(0, str(Path(__file__).parent))
 
 from measure import Comparison, Result, measure
 from natives import COPIES, pinned

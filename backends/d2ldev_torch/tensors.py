@@ -183,8 +183,9 @@ class TorchTensors(Tensors):
         return [x.to(native, copy=True) for x in xs]
 
     def pinned(self, x: Tensor) -> Tensor | None:
-        # A virtual GPU has none: there ``pin_memory`` is a copy.
-        return None if self._devices.streams is None else x.pin_memory()
+        # A virtual GPU has none: there ``pin_memory`` is a copy. Without any GPU it raises.
+        has_none = self._devices.streams is None or not self._devices.count()
+        return None if has_none else x.pin_memory()
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         self.device_of(x)  # a tensor without bytes is refused, by name

@@ -47,6 +47,19 @@ mine, plain = (load_file(folder / f"{name}.safetensors") for name in ("mine", "p
 same = [mine[name].tobytes() == plain[name].tobytes() for name in sorted({**mine, **plain})]
 print(json.dumps([same, [result.value > 0 for result in found]]))
 """
+# Each forgets what the one before it has found.
+ANY_FOLDER = """
+import runpy, sys
+path, known = sys.path[:], {*sys.modules}
+for program in sys.argv[1:]:
+    runpy.run_path(program, run_name="a benchmark")
+    sys.path[:] = path
+    folder = program.rpartition("/")[0]
+    for name in [*sys.modules]:
+        if (getattr(sys.modules[name], "__file__", None) or "").startswith(folder):
+            del sys.modules[name]
+print(len(sys.argv) - 1)
+"""
 
 
 def run(program, *arguments):
@@ -70,6 +83,22 @@ def kept(name):
 
 def test_both_sides_of_every_row_train_for_as_many_steps():
     assert run(DEVICE_LOG) == [100] * 6
+
+
+def test_every_benchmark_finds_what_is_beside_it_where_python_leaves_its_folder_out(tmp_path):
+    programs = [
+        str(path)
+        for path in sorted(BENCHMARKS.glob("*.py"))
+        if "__main__" in path.read_text() and path.stem != "epochs"  # which is torch's alone
+    ]
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", ANY_FOLDER, *programs],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{len(programs)}\n", "")
+    assert len(programs) >= 11
 
 
 def test_both_sides_write_the_same_tensors(tmp_path):
