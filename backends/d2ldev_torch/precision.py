@@ -9,6 +9,7 @@ https://docs.pytorch.org/docs/main/notes/cuda.html#tensorfloat-32-tf32-on-ampere
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -63,7 +64,8 @@ def _state() -> Callable[[], None]:
         for key in _KEYS:
             new[key] = _get(key)
             _set(key, "ieee" if key in _PRODUCTS + _CONVOLUTIONS else "none")
-    products, convolutions = torch.get_float32_matmul_precision(), _convolutions()
+    with _without_advice():
+        products, convolutions = torch.get_float32_matmul_precision(), _convolutions()
 
     def put_back() -> None:
         _set_old(products, convolutions)
@@ -82,8 +84,17 @@ def _convolutions() -> bool:
 
 
 def _set_old(products: str, convolutions: bool) -> None:
-    torch.set_float32_matmul_precision(products)
-    torch.backends.cudnn.allow_tf32 = convolutions
+    with _without_advice():
+        torch.set_float32_matmul_precision(products)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
+def _without_advice() -> warnings.catch_warnings[None]:
+    """Keep torch 2.9 and 2.10 from telling the user to use the new interface, which is used, too.
+
+    https://github.com/Lightning-AI/pytorch-lightning/issues/21256
+    """
+    return warnings.catch_warnings(action="ignore", category=UserWarning)
 
 
 def _get(key: tuple[str, str]) -> str:

@@ -1,6 +1,7 @@
 """torch's switches: the old interface and the new one are set alike, and each is put back."""
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -160,3 +161,20 @@ def test_a_compiled_function_is_compiled_anew_in_another_precision():
         with d2ldev.torch.matmul_precision(name):
             assert double(x).tolist() == [[2.0, 2.0], [2.0, 2.0]]
     assert counter.frame_count == 2
+
+
+def test_what_torch_advises_against_its_old_interface_is_not_said_to_the_user(monkeypatch):
+    def advising(function):
+        def advise(*arguments):
+            warnings.warn("Please use the new API settings", UserWarning, stacklevel=2)
+            return function(*arguments)
+
+        return advise
+
+    for name in ("get_float32_matmul_precision", "set_float32_matmul_precision"):
+        monkeypatch.setattr(torch, name, advising(getattr(torch, name)))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        with d2ldev.torch.matmul_precision("high"):
+            assert d2ldev.torch.matmul_precision() == "high"
+    assert caught == []
