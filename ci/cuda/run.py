@@ -105,12 +105,20 @@ def steps_together(frameworks: Sequence[str], out: Path, cores: int) -> Iterator
 
 def steps_alone(frameworks: Sequence[str], out: Path) -> Iterator[Step]:
     """Yield what is timed: the steps that run one after the other, with nothing beside them."""
-    benchmarks = ROOT / "benchmarks"
+    if "torch" in frameworks:
+        yield benchmark("epochs", out)
     for name in frameworks:
-        results = ("--framework", name, "--json", str(out / f"transfers-{name}.json"))
-        yield Step(f"transfers-{name}", (str(benchmarks / "transfers.py"), *results), 60)
-    for name in frameworks:
-        yield Step(f"bench-{name}", d2ldev("bench", "--all", "--backend", name), 120)
+        yield benchmark("small_calls", out, name)
+        yield Step(f"bench-{name}", d2ldev("bench", "--all", "--backend", name), 90)
+        yield benchmark("transfers", out, name)
+
+
+def benchmark(program: str, out: Path, framework: str = "") -> Step:
+    """Return the step of one of the programs in ``benchmarks``, which keeps its results as JSON."""
+    name = "-".join(filter(None, [program, framework]))
+    chosen = ("--framework", framework) if framework else ()
+    path = ROOT / "benchmarks" / f"{program}.py"
+    return Step(name, (str(path), *chosen, "--json", str(out / f"{name}.json")), 90)
 
 
 class Clock:
@@ -283,6 +291,7 @@ def main() -> int:
         path = os.pathsep.join([site, *filter(None, [os.environ.get("PYTHONPATH")])])
         # Whatever the working folder holds, it is not imported.
         variables = {**os.environ, "PYTHONPATH": path, "PYTHONSAFEPATH": "1"}
+        variables["PYTHONUNBUFFERED"] = "1"  # what is cut short has said what it knew
         run = Run(out, variables, clock)
 
         def chosen(steps: Iterable[Step]) -> list[Step]:
