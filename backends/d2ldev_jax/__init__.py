@@ -24,7 +24,7 @@ class JaxFramework(Framework):
 
     def __init__(self, virtual_gpus: int | None = None) -> None:
         super().__init__(virtual_gpus)
-        from d2ldev_jax.devices import HardwareDevices, VirtualDevices
+        from d2ldev_jax.devices import HardwareDevices, VirtualDevices, is_initialized
         from d2ldev_jax.files import JaxFiles
         from d2ldev_jax.models import JaxModels
         from d2ldev_jax.parallel import JaxParallel
@@ -32,7 +32,9 @@ class JaxFramework(Framework):
         from d2ldev_jax.tensors import JaxTensors
         from d2ldev_jax.training import JaxTraining
 
-        devices = VirtualDevices(virtual_gpus) if virtual_gpus else HardwareDevices()
+        # Without virtual GPUs JAX itself is to use none, unless it has begun to.
+        is_virtual = virtual_gpus or (virtual_gpus == 0 and not is_initialized())
+        devices = VirtualDevices(virtual_gpus or 0) if is_virtual else HardwareDevices()
         self.devices = devices
         self.tensors = JaxTensors(devices)
         self.models = JaxModels()

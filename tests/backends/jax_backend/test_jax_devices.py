@@ -651,11 +651,22 @@ show([str(backend.device_of(backend.ones(1))), str(backend.default_device())])
     assert run(code) == [["cpu", "gpu:0"]]
 
 
-def test_without_virtual_gpus_none_is_used(run):
+def test_without_virtual_gpus_none_is_used_by_jax_itself(run):
     code = """
 d2ldev.virtual_gpus(0)
 backend = d2ldev.get_backend("jax")
 show([backend.num_gpus(), str(backend.try_gpu()), backend.ones(2).tolist()])
+show([str(backend.default_device()), sorted(device.platform for device in jax.devices())])
+"""
+    assert run(code) == [[0, "cpu", [1, 1]], ["cpu", ["cpu"]]]
+
+
+def test_a_jax_that_has_begun_to_use_gpus_goes_on_to(run):
+    code = """
+x = jax.numpy.ones(2)
+d2ldev.virtual_gpus(0)
+backend = d2ldev.get_backend("jax")
+show([backend.num_gpus(), str(backend.try_gpu()), backend.to(x, "cpu").tolist()])
 """
     assert run(code) == [[0, "cpu", [1, 1]]]
 
