@@ -11,6 +11,7 @@ import sys
 import pytest
 
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.devices.queues import fill_queue
 
 SECTION = "6.7.2.3"
 pytestmark = pytest.mark.needs_real_gpu
@@ -84,10 +85,7 @@ def test_the_variable_is_in_force_in_every_thread(backend, monkeypatch):
 @requirement("sync.queue-is-seen", section=SECTION)
 def test_a_gpu_that_works_is_not_idle(backend):
     # Without it ``sync.waits-for-queued-work`` would be skipped on hardware: "nothing is queued".
-    x = backend.rand((8192, 8192), seed=0, device="gpu:0")
-    backend.synchronize()
-    for _ in range(16):
-        x @ x
+    fill_queue(backend, backend.gpu(0))
     assert not backend.is_idle("gpu:0")
     backend.synchronize("gpu:0")
     assert backend.is_idle("gpu:0")
