@@ -1,6 +1,11 @@
 """What every test of the project is given, and what none of them may leave behind."""
 
+import os
 import tempfile
+
+# Frameworks read it when they are imported, here and in what the tests start. With a thread for
+# each core in each of as many processes, small programs take minutes.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import pytest
 from d2ldev_conformance.leaks import detect_leaks

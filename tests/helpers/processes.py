@@ -15,6 +15,8 @@ from importlib.metadata import Distribution, distribution
 FRAMEWORKS = ("torch", "jax", "tensorflow", "mxnet")
 BUILT_IN = (*FRAMEWORKS, "reference")
 GROUP = "d2ldev.backends"
+WITHOUT_GPUS = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""Variables of a process that is to find none of the machine's GPUs."""
 
 # The import system's own finder, which does not see the given names in the given folders.
 _HIDING = """

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from d2ldev_conformance.provision import samples
+from processes import WITHOUT_GPUS
 
 import d2ldev
 
@@ -31,7 +32,10 @@ def backend():
 
 @pytest.fixture(scope="session")
 def run():
-    """Runs a program with TensorFlow in a process of its own; what it gives to ``show(...)``."""
+    """Runs a program with TensorFlow in a process of its own; what it gives to ``show(...)``.
+
+    The machine's GPUs are hidden from it, as from this process, which has virtual ones.
+    """
 
     def running(program, **variables):
         inherited = {
@@ -41,7 +45,7 @@ def run():
         }
         done = subprocess.run(
             [sys.executable, "-c", _PREAMBLE + program],
-            env=inherited | {"TF_CPP_MIN_LOG_LEVEL": "3"} | variables,
+            env=inherited | WITHOUT_GPUS | {"TF_CPP_MIN_LOG_LEVEL": "3"} | variables,
             capture_output=True,
             text=True,
             timeout=120,

@@ -288,6 +288,8 @@ def build(monkeypatch):
     def pretend(*, hip=None, cuda=None, xpus=0, metal=False):
         monkeypatch.setattr(torch.version, "hip", hip)
         monkeypatch.setattr(torch.version, "cuda", cuda)
+        # Of a build without CUDA, whatever this machine has.
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: int(bool(hip or cuda)))
         monkeypatch.setattr(torch.xpu, "_is_compiled", lambda: xpus > 0)
         monkeypatch.setattr(torch.xpu, "device_count", lambda: xpus)
         monkeypatch.setattr(torch.backends.mps, "is_available", lambda: metal)
@@ -321,6 +323,7 @@ def test_metal_s_current_device_is_the_only_one(build):
     assert find_devices().from_native(torch.device("mps")) is gpu(0)
 
 
-def test_a_build_without_any_has_no_gpu(build):
+def test_a_build_without_any_has_no_gpu(build, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)  # as on a machine with a GPU
     build()
     assert TorchFramework().devices.count() == 0

@@ -17,6 +17,7 @@ import pytest
 import tensorflow as tf
 from d2ldev_tensorflow.provision import lenet
 from launched import run_processes
+from processes import WITHOUT_GPUS
 from several_gpus import CLASSES, FEATURES, PAIR, TOLERANCE, flat_batches, images, trained
 from test_tensorflow_parallel import dropped, own_output
 
@@ -357,13 +358,13 @@ except d2ldev.errors.D2LDevError as error:
 )
 def test_a_strategy_that_the_program_has_made_between_processes_is_refused(how, said):
     addresses = [f"127.0.0.1:{free_port()}" for _ in range(2)]
-    done = run_processes(OWN_ENGINE, how, *addresses, timeout=30)
+    done = run_processes(OWN_ENGINE, how, *addresses, timeout=30, environment=WITHOUT_GPUS)
     assert [each.returncode for each in done] == [0, 0], done[0].stderr
     assert all(said in each.stdout for each in done), done
 
 
 def test_a_launch_goes_before_that_of_tensorflow():
-    environment = {"TF_CONFIG": tf_config(worker=2)}
+    environment = {**WITHOUT_GPUS, "TF_CONFIG": tf_config(worker=2)}
     done = run_processes(OWN_ENGINE, "none", timeout=30, environment=environment)
     assert [each.returncode for each in done] == [0, 0], done[0].stderr
     assert done[0].stdout == done[1].stdout

@@ -327,7 +327,8 @@ def test_what_is_about_an_allocator_is_an_error_of_torch(virtual, name):
         getattr(torch.accelerator, name)(1)
 
 
-def test_data_parallel_ends_in_an_error_as_on_every_accelerator_but_cuda(virtual):
+def test_data_parallel_ends_in_an_error_as_on_every_accelerator_but_cuda(virtual, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)  # CUDA's GPUs would go first
     net = torch.nn.DataParallel(torch.nn.Linear(3, 2).to("vgpu:0"), device_ids=[0, 1])
     with pytest.raises((AttributeError, RuntimeError)):
         net(torch.ones(4, 3, device="vgpu:0"))
