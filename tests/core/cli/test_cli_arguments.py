@@ -34,7 +34,7 @@ TEXTS = st.one_of(
 )
 NAMES = st.one_of(TEXTS, st.sampled_from(["reference", "torch", "tf", "refrence", "REFERENCE "]))
 OPTIONS = ["--json", "--all", "--help", "--virtual-gpus", "--require-gpus", "--everywhere"]
-OPTIONS += ["--backend", "--size", "--small", "--out"]
+OPTIONS += ["--backend", "--size", "--small", "--matmul-precision", "--out"]
 WORDS = st.one_of(
     st.sampled_from(["doctor", "tour", "bench", "conformance", "--version", "--report", *OPTIONS]),
     NAMES,
@@ -65,7 +65,9 @@ def _without_work(monkeypatch, tmp_path):
     monkeypatch.setattr("d2ldev.cli.conformance._status_of", lambda request, suite: 0)
     monkeypatch.setattr("d2ldev.cli.tour.read_cells", lambda text: [])
     empty = Result("log", "reference", "", "")
-    monkeypatch.setattr("d2ldev.cli.bench.Exercise.run", lambda self, backend, size: empty)
+    monkeypatch.setattr(
+        "d2ldev.cli.bench.Exercise.run", lambda self, backend, size, precision: empty
+    )
     monkeypatch.setattr("d2ldev.cli.bench._measured_elsewhere", lambda request, name: (NOTHING, 0))
     monkeypatch.setattr("d2ldev.cli.examination.try_elsewhere", lambda report, notes: None)
 
