@@ -549,7 +549,8 @@ class Backend:
         if framework.kinds[type(x)] is TENSOR:
             if framework.tensors.device_of(x) is target:  # the common call, without a detour
                 return x
-            return moving.moved_tensor(framework, x, target)
+            words = moving.moving_a_tensor[target]
+            return moving.copied(framework, framework.tensors.copy, x, target, words)
         return moving.to(framework, x, target)
 
     def copy(self, x: Any, device: DeviceLike = None) -> Any:

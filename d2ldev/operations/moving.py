@@ -42,11 +42,6 @@ def to(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = 
     return moved(framework, x, target, copy_all or framework.tensors.copy_all)
 
 
-def moved_tensor(framework: Framework, x: Tensor, target: Device) -> Tensor:
-    """Copy a tensor to another device."""
-    return copied(framework, framework.tensors.copy, x, target, _moving["a tensor", target])
-
-
 def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll) -> Any:
     """Bring a nesting's tensors, and tensors of its data, to a device.
 
@@ -56,7 +51,7 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll) -> An
         target: where to.
         copy_all: copies the tensors that are elsewhere: the framework's, or a copier's.
     """
-    attempted = _moving["a batch", target]
+    attempted = _moving_a_batch[target]
     device_of = framework.tensors.device_of
     tensors = plain_tensors(x, framework.kinds)
     if tensors is not None and target not in map(device_of, tensors):
@@ -142,7 +137,7 @@ def converted(
     if device is not None:
         target = devices.existing(framework, device, "move a tensor")
         if tensors.device_of(x) is not target:
-            x = moved_tensor(framework, x, target)
+            x = copied(framework, tensors.copy, x, target, moving_a_tensor[target])
     if is_of_dtype:
         return copy(framework, x, None) if copies and x is before else x
     try:
@@ -186,15 +181,19 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
 
 
 # No ``functools.cache``, of which torch's compiler warns that it is ignored.
-class _Moving(dict[tuple[str, Device], str]):
+class _Moving(dict[Device, str]):
     """What is attempted, in words, which take longer to put together than to find."""
 
-    def __missing__(self, key: tuple[str, Device]) -> str:
-        words = self[key] = f"move {key[0]} to {key[1]}"
+    def __init__(self, what: str) -> None:
+        super().__init__()
+        self._what = what
+
+    def __missing__(self, target: Device) -> str:
+        words = self[target] = f"move {self._what} to {target}"
         return words
 
 
-_moving = _Moving()
+moving_a_tensor, _moving_a_batch = _Moving("a tensor"), _Moving("a batch")
 
 
 def copied(
@@ -213,7 +212,10 @@ def copied(
         device: one that exists.
         attempted: what the caller is doing, for messages.
     """
-    native = framework.known_natives.get(device) or devices.native(framework, device, attempted)
+    try:
+        native = framework.known_natives[device]
+    except KeyError:
+        native = devices.native(framework, device, attempted)
     try:
         return copy(x, native)
     except Exception as error:
