@@ -22,6 +22,7 @@ from d2ldev.operations.dlpack import ON_CPU, ON_CUDA
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _NDArray = mx.nd.NDArray
+_DENSE = frozenset({_NDArray, mx.np.ndarray})
 _library = mx.base._LIB
 # It reads two numbers. To give up Python's lock for that takes a tenth of the call.
 _get_context = ctypes.PyDLL(None, handle=_library._handle).MXNDArrayGetContext
@@ -159,9 +160,7 @@ class MXNetTensors(Tensors):
 
     def copy_all(self, xs: list[Tensor], native: Any) -> list[Tensor]:
         with NumPyShapes():
-            return [
-                x.copyto(_empty_like(x, native) if type(x) is mx.np.ndarray else native) for x in xs
-            ]
+            return [x.copyto(_empty_like(x, native) if type(x) in _DENSE else native) for x in xs]
 
     def to_numpy(self, x: Tensor) -> np.ndarray[Any, Any]:
         with NumPyShapes():
@@ -251,4 +250,4 @@ def _empty_like(x: Any, native: Any) -> Any:
     mx.base.check_call(
         _library.MXNDArrayCreateEx(shape, ndim, *place, 0, dtype, ctypes.byref(made))
     )
-    return mx.np.ndarray(made)
+    return type(x)(made)

@@ -297,6 +297,7 @@ except d2ldev.OutOfDeviceMemoryError as error:
         "backend.arange(0.0, float(2**28))",
         "backend.randn(2**28)",
         "backend.copy(x)",
+        "backend.copy(x.as_nd_ndarray())",
         "backend.asarray(x, dtype='float64')",
     ],
 )
