@@ -5,11 +5,13 @@ A helper for the rooms ``training``.
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import sysconfig
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import lru_cache, partial
+from pathlib import PurePath
 from types import (
     CodeType,
     FunctionType,
@@ -198,7 +200,9 @@ class _Reader:
 
 def _is_users(part: Any) -> bool:
     """Return whether a function or a class is the user's own, and may be changed at any time."""
-    return not _is_installed(part.__module__ or "")
+    module = part.__module__
+    # Classes of proxies have a property there, or a slot: they are a library's.
+    return isinstance(module, str | None) and not _is_installed(module or "")
 
 
 def _is_all_users(kind: type) -> bool:
@@ -224,7 +228,20 @@ def _is_installed(module: str) -> bool:
 def _is_package(module: str, file: str) -> bool:
     if module.startswith("d2ldev") or module in sys.builtin_module_names:
         return True
-    return file.startswith(_STANDARD_LIBRARY) or _INSTALLED.search(file) is not None
+    if file.startswith(_STANDARD_LIBRARY) or _INSTALLED.search(file) is not None:
+        return True
+    # ``pip install --target`` takes any folder, and tells what it has put there.
+    depth = module.count(".") + (PurePath(file).stem == "__init__")
+    folders = PurePath(file).parents
+    return depth < len(folders) and _has_distributions(str(folders[depth]))
+
+
+@lru_cache(maxsize=128)
+def _has_distributions(folder: str) -> bool:
+    try:
+        return any(name.endswith(".dist-info") for name in os.listdir(folder))
+    except OSError:  # such as of a module in an archive
+        return False
 
 
 def _slots(obj: Any) -> dict[str, Any]:

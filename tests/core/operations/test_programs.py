@@ -180,6 +180,29 @@ def test_what_is_installed_for_more_than_this_environment_is_not_the_user_s(
     assert programs.get(module.loss, object) is before
 
 
+def test_what_is_installed_into_a_folder_of_its_own_is_not_the_user_s(
+    programs, monkeypatch, tmp_path
+):
+    (tmp_path / "package-1.0.dist-info").mkdir()
+    package = ModuleType("package.losses")
+    package.__file__ = str(tmp_path / "package" / "losses.py")
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    exec("factor = 1\ndef loss(x, y): return factor * (x - y)", vars(package))
+    before = programs.get(package.loss, object)
+    package.factor = 2
+    assert programs.get(package.loss, object) is before
+
+
+def test_a_class_whose_module_is_that_of_its_objects_is_read_past(programs):
+    class Proxy:
+        pass
+
+    Proxy.__module__ = property(lambda self: "package.losses")
+    loss = Loss()
+    loss.term = Proxy()
+    assert programs.get(loss, object) is programs.get(loss, object)
+
+
 def test_what_contains_itself_has_no_program_that_is_kept(programs):
     parts = []
     parts.append(parts)
