@@ -75,6 +75,14 @@ def test_steps_at_the_same_time_share_what_is_left(run, step):
     assert found == {"slow": "cut short", "also-slow": "cut short", "quick": "passed"}
 
 
+def test_steps_at_the_same_time_have_their_own_seconds(run, step, tmp_path):
+    sleeps = [step(f"for-{n}", f"import time; time.sleep({n})") for n in (3, 1, 2)]
+    run("together", sleeps, 60.0, 1.0)
+    rows = [line.split() for line in (tmp_path / "summary.txt").read_text().splitlines()]
+    found = {row[-1]: float(row[1]) for row in rows}
+    assert found["for-1"] < found["for-2"] < found["for-3"]
+
+
 def test_a_step_that_finds_no_time_is_left_out_by_name(run, step, tmp_path):
     assert run("in_turn", [step("late", "pass")], 1.0) == {"late": "left out"}
     assert (tmp_path / "summary.txt").read_text().split() == ["left", "out", "0.0", "s", "late"]
