@@ -1,8 +1,9 @@
 """Write the tables of the documents from the results that are kept: ``python tools/tables.py``.
 
 ``conformance/results/*.json`` are reports of the suite, ``benchmarks/results/*.json`` those
-of the benchmarks. Nothing in the documents that is a figure of ours is typed by hand. What was
-measured on a CPU is a ratio, which another machine gives again, more or less, unlike milliseconds.
+of the benchmarks, ``conformance/results/versions/*.json`` those of ``tools/matrix.py``. Nothing in
+the documents that is a figure of ours is typed by hand. What was measured on a CPU is a ratio,
+which another machine gives again, more or less, unlike milliseconds.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ def with_tables(text: str) -> str:
     """Return a document with its tables as the results have them."""
     tables = {
         "support": support_rows(),
+        "versions": version_rows(),
         "overhead": overhead_rows(),
         "log": ratio_rows("device-log-*"),
         "training": ratio_rows("training-*"),
@@ -86,6 +88,36 @@ def _outcome(report: dict[str, Any], number: int) -> str:
 def _versions(report: dict[str, Any]) -> str:
     """Return the versions that a report was made with, but d2ldev's own."""
     return ", ".join(f"{name} {x}" for name, x in report["versions"].items() if name != "d2ldev")
+
+
+def version_rows() -> Iterator[str]:
+    """Return one row for each row of the matrix, with what came of it."""
+    yield "| Python | installed | suite | date |"
+    yield "|---|---|---|---|"
+    text = (ROOT / "conformance" / "matrix.toml").read_text(encoding="utf-8")
+    folder = ROOT / "conformance" / "results" / "versions"
+    kept = [result for _, result in documents(folder)]
+    for row in tomllib.loads(text)["rows"]:
+        asked = {name: row[name] for name in ("backend", "python", "install")}
+        result = next((each for each in kept if each["row"] == asked), None)
+        yield f"| {' | '.join(_version_cells(asked, result))} |"
+
+
+def _version_cells(row: dict[str, Any], result: dict[str, Any] | None) -> tuple[str, ...]:
+    """Return the cells of a row of the matrix."""
+    pins = ", ".join(each.replace("==", " ") for each in row["install"])
+    if result is None:
+        return row["python"], pins, "not run", ""
+    if not result["summary"]:
+        return row["python"], pins, f"{result['outcome']}: {result['problem']}", result["date"]
+    found = result["versions"]
+    there = {name: version for name, version in found.items() if name not in ("d2ldev", "python")}
+    versions = ", ".join(f"{name} {version}" for name, version in there.items())
+    counted = [f"{count} {outcome}" for outcome, count in result["summary"].items() if count]
+    where = f"{result['gpus']} virtual GPUs" if result["gpus"] else "the CPU"
+    own = f"; its own tests {result['own']}" if result["own"] else ""
+    suite = f"{result['outcome']} on {where}: {', '.join(counted)}{own}"
+    return found["python"], versions, suite, result["date"]
 
 
 def overhead_rows() -> Iterator[str]:

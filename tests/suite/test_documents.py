@@ -158,6 +158,7 @@ def test_results_that_change_change_the_documents(tool, tmp_path, monkeypatch):
     results = tmp_path / "benchmarks" / "results"
     shutil.copytree(ROOT / "benchmarks" / "results", results)
     shutil.copytree(ROOT / "conformance" / "results", tmp_path / "conformance" / "results")
+    shutil.copy(ROOT / "conformance" / "matrix.toml", tmp_path / "conformance")
     monkeypatch.setitem(tool["with_tables"].__globals__, "ROOT", tmp_path)
     before = DOCUMENTS["speed.md"]
     assert tool["with_tables"](before) == before
