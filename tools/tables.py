@@ -111,8 +111,8 @@ def _version_cells(row: dict[str, Any], result: dict[str, Any] | None) -> tuple[
     if not result["summary"]:
         return row["python"], pins, f"{result['outcome']}: {result['problem']}", result["date"]
     found = result["versions"]
-    there = {name: version for name, version in found.items() if name not in ("d2ldev", "python")}
-    versions = ", ".join(f"{name} {version}" for name, version in there.items())
+    told = ("flax", "jax", "keras", "mxnet", "numpy", "optax", "tensorflow-cpu", "torch")
+    versions = ", ".join(f"{name} {found[name]}" for name in told if name in found)
     counted = [f"{count} {outcome}" for outcome, count in result["summary"].items() if count]
     where = f"{result['gpus']} virtual GPUs" if result["gpus"] else "the CPU"
     own = f"; its own tests {result['own']}" if result["own"] else ""
