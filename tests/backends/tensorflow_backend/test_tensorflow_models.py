@@ -41,6 +41,28 @@ class Blocks(keras.Model):
         return self.heads["a"](x) * self.scale * self._hidden * self.raw
 
 
+def test_a_keras_that_makes_no_model_without_a_layer_is_looked_through(run):
+    # Keras 3.10 to 3.13. What is made for the question takes no name that a user's layer would get.
+    names, following = run(
+        """
+import keras
+from keras.src.ops.function import Function
+make = Function.__init__
+def connected(self, inputs, outputs, **options):
+    if inputs is outputs:
+        raise ValueError("`inputs` not connected to `outputs`")
+    make(self, inputs, outputs, **options)
+Function.__init__ = connected
+from d2ldev import tensorflow as d2l
+net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+show(list(d2l.named_tensors(net)))
+show([keras.layers.Identity().name, keras.Sequential().name])
+"""
+    )
+    assert len(names) == 2
+    assert following == ["identity", "sequential_1"]
+
+
 MODELS = {
     "sequential": lambda: keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(1)]),
     "dropout and statistics": lambda: keras.Sequential(
