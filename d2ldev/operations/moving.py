@@ -24,25 +24,24 @@ CopyAll = Callable[[list[Tensor], Any], list[Tensor]]
 """A function that copies tensors to a native device, as ``Tensors.copy_all`` does."""
 
 
-def to(framework: Framework, x: Any, target: Device, copy_all: CopyAll | None = None) -> Any:
-    """Move every tensor in a nesting to a device that exists; see ``Backend.to``.
-
-    Args:
-        framework: whose tensors they are.
-        x: the nesting.
-        target: where to.
-        copy_all: a copier's, in place of the framework's.
-    """
+def to(framework: Framework, x: Any, target: Device) -> Any:
+    """Move every tensor in a nesting to a device that exists; see ``Backend.to``."""
     device_of = framework.tensors.device_of
     try:
         if every((x,), framework.kinds, device_of, target, [10_000]):
             return x
     except Exception:  # noqa: S110
         pass  # a cycle, or a container that cannot be walked: the walk below names it
-    return moved(framework, x, target, copy_all or framework.tensors.copy_all)
+    return moved(framework, x, target, framework.tensors.copy_all)
 
 
-def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll) -> Any:
+def moved(
+    framework: Framework,
+    x: Any,
+    target: Device,
+    copy_all: CopyAll,
+    tensors: list[Tensor] | None = None,
+) -> Any:
     """Bring a nesting's tensors, and tensors of its data, to a device.
 
     Args:
@@ -50,13 +49,19 @@ def moved(framework: Framework, x: Any, target: Device, copy_all: CopyAll) -> An
         x: any nesting.
         target: where to.
         copy_all: copies the tensors that are elsewhere: the framework's, or a copier's.
+        tensors: what ``plain_tensors`` returned for ``x``, if it was asked already.
     """
     attempted = _moving_a_batch[target]
     device_of = framework.tensors.device_of
-    tensors = plain_tensors(x, framework.kinds)
-    if tensors is not None and target not in map(device_of, tensors):
-        new = copied(framework, copy_all, tensors, target, attempted)
-        return with_tensors(x, framework.kinds, iter(new))
+    if tensors is None:
+        tensors = plain_tensors(x, framework.kinds)
+    if tensors is not None:
+        are_there = [device_of(tensor) is target for tensor in tensors]
+        if all(are_there):
+            return x
+        if not any(are_there):
+            new = copied(framework, copy_all, tensors, target, attempted)
+            return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
     elsewhere = {
         key: tensor for key, tensor in flat.tensors.items() if device_of(tensor) is not target

@@ -90,14 +90,14 @@ def _beside(
     kinds = framework.kinds
 
     def start(batch: Any) -> Callable[[], Any]:
-        if (tensors := plain_tensors(batch, kinds)) is None:
+        plain = xs = plain_tensors(batch, kinds)
+        if xs is None:
             batch = moving.on_the_host(framework, batch)
-            tensors = list(flatten(batch, kinds, "prefetch batches").tensors.values())
-        if not copier.is_large(tensors):
-            return partial(moving.to, framework, batch, device, copier.copy_in_turn)
-        return partial(
-            finish, moving.to(framework, batch, device, copier.copy_all), copier.started()
-        )
+            xs = list(flatten(batch, kinds, "prefetch batches").tensors.values())
+        if not copier.is_large(xs):
+            return partial(moving.moved, framework, batch, device, copier.copy_in_turn, plain)
+        moved = moving.moved(framework, batch, device, copier.copy_all, plain)
+        return partial(finish, moved, copier.started())
 
     def finish(batch: Any, mark: Any) -> Any:
         copier.finish(mark)

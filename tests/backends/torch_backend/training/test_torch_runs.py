@@ -531,6 +531,12 @@ def test_without_depth_nothing_is_copied_aside(backend, driver):
     assert driver.log == []
 
 
+def test_what_is_on_the_gpu_comes_back_itself_and_asks_no_driver(ledger, driver):
+    there = ledger.to((torch.ones(1), [torch.zeros(1)]), "gpu:0")
+    assert next(ledger.prefetch([there], "gpu:0")) is there
+    assert (driver.log, driver.made_on) == ([], [])
+
+
 def test_to_the_cpu_nothing_is_copied_aside(backend, driver):
     assert values(backend.prefetch([torch.ones(1)], "cpu")) == [[1.0]]
     assert driver.log == []
