@@ -38,6 +38,8 @@ def with_tables(text: str) -> str:
         "scaling": ratio_rows("scaling-*"),
         "growth": ratio_rows("growth-*"),
         "transfers": ratio_rows("transfers-*"),
+        "epochs": epoch_rows(),
+        "small-calls": small_call_rows(),
         "sharding": sharding_rows(),
         "peers": [*peer_rows(_results("peers-*")), *_circumstances("peers-*")],
     }
@@ -154,6 +156,46 @@ def sharding_rows() -> Iterator[str]:
             shard = f'`"{row["shard"]}"`' if row["shard"] else ""
             yield f"| {_framework(document)} | {row['gpus']} | {shard} | {used} |"
     yield from _circumstances("memory/sharding-*")
+
+
+def epoch_rows() -> Iterator[str]:
+    """Return one row for each model that was trained on a GPU, with the ratios of all loops."""
+    peers = ("accelerate", "fabric")
+    yield f"| framework | model | batches | {' | '.join(peers)} | d2ldev | aim |"
+    yield "|---|---|---|---|---|---|---|"
+    for _, document in documents(ROOT / "benchmarks" / "results" / "cuda", "epochs-*"):
+        for row in document["results"]:
+            ratios, aim = row["ratios"], row["aim"]
+            memory = "pinned" if row["pinned"] else "pageable"
+            cells = " | ".join(f"{ratios[loop]:.3g}" if loop in ratios else "" for loop in peers)
+            ours = _figure(_comparison(ratios["d2ldev"], aim))
+            yield f"| {_framework(document)} | {row['name']} | {memory} | {cells} | {ours} |"
+    yield from _circumstances("cuda/epochs-*")
+
+
+def small_call_rows() -> Iterator[str]:
+    """Return one row for each way of a small call on a GPU, but for the first, which is 1."""
+    yield "| framework | what | how | ratio | aim |"
+    yield "|---|---|---|---|---|"
+    for _, document in documents(ROOT / "benchmarks" / "results" / "cuda", "small_calls-*"):
+        first = ""
+        for row in document["results"]:
+            if row["ratio"] == 1:
+                first = row["way"]
+                continue
+            what = f"{_framework(document)} | {row['name']} | {row['way']}, against {first}"
+            yield f"| {what} | {_figure(_comparison(row['ratio'], row['aim']))} |"
+    yield from _circumstances("cuda/small_calls-*")
+
+
+def _comparison(ratio: float, aim: float | None) -> dict[str, Any]:
+    """Return a ratio and its aim as ``_figure`` takes them."""
+    return {
+        "value": ratio,
+        "aim": aim,
+        "met": None if aim is None else ratio <= aim,
+        "unit": "ratio",
+    }
 
 
 def _missed_first(
