@@ -70,12 +70,13 @@ class JaxModels(Models):
             yield _part_of(obj)
             return
         attributes = vars(obj)
-        items: Iterable[tuple[str, Any]] = attributes.items()
+        items: Iterable[tuple[Any, Any]] = attributes.items()
         if "_state" in attributes and is_linen(obj):  # which is Flax's own, beside its fields
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
-        for name, value in items:
+        for key, value in items:
+            name = str(key)  # of a ``nnx.List`` of flax 0.12.0 the attributes are numbers
             if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
-                yield name, value, attributes.__setitem__, name
+                yield name, value, attributes.__setitem__, key
 
 
 def is_linen(model: Any) -> bool:

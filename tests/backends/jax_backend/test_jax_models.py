@@ -114,6 +114,15 @@ def test_a_module_with_a_sharded_parameter_is_left_alone(backend, net):
     assert backend.device_of(net.first.kernel[...]) is cpu()
 
 
+def test_an_attribute_whose_name_is_a_number_moves(backend):
+    layers = nnx.Module()
+    # As ``nnx.List`` of flax 0.12.0 keeps its items.
+    vars(layers).update({0: nnx.Param(jnp.ones(2)), 1: jnp.zeros(2)})
+    backend.place(layers, gpu(1))
+    assert set(backend.placement(layers).values()) == {gpu(1)}
+    assert set(backend.named_tensors(layers)) == {"0.value", "1"}
+
+
 def test_a_module_without_arrays_is_no_hindrance(backend):
     abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
     assert backend.place(abstract, "gpu:0") is abstract
