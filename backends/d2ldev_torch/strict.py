@@ -8,9 +8,9 @@ operands that have to be on one device, and are not, make the error a mismatch.
 - torch keeps a stack of modes for each thread. The mode is on the stack of each thread that has
   entered a block and not left it. Where no block is in force, as in another task, it does nothing.
 - A backward pass runs the user's hooks and functions past all modes, and on torch's own threads:
-  there it gets a mode of its own.
-- Two refusals stay torch's own: of a gradient that a function of the user's leaves on another
-  device, and of operands that differ while ``torch.compile`` traces.
+  there it gets a mode of its own. An optimizer sorts its tensors past all modes, too.
+- Some refusals stay torch's own, because no mode sees them: of a gradient that a function of the
+  user's leaves on another device, and what ``torch.compile`` and TorchScript refuse.
 
 Sources: https://docs.pytorch.org/docs/stable/torch.overrides.html, and
 https://github.com/pytorch/pytorch/blob/main/torch/utils/_device.py for the mode of
