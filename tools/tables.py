@@ -94,8 +94,8 @@ def _versions(report: dict[str, Any]) -> str:
 
 def version_rows() -> Iterator[str]:
     """Return one row for each row of the matrix, with what came of it."""
-    yield "| Python | installed | suite | date |"
-    yield "|---|---|---|---|"
+    yield "| backend | Python | installed | areas of the suite | outcome | date |"
+    yield "|---|---|---|---|---|---|"
     text = (ROOT / "conformance" / "matrix.toml").read_text(encoding="utf-8")
     folder = ROOT / "conformance" / "results" / "versions"
     kept = [result for _, result in documents(folder)]
@@ -109,17 +109,19 @@ def _version_cells(row: dict[str, Any], result: dict[str, Any] | None) -> tuple[
     """Return the cells of a row of the matrix."""
     pins = ", ".join(each.replace("==", " ") for each in row["install"])
     if result is None:
-        return row["python"], pins, "not run", ""
+        return row["backend"], row["python"], pins, "", "not run", ""
     if not result["summary"]:
-        return row["python"], pins, f"{result['outcome']}: {result['problem']}", result["date"]
+        problem = f"{result['outcome']}: {result['problem']}"
+        return row["backend"], row["python"], pins, "", problem, result["date"]
     found = result["versions"]
     told = ("flax", "jax", "keras", "mxnet", "numpy", "optax", "tensorflow-cpu", "torch")
     versions = ", ".join(f"{name} {found[name]}" for name in told if name in found)
+    areas = result["rooms"].partition(" and not ")[0].strip("()").replace(" or ", ", ") or "all"
     counted = [f"{count} {outcome}" for outcome, count in result["summary"].items() if count]
     where = f"{result['gpus']} virtual GPUs" if result["gpus"] else "the CPU"
     own = f"; its own tests {result['own']}" if result["own"] else ""
-    suite = f"{result['outcome']} on {where}: {', '.join(counted)}{own}"
-    return found["python"], versions, suite, result["date"]
+    outcome = f"{result['outcome']} on {where}: {', '.join(counted)}{own}"
+    return row["backend"], found["python"], versions, areas, outcome, result["date"]
 
 
 def overhead_rows() -> Iterator[str]:
