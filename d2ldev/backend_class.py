@@ -250,8 +250,8 @@ class Backend:
         """Set what products of matrices and convolutions of float32 are computed in, or ask for it.
 
         A call holds from now on; as a block it holds to its end, and puts back exactly what was. A
-        call in a block holds to the end of that block. In JAX a block is the thread's; in the other
-        frameworks the process has one switch, and what was set last holds in all threads.
+        call in a block holds to the end of that block. The process has one switch: what was set
+        last holds in all threads.
 
         Args:
             precision: ``'highest'`` is float32. ``'high'`` is TensorFloat-32, and ``'medium'``
@@ -265,12 +265,13 @@ class Backend:
 
         Raises:
             UnsupportedValueError: if it is no precision, or the framework cannot multiply in it.
+            ScopeError: if a less precise ``jax.default_matmul_precision`` is in force here.
 
         >>> with backend.matmul_precision('highest'):                      # doctest: +SKIP
         ...     Y = X @ W
         """
         if precision is None:
-            return self.framework.matmul_switch.now()
+            return self.framework.matmul_switch.precision()
         attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
         framework = self.framework
         precision = framework.checked_matmul_precision(precision, attempted, fix)

@@ -131,7 +131,7 @@ class DeviceMismatchError(D2LDevError, RuntimeError):
 
 
 class ScopeError(D2LDevError, RuntimeError):
-    """A block ended where the framework's own setting, such as its default device, stays."""
+    """A framework's own setting, such as its default device, cannot be changed here."""
 
 
 class OutOfDeviceMemoryError(D2LDevError, MemoryError):

@@ -263,18 +263,10 @@ class Entered:
 
 
 class Contexts(threading.local):
-    """Contexts of a framework that keeps them in a stack for each thread; they end in any order.
+    """Contexts of a framework that keeps them in a stack for each thread; they end in any order."""
 
-    Args:
-        setting: what they set, for messages.
-        block: how a user enters one, for messages.
-    """
-
-    def __init__(
-        self, setting: str = "default device", block: str = "with backend.on(device):"
-    ) -> None:
+    def __init__(self) -> None:
         self._entered = _OfThread()
-        self._setting, self._block = setting, block
 
     def enter(self, make: Callable[[], AbstractContextManager[Any]]) -> Entered:
         """Enter the context that ``make`` makes, in this thread; the result is for ``leave``."""
@@ -314,15 +306,15 @@ class Contexts(threading.local):
                 raise ScopeError(
                     attempted,
                     f"a block of the framework's own, which began in it, has not ended: {problem}",
-                    f"end that block first. Otherwise its end brings this {self._setting} back, "
-                    f"until the next '{self._block}' of this thread",
+                    "end that block first. Otherwise its end makes this device the default again, "
+                    "until the next 'with backend.on(device):' of this thread",
                 ) from problem
         elif entered.is_held_by_another(self._entered):
             raise ScopeError(
                 attempted,
-                f"it was entered in another thread, which alone can change its {self._setting}",
-                "close the generator in the thread that entered it. Otherwise that thread keeps "
-                f"the {self._setting} until its next '{self._block}'",
+                "it was entered in another thread, which alone can change its default device",
+                "close the generator in the thread that entered it. Otherwise the device is that "
+                "thread's default until its next 'with backend.on(device):'",
             )
 
     def settle(self) -> RuntimeError | None:

@@ -35,7 +35,7 @@ from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Devices, Memory
 from d2ldev.operations import nvml
 from d2ldev.operations.devices import check_room, host_memory, user_has_chosen, warn_too_late
-from d2ldev_jax.precision import MatmulScope, matmul_precision, set_matmul_precision
+from d2ldev_jax.precision import matmul_precision, set_matmul_precision
 
 # The device file without which ROCm has no GPU.
 ROCM_DRIVER = Path("/dev/kfd")
@@ -153,9 +153,6 @@ class JaxDevices(Devices):
 
     def set_matmul_precision(self, precision: str) -> Callable[[], None]:
         return set_matmul_precision(precision)
-
-    def matmul_scope(self, precision: str) -> AbstractContextManager[Any]:
-        return MatmulScope(precision)
 
     def memory(self, device: Device) -> Memory:
         native = self.native(device)

@@ -7,13 +7,13 @@ https://docs.jax.dev/en/latest/jax.lax.html#jax.lax.Precision
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import AbstractContextManager
-from typing import Any
 
 import jax
 
 # Private, and the only place that says what threads without a context of their own have.
 from jax._src.config import default_matmul_precision
+
+from d2ldev.errors import ScopeError
 
 # None is what JAX does if nobody asks: TensorFloat-32 on NVIDIA's GPUs, bfloat16 on TPUs.
 _THEIRS = {"highest": "highest", "high": "high", "medium": "bfloat16"}
@@ -34,34 +34,25 @@ def matmul_precision() -> str:
 
 
 def set_matmul_precision(precision: str) -> Callable[[], None]:
-    """Set the default of all threads, and return what puts it back."""
+    """Set the default of all threads, and return what puts it back.
+
+    Raises:
+        ScopeError: if a context of JAX's own, which goes first, is less precise in this thread.
+    """
     before = default_matmul_precision.get_global()
     _set_default(_THEIRS[precision])
+    names = [*_THEIRS]
+    if names.index(matmul_precision()) > names.index(precision):
+        theirs = jax.config.jax_default_matmul_precision
+        _set_default(before)
+        raise ScopeError(
+            f"set the precision of products to {precision!r}",
+            f"jax.default_matmul_precision({theirs!r}) is in force in this thread, and goes first",
+            "end that block of JAX's before, or use backend.matmul_precision for both",
+        )
     return lambda: _set_default(before)
 
 
 def _set_default(theirs: str | None) -> None:
     configure: Callable[[str, object], None] = jax.config.update
     configure("jax_default_matmul_precision", theirs)
-
-
-class MatmulScope(AbstractContextManager[None]):
-    """``jax.default_matmul_precision``, which is left only where no other one is in force.
-
-    Each of them puts back what it has found.
-
-    Args:
-        precision: one of d2ldev's.
-    """
-
-    def __init__(self, precision: str) -> None:
-        self._theirs = _THEIRS[precision]
-        self._scope: Any = jax.default_matmul_precision(self._theirs)
-
-    def __enter__(self) -> None:
-        self._scope.__enter__()
-
-    def __exit__(self, *error: object) -> None:
-        if jax.config.jax_default_matmul_precision != self._theirs:
-            raise RuntimeError("jax.default_matmul_precision is in force")
-        self._scope.__exit__(*error)

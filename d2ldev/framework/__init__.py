@@ -39,12 +39,7 @@ from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.made_once import made_once
 from d2ldev.framework.models import Models, Part, Put
 from d2ldev.framework.parallel import Parallel
-from d2ldev.framework.precision import (
-    MatmulPrecision,
-    Switch,
-    SwitchOfEachThread,
-    SwitchOfTheProcess,
-)
+from d2ldev.framework.precision import MatmulPrecision, Switch
 from d2ldev.framework.strict import Strict, Strictness
 from d2ldev.framework.tensors import DeviceLike, DType, Shape, Tensor, Tensors
 from d2ldev.framework.training import (
@@ -184,8 +179,7 @@ class Framework:
     @made_once
     def matmul_switch(self) -> Switch:
         """The switch of ``matmul_precision``."""
-        is_of_each_thread = self.devices.matmul_scope("highest") is not None
-        return (SwitchOfEachThread if is_of_each_thread else SwitchOfTheProcess)(self.devices)
+        return Switch(self.devices)
 
     def checked_matmul_precision(self, precision: object, attempted: str, fix: str) -> str:
         """Return a precision of products that the framework can multiply in.

@@ -150,14 +150,6 @@ class Devices(ABC):
         """
         return lambda: None
 
-    def matmul_scope(self, precision: str) -> AbstractContextManager[Any] | None:
-        """Return the framework's own context that does the same in one thread; None if it has none.
-
-        Without one, blocks are made of ``set_matmul_precision``. A context is entered and left as
-        that of ``scope`` is.
-        """
-        return None
-
     def memory(self, device: Device) -> Memory:
         """Return the memory of a GPU; that of the CPU is the process's."""
         return UNKNOWN_MEMORY

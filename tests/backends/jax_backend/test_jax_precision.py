@@ -1,10 +1,12 @@
-"""``jax_default_matmul_precision``: a thread's context, a default, and what is compiled."""
+"""``jax_default_matmul_precision``: the default of all threads, and what is compiled."""
 
 from concurrent.futures import ThreadPoolExecutor
 
 import jax
 import jax.numpy as jnp
 import pytest
+
+from d2ldev import ScopeError
 
 
 def theirs():
@@ -29,12 +31,11 @@ def precisions_of(function, *operands):
 @pytest.mark.parametrize(
     ("name", "inside"), [("highest", "highest"), ("high", "high"), ("medium", "bfloat16")]
 )
-def test_a_block_is_jax_own_context(backend, name, inside):
+def test_a_block_is_the_default_of_all_threads(backend, name, inside):
     before = theirs()
     with backend.matmul_precision(name):
-        assert theirs() == inside
-        assert in_a_thread(theirs) == before
-    assert theirs() == before
+        assert [theirs(), in_a_thread(theirs)] == [inside, inside]
+    assert [theirs(), in_a_thread(theirs)] == [before, before]
 
 
 def test_a_setting_is_the_default_of_all_threads(backend, configure):
@@ -45,12 +46,26 @@ def test_a_setting_is_the_default_of_all_threads(backend, configure):
     assert backend.matmul_precision() == "high"
 
 
-def test_the_users_own_context_is_put_back_by_a_setting_of_the_process(backend, configure):
+def test_a_less_precise_context_of_the_users_own_is_no_silent_end_of_a_block(backend, configure):
     configure("jax_default_matmul_precision", None)
     with jax.default_matmul_precision("high"):
-        backend.framework.devices.set_matmul_precision("highest")()
+        with pytest.raises(ScopeError, match=r"jax.default_matmul_precision\('high'\) is in force"):
+            backend.matmul_precision("highest")
+        with backend.matmul_precision("medium") as found:
+            assert found == "high"
         assert theirs() == "high"
-    assert theirs() is None
+    assert [theirs(), in_a_thread(theirs)] == [None, None]
+
+
+def test_a_block_may_end_in_a_context_of_the_users_own(backend, configure):
+    configure("jax_default_matmul_precision", None)
+    block, own = backend.matmul_precision("highest"), jax.default_matmul_precision("high")
+    for each in (block, own):
+        each.__enter__()
+    for each in (block, own):
+        assert backend.matmul_precision() == "high"
+        each.__exit__(None, None, None)
+    assert [theirs(), in_a_thread(theirs)] == [None, None]
 
 
 @pytest.mark.parametrize(

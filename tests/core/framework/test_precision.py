@@ -1,22 +1,21 @@
-"""The precision of products: one switch of the process, or one of each thread; blocks and settings.
+"""The precision of products: one switch of the process; blocks and settings.
 
 What every framework does is in the requirements ``precision.*`` of the suite.
 """
 
 import gc
-import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
-from d2ldev import Backend, ScopeError, Trainer, UnsupportedValueError
+from d2ldev import Backend, Trainer, UnsupportedValueError
 from d2ldev.framework import Devices
-from d2ldev.framework.precision import MatmulPrecision, SwitchOfEachThread, SwitchOfTheProcess
+from d2ldev.framework.precision import MatmulPrecision
 
 
-class OfTheProcess(ReferenceFramework):
+class OneSwitch(ReferenceFramework):
     """A framework with one switch."""
 
     def __init__(self, virtual_gpus=None):
@@ -31,33 +30,9 @@ class OfTheProcess(ReferenceFramework):
         return lambda: self.set.append(before)
 
 
-class OfEachThread(OfTheProcess):
-    """A framework with a switch of each thread, and a default."""
-
-    def __init__(self, virtual_gpus=None):
-        super().__init__(virtual_gpus)
-        self.local = threading.local()
-        self.devices.matmul_precision = lambda: getattr(self.local, "set", None) or self.set[-1]
-        self.devices.matmul_scope = lambda precision: Scope(self.local, precision)
-
-
-class Scope:
-    def __init__(self, local, precision):
-        self.local, self.precision = local, precision
-
-    def __enter__(self):
-        self.before = getattr(self.local, "set", None)
-        self.local.set = self.precision
-
-    def __exit__(self, *error):
-        if self.local.set != self.precision:
-            raise RuntimeError("another block is in force")
-        self.local.set = self.before
-
-
-@pytest.fixture(params=[OfTheProcess, OfEachThread])
-def backend(request):
-    return Backend(request.param())
+@pytest.fixture
+def backend():
+    return Backend(OneSwitch())
 
 
 def entered(backend, precision):
@@ -68,13 +43,6 @@ def entered(backend, precision):
 def test_a_framework_without_a_switch_multiplies_in_float32(reference):
     with reference.matmul_precision("medium") as found:
         assert (found, reference.matmul_precision()) == ("highest", "highest")
-
-
-@pytest.mark.parametrize(
-    ("cls", "kind"), [(OfTheProcess, SwitchOfTheProcess), (OfEachThread, SwitchOfEachThread)]
-)
-def test_a_context_of_the_frameworks_own_makes_a_switch_of_each_thread(cls, kind):
-    assert type(cls().matmul_switch) is kind
 
 
 def test_nothing_is_set_that_nobody_asked_for(backend):
@@ -90,23 +58,7 @@ def test_a_thousand_settings_leave_one(backend):
     assert not [x for x in gc.get_objects() if type(x) is MatmulPrecision]
 
 
-def test_a_block_of_each_thread_changes_no_other_thread_not_even_for_a_moment():
-    backend = Backend(OfEachThread())
-    with backend.matmul_precision("highest"), ThreadPoolExecutor(1) as pool:
-        assert pool.submit(backend.matmul_precision).result() == "medium"
-    assert backend.framework.set == ["medium"]
-
-
-def test_a_setting_is_the_default_of_all_threads_and_hides_no_later_one_of_the_frameworks_own():
-    backend = Backend(OfEachThread())
-    backend.matmul_precision("highest")
-    assert backend.framework.set == ["medium", "highest"]
-    backend.framework.change("high")
-    assert backend.matmul_precision() == "high"
-
-
-def test_a_block_begun_later_stays_in_force_without_a_gap():
-    backend = Backend(OfTheProcess())
+def test_a_block_begun_later_stays_in_force_without_a_gap(backend):
     first, second = entered(backend, "highest"), entered(backend, "highest")
     next(first)
     next(second)
@@ -139,32 +91,47 @@ def test_a_setting_that_is_kept_can_be_entered_later_and_again(backend):
         assert backend.matmul_precision() == "high"
 
 
-def test_a_block_that_another_thread_closes_is_left_or_says_who_can():
-    backend = Backend(OfEachThread())
-    generator = entered(backend, "highest")
-    next(generator)
-    with ThreadPoolExecutor(1) as pool, pytest.raises(ScopeError, match="change its precision"):
-        pool.submit(generator.close).result()
+def test_a_setting_that_is_kept_is_over_with_the_next_one(backend):
+    kept = backend.matmul_precision("highest")  # as the output of a cell in a notebook
+    backend.matmul_precision("high")
+    assert backend.matmul_precision() == "high"
+    del kept
+    assert backend.matmul_precision() == "high"
+
+
+def test_a_setting_that_is_kept_ends_with_the_block_in_which_it_was_made(backend):
+    with backend.matmul_precision("high"):
+        kept = backend.matmul_precision("highest")
+    assert backend.matmul_precision() == "medium"
+    with kept:
+        assert backend.matmul_precision() == "highest"
+    del kept
     assert backend.matmul_precision() == "medium"
 
 
-def test_a_block_of_the_process_that_another_thread_closes_is_left():
-    backend = Backend(OfTheProcess())
+def test_a_block_is_in_force_whatever_was_set_since_it_was_made(backend):
+    kept = backend.matmul_precision("highest")
+    backend.matmul_precision("high")
+    with kept as found:
+        assert found == backend.matmul_precision() == "highest"
+    assert backend.matmul_precision() == "high"
+
+
+def test_blocks_that_two_threads_make_at_once_leave_nothing_behind(backend):
+    first, second = backend.matmul_precision("highest"), backend.matmul_precision("high")
+    with first:
+        assert backend.matmul_precision() == "highest"
+        with second:
+            assert backend.matmul_precision() == "high"
+        assert backend.matmul_precision() == "highest"
+    assert backend.matmul_precision() == "medium"
+
+
+def test_a_block_that_another_thread_closes_is_left(backend):
     generator = entered(backend, "highest")
     next(generator)
     with ThreadPoolExecutor(1) as pool:
         pool.submit(generator.close).result()
-    assert backend.matmul_precision() == "medium"
-
-
-def test_a_block_that_ends_in_one_of_the_frameworks_own_says_so_and_is_put_right():
-    backend = Backend(OfEachThread())
-    generator = entered(backend, "highest")
-    next(generator)
-    with Scope(backend.framework.local, "high"):
-        with pytest.raises(ScopeError, match="brings this precision back"):
-            generator.close()
-        assert backend.matmul_precision() == "high"
     assert backend.matmul_precision() == "medium"
 
 
@@ -239,4 +206,3 @@ def test_without_the_variable_nothing_is_set():
 def test_an_author_who_writes_nothing_has_float32():
     assert Devices.matmul_precision(None) == "highest"
     Devices.set_matmul_precision(None, "medium")()
-    assert Devices.matmul_scope(None, "medium") is None

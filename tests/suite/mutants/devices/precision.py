@@ -10,7 +10,7 @@ import numpy as np
 from d2ldev_reference.devices import ReferenceDevices
 
 from d2ldev import Backend, Trainer
-from d2ldev.framework.precision import SwitchOfEachThread, SwitchOfTheProcess
+from d2ldev.framework.precision import Switch
 from mutants import Mutant
 
 _product = xp._array_object.Array.__matmul__
@@ -31,44 +31,11 @@ class HasASwitch(Mutant):
             before, self.precision = self.precision, precision
             return lambda: setattr(self, "precision", before)
 
-    Switch = SwitchOfTheProcess
+    Switch = Switch
 
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         self.matmul_switch = self.Switch(self.devices)
-
-
-class HasASwitchOfEachThread(HasASwitch):
-    """A sound backend with a switch of each thread, and a default for all of them."""
-
-    class Devices(HasASwitch.Devices):
-        def __init__(self, virtual_gpus):
-            super().__init__(virtual_gpus)
-            self.local = threading.local()
-
-        def matmul_precision(self):
-            return getattr(self.local, "precision", None) or self.precision
-
-        def matmul_scope(self, precision):
-            return Scope(self.local, precision)
-
-    Switch = SwitchOfEachThread
-
-
-class Scope:
-    """A block of the framework's own."""
-
-    def __init__(self, local, precision):
-        self.local, self.precision = local, precision
-
-    def __enter__(self):
-        self.before = getattr(self.local, "precision", None)
-        self.local.precision = self.precision
-
-    def __exit__(self, *error):
-        if self.local.precision != self.precision:
-            raise RuntimeError("another block is in force")
-        self.local.precision = self.before
 
 
 class KnowsTwoPrecisions(HasASwitch, caught_by="precision.is-accepted"):
@@ -166,7 +133,7 @@ class PutsBackTheFirst(HasASwitch, caught_by="precision.blocks-nest"):
             return lambda: setattr(self, "precision", "highest")
 
 
-class InOrder(SwitchOfTheProcess):
+class InOrder(Switch):
     """Each block puts back what it has found."""
 
     def undo(self, change):
@@ -185,18 +152,31 @@ class WantsPrecisionsOfThreadsInOrder(HasASwitch, caught_by="precision.threads")
     Switch = InOrder
 
 
-class KeepsSettings(HasASwitchOfEachThread, caught_by="precision.settings-end"):
-    """A setting that was made in a block is one of the thread from then on."""
+class KeepsSettings(HasASwitch, caught_by="precision.settings-end"):
+    """A setting that was made in a block is not undone with it."""
 
-    class Switch(SwitchOfEachThread):
+    class Switch(Switch):
         def undo(self, change):
-            change.undo()
+            is_set = self.precision() != change.precision
+            now = self.precision()
+            super().undo(change)
+            if is_set:
+                self._devices.set_matmul_precision(now)
 
 
-class SetsItsOwnThreadOnly(HasASwitchOfEachThread, caught_by="precision.setting-in-every-thread"):
-    class Switch(SwitchOfEachThread):
-        def keep(self, change):
-            pass
+class SetsItsOwnThreadOnly(HasASwitch, caught_by="precision.setting-in-every-thread"):
+    class Devices(HasASwitch.Devices):
+        def __init__(self, virtual_gpus):
+            self.local = threading.local()
+            super().__init__(virtual_gpus)
+
+        @property
+        def precision(self):
+            return getattr(self.local, "precision", "medium")
+
+        @precision.setter
+        def precision(self, precision):
+            self.local.precision = precision
 
 
 class TrainsAsItIs(HasASwitch, caught_by="precision.of-a-training"):
