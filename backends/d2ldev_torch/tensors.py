@@ -228,7 +228,7 @@ class TorchTensors(Tensors):
         is_part = not x.ndim and x.untyped_storage().nbytes() > x.element_size()
         return x.clone() if is_part else x
 
-    def scalar_on(self, x: Tensor, device: Device | None) -> Tensor | None:
+    def scalar_on(self, x: Tensor, device: Device) -> Tensor | None:
         place = CPU if x.is_cpu else self._places.get(x.device)
         if place is not device or x.ndim or x.is_complex():
             return None

@@ -264,7 +264,7 @@ class Tensors(ABC):
         """
         return x
 
-    def scalar_on(self, x: Tensor, device: Device | None) -> Tensor | None:
+    def scalar_on(self, x: Tensor, device: Device) -> Tensor | None:
         """Return what ``detached`` does for a real scalar on a device; None for any other tensor.
 
         Called for every value that is logged: it has to be fast.

@@ -141,7 +141,7 @@ class DeviceLog:
                 entries += name, weight, _number(name, x)
                 continue
             try:
-                kept = scalar_on(x, device)
+                kept = None if device is None else scalar_on(x, device)
             except Exception:  # each kind of tensor says in its own way what it lacks
                 kept = None
             if kept is None:

@@ -460,6 +460,15 @@ def test_a_scalar_is_logged_without_its_graph_and_without_a_larger_tensor(torch_
     assert scalar_on(plain, gpu(0)) is None
 
 
+@pytest.mark.parametrize("before", [{}, {"loss": 1.0}, {"loss": torch.tensor(1.0)}], ids=str)
+def test_a_scalar_without_bytes_is_refused_also_as_the_first_of_a_log(torch_backend, before):
+    log = DeviceLog(torch_backend)
+    log.add(**before)
+    with pytest.raises(UnsupportedValueError, match="cannot log loss: the tensor is on meta"):
+        log.add(loss=torch.tensor(1.0, device="meta"))
+    assert log.flush().get("loss", []) == [1.0] * len(before)
+
+
 def calls_in(run):
     """How many functions of Python and of C a function calls."""
     events = []
