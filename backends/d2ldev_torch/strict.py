@@ -39,11 +39,12 @@ from d2ldev.scopes import surely
 _COPIES = ("copy_", "data")
 # The second argument has indices, which may be of the host.
 _INDEXED = ("__getitem__", "__setitem__", "index_put", "index_put_")
-# The second argument has lengths of sequences, which have to be of the host.
-_WITH_LENGTHS = (
-    *("_pack_padded_sequence", "_pad_packed_sequence"),
-    *("lstm", "gru", "rnn_tanh", "rnn_relu"),
-)
+# From this argument on, integers may be of the host: lengths of sequences, and places to split at.
+_COUNTS = {
+    **dict.fromkeys(("_pack_padded_sequence", "_pad_packed_sequence"), 1),
+    **dict.fromkeys(("lstm", "gru", "rnn_tanh", "rnn_relu", "tensor_split"), 1),
+    "ctc_loss": 2,
+}
 # Their operands are looked at where the backward pass begins.
 _BACKWARD = (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 
@@ -227,8 +228,9 @@ def _free(name: str, args: Sequence[Any]) -> list[Any]:
         # Where no tensor is an index, what is assigned is copied.
         is_copy = name == "__setitem__" and not any(x.dim() for x in tensors)
         return [*found, args[2]] if is_copy else found
-    if name in _WITH_LENGTHS:
-        return [x for x in tensors if not x.is_floating_point()]
+    if name in _COUNTS:
+        others = [x for x in args[_COUNTS[name] :] if isinstance(x, torch.Tensor)]
+        return [x for x in others if not x.is_floating_point()]
     return []
 
 

@@ -223,6 +223,10 @@ WRONG = {
     "shapes of an assignment": lambda x: x.__setitem__(0, torch.ones(5)),
     "shapes of values": lambda x: x.__setitem__(torch.tensor([0]), x.new_ones(5)),
     "lengths": lambda x: packed(x[None], torch.tensor([2, 2])),
+    "places to split at": lambda x: torch.tensor_split(x, torch.tensor([[[1]]])),
+    "lengths of targets": lambda x: functional.ctc_loss(
+        x[:, None], x.new_zeros((1, 1)).long(), torch.tensor([3]), torch.tensor([4])
+    ),
     "a leaf": lambda x: x.requires_grad_().add_(torch.tensor(1.0)),
     "a second pass": lambda x: twice(x.requires_grad_().exp().sum(), x),
     "no gradient": lambda x: x.sum().backward(torch.tensor(1.0)),
