@@ -295,6 +295,15 @@ def card(backend, monkeypatch):
     return install
 
 
+def test_what_is_large_is_made_under_a_transfer_guard_as_what_is_small(backend, monkeypatch):
+    x = backend.ones(3, device="gpu:1")
+    for large in (2**20, 1):
+        monkeypatch.setattr(tensors, "LARGE", large)
+        with jax.transfer_guard("disallow"):
+            assert backend.arange(3, device="gpu:1").shape == (3,)
+            assert backend.asarray(x, dtype="int32").dtype == "int32"
+
+
 @large
 def test_what_does_not_fit_is_an_error_of_the_call(backend, card, make):
     full = card(NBYTES - 1)
