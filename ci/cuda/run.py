@@ -40,7 +40,7 @@ SUMMARY = "summary.txt"
 _SHARE = 0.5
 # How often it is asked whether a step has ended, in seconds.
 _LOOK = 0.1
-# How long a process may take to write its report after it was interrupted, in seconds.
+# How long processes may take to write their reports after they were interrupted, in seconds.
 _GRACE = 10.0
 # A step that would have less time than this, in seconds, is left out.
 _LEAST = 10.0
@@ -183,15 +183,19 @@ class Process:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGINT)
 
-    def end(self, *, is_cut: bool) -> Outcome:
-        """Kill what is left of the group, and return what became of the step."""
-        if is_cut:
+    def end(self, grace: float | None = None) -> Outcome:
+        """Kill what is left of the group, and return what became of the step.
+
+        Args:
+            grace: how many seconds an interrupted step has to end by itself.
+        """
+        if grace is not None:
             with suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE)
+                self._process.wait(max(0.0, grace))
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         status = "failed" if self._process.wait() else "passed"
-        return Outcome(self._step.name, "cut short" if is_cut else status, self._seconds)
+        return Outcome(self._step.name, status if grace is None else "cut short", self._seconds)
 
 
 class Run:
@@ -230,8 +234,9 @@ class Run:
         cut = [each for each in started if each.is_running]
         for process in cut:
             process.interrupt()
+        grace = Clock(_GRACE)  # of all of them together
         for process in started:
-            self._note(process.end(is_cut=process in cut))
+            self._note(process.end(grace.left if process in cut else None))
 
     def _note(self, outcome: Outcome) -> None:
         self.outcomes.append(outcome)

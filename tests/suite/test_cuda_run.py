@@ -18,6 +18,11 @@ try:
 finally:
     open("report", "w").close()
 """
+STUBBORN = """
+import signal, time
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+time.sleep(600)
+"""
 # A child that its parent does not wait for.
 PARENT = """
 import subprocess, sys
@@ -73,6 +78,16 @@ def test_steps_at_the_same_time_share_what_is_left(run, step):
     found = run("together", steps, 4.0, 0.5)
     assert time.monotonic() - began < 10
     assert found == {"slow": "cut short", "also-slow": "cut short", "quick": "passed"}
+
+
+def test_steps_that_do_not_end_when_they_are_interrupted_are_waited_for_together(
+    run, step, program, monkeypatch
+):
+    monkeypatch.setitem(program["Run"].together.__globals__, "_GRACE", 3.0)
+    steps = [step(f"stubborn-{number}", STUBBORN) for number in range(3)]
+    began = time.monotonic()
+    assert set(run("together", steps, 2.0, 1.0).values()) == {"cut short"}
+    assert time.monotonic() - began < 8
 
 
 def test_steps_at_the_same_time_have_their_own_seconds(run, step, tmp_path):
