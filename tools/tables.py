@@ -180,10 +180,10 @@ def small_call_rows() -> Iterator[str]:
     yield "| framework | what | how | ratio | aim |"
     yield "|---|---|---|---|---|"
     for _, document in documents(ROOT / "benchmarks" / "results" / "cuda", "small_calls-*"):
-        first = ""
+        name = first = ""
         for row in document["results"]:
-            if row["ratio"] == 1:
-                first = row["way"]
+            if row["name"] != name:
+                name, first = row["name"], row["way"]
                 continue
             what = f"{_framework(document)} | {row['name']} | {row['way']}, against {first}"
             yield f"| {what} | {_figure(_comparison(row['ratio'], row['aim']))} |"

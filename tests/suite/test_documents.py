@@ -135,6 +135,22 @@ def test_the_support_table_says_why_a_backend_was_not_run(kept_reports):
     assert "| 9 passed | not run | not run: no code for this card |" in row
 
 
+def test_a_way_that_is_as_fast_as_the_first_has_its_row(tool, tmp_path, monkeypatch):
+    kept = ROOT / "benchmarks" / "results" / "cuda" / "small_calls-torch.json"
+    document = json.loads(kept.read_text(encoding="utf-8"))
+    ways = ("native", 1.0), ("d2ldev", 1.0), ("accelerate", 2.0)
+    document["results"] = [{"name": "to", "way": x, "ratio": y, "aim": None} for x, y in ways]
+    folder = tmp_path / "benchmarks" / "results" / "cuda"
+    folder.mkdir(parents=True)
+    (folder / kept.name).write_text(json.dumps(document), encoding="utf-8")
+    monkeypatch.setitem(tool["small_call_rows"].__globals__, "ROOT", tmp_path)
+    rows = [row for row in tool["small_call_rows"]() if row.startswith("| torch")]
+    assert rows == [
+        "| torch | to | d2ldev, against native | 1 |  |",
+        "| torch | to | accelerate, against native | 2 |  |",
+    ]
+
+
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_every_link_leads_somewhere(name):
     folder = ROOT if name == "README.md" else ROOT / "docs"
