@@ -7,11 +7,12 @@ import gc
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
+from ctrl_c import pressed
 from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
-from d2ldev import Backend, Trainer, UnsupportedValueError
-from d2ldev.framework import Devices
+from d2ldev import Backend, Trainer, UnsupportedValueError, scopes
+from d2ldev.framework import Devices, precision
 from d2ldev.framework.precision import MatmulPrecision
 
 
@@ -133,6 +134,20 @@ def test_a_block_that_another_thread_closes_is_left(backend):
     with ThreadPoolExecutor(1) as pool:
         pool.submit(generator.close).result()
     assert backend.matmul_precision() == "medium"
+
+
+def test_what_ctrl_c_leaves_set_ends_with_the_block_around_it(backend):
+    found, number, press = set(), 0, None
+    while press is None or press.number <= 0:
+        number += 1
+        with backend.matmul_precision("high"):
+            modules = (precision, scopes)
+            with pressed(number, modules) as press, backend.matmul_precision("highest"):
+                assert backend.matmul_precision() == "highest"
+            found.add(backend.matmul_precision())
+        assert backend.matmul_precision() == "medium"
+    assert number > 10
+    assert found == {"high", "highest"}  # before the block begins, it is a setting
 
 
 class Coarse(ReferenceFramework):

@@ -2,11 +2,11 @@
 
 import contextlib
 import gc
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from weakref import WeakSet
 
 import pytest
+from ctrl_c import pressed
 from d2ldev_reference import ReferenceFramework
 from processes import run_python
 
@@ -124,41 +124,6 @@ def test_a_thread_whose_blocks_others_end_keeps_at_most_the_last_of_them():
 # -- Ctrl-C ------------------------------------------------------------------------------------
 
 
-class Pressed:
-    """Ctrl-C, once, at a point of a block's own code at which Python looks for signals.
-
-    These are the beginning of a function of Python's and the end of one of C's. At the very call
-    of ``__exit__``, and of ``surely`` in it, nothing of d2ldev's runs that could see it.
-    """
-
-    def __init__(self, number):
-        self.number = number
-
-    def __call__(self, frame, event, _argument):
-        code = frame.f_code
-        # Not where a generator is closed, which is reported as a call.
-        is_point = event in ("call", "c_return") and code.co_name not in ("surely", "<genexpr>")
-        is_point &= (event, code.co_name) != ("call", "__exit__")
-        if is_point and code.co_filename in (scopes.__file__, active.__file__, device.__file__):
-            self.number -= 1
-            if not self.number:
-                sys.setprofile(None)
-                raise KeyboardInterrupt
-
-
-@contextlib.contextmanager
-def pressed(number):
-    """Press it in a block, and go on after the block."""
-    before, press = sys.getprofile(), Pressed(number)
-    sys.setprofile(press)
-    try:
-        yield press
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(before)
-
-
 @pytest.mark.parametrize("kind", ["on", "device", "strict", "use_backend"])
 def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, other, kind):
     framework = reference.framework
@@ -171,7 +136,7 @@ def test_a_block_that_ctrl_c_ends_while_it_begins_or_ends_is_left(reference, oth
     left, number, press = [], 0, None
     while press is None or press.number <= 0:
         number += 1
-        with pressed(number) as press, make():
+        with pressed(number, (scopes, active, device)) as press, make():
             pass
         gc.collect()
         inside = reference.device_of(reference.ones(1)), framework.strictness.in_force()
