@@ -58,19 +58,27 @@ def set_matmul_precision(precision: str) -> Callable[[], None]:
 def _state() -> Callable[[], None]:
     """Return what puts the switches back as they are now."""
     new: dict[tuple[str, str], str] = {}
-    if _HAS_NEW:
-        # Read from the general one on, so that each says its own and not the one above it.
-        # Meanwhile nothing is computed less precisely than before.
-        for key in _KEYS:
-            new[key] = _get(key)
-            _set(key, "ieee" if key in _PRODUCTS + _CONVOLUTIONS else "none")
-    with _without_advice():
-        products, convolutions = torch.get_float32_matmul_precision(), _convolutions()
+
+    def put_back_new() -> None:
+        for key, value in new.items():
+            _set(key, value)
+
+    try:
+        if _HAS_NEW:
+            # Read from the general one on, so that each says its own and not the one above it.
+            # Meanwhile nothing is computed less precisely than before.
+            for key in _KEYS:
+                new[key] = _get(key)
+                _set(key, "ieee" if key in _PRODUCTS + _CONVOLUTIONS else "none")
+        with _without_advice():
+            products, convolutions = torch.get_float32_matmul_precision(), _convolutions()
+    except BaseException:  # Ctrl-C
+        put_back_new()
+        raise
 
     def put_back() -> None:
         _set_old(products, convolutions)
-        for key, value in new.items():
-            _set(key, value)
+        put_back_new()
 
     return put_back
 
