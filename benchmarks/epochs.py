@@ -2,8 +2,8 @@
 
     python benchmarks/epochs.py [--device gpu:0] [--small] [--json FILE]
 
-All sides take their epochs in turn, in changing order, in one process: they train models of one
-kind on the same batches of the host, with optimizers of one kind, and each waits for the device.
+All sides take their epochs in turn, in changing order, in one process, and each waits for the
+device. Models, optimizers and batches are alike.
 The aims are those of hardware: 1.05 of the loop by hand for the small batches, else 1.02, and no
 peer is ahead. A line has the ratios of the medians to the loop by hand, as
 ``conformance/results`` keeps them, and the loop's milliseconds for each step. It takes about a

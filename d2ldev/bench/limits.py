@@ -40,8 +40,8 @@ def verify_rate(row: Row, device: Device, nbytes: int) -> Row:
         nbytes: how many bytes are copied in the time of the row.
 
     Returns:
-        The row; without its figures, and with the reason, if they are above what the GPU's memory
-        and its link to the host can move, or the memory of the CPU that computes for a virtual GPU.
+        The row. Figures that are above a limit are left out, and the reason is its note. The limits
+        are the GPU's memory and its link to the host; of a virtual GPU, the host's memory.
     """
     limit = _limit_of(row.platform, device, nbytes)
     if row.figures is None or limit is None:

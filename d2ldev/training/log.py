@@ -88,9 +88,9 @@ class DeviceLog:
         self._scalar_on, self._limit = self._tensors.scalar_on, self._tensors.in_flight
         self._lock = Lock()
         self._calls = 0
-        # The name, the weight and the tensor or ``float`` of each scalar, one after the other: an
-        # object for each would cost more than the scalar. It stays the same list, to which calls
-        # of ``add`` append without the lock: what was brought over is removed from its beginning.
+        # The name, the weight and the tensor or ``float`` of each scalar, one after the other. An
+        # object for each would cost more than the scalar. It stays the same list: calls of ``add``
+        # append without the lock, and what was brought over is removed from the beginning.
         self._pending: list[Any] = []
         self._totals: dict[str, tuple[float, float]] = {}
         self._last: dict[str, float] = {}

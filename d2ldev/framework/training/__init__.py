@@ -53,7 +53,7 @@ __all__ = [
 class Copier(ABC):
     """Copies of batches to a device: of large ones beside what it computes.
 
-    To copy beside the device costs calls for streams and events, which a small batch cannot win
+    To copy beside the device costs calls for streams and events. A small batch cannot win them
     back: it is copied in its turn, as a loop by hand does.
     """
 
