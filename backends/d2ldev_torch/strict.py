@@ -36,7 +36,7 @@ from d2ldev.operations.mixing import Operand, located, mismatch, operands_of, re
 from d2ldev.scopes import surely
 
 # The second argument is copied from wherever it is.
-_COPIES = ("copy_", "data")
+_COPIES = ("copy_", "_foreach_copy_", "data")
 # The second argument has indices, which may be of the host.
 _INDEXED = ("__getitem__", "__setitem__", "index_put", "index_put_")
 # From this argument on, integers may be of the host: lengths of sequences, and places to split at.
@@ -219,10 +219,10 @@ def _free(name: str, args: Sequence[Any]) -> list[Any]:
     """Return the arguments of a function that may be on another device than the others."""
     if len(args) < 2:
         return []
-    if name in _COPIES:
-        return [args[1]]
     second = args[1] if isinstance(args[1], (list, tuple)) else [args[1]]
     tensors = [x for x in second if isinstance(x, torch.Tensor)]
+    if name in _COPIES:
+        return tensors
     if name in _INDEXED:
         found = [x for x in tensors if x.is_cpu]
         # Where no tensor is an index, what is assigned is copied.

@@ -37,6 +37,17 @@ def _copy_(
     return destination
 
 
+def _foreach_copy_(
+    destinations: list[torch.Tensor], sources: list[torch.Tensor], non_blocking: bool = False
+) -> None:
+    """Copy tensors of a list into those of another one, from device to device as ``copy_``."""
+    xs, ys = (
+        [as_cpu(x) if x.device.type == NAME else x for x in each]
+        for each in (destinations, sources)
+    )
+    _aten._foreach_copy_.default.redispatch(CPU_KEYS, xs, ys, non_blocking)
+
+
 def _to_copy(
     x: torch.Tensor, *, device: torch.device | None = None, **options: Any
 ) -> torch.Tensor:
@@ -118,6 +129,7 @@ def _has_compatible_shallow_copy_type(x: torch.Tensor, other: torch.Tensor) -> b
 
 COPY_KERNELS: Mapping[str, Callable[..., Any]] = {
     "copy_": _copy_,
+    "_foreach_copy_": _foreach_copy_,
     "_to_copy": _to_copy,
     "resize_": _resize_,
     "set_": _set_,

@@ -185,12 +185,13 @@ def test_a_generator_of_another_device_is_named(plain, name):
     "copies",
     [
         lambda x, y: x.copy_(y),
+        lambda x, y: torch._foreach_copy_([x, x], [y, y]),
         lambda x, y: x.__setitem__(slice(0, 2), y),
         lambda x, y: x.__setitem__(0, y[0]),
         lambda x, y: pad_sequence([x, y]),
         lambda x, y: setattr(x, "data", y),
     ],
-    ids=["copy_", "assignment", "of an element", "pad_sequence", "data"],
+    ids=["copy_", "copies", "assignment", "of an element", "pad_sequence", "data"],
 )
 def test_what_torch_defines_as_a_copy_is_no_error(plain, copies, source):
     x, y = on_two(plain, "gpu:1", source)
@@ -220,6 +221,8 @@ WRONG = {
     "shapes beside a number": lambda x: torch.where(x > 0, x.new_ones(5), torch.tensor(1.0)),
     "a number's dtype": lambda x: x.long().add_(torch.tensor(0.5)),
     "shapes of a copy": lambda x: x.copy_(torch.ones(5)),
+    "shapes of copies": lambda x: torch._foreach_copy_([x], [torch.ones(5)]),
+    "numbers of copies": lambda x: torch._foreach_copy_([x], [torch.ones(2, 2)] * 2),
     "shapes of an assignment": lambda x: x.__setitem__(0, torch.ones(5)),
     "shapes of values": lambda x: x.__setitem__(torch.tensor([0]), x.new_ones(5)),
     "lengths": lambda x: packed(x[None], torch.tensor([2, 2])),

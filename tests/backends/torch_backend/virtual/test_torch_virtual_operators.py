@@ -221,6 +221,8 @@ def test_what_copies_may_copy(x, vgpu):
     other = torch.empty(3, 3, device="vgpu:0").copy_(x)
     assert back.tolist() == other.tolist() == [[1, 1, 1], [3, 4, 5], [6, 7, 8]]
     assert (x.device, other.device) == (vgpu, torch.device("vgpu:0"))
+    torch._foreach_copy_([x, back, other], [host, x.t(), x])
+    assert x.tolist() == back.t().tolist() == other.tolist() == host.tolist()
 
 
 def test_in_a_strict_block_it_is_the_same_error(virtual, x):
