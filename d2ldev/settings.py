@@ -133,7 +133,7 @@ def matmul_precision() -> str | None:
     """Return the precision that ``D2LDEV_MATMUL_PRECISION`` names; None if it is unset.
 
     Raises:
-        UnsupportedValueError: if it is none.
+        UnsupportedValueError: if the name is invalid.
     """
     text = os.environ.get(MATMUL_PRECISION, "").strip().lower()
     attempted = f"set the precision of products (from {MATMUL_PRECISION}={shown(text)})"
@@ -150,7 +150,7 @@ def checked_matmul_precision(precision: object, attempted: str, fix: str) -> str
         fix: the line that is right.
 
     Raises:
-        UnsupportedValueError: if it is none of them.
+        UnsupportedValueError: if the precision is invalid.
     """
     if isinstance(precision, str) and precision in MATMUL_PRECISIONS:
         return precision

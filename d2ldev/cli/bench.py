@@ -84,7 +84,7 @@ class Request:
         """Return what products are computed in: on all frameworks the same, float32 by default.
 
         Raises:
-            UnsupportedValueError: if ``D2LDEV_MATMUL_PRECISION`` is none.
+            UnsupportedValueError: if ``D2LDEV_MATMUL_PRECISION`` is invalid.
         """
         return self.matmul_precision or settings.matmul_precision() or "highest"
 
