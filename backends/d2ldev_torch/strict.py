@@ -146,7 +146,8 @@ class TorchStrict(Strict):
         return None
 
     def _may_be_about_devices(self, error: RuntimeError) -> bool:
-        others = D2LDevError, NotImplementedError, getattr(torch, "AcceleratorError", D2LDevError)
+        of_accelerators = getattr(torch, "AcceleratorError", D2LDevError)
+        others = D2LDevError, NotImplementedError, RecursionError, of_accelerators
         return not isinstance(error, others) and not self._framework.devices.is_out_of_memory(error)
 
     def _stray_generator(

@@ -277,6 +277,7 @@ OTHER_ERRORS = [
     torch.OutOfMemoryError("CUDA out of memory"),
     NotImplementedError("Could not run 'aten::add' with arguments from the 'CUDA' backend"),
     ValueError("Expected all tensors to be on the same device"),
+    RecursionError("maximum recursion depth exceeded"),
     *([torch.AcceleratorError("CUDA error")] if hasattr(torch, "AcceleratorError") else []),
 ]
 
