@@ -264,7 +264,7 @@ class Backend:
             precise one: PyTorch begins with ``'high'`` on CUDA, because of its convolutions.
 
         Raises:
-            UnsupportedValueError: if the precision is invalid, or the framework cannot multiply in it.
+            UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
             ScopeError: if a less precise ``jax.default_matmul_precision`` is in force here.
 
         >>> with backend.matmul_precision('highest'):                      # doctest: +SKIP

@@ -285,6 +285,8 @@ def main() -> int:
     parser.add_argument("--only", default="*", metavar="PATTERN", help="only steps of such names")
     parser.add_argument("--without-gpu", action="store_true", help="try the script itself")
     arguments = parser.parse_args()
+    # A shell that puts it into the background has it ignore Ctrl-C, and so would its steps.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     clock = Clock(60 * arguments.minutes)
     found = cards()
     if not found and not arguments.without_gpu:

@@ -190,7 +190,7 @@ class Framework:
             fix: the line that sets ``'highest'``.
 
         Raises:
-            UnsupportedValueError: if the precision is invalid, or the framework cannot multiply in it.
+            UnsupportedValueError: if the precision is invalid, or the framework cannot use it.
         """
         precision = checked_matmul_precision(precision, attempted, fix)
         if precision == "highest":

@@ -2,6 +2,7 @@
 
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import time
@@ -49,7 +50,8 @@ def run(program, tmp_path):
     """Return what runs steps within some seconds, each in its way, and gives their statuses."""
 
     def made(way, steps, seconds=60.0, *arguments):
-        run = program["Run"](tmp_path, dict(os.environ), program["Clock"](seconds))
+        variables = {**os.environ, "PYTHONUNBUFFERED": "1"}
+        run = program["Run"](tmp_path, variables, program["Clock"](seconds))
         getattr(run, way)(steps, *arguments)
         return {each.name: each.status for each in run.outcomes}
 
@@ -132,6 +134,19 @@ def test_a_machine_without_a_gpu_is_refused(tmp_path):
     assert found.returncode == 2
     assert "nvidia-smi finds no GPU here" in found.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_in_the_background_lets_its_steps_be_interrupted(program, tmp_path, monkeypatch):
+    # A shell that puts it there has it ignore Ctrl-C, which its steps would take over.
+    options = ["--out", str(tmp_path / "out"), "--without-gpu", "--only", "nothing"]
+    monkeypatch.setattr(sys, "argv", ["run", *options, "--wheels", str(tmp_path)])
+    monkeypatch.setenv("PATH", "")
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        program["main"]()
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def test_a_run_ends_with_its_reports_and_a_summary(tmp_path):
