@@ -111,8 +111,7 @@ def _version_cells(row: dict[str, Any], result: dict[str, Any] | None) -> tuple[
     if result is None:
         return row["backend"], row["python"], pins, "", "not run", ""
     if not result["summary"]:
-        problem = f"{result['outcome']}: {result['problem']}"
-        return row["backend"], row["python"], pins, "", problem, result["date"]
+        return row["backend"], row["python"], pins, "", result["outcome"], result["date"]
     found = result["versions"]
     told = ("flax", "jax", "keras", "mxnet", "numpy", "optax", "tensorflow-cpu", "torch")
     versions = ", ".join(f"{name} {found[name]}" for name in told if name in found)
