@@ -45,7 +45,8 @@ def command(request: Request, suite: Path) -> list[str]:
         request: what was asked for.
         suite: the folder of the suite's package, which holds its ``pytest.ini``.
     """
-    argv = [sys.executable, "-m", "pytest", "--pyargs", SUITE, "--d2ldev-backend", request.name]
+    # By its folder: beside a name pytest would load the conftest.py of the user's own tests.
+    argv = [sys.executable, "-m", "pytest", str(suite), "--d2ldev-backend", request.name]
     if request.require_gpus is not None:
         argv += ["--d2ldev-require-gpus", str(request.require_gpus)]
     if request.report is not None:

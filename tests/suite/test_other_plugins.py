@@ -135,6 +135,15 @@ def test_the_suite_passes_beside_a_plugin_that_warns_patches_and_reorders(tmp_pa
     assert "1 requirements: 1 passed" in done.stdout
 
 
+def test_the_settings_of_the_tests_in_the_folder_are_left_alone(tmp_path):
+    (tmp_path / "tests").mkdir()
+    for folder in (tmp_path, tmp_path / "tests"):
+        (folder / "conftest.py").write_text("import no_such_module")
+    (tmp_path / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")
+    done = conform(tmp_path, "reference", "--d2ldev-requirement=log.means")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_a_warning_of_d2ldev_or_of_the_backend_fails_a_test(pytester, monkeypatch):
     folder = make_backend(pytester.path / "installed", "mine", source=BACKEND)
     monkeypatch.setenv("PYTHONPATH", searched([folder]))

@@ -12,8 +12,7 @@ from d2ldev.cli.conformance import Request, command, thrice
 from d2ldev.registry import loading
 
 SUITE = Path("suite")
-START = [sys.executable, "-m", "pytest", "--pyargs", "d2ldev_conformance"]
-START += ["--d2ldev-backend", "torch"]
+START = [sys.executable, "-m", "pytest", str(SUITE), "--d2ldev-backend", "torch"]
 SETTINGS = ["-p", "no:cacheprovider", "-c", str(SUITE / "pytest.ini"), "--rootdir", "suite"]
 
 
