@@ -381,10 +381,24 @@ def fall_back(op: Any, *args: Any, **kwargs: Any) -> Any:
     return run_on_cpu(schema_of(op), *args, **kwargs)
 
 
+_COMPRESSED = ("csr", "csc", "bsr", "bsc", "compressed")
+SPARSE_MAKERS = frozenset(
+    (
+        *("_sparse_coo_tensor_with_dims", "_sparse_coo_tensor_with_dims_and_tensors"),
+        *("_sparse_coo_tensor_unsafe", "_sparse_compressed_tensor_with_dims"),
+        *(f"sparse_{layout}_tensor" for layout in _COMPRESSED),
+        *(f"_sparse_{layout}_tensor_unsafe" for layout in _COMPRESSED),
+    )
+)
+"""The operators that put together a sparse tensor, from its parts or from none."""
+
+
 def refuse_layout(op: Any, *_args: Any, **_kwargs: Any) -> Any:
     """Refuse an operator on sparse or quantized tensors.
 
     Raises:
         UnsupportedValueError: always.
     """
-    raise layout_refusal(f"compute {schema_of(op).name}")
+    name = schema_of(op).name
+    is_made = name in SPARSE_MAKERS
+    raise layout_refusal("make a sparse tensor on a virtual GPU" if is_made else f"compute {name}")

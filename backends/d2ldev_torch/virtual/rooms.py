@@ -29,6 +29,7 @@ from d2ldev_torch.virtual import (
 from d2ldev_torch.virtual.copies import COPY_KERNELS, copies
 from d2ldev_torch.virtual.devices import NAME
 from d2ldev_torch.virtual.kernels import (
+    SPARSE_MAKERS,
     fall_back,
     operator_named,
     refuse_layout,
@@ -89,6 +90,7 @@ class VirtualTensors(TorchTensors):
 # Operators stay registered with torch for as long as these objects live.
 _libraries: list[Any] = []
 _Library: Any = torch.library.Library
+_SPARSE_KEYS = ("SparsePrivateUse1", "SparseCsrPrivateUse1")
 
 
 def _set_up() -> None:
@@ -100,8 +102,8 @@ def _set_up() -> None:
     everything.fallback(fall_back, "NestedTensorPrivateUse1")
     # Under autocast most operators compute as ever: as for CUDA, and not for PrivateUse1.
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
-    for layout in ("Sparse", "SparseCsr", "Quantized"):
-        everything.fallback(refuse_layout, f"{layout}PrivateUse1")
+    for key in (*_SPARSE_KEYS, "QuantizedPrivateUse1"):
+        everything.fallback(refuse_layout, key)
     for name in torch._C._dispatch_get_all_op_names():
         if name.startswith("aten::"):
             _register(aten, name.removeprefix("aten::"))
@@ -134,6 +136,11 @@ def _register(aten: Any, name: str) -> None:
     """
     op = operator_named(name)
     schema = schema_of(op)
+    if schema.name in SPARSE_MAKERS:
+        # torch puts together those of compressed layouts without a kernel of the device.
+        for key in ("AutogradPrivateUse1", "PrivateUse1", *_SPARSE_KEYS):
+            aten.impl(name, partial(refuse_layout, op), key)
+        return
     if _has(name, "AutocastCPU"):
         aten.impl(name, partial(autograd.run_differentiable, schema), "AutocastPrivateUse1")
     if name in COPY_KERNELS:

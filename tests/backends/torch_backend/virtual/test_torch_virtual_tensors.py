@@ -326,6 +326,67 @@ def test_what_holds_no_dense_numbers_is_refused(vgpu, make):
         make(torch.ones(2, device=vgpu))
 
 
+SPARSE = {
+    "COO": lambda: torch.eye(4).to_sparse(),
+    "CSR": lambda: torch.eye(4).to_sparse_csr(),
+    "CSC": lambda: torch.eye(4).to_sparse_csc(),
+    "BSR": lambda: torch.eye(4).to_sparse_bsr((2, 2)),
+    "BSC": lambda: torch.eye(4).to_sparse_bsc((2, 2)),
+}
+
+
+def placed_in_a_model(backend, x):
+    net = nn.Linear(4, 4)
+    net.adjacency = x
+    try:
+        backend.place(net, "gpu:0")
+    finally:
+        assert {str(place) for place in backend.placement(net).values()} == {"cpu"}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", SPARSE)
+@pytest.mark.parametrize(
+    "enter",
+    [
+        lambda backend, x: x.to(backend.native("gpu:0")),
+        lambda backend, x: backend.to({"adjacency": x}, "gpu:0"),
+        lambda backend, x: backend.copy(x, "gpu:0"),
+        lambda backend, x: backend.asarray(x, device="gpu:0"),
+        lambda backend, x: list(backend.prefetch([x], "gpu:0")),
+        placed_in_a_model,
+    ],
+    ids=["torch", "to", "copy", "asarray", "prefetch", "place"],
+)
+def test_no_sparse_tensor_enters_a_virtual_gpu(virtual, layout, enter):
+    with pytest.raises(UnsupportedValueError, match=r"make a sparse tensor .*dense numbers"):
+        enter(virtual, SPARSE[layout]())
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", ["csr", "csc", "bsr", "bsc"])
+@pytest.mark.parametrize("is_checked", [False, True])
+def test_no_sparse_tensor_is_made_on_a_virtual_gpu(vgpu, layout, is_checked):
+    indices, values = torch.tensor([0, 1]), torch.ones(1, *[1] * (2 * (layout[0] == "b")))
+    arguments = (indices, indices[:1], values, (1, 1))
+    make = getattr(torch, f"sparse_{layout}_tensor")
+    with pytest.raises(UnsupportedValueError, match="make a sparse tensor"):
+        make(*arguments, device=vgpu, check_invariants=is_checked)
+    with torch.device(vgpu), pytest.raises(UnsupportedValueError, match="make a sparse tensor"):
+        make(*arguments, check_invariants=is_checked)
+    there = [x.to(vgpu) for x in arguments[:3]]
+    with pytest.raises(UnsupportedValueError, match="make a sparse tensor"):
+        make(*there, (1, 1), check_invariants=is_checked)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("layout", SPARSE)
+def test_a_sparse_tensor_of_a_file_is_dense_on_a_virtual_gpu(virtual, layout, tmp_path):
+    virtual.save(SPARSE[layout](), tmp_path / "x.safetensors")
+    x = virtual.load(tmp_path / "x.safetensors", device="gpu:0")
+    assert torch.equal(x.cpu(), torch.eye(4))
+
+
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
 def test_nested_tensors_are_held(vgpu):
     parts = [torch.ones(2, 3), torch.zeros(1, 3)]
