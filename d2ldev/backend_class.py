@@ -342,8 +342,10 @@ class Backend:
 
         Raises:
             UnsupportedValueError: for object arrays, strings, ragged lists, dtypes that the
-                framework does not have, lists of integers that the dtype does not hold, and with
-                ``copy=False`` if a copy would be needed.
+                framework does not have, and with ``copy=False`` if a copy would be needed. For
+                a value that the dtype does not hold, such as 0.25 in ``'int32'``. A tensor is
+                converted as the framework does it, because its values are not waited for, and an
+                array of floats to narrower floats as in NumPy.
             DeviceUnavailableError, OutOfDeviceMemoryError: see ``zeros``.
         """
         if copy is not None:
@@ -401,6 +403,10 @@ class Backend:
         """Make a tensor filled with a number on the device; see ``zeros``.
 
         ``dtype=None`` is the default for that number, as in ``asarray``.
+
+        Raises:
+            UnsupportedValueError: if the dtype, or that of ``like``, does not hold the number, such
+                as 0.25 in ``'int32'``; for anything but a number.
         """
         return creation.full(self.framework, shape, fill_value, dtype, device, like)
 
@@ -425,6 +431,9 @@ class Backend:
 
         Returns:
             A tensor of shape ``(ceil((stop - start) / step),)``.
+
+        Raises:
+            UnsupportedValueError: if the dtype does not hold each of the numbers.
         """
         return creation.arange(self.framework, start, stop, step, dtype, device, like)
 

@@ -6,6 +6,7 @@ array API standard, 2024.12.
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable
 from math import prod
@@ -15,11 +16,10 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, shown
 from d2ldev.framework import DeviceLike, DType, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import devices
+from d2ldev.operations import devices, values
 from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
 
 Make = Callable[[tuple[int, ...], Any, Any], Tensor]
@@ -27,9 +27,12 @@ Make = Callable[[tuple[int, ...], Any, Any], Tensor]
 
 # Python's kinds of numbers. One that comes later holds those before it, as ``[True, 2, 0.5]`` does.
 _NUMBERS = (bool, int, float, complex)
+_PLAIN_NUMBERS = frozenset(_NUMBERS)
 _SEQUENCES = (list, tuple, range)
 # The largest integer up to which float64 has all of them.
 _EXACT = 2**53
+# Every default dtype of floats has the floats that are smaller.
+_SMALL = 6e4
 
 
 def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
@@ -123,10 +126,13 @@ def arange(
     try:
         if step and (stop - start) / step <= 0:
             stop = start  # empty, as the standard says; torch raises
-        elif are_integers:
+        elif not are_integers:
+            for number in _landmarks(start, stop, step):
+                values.check_number(framework, number, dtype, "make a range of numbers")
+        else:
             numbers = range(start, stop, step)
-            least, greatest = sorted((start, numbers[-1]))
-            _check_fit(framework, least, greatest, dtype, "make a range of numbers")
+            for number in (start, numbers[-1]):
+                values.check_number(framework, number, dtype, "make a range of numbers")
             if max(-start, -stop, -step, start, stop, step) > _EXACT:
                 array = _counted_exactly(numbers)
                 if array is not None:
@@ -138,6 +144,12 @@ def arange(
         attempted = f"make the range from {shown(start)} to {shown(stop)} by {shown(step)}"
         fix = "backend.arange(0, 10, 2, dtype='int32'), with other numbers or another dtype"
         raise refusal(framework, error, attempted, native, fix) from error
+
+
+def _landmarks(start: float, stop: float, step: float) -> list[float]:
+    """Return the first two numbers of a range and the last one: a dtype has all, or not these."""
+    last = math.ceil((stop - start) / step) - 1
+    return [start + number * step for number in (0, min(1, last), last)]
 
 
 def _counted_exactly(numbers: range) -> NDArray[Any] | None:
@@ -168,20 +180,26 @@ def full(
     """Make a tensor filled with a number; see ``Backend.full``."""
 
     def make(shape: tuple[int, ...], dtype: Any, native: Any) -> Tensor:
-        number = value
-        if type(value) is not float:  # which gets the default anyway
+        number, attempted = value, "make a tensor"
+        if type(value) is not float or dtype is not None or not -_SMALL < value < _SMALL:
             if type(value).__module__ == "numpy":
                 if dtype is None:
-                    dtype = _data_dtype(framework, value, value, "make a tensor")
+                    dtype = _data_dtype(framework, value, value, attempted)
                 number = value.item()
-            if isinstance(number, _NUMBERS):
-                dtype = _dtype_of_number(framework, number, dtype, "make a tensor")
-                if type(number) is int and abs(number) >= 2**63 and not _limits(framework, dtype):
-                    number = float(number)  # which some frameworks take no larger integer for
-            elif not isinstance(number, Number) and framework.kinds[type(number)] is not TENSOR:
+            if framework.kinds[type(number)] is TENSOR:
+                if dtype is not None:
+                    values.check_tensor(framework, number, dtype, attempted)
+            elif isinstance(number, Number):
+                if not isinstance(number, _NUMBERS):  # a fraction, a decimal number
+                    number = float(number)  # type: ignore[arg-type]
+                dtype = _dtype_of_number(framework, number, dtype, attempted)
+                if type(number) is int and abs(number) >= 2**63:
+                    # Some frameworks take no larger integer for a float.
+                    number = values.as_float(framework, number, dtype)
+            else:
                 # TensorFlow ends the process where a nesting is deep.
                 raise UnsupportedValueError(
-                    "make a tensor", f"{describe(value)} is no number", "backend.full((2, 3), 1.0)"
+                    attempted, f"{describe(value)} is no number", "backend.full((2, 3), 1.0)"
                 )
         return framework.tensors.full(shape, number, dtype, native)
 
@@ -316,44 +334,11 @@ def _default_dtype(framework: Framework, cls: type) -> Any:
 
 
 def _dtype_of_number(framework: Framework, number: Any, dtype: Any, attempted: str) -> Any:
-    """Return the native dtype of a number, None for its default; it has to hold the number."""
+    """Return the native dtype of a number, None for its default, which holds it."""
     if dtype is None:
         dtype = _default_dtype(framework, type(number))
-    if isinstance(number, int):
-        _check_fit(framework, number, number, dtype, attempted)
+    values.check_number(framework, number, dtype, attempted)
     return dtype
-
-
-def _limits(framework: Framework, native_dtype: Any) -> np.iinfo[Any] | None:
-    """Return the limits of a dtype of integers; None for another."""
-    import numpy as np
-
-    tensors = framework.tensors
-    name = next((name for name in tensors.dtype_names if tensors.dtype(name) is native_dtype), "")
-    return np.iinfo(name) if name.startswith(("int", "uint")) else None
-
-
-def _check_fit(
-    framework: Framework, least: int, greatest: int, native_dtype: Any, attempted: str
-) -> None:
-    """Refuse integers that a dtype of integers does not hold; frameworks take them modulo 2**n."""
-    if least >= 0 and greatest < 128:
-        return  # every one does
-    limits = _limits(framework, native_dtype)
-    if limits is None or (least >= limits.min and greatest <= limits.max):
-        return
-    import numpy as np
-
-    number, tensors = least if least < limits.min else greatest, framework.tensors
-    fix = "dtype='float32'"
-    for name in ("uint64", "int64", "int32"):
-        switch, wide = tensors.dtype_fix(name), np.iinfo(name)
-        if wide.min <= least and greatest <= wide.max:
-            if name in tensors.dtype_names:
-                fix = f"dtype={name!r}"
-            elif switch:
-                fix = f"{switch}, and dtype={name!r}"
-    raise UnsupportedValueError(attempted, f"{shown(number)} does not fit into {limits.dtype}", fix)
 
 
 def _checked_array(
@@ -373,36 +358,26 @@ def _checked_array(
             "pad a ragged list to one length, or make a tensor of each row",
         ) from error
     classes = _classes_in(obj) if isinstance(obj, _SEQUENCES) else {type(obj)}
-    if type(obj) is not np.ndarray and all(
-        issubclass(cls, _NUMBERS) and not issubclass(cls, np.generic) for cls in classes
-    ):
+    is_list = classes <= _PLAIN_NUMBERS or (
+        type(obj) is not np.ndarray and all(issubclass(c, (*_NUMBERS, np.generic)) for c in classes)
+    )
+    if is_list and not any(issubclass(cls, np.generic) for cls in classes):
         # Python's numbers alone, which NumPy would make as wide as it can.
         kinds = {next(kind for kind in _NUMBERS if issubclass(cls, kind)) for cls in classes}
         kind = max(kinds, key=_NUMBERS.index, default=float)
         if native_dtype is None:
             native_dtype = _default_dtype(framework, kind)
-    are_integers = all(issubclass(cls, (int, np.integer)) for cls in classes)
-    if are_integers and array.size and native_dtype is not None and not isinstance(obj, np.generic):
-        array = _exact(framework, obj, array, native_dtype, attempted)
+    if native_dtype is not None and array.size and array.dtype.kind not in "bi":
+        are_integers = all(issubclass(cls, (int, np.integer)) for cls in classes)
+        if are_integers and not isinstance(obj, np.generic):
+            # NumPy makes floats or objects of numbers from 2**63 on that stand among smaller ones.
+            array = values.exact(framework, np.array(obj, object), native_dtype, attempted)
+    if native_dtype is not None and array.dtype.kind in "biufc":
+        values.check_array(framework, array, native_dtype, attempted, is_list=is_list)
     _data_dtype(framework, obj, array, attempted)
     # The machine's byte order, no negative strides: what every framework can read.
     native_order: np.dtype[Any] = array.dtype.newbyteorder("=")
     return np.ascontiguousarray(array, native_order).reshape(array.shape), native_dtype
-
-
-def _exact(
-    framework: Framework, obj: Any, array: Any, native_dtype: Any, attempted: str
-) -> NDArray[Any]:
-    """Return an array of integers that the dtype holds, with none of them rounded on the way."""
-    import numpy as np
-
-    # NumPy makes floats or objects of numbers from 2**63 on that stand among smaller ones.
-    exact = array if array.dtype.kind in "bi" else np.array(obj, object)
-    _check_fit(framework, int(exact.min()), int(exact.max()), native_dtype, attempted)
-    if exact is array:
-        return array
-    limits = _limits(framework, native_dtype)
-    return exact.astype("float64" if limits is None else limits.dtype)
 
 
 def _data_dtype(framework: Framework, obj: Any, array: Any, attempted: str) -> Any:

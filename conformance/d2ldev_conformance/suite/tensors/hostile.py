@@ -90,6 +90,15 @@ SHAPES = [
 """Those that frameworks are known to end the process for, multiply wrongly, or take for another."""
 
 
+MISFITS: list[tuple[Any, str]] = [
+    *((0.25, name) for name in ("int32", "uint8", "bool")),
+    *((float(text), name) for text in ("nan", "inf") for name in ("int32", "bool")),
+    *((-1, "uint8"), (-1.0, "uint8"), (300.0, "uint8"), (2.0**31, "int32"), (2, "bool")),
+    *((1e39, "float32"), (-1e39, "float32"), (10**39, "float32"), (1j, "float32"), (1j, "int32")),
+]
+"""Numbers and the dtypes that do not hold them, which some framework makes others of."""
+
+
 def _made(cls: type, content: Any) -> Any:
     return cls() if content is None else cls(content)
 

@@ -8,6 +8,7 @@ import pytest
 from d2ldev import DeviceUnavailableError, OutOfDeviceMemoryError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import aligned, assert_same, creators, numbers
+from d2ldev_conformance.suite.tensors import hostile
 
 SECTION = "6.7.2.1"
 
@@ -211,6 +212,52 @@ def test_an_empty_range_has_the_dtype_of_its_numbers(backend, place, arguments):
 def test_an_integer_that_its_dtype_does_not_hold_is_refused(backend, make):
     with pytest.raises(UnsupportedValueError, match="does not fit into int"):
         make(backend)
+
+
+@requirement("create.values-that-do-not-fit", section=SECTION)
+@pytest.mark.parametrize("way", ["dtype", "like"])
+@pytest.mark.parametrize("misfit", hostile.MISFITS, ids=lambda each: f"{each[0]} in {each[1]}")
+def test_a_value_that_its_dtype_does_not_hold_is_refused(backend, place, misfit, way):
+    value, name = misfit
+    given = {"device": place, "dtype": name}
+    if way == "like":
+        given = {"like": backend.zeros(1, dtype=name, device=place)}
+    calls = [
+        lambda: backend.full((1, 4), value, **given),
+        lambda: backend.asarray(value, **given),
+        lambda: backend.asarray([[value]], **given),
+        lambda: backend.full((1, 4), np.asarray(value)[()], **given),
+    ]
+    for call in calls:
+        with pytest.raises(UnsupportedValueError, match=f"does not fit into {name}"):
+            call()
+
+
+@requirement("create.arrays-that-do-not-fit", section=SECTION)
+def test_an_array_with_a_value_that_the_dtype_does_not_hold_is_refused(backend, place):
+    cases = [([0.0, 0.25], "int32"), ([0, 300], "uint8"), ([-1, 0], "uint8"), ([0, 2], "bool")]
+    for values, name in cases:
+        with pytest.raises(UnsupportedValueError, match=f"does not fit into {name}"):
+            backend.asarray(np.array(values), dtype=name, device=place)
+
+
+@requirement("create.ranges-that-do-not-fit", section=SECTION)
+@pytest.mark.parametrize("numbers", [(0, 2, 0.5), (0.5, 3.0), (-2.0, 1.0)], ids=str)
+def test_a_range_of_numbers_that_the_dtype_does_not_hold_is_refused(backend, place, numbers):
+    with pytest.raises(UnsupportedValueError, match="does not fit into uint8"):
+        backend.arange(*numbers, like=backend.zeros(1, dtype="uint8", device=place))
+
+
+@requirement("create.values-that-fit", section=SECTION)
+def test_a_value_of_another_kind_that_the_dtype_holds_is_taken(backend, place):
+    pairs = [(2.0, "int32"), (True, "int32"), (1, "bool"), (0.0, "bool"), (255.0, "uint8")]
+    pairs += [(float("inf"), "float32"), (float("nan"), "float32"), (3.4e38, "float32")]
+    for value, name in pairs:
+        like = backend.zeros(1, dtype=name, device=place)
+        for x in (backend.full(1, value, like=like), backend.asarray([value], dtype=name)):
+            np.testing.assert_array_equal(backend.to_numpy(x), np.array([value], name))
+    x = backend.arange(1.0, 4.0, dtype="int32", device=place)
+    assert_same(backend.to_numpy(x), np.arange(1, 4, dtype="int32"))
 
 
 @requirement("create.large-integers", section=SECTION)

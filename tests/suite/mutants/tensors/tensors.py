@@ -341,6 +341,37 @@ class TakesIntegersModulo(Mutant, caught_by="create.integers-that-do-not-fit"):
             return super().full(shape, fill_value % 2**31, **options)
 
 
+class CutsValuesOff(Mutant, caught_by="create.values-that-do-not-fit"):
+    class Backend(Backend):
+        def full(self, shape, fill_value, *, dtype=None, like=None, **options):
+            if like is not None and isinstance(fill_value, float):
+                return self.asarray(super().full(shape, fill_value), like=like)
+            return super().full(shape, fill_value, dtype=dtype, like=like, **options)
+
+
+class CutsArraysOff(Mutant, caught_by="create.arrays-that-do-not-fit"):
+    class Backend(Backend):
+        def asarray(self, obj, *, dtype=None, **options):
+            obj = obj.astype(dtype) if dtype and isinstance(obj, np.ndarray) else obj
+            return super().asarray(obj, dtype=dtype, **options)
+
+
+class CutsRangesOff(Mutant, caught_by="create.ranges-that-do-not-fit"):
+    class Backend(Backend):
+        def arange(self, *numbers, dtype=None, device=None, like=None):
+            made = super().arange(*numbers, dtype=dtype, device=device)
+            return made if like is None else self.asarray(made, like=like)
+
+
+class TakesNoFloatsForIntegers(Mutant, caught_by="create.values-that-fit"):
+    class Backend(Backend):
+        def full(self, shape, fill_value, **options):
+            made = super().full(shape, fill_value, **options)
+            if isinstance(fill_value, float) and not self.dtype_of(made).startswith("float"):
+                raise UnsupportedValueError("make a tensor", "it is a float", "an integer")
+            return made
+
+
 class RoundsLargeIntegers(Mutant, caught_by="create.large-integers"):
     class Backend(Backend):
         def asarray(self, obj, **options):
