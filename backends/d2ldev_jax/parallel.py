@@ -11,7 +11,6 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
-from copy import deepcopy
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +22,7 @@ from jax._src.lib import _jax
 from d2ldev.device import Device, gpu
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import gpu_of_process, statistics_refusal, twin_refusal
+from d2ldev.framework.parallel import deep_copy, gpu_of_process, statistics_refusal, twin_refusal
 from d2ldev_jax.devices import JaxDevices, is_initialized
 
 if TYPE_CHECKING:
@@ -54,7 +53,7 @@ class JaxParallel(Parallel):
 
         if not isinstance(model, nnx.Module):
             raise twin_refusal(model)
-        return deepcopy(model)
+        return deep_copy(model, {})
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         from flax import nnx

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
-from d2ldev.framework.parallel import statistics_refusal, twin_refusal
+from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.servers import servers_of
 from d2ldev_mxnet.training.replicated import MXNetGroupLearner, MXNetParallelLearner
@@ -38,9 +37,9 @@ class MXNetParallel(Parallel):
         if not isinstance(model, mx.gluon.Block):
             raise twin_refusal(model)
         # The graph of a hybridized block holds pointers; the copy makes its own.
-        graphs: dict[int, None] = {}
+        graphs: dict[int, Any] = {}
         model.apply(lambda block: graphs.update({id(getattr(block, "_cached_op", None)): None}))
-        twin = deepcopy(model, graphs)
+        twin = deep_copy(model, graphs)
         with NumPySemantics():
             for parameter in twin.collect_params().values():
                 if parameter._data is not None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
@@ -17,7 +16,7 @@ import tensorflow as tf
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor
-from d2ldev.framework.parallel import statistics_refusal, twin_refusal
+from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
 from d2ldev_tensorflow.devices import (
     has_started,
     let_memory_grow,
@@ -53,7 +52,7 @@ class TensorFlowParallel(Parallel):
     def twin(self, model: Any) -> Any:
         if not is_of_keras(model, "Layer"):
             if isinstance(model, tf.Module):
-                return deepcopy(model)
+                return deep_copy(model, {})
             raise twin_refusal(model)
         places = [x.value.device for x in model.variables[:1]]
         try:

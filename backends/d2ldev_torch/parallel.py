@@ -8,7 +8,6 @@ import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from copy import deepcopy
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +16,10 @@ from torch import distributed
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError
 from d2ldev.framework import Framework, Learner, Parallel, Settings
-from d2ldev.framework.parallel import statistics_refusal, twin_refusal
+from d2ldev.framework.parallel import deep_copy, statistics_refusal, twin_refusal
+from d2ldev.operations.placing import named_tensors
 from d2ldev_torch.devices import TorchDevices
+from d2ldev_torch.training import parametrized
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -54,7 +55,14 @@ class TorchParallel(Parallel):
     def twin(self, model: Any) -> Any:
         if not isinstance(model, torch.nn.Module):
             raise twin_refusal(model)
-        return deepcopy(model)
+        # torch copies no tensor that was computed with gradients, such as the weight that a hook
+        # of ``weight_norm`` makes anew before each forward pass.
+        attempted = f"replicate {type(model).__name__}"
+        found = [x for _, x in named_tensors(self._framework, model, attempted)]
+        return deep_copy(model, {id(x): x.detach().clone() for x in found if not x.is_leaf})
+
+    def reduce(self, obj: Any) -> Any:
+        return parametrized.reduce(obj)
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():

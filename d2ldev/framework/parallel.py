@@ -8,13 +8,14 @@ Source: D2L, sections 13.5 and 13.6.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from d2ldev.device import Device
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
 from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training import Learner, Settings
+from d2ldev.nesting.walk import joined
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -57,6 +58,16 @@ class Parallel:
                 belongs to a model.
         """
         raise twin_refusal(model)
+
+    def reduce(self, obj: Any) -> Any:
+        """Return how ``pickle`` makes an object again, as ``__reduce__`` does.
+
+        Called for each object that ``fit`` sends to a process, with ``process_per_device``.
+
+        Returns:
+            ``NotImplemented`` for what ``pickle`` itself sends.
+        """
+        return NotImplemented
 
     def check_batch_norm(self, model: Any, wanted: str) -> None:
         """Check that the batch normalizations of a model have the statistics that the user wants.
@@ -173,9 +184,69 @@ def gpu_of_process(there: int, local_rank: int) -> int:
     return 0 if there == 1 else local_rank
 
 
+_TWIN_FIX = "backend.replicate(net, devices), and an optimizer for each of them"
+
+
 def twin_refusal(
-    obj: Any, problem: str = "it is no model, which can be copied by itself"
+    obj: Any,
+    problem: str = "it is no model, which can be copied by itself",
+    fix: str = _TWIN_FIX,
 ) -> UnsupportedValueError:
     """Return the error of an object that is not copied for each device."""
-    fix = "backend.replicate(net, devices), and an optimizer for each of them"
     return UnsupportedValueError(f"replicate {describe(obj)}", problem, fix)
+
+
+def deep_copy(model: Any, memo: dict[int, Any]) -> Any:
+    """Return what ``copy.deepcopy`` makes of a model.
+
+    Args:
+        memo: the copies that there are already, by the ids of what they are of.
+
+    Raises:
+        UnsupportedValueError: if something in it cannot be copied, with its name.
+    """
+    import copy  # Python's own looks for a package of Jython's when it is imported
+
+    try:
+        return copy.deepcopy(model, {**memo})
+    except (D2LDevError, MemoryError):
+        raise
+    except Exception as error:  # whatever a class's own methods raise
+        name = first_failure(model, lambda part: copy.deepcopy(part, {**memo}))
+        raise twin_refusal(
+            model,
+            f"copy.deepcopy fails at {name or 'the model itself'}: {said(error)}",
+            "give the class of what fails a __deepcopy__, or make a model for each device",
+        ) from error
+
+
+def first_failure(x: Any, attempt: Callable[[Any], object]) -> str:
+    """Return the dotted name of the innermost part of an object at which a function fails.
+
+    Args:
+        x: an object at which it fails.
+        attempt: the function, such as ``copy.deepcopy``.
+
+    Returns:
+        Names of attributes, keys and indices; empty if it fails at ``x`` and none of its parts.
+    """
+    return _first_failure(x, attempt, {id(x)})
+
+
+def _first_failure(x: Any, attempt: Callable[[Any], object], seen: set[int]) -> str:
+    for label, part in _parts_of(x):
+        if id(part) in seen:
+            continue
+        seen.add(id(part))
+        try:
+            attempt(part)
+        except Exception:
+            name = _first_failure(part, attempt, seen)
+            return joined(str(label), name) if name else str(label)
+    return ""
+
+
+def _parts_of(x: Any) -> Iterable[tuple[Any, Any]]:
+    if isinstance(x, (list, tuple)):
+        return enumerate(x)
+    return list((x if isinstance(x, dict) else getattr(x, "__dict__", {})).items())

@@ -6,6 +6,7 @@ run, from which this process goes on.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -21,11 +22,12 @@ from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FunctionType
-from typing import Any
+from typing import Any, BinaryIO
 
 from d2ldev.backend_class import Backend
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
+from d2ldev.framework.parallel import first_failure
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
 from d2ldev.training.order import checked_random_states, random_states
 
@@ -71,9 +73,10 @@ def trained_in_processes(
             states = random_states(trainer.backend.framework, trainer.device)
             work = (trainer, operands, settings, states)
             with open(Path(folder, "work"), "wb") as file:
-                _Pickler(file).dump(work)
+                _Pickler(trainer.backend, file).dump(work)
         except Exception as error:  # pickle raises many kinds
-            raise _sending_refusal(number, said(error)) from error
+            name = _unsendable(trainer, operands, settings)
+            raise _sending_refusal(number, f"{said(error)}, at {name}") from error
         from d2ldev.processes.join import free_port  # few programs train in several processes
 
         context: Any = multiprocessing.get_context(START_METHOD)
@@ -100,6 +103,13 @@ def trained_in_processes(
             for receiver in receivers:
                 receiver.close()
         yield Path(folder, "result")
+
+
+def _unsendable(trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any]) -> str:
+    """Return the name of what ``pickle`` fails at: of the trainer, or an argument of ``fit``."""
+    names = ("model", "train_data", "val_data")
+    arguments = {"trainer": trainer, **dict(zip(names, operands, strict=True)), **settings}
+    return first_failure(arguments, lambda x: _Pickler(trainer.backend, io.BytesIO()).dump(x))
 
 
 @contextmanager
@@ -150,7 +160,16 @@ def _is_without_file() -> bool:
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what only a program without a file has, before any process is started for it."""
+    """Refuses what only a program without a file has, before any process is started for it.
+
+    Args:
+        backend: which is asked how its own objects are sent.
+        file: where the pickle is written.
+    """
+
+    def __init__(self, backend: Backend, file: BinaryIO) -> None:
+        super().__init__(file)
+        self._reduce = backend.framework.parallel.reduce
 
     def reducer_override(self, obj: Any) -> Any:
         is_of_main = isinstance(obj, (type, FunctionType)) and obj.__module__ == "__main__"
@@ -159,7 +178,7 @@ class _Pickler(pickle.Pickler):
                 f"{obj.__qualname__} is of this session, which no other process can import: a "
                 "notebook, the standard input, or python -c"
             )
-        return NotImplemented
+        return self._reduce(obj)
 
 
 # -- in this process ------------------------------------------------------------------------------
@@ -223,7 +242,8 @@ def _sending_refusal(number: int, problem: str) -> UnsupportedValueError:
         problem,
         "classes and functions of a file that is imported (%%writefile net.py in a notebook, and "
         "from net import Net), and what trains under if __name__ == '__main__'; or d2ldev launch "
-        f"--processes {number} train.py, with Trainer(max_epochs, num_gpus=1)",
+        f"--processes {number} train.py, with Trainer(max_epochs, num_gpus=1). The class of an "
+        "object that pickle cannot send, such as a lock, leaves it out in its __getstate__",
     )
 
 
