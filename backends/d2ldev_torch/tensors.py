@@ -47,6 +47,8 @@ class TorchTensors(Tensors):
 
     types = (torch.Tensor,)
     plain_types = (torch.dtype, torch.device)
+    # As of batches in Lightning, accelerate, transformers and PyTorch Geometric.
+    move_method = "to"
     dtype_names = tuple(
         name
         for name in (

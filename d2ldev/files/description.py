@@ -250,6 +250,11 @@ class Description:
             labels, children = list(kind.labels(x)), list(kind.children(x))
             if len(labels) != len(children):
                 raise ValueError(f"it has {len(labels)} keys and {len(children)} values")
+            if kind.items is not None:
+                names, values = labels, children
+                labels, children = list(kind.items.labels(x)), list(kind.items.children(x))
+                if lost := _lost_attributes(names, values, children):
+                    raise ValueError(f"its attributes {lost} are not in it")
             if lost := _lost_fields(x, labels):
                 raise ValueError(f"it is a dataclass, too, whose fields {lost} are not in it")
         except Exception as error:  # whatever a class's own methods raise
@@ -293,6 +298,15 @@ def _lost_fields(x: Any, labels: Collection[Any]) -> list[str]:
         return []
     given = [field.name for field in fields(cls) if getattr(x, field.name, None) is not None]
     return [name for name in given if name not in labels]
+
+
+def _lost_attributes(
+    names: Sequence[Any], values: Sequence[Any], items: Sequence[Any]
+) -> list[Any]:
+    """Return the attributes that come after a container's items, and are no items themselves."""
+    known, count = {id(item) for item in items}, len(items)
+    rest = zip(names[count:], values[count:], strict=True)
+    return [name for name, value in rest if id(value) not in known]
 
 
 def _type_of(x: Any, labels: Collection[Any]) -> str:

@@ -320,7 +320,8 @@ class Fitting:
         elif isinstance(kind, Kind) or layouts_of_model(self._framework, x) is not None:
             self._compare_names(x, found, path)
         else:
-            return self._compare_container(x, kind, found, path)
+            # What is an attribute beside the items is in no file.
+            return self._compare_container(x, kind.items or kind, found, path)
         return lambda: self._remade(x, path)
 
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
@@ -562,6 +563,7 @@ class Fitting:
         kind = self._framework.kinds[type(x)]
         if isinstance(kind, Kind):
             return self._replaced.get((id(x), self._places.get((path, id(x)), "")), x)
+        kind = kind.items or kind
         old = labelled(x, kind, path, self._attempted)
         new = [self._remade(child, joined(path, label)) for label, child in old]
         if all(child is new_child for new_child, (_, child) in zip(new, old, strict=True)):

@@ -44,12 +44,15 @@ class Tensors(ABC):
         plain_types: the classes of its other values that stay as they are in a batch: dtypes,
             devices.
         dtype_names: the dtypes that tensors can have, by name. A property where that may change.
+        move_method: the name of the method ``method(native)`` by which an object that is no
+            container moves itself, where the framework's users have agreed on one; ``to`` calls it.
         integer_dtype, float_dtype: the dtypes of Python's integers and floats if no dtype is asked
             for. Properties where they may change.
     """
 
     types: tuple[type, ...]
     plain_types: tuple[type, ...] = ()
+    move_method: str | None = None
     dtype_names: tuple[str, ...]
     integer_dtype: str = "int64"
     float_dtype: str = "float32"

@@ -7,7 +7,7 @@ attributes are kept, and no constructor of a dataclass or namedtuple runs again.
 from __future__ import annotations
 
 import sys
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence
 from collections.abc import Set as AbstractSet
 from enum import Enum
@@ -22,11 +22,13 @@ class Container(NamedTuple):
         children: the values in a container, in order.
         labels: the key, index or field of each of them, for messages and names.
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
+        items: how its items are walked alone, where its attributes are children, too; else None.
     """
 
     children: Callable[[Any], Iterable[Any]]
     labels: Callable[[Any], Iterable[object]]
     rebuild: Callable[[Any, list[Any]], Any]
+    items: Container | None = None
 
 
 def _indices(x: Any) -> range:
@@ -38,6 +40,8 @@ DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=T
 LIST = Container(iter, _indices, lambda _, new: new)
 TUPLE = Container(iter, _indices, lambda _, new: tuple(new))
 _EXACT = {dict: DICT, list: LIST, tuple: TUPLE}
+# Python's own class has room for attributes, and nobody sets any.
+_WITHOUT_ATTRIBUTES = frozenset({OrderedDict})
 
 
 def container_of(cls: type) -> Container | None:
@@ -54,8 +58,77 @@ def container_of(cls: type) -> Container | None:
     if issubclass(cls, AbstractSet):
         return Container(iter, _indices, _set_rebuild)
     if is_dataclass(cls):
-        return _dataclass_container()
+        return _dataclass_container(cls)
     return None
+
+
+def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bool]) -> Container:
+    """Return how a container is walked with the attributes that hold tensors, beside its items.
+
+    Args:
+        cls: one of Python's own containers, or a class that is derived from one.
+        items: how its items are walked.
+        has_tensors: tells whether a value is a tensor, or a container with one.
+    """
+    if cls.__dictoffset__ == 0 or cls in _WITHOUT_ATTRIBUTES:
+        return items
+    own: frozenset[str] = frozenset()
+    if is_dataclass(cls) and not issubclass(cls, (Mapping, tuple, MutableSequence, AbstractSet)):
+        own = frozenset({*_field_names(cls), *_cached_properties(cls)})
+    # Another class has its items in an attribute.
+    has_storage = not own and not issubclass(cls, (dict, list, tuple, set, frozenset, deque))
+
+    def beside(x: Any) -> dict[str, Any]:
+        attributes: dict[str, Any] = x.__dict__
+        # Of some dictionaries the keys are the attributes.
+        if attributes.keys() <= own or attributes is x:
+            return {}
+        found = {
+            name: value
+            for name, value in attributes.items()
+            if name not in own and has_tensors(value)
+        }
+        if has_storage:
+            known = {id(item) for item in items.children(x)}
+            found = {name: value for name, value in found.items() if not _is_storage(value, known)}
+        return found
+
+    children_of: Callable[[Any], Iterable[Any]] = items.children
+    if getattr(cls, "values", None) is dict.values:  # without a call of Python's
+        children_of = dict.values
+
+    def children(x: Any) -> Iterable[Any]:
+        # Most have none.
+        found = beside(x) if own or x.__dict__ else None
+        return [*children_of(x), *found.values()] if found else children_of(x)
+
+    def labels(x: Any) -> Iterable[object]:
+        found = beside(x)
+        return [*items.labels(x), *found] if found else items.labels(x)
+
+    def rebuild(old: Any, new: list[Any]) -> Any:
+        found = beside(old)
+        made = items.rebuild(old, new[: len(new) - len(found)])
+        vars(made).update(zip(found, new[len(new) - len(found) :], strict=True))
+        return made
+
+    return Container(children, labels, rebuild, items)
+
+
+def _is_storage(x: Any, known: set[int]) -> bool:
+    """Tell whether a value is where a container has its items, by the ids of these."""
+    if not isinstance(x, (dict, list, deque)):
+        return False
+    return known.issuperset(map(id, x.values() if isinstance(x, dict) else x))
+
+
+def _cached_properties(cls: type) -> list[str]:
+    return [
+        name
+        for base in cls.__mro__
+        for name, value in vars(base).items()
+        if isinstance(value, cached_property)
+    ]
 
 
 def is_namedtuple(cls: type) -> bool:
@@ -107,7 +180,9 @@ def _shallow_copy(old: Any) -> Any:
     if made is old:
         raise TypeError("a copy of it is itself")
     attributes = getattr(old, "__dict__", None)
-    if attributes is old:  # a dictionary whose keys are its attributes
+    if attributes and isinstance(old, deque):  # whose own ``__copy__`` leaves them out
+        vars(made).update(attributes)
+    elif attributes is old:  # a dictionary whose keys are its attributes
         object.__setattr__(made, "__dict__", made)
     elif attributes and not isinstance(old, (dict, list, deque)) and not hasattr(old, "__copy__"):
         # A class that keeps its values in a dict or list of its own: the copy shares that.
@@ -139,13 +214,19 @@ def _tuple_rebuild(cls: Any) -> Callable[[Any, list[Any]], Any]:
     return rebuild
 
 
-def _dataclass_container() -> Container:
+def _field_names(cls: type) -> tuple[str, ...]:
     # Not at the top: a program without dataclasses need not pay for importing them.
     from dataclasses import fields
 
+    return tuple(field.name for field in fields(cls))
+
+
+def _dataclass_container(cls: type) -> Container:
+    names, cached = _field_names(cls), frozenset(_cached_properties(cls))
+
     def labels(x: Any) -> list[str]:
         # A field with ``init=False`` and no default need not be there yet.
-        return [field.name for field in fields(x) if hasattr(x, field.name)]
+        return [name for name in names if hasattr(x, name)]
 
     def rebuild(old: Any, new: list[Any]) -> Any:
         made = object.__new__(type(old))
@@ -154,7 +235,7 @@ def _dataclass_container() -> Container:
         attributes, slots = state if isinstance(state, tuple) else (state, None)
         for name, value in (attributes or {}).items():
             # What was computed from the old fields is computed again from the new ones.
-            if not isinstance(getattr(type(old), name, None), cached_property):
+            if name not in cached:
                 vars(made)[name] = value
         for name, value in (slots or {}).items():
             object.__setattr__(made, name, value)

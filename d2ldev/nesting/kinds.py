@@ -12,7 +12,12 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.nesting.containers import Container, container_of, is_plain_class
+from d2ldev.nesting.containers import (
+    Container,
+    container_of,
+    is_plain_class,
+    with_attributes,
+)
 
 
 class Kind:
@@ -100,6 +105,26 @@ class Kinds(dict[type, "Kind | Container"]):
             return _registered[cls]
         if issubclass(cls, (*_PLAIN_TYPES, *tensors.plain_types)):
             return PLAIN
-        # The framework's own containers before Python's.
-        known = tensors.container_of(cls) or container_of(cls)
-        return known or (PLAIN if is_plain_class(cls) else UNKNOWN)
+        # The framework's own containers before Python's. It says itself what is in them.
+        container: Container | None = tensors.container_of(cls)
+        if container is not None:
+            return container
+        if (container := container_of(cls)) is not None:
+            return with_attributes(cls, container, self.has_tensors)
+        return PLAIN if is_plain_class(cls) else UNKNOWN
+
+    def has_tensors(self, x: Any) -> bool:
+        """Tell whether a value is a tensor, or a container with one."""
+        kind = self[type(x)]
+        return kind is TENSOR if isinstance(kind, Kind) else self._has_tensors(x, kind, {})
+
+    def _has_tensors(self, x: Any, kind: Container, seen: dict[int, Any]) -> bool:
+        seen[id(x)] = x  # kept, so that its id stays its own
+        for child in kind.children(x):
+            inner = self[type(child)]
+            if inner is TENSOR:
+                return True
+            is_new = not isinstance(inner, Kind) and id(child) not in seen
+            if is_new and self._has_tensors(child, inner, seen):  # type: ignore[arg-type]
+                return True
+        return False

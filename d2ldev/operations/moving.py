@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import CPU, Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
 from d2ldev.framework import DeviceLike, DType, Framework, Tensor
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices
 from d2ldev.registry.selection import framework_of
@@ -66,18 +66,69 @@ def moved(
     elsewhere = {
         key: tensor for key, tensor in flat.tensors.items() if device_of(tensor) is not target
     }
+    by_themselves = _that_move(framework, flat)
     changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
     if elsewhere:
         new = copied(framework, copy_all, list(elsewhere.values()), target, attempted)
         changed.update(zip(elsewhere, new, strict=True))
+    # Last: one that moves in place has moved when anything else fails.
+    for key, leaf in by_themselves.items():
+        changed[key] = _moved_by_itself(framework, leaf, target, attempted, flat)
     return flat.unflatten(changed)
 
 
-def on_the_host(framework: Framework, x: Any) -> Any:
-    """Make tensors, in the host's memory, of the data in a nesting; its tensors stay."""
+def on_the_host(framework: Framework, x: Any, *, is_moved_later: bool = False) -> Any:
+    """Make tensors, in the host's memory, of the data in a nesting; its tensors stay.
+
+    Args:
+        framework: whose tensors they are.
+        x: the nesting.
+        is_moved_later: whether ``to`` gets it next, so that objects that move by themselves stay.
+    """
     attempted = "make tensors of a batch"
     flat = flatten(x, framework.kinds, attempted)
+    if is_moved_later:
+        _that_move(framework, flat)
     return flat.unflatten(_tensors_of_data(framework, flat, CPU, attempted))
+
+
+def _that_move(framework: Framework, flat: Flattened) -> dict[int, Any]:
+    """Take the objects that move by themselves out of the other leaves, and return them."""
+    method, kinds = framework.tensors.move_method, framework.kinds
+    if method is None or not flat.others:
+        return {}
+    found = {
+        key: leaf
+        for key, leaf in flat.others.items()
+        # The class is asked: an object may answer to every name.
+        if kinds[type(leaf)] is UNKNOWN and callable(getattr(type(leaf), method, None))
+    }
+    for key in found:
+        del flat.others[key]
+    return found
+
+
+def _moved_by_itself(
+    framework: Framework, x: Any, device: Device, attempted: str, flat: Flattened
+) -> Any:
+    """Return what an object's own method makes of it on a device; None means that it is moved."""
+    native = framework.known_natives.get(device)
+    if native is None:
+        native = devices.native(framework, device, attempted)
+    method = framework.tensors.move_method or ""
+    try:
+        made = getattr(x, method)(native)
+    except Exception as error:  # whatever a user's method raises
+        if framework.devices.is_out_of_memory(error):
+            raise creation.refusal(framework, error, attempted, native, "") from error
+        name = type(x).__name__
+        raise UnsupportedValueError(
+            attempted,
+            f"{name}.{method}({native!s}) at {flat.name_of(x) or 'the top'} raised "
+            f"{type(error).__name__}: {said(error)}",
+            f"take it out of the batch, or d2ldev.register_container({name}, children, rebuild)",
+        ) from error
+    return x if made is None else made
 
 
 def copy(framework: Framework, x: Any, target: Device | None) -> Any:

@@ -77,7 +77,7 @@ def _start(framework: Framework, device: Device) -> Callable[[Any], Any]:
 
     def start(batch: Any) -> Any:
         if is_real:
-            batch = moving.on_the_host(framework, batch)
+            batch = moving.on_the_host(framework, batch, is_moved_later=True)
         return moving.to(framework, batch, device)
 
     return start
@@ -92,7 +92,7 @@ def _beside(
     def start(batch: Any) -> Callable[[], Any]:
         plain = xs = plain_tensors(batch, kinds)
         if xs is None:
-            batch = moving.on_the_host(framework, batch)
+            batch = moving.on_the_host(framework, batch, is_moved_later=True)
             xs = list(flatten(batch, kinds, "prefetch batches").tensors.values())
         if not copier.is_large(xs):
             return partial(moving.moved, framework, batch, device, copier.copy_in_turn, plain)

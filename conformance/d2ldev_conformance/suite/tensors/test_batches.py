@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
 import types
 from typing import Any, NamedTuple
 
@@ -45,6 +46,46 @@ class Counted:
 
 class Tagged(dict):
     tag = "none"
+
+
+@dataclasses.dataclass
+class Masked:
+    x: Any
+
+    def __post_init__(self) -> None:
+        self.mask = self.x
+
+
+class Row(list):
+    """A list with attributes."""
+
+
+class Point(tuple):
+    """A tuple with attributes."""
+
+
+class Ends(collections.deque):
+    """A deque with attributes."""
+
+
+class Fields(collections.UserDict):
+    """A mapping that keeps its items in an attribute."""
+
+
+def _with_attributes(container: Any, x: Any) -> Any:
+    container.mask, container.inner, container.other = x, {"of": [x]}, threading
+    return container
+
+
+WITH_ATTRIBUTES = {
+    "dataclass": Masked,
+    "dict": lambda x: Tagged(x=x),
+    "list": lambda x: Row([x]),
+    "tuple": lambda x: Point([x]),
+    "deque": lambda x: Ends([x]),
+    "mapping": lambda x: Fields(x=x),
+    "without items": lambda _: Row(),
+}
 
 
 class Batch:
@@ -161,6 +202,27 @@ def test_a_subclass_keeps_its_attributes(transfer):
     assert type(moved) is Tagged
     assert moved.tag == "train"
     transfer.check(moved["x"])
+
+
+@requirement("containers.attributes-move", section=SECTION)
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
+def test_attributes_beside_fields_and_items_move_with_them(transfer, make):
+    x = transfer.tensor()
+    batch = _with_attributes(make(x), x)
+    moved = transfer.of(batch)
+    assert type(moved) is type(batch)
+    transfer.check(moved.mask)
+    assert moved.inner["of"][0] is moved.mask
+    assert moved.other is threading
+    assert batch.mask is batch.inner["of"][0] is x
+
+
+@requirement("containers.attributes-noop", section=SECTION)
+@pytest.mark.parametrize("make", WITH_ATTRIBUTES.values(), ids=list(WITH_ATTRIBUTES))
+def test_a_container_whose_attributes_are_there_comes_back_itself(backend, place, make):
+    x = backend.ones(2, device=place)
+    batch = _with_attributes(make(x), x)
+    assert backend.to(batch, place) is batch
 
 
 @requirement("containers.mapping-proxy", section=SECTION)
@@ -331,6 +393,37 @@ def test_an_array_on_its_own_becomes_a_tensor(backend, place, take):
     _check(backend, place, taken, array)
     array[0] = 9.0
     assert_same(backend.to_numpy(taken), np.arange(3, dtype="float32"))
+
+
+@pytest.fixture
+def moving(backend):
+    """Makes an object that is no container, and moves by the framework's ``move_method``."""
+    method = backend.framework.tensors.move_method
+    if method is None:
+        pytest.skip("the framework's users have agreed on no method by which objects move")
+
+    def move(self, native):
+        moved = backend.to(self.x, native)
+        return self if moved is self.x else type(self)(moved)
+
+    cls = type("Moving", (), {"__init__": lambda self, x: setattr(self, "x", x), method: move})
+    return lambda device: cls(backend.ones(2, device=device))
+
+
+@requirement("containers.objects-that-move", section=SECTION)
+def test_an_object_that_moves_by_itself_is_moved(backend, place, take, moving):
+    obj = moving("cpu")
+    taken = take({"a": [obj, np.zeros(2, "float32")]})
+    assert type(taken["a"][0]) is type(obj)
+    _check(backend, place, taken["a"][0].x, np.ones(2, "float32"))
+    _check(backend, place, taken["a"][1], np.zeros(2, "float32"))
+    assert backend.device_of(obj.x) is backend.cpu()
+
+
+@requirement("containers.objects-that-move", section=SECTION)
+def test_an_object_that_says_that_it_is_there_stays(backend, place, moving):
+    batch = [moving(place), None]
+    assert backend.to(batch, place) is batch
 
 
 @requirement("containers.slide-prepare-batch", section=SECTION)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import collections.abc
+import copy
 import dataclasses
 
 import array_api_strict as xp
@@ -245,6 +246,29 @@ class LosesAttributes(Mutant, caught_by="containers.subclass-attributes"):
             return None
 
 
+def _without_attributes(moved, x):
+    """Give what was moved an attribute as it was before."""
+    if moved is not x and hasattr(x, "mask"):
+        moved.mask = x.mask
+    return moved
+
+
+class LeavesAttributesBehind(Mutant, caught_by="containers.attributes-move"):
+    class Backend(Backend):
+        def to(self, x, device):
+            return _without_attributes(super().to(x, device), x)
+
+        def copy(self, x, device=None):
+            return _without_attributes(super().copy(x, device), x)
+
+
+class RebuildsForAttributes(Mutant, caught_by="containers.attributes-noop"):
+    class Backend(Backend):
+        def to(self, x, device):
+            moved = super().to(x, device)
+            return copy.copy(moved) if hasattr(moved, "mask") else moved
+
+
 class RunsConstructors(Mutant, caught_by="containers.no-constructor-runs"):
     class Backend(Careless):
         def carelessly(self, x, move):
@@ -319,6 +343,19 @@ class MovesTensorsOnly(Mutant, caught_by="containers.arrays-become-tensors"):
         def to(self, x, device):
             self.copy(x)  # which refuses arrays
             return super().to(x, device)
+
+
+class LeavesMovingObjectsBehind(Mutant, caught_by="containers.objects-that-move"):
+    class Tensors(ReferenceTensors):
+        move_method = "to"
+
+    class Backend(Backend):
+        def to(self, x, device):
+            left = (
+                [each for each in x.get("a", ()) if hasattr(each, "to")] if type(x) is dict else []
+            )
+            moved = super().to(x, device)
+            return {**moved, "a": [*left, *moved["a"][len(left) :]]} if left else moved
 
 
 class TakesArraysInContainersAlone(Mutant, caught_by="containers.slide-prepare-batch"):

@@ -1,0 +1,147 @@
+"""Objects in a batch that are no containers, and move by their own method ``to(device)``."""
+
+from collections import UserDict
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils.rnn import pack_sequence
+
+from d2ldev import Trainer, UnsupportedValueError, gpu
+
+
+class Graph:
+    """As Lightning and accelerate want it: ``to`` returns what is on the device."""
+
+    def __init__(self, x):
+        self.x = x
+
+    def to(self, device, **_):
+        return self if self.x.device == torch.device(device) else Graph(self.x.to(device))
+
+
+class InPlace(Graph):
+    """As PyTorch Geometric's ``Data``: moved in place."""
+
+    def to(self, device):
+        self.x = self.x.to(device)
+        return self
+
+
+class Forgetful(InPlace):
+    """One whose author has forgotten ``return self``."""
+
+    def to(self, device):
+        super().to(device)
+
+
+class Dated:
+    """An object whose ``to`` takes something else."""
+
+    def to(self, zone):
+        return zone.upper()
+
+
+class Encoding(UserDict):
+    """As transformers' ``BatchEncoding``: a mapping with a ``to`` and an attribute of its own."""
+
+    def __init__(self, data):
+        super().__init__(data)
+        self._encodings = [object()]
+
+    def __getattr__(self, item):
+        try:
+            return self.data[item]
+        except KeyError:
+            raise AttributeError from None
+
+    def to(self, device):
+        raise AssertionError("it is a container")
+
+
+class Together(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(2, 1)
+
+    def forward(self, graph):
+        return self.linear(graph.x)
+
+
+@pytest.fixture
+def x():
+    return torch.ones(4, 2)
+
+
+@pytest.mark.parametrize("cls", [Graph, InPlace, Forgetful])
+def test_an_object_with_to_is_moved_by_it(virtual, x, cls):
+    batch = {"graph": cls(x), "y": x}
+    moved = virtual.to(batch, gpu(1))
+    assert type(moved["graph"]) is cls
+    assert virtual.device_of(moved["graph"].x) is virtual.device_of(moved["y"]) is gpu(1)
+
+
+def test_a_copy_leaves_the_object_that_was_given(virtual, x):
+    graph = Graph(x)
+    virtual.to([graph], gpu(0))
+    assert graph.x is x
+
+
+@pytest.mark.parametrize("cls", [Graph, InPlace, Forgetful])
+def test_what_says_that_it_is_there_comes_back_itself(virtual, x, cls):
+    batch = {"graph": cls(x.to("vgpu:0")), "n": 1}
+    assert virtual.to(batch, gpu(0)) is batch
+
+
+def test_one_object_in_two_places_is_moved_once(virtual, x):
+    graph = Graph(x)
+    first, second = virtual.to([graph, (graph,)], gpu(0))
+    assert first is second[0] is not graph
+
+
+def test_a_mapping_with_to_is_a_container(virtual, x):
+    batch = Encoding({"input_ids": x})
+    moved = virtual.to(batch, gpu(0))
+    assert virtual.device_of(moved.input_ids) is gpu(0)
+    assert moved._encodings is batch._encodings
+    assert batch["input_ids"] is x
+    assert virtual.to(moved, gpu(0)) is moved
+
+
+def test_a_packed_sequence_keeps_its_sizes_on_the_host(virtual):
+    packed = pack_sequence([torch.ones(3), torch.ones(2)])
+    moved = virtual.to({"packed": packed}, gpu(0))["packed"]
+    assert virtual.device_of(moved.data) is gpu(0)
+    assert moved.batch_sizes.is_cpu
+
+
+def test_a_to_that_takes_no_device_is_refused_by_its_place(virtual, x):
+    with pytest.raises(UnsupportedValueError, match=r"Dated\.to\(.*\) at when\.0 raised Attrib"):
+        virtual.to({"x": x, "when": [Dated()]}, gpu(0))
+
+
+def test_nothing_in_a_batch_has_moved_when_another_value_is_refused(virtual, x):
+    graph = InPlace(x)
+    with pytest.raises(UnsupportedValueError, match="at other"):
+        virtual.to({"graph": graph, "other": object()}, gpu(0))
+    assert graph.x is x
+
+
+def test_an_object_is_not_copied_and_not_split(virtual, x):
+    with pytest.raises(UnsupportedValueError, match="at graph is no tensor"):
+        virtual.copy({"graph": Graph(x)}, gpu(0))
+    with pytest.raises(UnsupportedValueError, match="graph"):
+        virtual.split({"x": x, "graph": Graph(x)}, [gpu(0), gpu(1)])
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+def test_prefetch_moves_objects(virtual, x, depth):
+    (moved,) = virtual.prefetch([{"graph": Graph(x)}], gpu(0), depth=depth)
+    assert virtual.device_of(moved["graph"].x) is gpu(0)
+
+
+def test_the_trainer_takes_objects(virtual, x):
+    data = [(Graph(x), torch.zeros(4, 1))] * 2
+    trainer = Trainer(max_epochs=2, num_gpus=1, backend=virtual)
+    history = trainer.fit(Together(), data, optimizer="sgd", lr=0.1, loss="mse")
+    assert history["loss"][1] < history["loss"][0]
