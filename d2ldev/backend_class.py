@@ -510,7 +510,12 @@ class Backend:
                 it is only traced (under ``jit`` or ``tf.function``), spread over several devices,
                 or without bytes (torch's ``meta``).
         """
-        return (self.known_framework or self.framework).tensors.device_of(x)
+        framework = self.known_framework or self.framework
+        try:
+            return framework.tensors.device_of(x)
+        except UnsupportedValueError:
+            creation.require_tensor(framework, x, "tell the device of a tensor")
+            raise
 
     def dtype_of(self, x: Tensor) -> str:
         """Return the name of a tensor's dtype, such as ``'float32'``.

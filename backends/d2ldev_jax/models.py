@@ -20,6 +20,7 @@ import numpy as np
 
 from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
+from d2ldev.operations.keras import keras_elsewhere
 
 # Most attributes are of these types, and hold no array.
 _WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32))
@@ -63,6 +64,9 @@ class JaxModels(Models):
             linear.kernel, linear.bias = nnx.Param(kernel), nnx.Param(bias)
             made += [linear, getattr(jax.nn, activation)]
         return nnx.Sequential(*made[:-1])
+
+    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
+        return keras_elsewhere(obj, "jax")
 
     def parts(self, obj: Any) -> Iterator[Part]:
         nnx = sys.modules.get("flax.nnx")  # which linen does not import

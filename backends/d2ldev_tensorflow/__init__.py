@@ -22,6 +22,7 @@ from importlib.metadata import PackageNotFoundError, version
 from d2ldev.framework import Framework
 
 requires = ("tensorflow",)
+libraries = ("keras",)
 
 
 def _distribution() -> str:

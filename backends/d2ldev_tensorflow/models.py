@@ -26,6 +26,7 @@ from tensorflow.python.eager.context import anonymous_name
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
+from d2ldev.operations.keras import keras_elsewhere
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
@@ -98,6 +99,9 @@ class TensorFlowModels(Models):
                 layer.kernel.assign(kernel)
                 layer.bias.assign(bias)
         return net
+
+    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
+        return keras_elsewhere(obj, "tensorflow")
 
     # -- placing ----------------------------------------------------------------------------------
 

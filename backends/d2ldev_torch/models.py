@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from d2ldev.device import Device
 from d2ldev.framework import Models, Part, Tensor
+from d2ldev.operations.keras import keras_elsewhere
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
@@ -49,6 +50,9 @@ class TorchModels(Models):
             linear.weight, linear.bias = torch.nn.Parameter(kernel), torch.nn.Parameter(bias)
             modules += [linear, _ACTIVATIONS[activation]()]
         return torch.nn.Sequential(*modules[:-1])
+
+    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
+        return keras_elsewhere(obj, "torch")
 
     # -- placing ----------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
 from d2ldev.nesting.walk import depth_refusal, joined
+from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.placing import named_tensors
 
 VERSION = 4
@@ -211,7 +212,8 @@ class Description:
         elif kind is OBJECT or layouts_of_model(self._framework, x) is not None:
             node = self._object(x, path)
         elif isinstance(kind, Kind):
-            raise self._refusal(x, path, "no file can hold it")
+            foreign = of_another_backend(self._framework, self._attempted, x, path)
+            raise foreign or self._refusal(x, path, "no file can hold it")
         else:
             node = self._container(x, kind, path)
         self._done[id(x)] = (x, node)

@@ -41,6 +41,7 @@ from d2ldev.nesting.containers import Container
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, Kind
 from d2ldev.nesting.walk import container_refusal, depth_refusal, flatten, joined, labelled, leaves
 from d2ldev.operations.arguments import as_path, flag
+from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.placing import Inventory
 
 # A file may have millions of names, and long ones. So an error lists as many, looks for the nearest
@@ -309,7 +310,8 @@ class Fitting:
             else:
                 self._differs(path, f"is a {type(x).__name__}", found)
         elif isinstance(kind, Kind) and kind is not OBJECT:
-            raise UnsupportedValueError(
+            foreign = of_another_backend(self._framework, self._attempted, x, path)
+            raise foreign or UnsupportedValueError(
                 self._attempted,
                 f"the {type(x).__name__} at {path or 'the top'} is in no file",
                 "backend.load_into(obj, path), where obj has what backend.save takes: tensors, "

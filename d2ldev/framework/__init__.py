@@ -14,6 +14,8 @@ Design rules, as in einops' backends:
 An entry point of the group ``d2ldev.backends`` names a subclass of ``Framework``, which imports the
 framework when it is made; the package says in ``requires`` which modules it needs. A
 tensor's class, or one of its bases, comes from one of them: no other framework is asked about it.
+Libraries that are written for the framework (``libraries = ("flax", "optax")``) are named beside
+them, so that another backend's error can say whose a model is.
 
 The conformance suite (``d2ldev conformance NAME``) says when a backend is done. The suite's set-up
 is in the package's ``provision`` module.

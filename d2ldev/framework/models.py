@@ -60,6 +60,16 @@ class Models:
             "make the model yourself, and backend.place(model, device)",
         )
 
+    def elsewhere(self, obj: Any) -> tuple[str, str] | None:
+        """Return why an object is not one of ``types`` in this process, and what makes it one.
+
+        For libraries that compute with one of several frameworks, as Keras does.
+
+        Returns:
+            A clause and a line for a message; None for any other object.
+        """
+        return None
+
     # -- placing ----------------------------------------------------------------------------------
 
     def parts(self, obj: Any) -> Iterable[Part]:

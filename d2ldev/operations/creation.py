@@ -18,6 +18,7 @@ from d2ldev.framework import DeviceLike, DType, Framework, Shape, Tensor
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import devices, values
 from d2ldev.operations.arguments import MOST_ELEMENTS, as_shape
+from d2ldev.operations.other_backends import of_another_backend
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,10 +39,9 @@ _SMALL = 6e4
 def require_tensor(framework: Framework, x: Any, attempted: str) -> None:
     """Raise an ``UnsupportedValueError`` unless ``x`` is a tensor of the framework."""
     if framework.kinds[type(x)] is not TENSOR:
-        raise UnsupportedValueError(
-            attempted,
-            f"{describe(x)} is no tensor of the {framework.name} backend",
-            "x = backend.asarray(x) makes a tensor",
+        fix = "x = backend.asarray(x) makes a tensor"
+        raise of_another_backend(framework, attempted, x) or UnsupportedValueError(
+            attempted, f"{describe(x)} is no tensor of the {framework.name} backend", fix
         )
 
 
@@ -254,8 +254,10 @@ def asarray(
             return framework.tensors.from_data(obj, native_dtype, native)
         array, native_dtype = _checked_array(framework, obj, native_dtype, attempted)
         return framework.tensors.from_data(array, native_dtype, native)
-    except UnsupportedValueError:
-        raise
+    except UnsupportedValueError as error:
+        if hasattr(obj, "__array__"):
+            raise
+        raise of_another_backend(framework, attempted, obj) or error from error.__cause__
     except Exception as error:
         fix = "backend.asarray(obj, dtype='float32'), or another dtype that holds its values"
         raise refusal(framework, error, f"{attempted}, {describe(obj)}", native, fix) from error
@@ -283,10 +285,11 @@ def destination(
 ) -> tuple[Any, Any]:
     """Return the native dtype (or None) and the native device of a new tensor."""
     if like is not None:
+        require_tensor(framework, like, attempted)
         if device is None:
             device = framework.tensors.device_of(like)
         if dtype_spec is None:
-            dtype_spec = dtype_of(framework, like)
+            dtype_spec = framework.tensors.dtype_of(like)
     native_dtype = None if dtype_spec is None else dtype(framework, dtype_spec)
     place = devices.current(framework) if device is None else device
     place = devices.existing(framework, place, attempted)

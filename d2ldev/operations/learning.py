@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Loss, Settings, Tensor
+from d2ldev.nesting.kinds import OBJECT
 from d2ldev.operations import creation, moving, placing
+from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.steps import check_labels
 
 if TYPE_CHECKING:
@@ -41,6 +43,13 @@ def completed(
         UnsupportedValueError: if nobody has given a loss, or something was given that would have
             no effect.
     """
+    attempted = f"{'train' if is_trained else 'evaluate'} {type(model).__name__}"
+    for given in (model, settings.optimizer):
+        # An optimizer of optax is a container of functions.
+        if framework.kinds[type(given)] is not OBJECT:
+            foreign = of_another_backend(framework, attempted, given)
+            if foreign is not None:
+                raise foreign
     optimizer = settings.optimizer
     lacks_optimizer = is_trained and optimizer is None
     if loss is None or lacks_optimizer:

@@ -15,6 +15,7 @@ from d2ldev.framework import DeviceLike, DType, Framework, Tensor
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN
 from d2ldev.nesting.walk import Flattened, every, flatten, plain_tensors, with_tensors
 from d2ldev.operations import creation, devices
+from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.registry.selection import framework_of
 
 if TYPE_CHECKING:
@@ -150,8 +151,7 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
             return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
     for leaf in flat.others.values():
-        what = _foreign(framework, leaf)
-        raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
+        raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
     tensors = flat.tensors
     places = {target} if target is not None else set(map(device_of, tensors.values()))
     changed: dict[int, Tensor] = {}
@@ -207,8 +207,8 @@ def converted(
 
 def to_numpy(framework: Framework, x: Tensor) -> np.ndarray[Any, Any]:
     """Return the values of a tensor in a NumPy array; see ``Backend.to_numpy``."""
-    if what := _foreign(framework, x):
-        raise _refusal(framework, "make a NumPy array", x, "", what)
+    if framework.kinds[type(x)] is not TENSOR:
+        raise leaf_refusal(framework, "make a NumPy array", x, "")
     try:
         return framework.tensors.to_numpy(x)
     except Exception as error:
@@ -229,6 +229,10 @@ def from_dlpack(framework: Framework, x: Any) -> Tensor:
     except D2LDevError:
         raise
     except Exception as error:
+        if not hasattr(_exported(x), "__dlpack__"):
+            foreign = of_another_backend(framework, "take over the memory of a tensor", x)
+            if foreign is not None:
+                raise foreign from error
         raise UnsupportedValueError(
             f"take over the memory of {describe(x)}",
             f"{type(error).__name__}: {said(error)}",
@@ -292,8 +296,7 @@ def _tensors_of_data(
     for leaf in flat.others.values():
         is_object = framework.kinds[type(leaf)] is OBJECT
         if is_object or not (_is_array(leaf) or _is_tensor(leaf)):
-            what = _foreign(framework, leaf)
-            raise _refusal(framework, attempted, leaf, flat.name_of(leaf), what)
+            raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
     made = {}
     for key, leaf in flat.others.items():
         try:
@@ -355,23 +358,27 @@ def _is_plain(framework: Framework, x: Any) -> bool:
         return True
 
 
-def _foreign(framework: Framework, x: Any) -> str:
-    """Return what a value is, if it is no tensor of this framework; empty if it is one."""
-    kind = framework.kinds[type(x)]
-    if kind is TENSOR:
-        return ""
-    return "a plain value" if kind is PLAIN else f"no tensor of the {framework.name} backend"
+def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> UnsupportedValueError:
+    """Return the error of a value in a nesting that is no tensor of the framework.
 
-
-def _refusal(
-    framework: Framework, attempted: str, x: Any, name: str, what: str
-) -> UnsupportedValueError:
+    Args:
+        framework: the one that was asked.
+        attempted: what the caller is doing.
+        x: the value.
+        name: its name in the nesting; empty is the whole.
+    """
+    is_plain = framework.kinds[type(x)] is PLAIN
+    what = "a plain value" if is_plain else f"no tensor of the {framework.name} backend"
     where = f" at {name}" if name else ""
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
     if isinstance(x, framework.models.types):
         fix = "model = backend.place(model, device) moves models and optimizers"
     elif hasattr(_exported(x), "__dlpack__") and type(x).__module__ != "numpy":
         fix = "x = backend.from_dlpack(x) takes over another framework's tensor"
+        if foreign := of_another_backend(framework, attempted, x, name, fix=fix):
+            return foreign
+    elif foreign := of_another_backend(framework, attempted, x, name):
+        return foreign
     elif not hasattr(x, "__array__"):
         register = f"d2ldev.register_container({type(x).__name__}, children, rebuild)"
         fix = f"take it out of the batch, or {register}"

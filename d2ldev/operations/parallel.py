@@ -252,13 +252,13 @@ def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list
     """Return a copy of an object for each device, on it; see ``Backend.replicate``."""
     kinds = framework.kinds
     copies = []
+    attempted = f"replicate {type(obj).__name__}"
     for device in devices:
-        flat = flatten(obj, kinds, f"replicate {type(obj).__name__}")
-        models = {
-            key: framework.parallel.twin(x)
-            for key, x in flat.others.items()
-            if kinds[type(x)] is OBJECT
-        }
+        flat = flatten(obj, kinds, attempted)
+        for leaf in flat.others.values():
+            if kinds[type(leaf)] is not OBJECT:  # it would be the same object on each device
+                raise moving.leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
+        models = {key: framework.parallel.twin(x) for key, x in flat.others.items()}
         tensors = list(flat.tensors.values())
         new = moving.copy(framework, tensors, device)
         whole = flat.unflatten({**models, **dict(zip(flat.tensors, new, strict=True))})

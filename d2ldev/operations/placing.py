@@ -21,6 +21,7 @@ from d2ldev.framework import DeviceLike, Framework, Models, Put
 from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
+from d2ldev.operations.other_backends import of_another_backend
 
 
 class Inventory:
@@ -70,6 +71,8 @@ class Inventory:
             self._add(name, value, kind)
 
     def _refusal(self, name: str, value: object) -> UnsupportedValueError:
+        if foreign := of_another_backend(self.framework, self._attempted, value, name):
+            return foreign
         where = f" at {name}" if name else ""
         return UnsupportedValueError(
             self._attempted,

@@ -2,8 +2,9 @@
 
 Backends are found through the entry-point group ``d2ldev.backends``, the built-in ones like
 anyone else's. An entry point names a subclass of ``Framework``. The package that holds it says
-which modules it needs in a tuple ``requires`` of strings (default: none). Its source is read and
-not run, so that a package has no say before its backend is chosen.
+which modules it needs in a tuple ``requires`` of strings (default: none), and in ``libraries``
+which packages are written for its framework. Its source is read and not run, so that a package has
+no say before its backend is chosen.
 
 Held by ``tests/core/registry/test_registry.py`` and ``tests/core/registry/test_third_parties.py``.
 """
@@ -39,6 +40,7 @@ def known_backends(*, refresh: bool = False) -> dict[str, EntryPoint]:
     if refresh:
         _points.cache_clear()
         required_modules.cache_clear()
+        libraries_of.cache_clear()
     return {name: next(iter(points.values())) for name, points in _points().items()}
 
 
@@ -98,6 +100,20 @@ def required_modules(name: str) -> tuple[str, ...]:
         SyntaxError: if its source cannot be read.
         TypeError: if ``requires`` is not written there as a string or a tuple of strings.
     """
+    return _written(name, "requires")
+
+
+@cache
+def libraries_of(name: str) -> tuple[str, ...]:
+    """Return the packages whose classes are a known backend's, besides those that it needs.
+
+    Raises:
+        Exception: as ``required_modules``.
+    """
+    return _written(name, "libraries")
+
+
+def _written(name: str, variable: str) -> tuple[str, ...]:
     package = known_backends()[name].module.partition(".")[0]
     spec = importlib.util.find_spec(package)
     if spec is None:
@@ -108,28 +124,28 @@ def required_modules(name: str) -> tuple[str, ...]:
     # Not at the top: ``import d2ldev`` would take half as long again.
     import ast
 
-    # A package without source needs nothing that can be told.
+    # A package without source tells nothing.
     for statement in ast.parse(loader.get_source(package) or "").body:
         match statement:
             case (
-                ast.Assign(targets=[ast.Name("requires")], value=value)
-                | ast.AnnAssign(target=ast.Name("requires"), value=value)
-            ):
-                return _as_modules(package, value)
+                ast.Assign(targets=[ast.Name(id=target)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=target), value=value)
+            ) if target == variable:
+                return _as_modules(package, variable, value)
     return ()
 
 
-def _as_modules(package: str, written: ast.expr | None) -> tuple[str, ...]:
+def _as_modules(package: str, variable: str, written: ast.expr | None) -> tuple[str, ...]:
     import ast
 
     try:
-        requires = ast.literal_eval(written)  # type: ignore[arg-type]
+        names = ast.literal_eval(written)  # type: ignore[arg-type]
     except (TypeError, ValueError):
-        requires = None
-    modules = (requires,) if isinstance(requires, str) else requires
+        names = None
+    modules = (names,) if isinstance(names, str) else names
     if isinstance(modules, (tuple, list)) and all(isinstance(name, str) for name in modules):
         return tuple(modules)
-    raise TypeError(f"'requires' in {package} is not written as a tuple of strings")
+    raise TypeError(f"{variable!r} in {package} is not written as a tuple of strings")
 
 
 def available_backends() -> list[str]:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import importlib
 import operator
 import sys
+from collections.abc import Callable
 from contextlib import suppress
+from types import FunctionType
 from typing import Any, NamedTuple
 
 import d2ldev.settings as settings
@@ -23,6 +25,7 @@ from d2ldev.errors import (
 )
 from d2ldev.framework import Framework
 from d2ldev.locks import Lock
+from d2ldev.nesting.kinds import OBJECT, TENSOR
 from d2ldev.registry.discovery import (
     FALLBACK,
     PREFERENCE,
@@ -30,6 +33,7 @@ from d2ldev.registry.discovery import (
     canonical_name,
     choices,
     known_backends,
+    libraries_of,
     rank,
     required_modules,
 )
@@ -333,20 +337,74 @@ def framework_of_loader(x: Any, types: str = "loader_types") -> Framework | None
     return None
 
 
+def other_backend_of(framework: Framework, x: Any) -> str:
+    """Return the name of another backend whose object ``x`` is; empty if there is none.
+
+    Nothing is imported. An object is a backend's if its class comes from what the backend needs, or
+    from a library of this backend alone. Backends that share the library are made and asked.
+
+    Args:
+        framework: the one that does not know it.
+        x: a tensor, a model, an optimizer, a function, or anything else.
+    """
+    packages = _packages_of(x) - {"numpy"}  # whose arrays are data to every backend
+    names = [name for name in sorted(known_backends(), key=rank) if name != framework.name]
+    for name in names:
+        if _has_imported(name, packages):
+            return name
+    for name in names:
+        libraries = packages.intersection(_told(libraries_of, name))
+        if libraries and _is_imported(_told(required_modules, name)):
+            others = [each for each in known_backends() if each != name]
+            is_alone = all(libraries.isdisjoint(_told(libraries_of, each)) for each in others)
+            if is_alone or _knows(name, x):
+                return name
+    return ""
+
+
 def _possible_backends(x: Any) -> list[str]:
     """Return the backends that an object may belong to, by name, the preferred ones first.
 
     They are those in use, and those that are imported and whose modules its class comes from.
     """
-    roots = {cls.__module__.partition(".")[0] for cls in type(x).__mro__}
+    packages = _packages_of(x)
     names = sorted(known_backends(), key=rank)
-    return [name for name in names if name in _loaded or _has_imported(name, roots)]
+    return [name for name in names if name in _loaded or _has_imported(name, packages)]
 
 
-def _has_imported(name: str, roots: set[str]) -> bool:
+def _packages_of(x: Any) -> set[str]:
+    """Return the packages that an object's class and its bases come from.
+
+    A class and a function come from where they are written.
+    """
+    classes = [*type(x).__mro__, *(x.__mro__ if isinstance(x, type) else ())]
+    modules = [cls.__module__ for cls in classes]
+    if isinstance(x, FunctionType):
+        modules.append(x.__module__)
+    return {str(module).partition(".")[0] for module in modules}
+
+
+def _has_imported(name: str, packages: set[str]) -> bool:
     """Return whether what a backend needs is imported, and a class comes from there."""
+    requires = _told(required_modules, name)
+    return not packages.isdisjoint(requires) and _is_imported(requires)
+
+
+def _is_imported(modules: tuple[str, ...]) -> bool:
+    return all(module in sys.modules for module in modules)
+
+
+def _told(asked: Callable[[str], tuple[str, ...]], name: str) -> tuple[str, ...]:
+    """Return what a backend's package says; nothing if it is gone, or cannot be read."""
     try:
-        requires = required_modules(name)
+        return asked(name)
     except Exception:
-        return False  # a package that is gone, or cannot be read: not this tensor's
-    return not roots.isdisjoint(requires) and all(module in sys.modules for module in requires)
+        return ()
+
+
+def _knows(name: str, x: Any) -> bool:
+    """Return whether an object is a tensor, a model or an optimizer to a backend."""
+    try:
+        return get_framework(name).kinds[type(x)] in (TENSOR, OBJECT)
+    except D2LDevError:
+        return False

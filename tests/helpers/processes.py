@@ -114,13 +114,14 @@ class MyFramework(ReferenceFramework):
 """
 
 
-def make_backend(folder, name="mine", *, requires=(), source=MINE):
+def make_backend(folder, name="mine", *, requires=(), libraries=(), source=MINE):
     """Install into ``folder`` a third party's backend, a copy of the reference framework.
 
     It is a package ``<name>_backend``, whose class is in a module of its own. For the name of a
     built-in backend it is a d2ldev that has this one in the place of its own.
     """
-    make_package(folder, f"{name}_backend", f"requires = {tuple(requires)!r}\n")
+    told = f"requires = {tuple(requires)!r}\nlibraries = {tuple(libraries)!r}\n"
+    make_package(folder, f"{name}_backend", told)
     module = folder / f"{name}_backend" / "wiring.py"
     module.write_text(textwrap.dedent(source).replace("{name!r}", repr(name)), encoding="utf-8")
     point = {name: f"{name}_backend.wiring:MyFramework"}

@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 from d2ldev_reference.models import MLP
 
-from d2ldev import Backend, DeviceUnavailableError
+from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU
 from mutants import Mutant
 
@@ -91,6 +91,16 @@ class PlacesAnything(Mutant, caught_by="place.refuses-others"):
                 return super().place(obj, device)
             except TypeError:
                 return obj
+
+
+class NamesNoBackend(Mutant, caught_by="errors.name-the-backend"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            try:
+                return super().place(obj, device)
+            except UnsupportedValueError as error:
+                problem = f"it is no object of the {self.name} backend"
+                raise UnsupportedValueError(error.attempted, problem, error.fix) from None
 
 
 class MakesModelsOnTheCpu(Mutant, caught_by="mlp.on-the-device"):

@@ -1,0 +1,61 @@
+"""D2L 6.7.3, "Neural Networks and GPUs": an object of another framework is named with it."""
+
+from __future__ import annotations
+
+import sys
+from types import ModuleType
+
+import pytest
+
+from d2ldev import UnsupportedValueError
+from d2ldev.registry.discovery import known_backends
+from d2ldev_conformance.requirement import requirement
+
+SECTION = "6.7.3"
+METADATA = "Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"
+CALLS = {
+    "place": lambda backend, obj, _: backend.place(obj, "cpu"),
+    "placement": lambda backend, obj, _: backend.placement(obj),
+    "to": lambda backend, obj, _: backend.to(obj, "cpu"),
+    "copy": lambda backend, obj, _: backend.copy(obj),
+    "replicate": lambda backend, obj, _: backend.replicate(obj, ["cpu"]),
+    "device_of": lambda backend, obj, _: backend.device_of(obj),
+    "save": lambda backend, obj, path: backend.save(obj, path),
+    "load_into": lambda backend, obj, _: backend.load_into(obj, {}),
+    "zeros": lambda backend, obj, _: backend.zeros((2,), like=obj),
+}
+
+
+@pytest.fixture
+def model_of_another_backend(tmp_path, monkeypatch):
+    """An object of a class of a backend that is installed, and imported, in this test alone."""
+    for name in ("other_framework", "other_backend"):
+        (tmp_path / f"{name}.py").write_text("requires = ('other_framework',)\n", "utf-8")
+    folder = tmp_path / "other-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(METADATA, "utf-8")
+    points = "[d2ldev.backends]\nother = other_backend:Other\n"
+    (folder / "entry_points.txt").write_text(points, "utf-8")
+    monkeypatch.setitem(sys.modules, "other_framework", ModuleType("other_framework"))
+    sys.path.insert(0, str(tmp_path))
+    try:
+        known_backends(refresh=True)
+        yield type("Model", (), {"__module__": "other_framework.layers"})()
+    finally:
+        sys.path.remove(str(tmp_path))
+        known_backends(refresh=True)
+
+
+@pytest.mark.parametrize("is_nested", [False, True])
+@pytest.mark.parametrize("call", CALLS)
+@requirement("errors.name-the-backend", section=SECTION)
+def test_an_object_of_another_backend_is_named_with_the_line_that_chooses_it(
+    backend, model_of_another_backend, call, is_nested, tmp_path
+):
+    obj = {"net": [model_of_another_backend]} if is_nested else model_of_another_backend
+    with pytest.raises(UnsupportedValueError) as caught:
+        CALLS[call](backend, obj, tmp_path / "file")
+    assert "of the other backend" in caught.value.problem
+    assert f"the {backend.name} backend" in caught.value.problem
+    assert "D2LDEV_BACKEND=other" in caught.value.fix
+    assert "d2ldev.get_backend('other')" in caught.value.fix
