@@ -34,6 +34,10 @@ _FLAT = str.maketrans("/:", "__")
 _WITHOUT_NAME = re.compile(r"^variable_\d+$")
 # Functions that Keras has traced, with the memory that the variables had then.
 _TRACED = ("train_function", "test_function", "predict_function")
+# The methods that make them.
+_MAKERS = tuple(f"make_{name}" for name in _TRACED)
+# What ``compile`` makes for ``fit``, and no list of a model's has: metrics, and mean losses.
+_COMPILED = ("_loss_tracker", "_compile_metrics", "_compile_loss")
 # Most attributes are of these types, and hold no tensor.
 _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 
@@ -117,25 +121,21 @@ class TensorFlowModels(Models):
             return _optimizer_parts(obj)
         return _layer_parts(obj)
 
+    def scratch(self, obj: Any) -> Iterator[Part]:
+        for index, variable in enumerate(_compiled_variables(obj)):
+            if variable._value is not None:
+                yield (
+                    f"compiled.{index}.{variable.path.translate(_FLAT)}",
+                    variable._value,
+                    None,
+                    None,
+                )
+
     def is_refilled(self, x: Tensor) -> bool:
         return isinstance(x, tf.Variable)
 
     def refill(self, x: Tensor, new: Tensor) -> None:
-        # TensorFlow has no call for that. A variable is a handle of memory, with a name and a
-        # shape: it gets another handle, made where ``new`` is, as ``tf.Variable`` makes its own.
-        old = x._handle
-        with tf.device(place_of(new)):
-            handle = tf.raw_ops.VarHandleOp(
-                dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
-            )
-            tf.raw_ops.AssignVariableOp(resource=handle, value=new)
-        handle._handle_data = old._handle_data  # shape and dtype, for functions that are traced
-        vars(handle).update(vars(old))  # its name, and whose it is
-        x._handle = handle
-        # A function that was traced before holds the old handle for ever. Without its memory it
-        # fails, instead of computing with forgotten values; and the memory is free at once.
-        nothing = tf.constant(np.zeros(0, x.dtype.as_numpy_dtype))
-        tf.raw_ops.AssignVariableOp(resource=old, value=nothing)
+        _refill(x, new)
 
     def write(self, x: Tensor, new: Tensor) -> None:
         # Into the memory that is there: a function that was traced computes with it.
@@ -148,6 +148,10 @@ class TensorFlowModels(Models):
         for name in _TRACED:
             if attributes.get(name) is not None:
                 attributes[name] = None
+        for function in attributes.values():
+            if isinstance(function, tf.types.experimental.PolymorphicFunction):
+                # Private; it is as before its first call, for all who hold it.
+                vars(function).update(vars(function._clone(None)))
         cls: type = type(obj)
         for function in _functions_of(cls):
             # Private; TensorFlow keeps its traces for each object there.
@@ -179,6 +183,17 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
     for kind in ("layers", "metrics", "seed_generators"):
         for index, value in enumerate(getattr(layer, f"_{kind}", ())):
             yield f"{kind}.{index}", value, None, None
+
+
+def _compiled_variables(model: Any) -> list[Any]:
+    """Return the variables of a compiled model's metrics and mean losses; a layer has none."""
+    holders = [getattr(model, name, None) for name in _COMPILED]
+    # Metrics that the user has made, before the first batch of ``fit``.
+    for name in ("_user_metrics", "_user_weighted_metrics"):
+        given = tf.nest.flatten(getattr(getattr(model, "_compile_metrics", None), name, None))
+        holders += [each for each in given if hasattr(each, "update_state")]
+    found = [variable for each in holders if each is not None for variable in each.variables]
+    return list({id(variable): variable for variable in found}.values())
 
 
 def own_variables(optimizer: Any) -> list[Any]:
@@ -227,6 +242,14 @@ def inner_optimizers(optimizer: Any) -> Iterator[tuple[str, Any]]:
         yield f"optimizers.{index}", inner
 
 
+def all_optimizers(outermost: Any) -> Iterator[Any]:
+    """Yield an optimizer, if there is one, and those that it wraps."""
+    if outermost is not None:
+        yield outermost
+        for _, inner in inner_optimizers(outermost):
+            yield from all_optimizers(inner)
+
+
 def _variables(variables: list[Any]) -> Iterator[Part]:
     names: set[str] = set()
     for index, variable in enumerate(variables):
@@ -237,6 +260,25 @@ def _variables(variables: list[Any]) -> Iterator[Part]:
             name = f"{name}_{index}" if name in names else name
             names.add(name)
             yield name, variable._value, None, None
+
+
+def _refill(x: tf.Variable, new: tf.Tensor) -> None:
+    """Give a variable the memory of a tensor."""
+    # TensorFlow has no call for that. A variable is a handle of memory, with a name and a
+    # shape: it gets another handle, made where ``new`` is, as ``tf.Variable`` makes its own.
+    old = x._handle
+    with tf.device(place_of(new)):
+        handle = tf.raw_ops.VarHandleOp(
+            dtype=x.dtype, shape=x.shape, shared_name=anonymous_name(), debug_name=old._name
+        )
+        tf.raw_ops.AssignVariableOp(resource=handle, value=new)
+    handle._handle_data = old._handle_data  # shape and dtype, for functions that are traced
+    vars(handle).update(vars(old))  # its name, and whose it is
+    x._handle = handle
+    # A function that was traced before holds the old handle for ever. Without its memory it
+    # fails, instead of computing with forgotten values; and the memory is free at once.
+    nothing = tf.constant(np.zeros(0, x.dtype.as_numpy_dtype))
+    tf.raw_ops.AssignVariableOp(resource=old, value=nothing)
 
 
 def _attributes(
@@ -263,7 +305,7 @@ def _own_attributes() -> frozenset[str]:
     # Keras 3.10 to 3.13 make no model whose output is its input.
     model = keras.Model(x, keras.layers.Identity(name="same")(x), name="any")
     made = keras.Layer(name="any"), keras.Sequential(name="any"), model
-    return frozenset({"build", "call"}.union(*map(vars, made)))
+    return frozenset({"build", "call", *_MAKERS}.union(*map(vars, made)))
 
 
 @lru_cache(1024)
@@ -288,12 +330,17 @@ def compute_at(obj: Any, native: str) -> None:
         native: what ``tf.device`` takes; empty is where it is called.
     """
     compute = "call" if is_of_keras(obj, "Layer") else "apply"
-    if isinstance(obj.build, _InScope):
-        obj.build.native = getattr(obj, compute).native = native
-    else:
+    methods = vars(obj)
+    if not isinstance(obj.build, _InScope):
         # Past ``__setattr__``, which looks for state to track.
-        vars(obj)["build"] = _BuildInScope(obj, native)
-        vars(obj)[compute] = _InScope(getattr(obj, compute), native)
+        methods["build"] = _BuildInScope(obj, native)
+        methods[compute] = _InScope(getattr(obj, compute), native)
+        if is_of_keras(obj, "Model"):
+            for made, maker in zip(_TRACED, _MAKERS, strict=True):
+                methods[maker] = _MakeInScope(obj, maker, made, native)
+    for name in ("build", compute, *_MAKERS):
+        if name in methods:
+            methods[name].native = native
 
 
 class _InScope:
@@ -333,3 +380,43 @@ class _BuildInScope(_InScope):
             if variable._value is None and not isinstance(later, _InScope):
                 vars(variable)["_deferred_initialize"] = _InScope(later, self.native)
         return built
+
+
+class _MakeInScope(_InScope):
+    """A method of a model that makes a function for ``fit``, ``evaluate`` or ``predict``.
+
+    XLA runs a function on the device of its call, and reads no variable of another one.
+
+    Args:
+        model: whose method it is.
+        maker: the name of the method.
+        made: the attribute that it makes.
+        native: what ``tf.device`` takes.
+    """
+
+    def __init__(self, model: Any, maker: str, made: str, native: str) -> None:
+        super().__init__(getattr(model, maker), native)
+        self._model = model
+        self._made = made
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        result = super().__call__(*arguments, **named)
+        function = getattr(self._model, self._made)
+        if isinstance(function, _InScope):
+            function.native = self.native
+        elif self.native:
+            self._gather()
+            setattr(self._model, self._made, _InScope(function, self.native))
+        return result
+
+    def _gather(self) -> None:
+        """Move what was compiled after the model was placed to the model's device."""
+        compiled = _compiled_variables(self._model)
+        for optimizer in all_optimizers(getattr(self._model, "optimizer", None)):
+            compiled += own_variables(optimizer)
+        for variable in {id(x): x._value for x in compiled}.values():
+            is_of_one_device = isinstance(variable, tf.Variable) and not hasattr(variable, "values")
+            if is_of_one_device and not variable.device.endswith(self.native.removeprefix("/")):
+                with tf.device(self.native):
+                    new = tf.identity(variable)
+                _refill(variable, new)

@@ -79,6 +79,13 @@ class Models:
         """
         return ()
 
+    def scratch(self, obj: Any) -> Iterable[Part]:
+        """Return what one of ``types`` keeps besides, for its own work. It moves, and is not saved.
+
+        An example are the sums of the metrics of a compiled model.
+        """
+        return ()
+
     def attached(self, x: Tensor) -> Iterable[Part]:
         """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
         return ()

@@ -31,7 +31,7 @@ class Inventory:
         framework: whose tensors and objects they are.
         obj: a tensor, a model, an optimizer, or any nesting of them.
         attempted: what the caller is doing, for messages.
-        is_saved: whether gradients are left out, which the next step makes anew.
+        is_saved: whether gradients and the like are left out, which the next step makes anew.
 
     Raises:
         UnsupportedValueError: if the nesting holds something else. Inside a model, which may
@@ -44,6 +44,8 @@ class Inventory:
         self.framework = framework
         self._kinds = framework.kinds
         self._attempted = attempted
+        is_overridden = type(framework.models).scratch is not Models.scratch
+        self._scratch = framework.models.scratch if is_overridden and not is_saved else None
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
         self.parts: list[tuple[str, Any, Put, Any]] = []
@@ -100,6 +102,8 @@ class Inventory:
         prefix = f"{name}." if name else ""
         try:
             parts = self.framework.models.parts(value)
+            if self._scratch is not None:
+                parts = [*parts, *self._scratch(value)]
             if type(parts) is not list:
                 parts = tuple(parts)  # all of them, so that whatever goes wrong does so here
         except (D2LDevError, MemoryError, RecursionError):

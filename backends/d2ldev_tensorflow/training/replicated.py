@@ -5,7 +5,7 @@ Of several devices ``tf.distribute.MirroredStrategy`` has a copy of each variabl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,7 +17,7 @@ from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_tensorflow.devices import OF_THE_HOST
-from d2ldev_tensorflow.models import compute_at, inner_optimizers, own_variables
+from d2ldev_tensorflow.models import all_optimizers, compute_at, own_variables
 from d2ldev_tensorflow.strict import mixing
 from d2ldev_tensorflow.training.learner import TensorFlowLearner
 from d2ldev_tensorflow.training.optimizers import made
@@ -77,7 +77,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def replace(self, parts: dict[str, Any]) -> None:
         self._gather()
-        for optimizer in _optimizers(parts["optimizer"]):
+        for optimizer in all_optimizers(parts["optimizer"]):
             _check_optimizer(optimizer, len(self._devices))
         super().replace(parts)
 
@@ -214,7 +214,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _settle(self, strategy: Any, native: str) -> None:
         for layer in self._model._flatten_layers():
             compute_at(layer, native)
-        for optimizer in _optimizers(self._optimizer):
+        for optimizer in all_optimizers(self._optimizer):
             compute_at(optimizer, native)
             optimizer._distribution_strategy = strategy
             # What it is given is added up already. Past ``__setattr__``, which looks for state.
@@ -324,18 +324,10 @@ def _copied(x: Any) -> Any:
     return tf.nest.map_structure(tf.identity, x, expand_composites=True)
 
 
-def _optimizers(outermost: Any) -> Iterator[Any]:
-    """Yield an optimizer, if there is one, and those that it wraps."""
-    if outermost is not None:
-        yield outermost
-        for _, inner in inner_optimizers(outermost):
-            yield from _optimizers(inner)
-
-
 def _all_variables(model: Any, optimizer: Any) -> list[Any]:
     """Return the variables of a model and of its optimizers, each once."""
     found = [*model.variables]
-    for each in _optimizers(optimizer):
+    for each in all_optimizers(optimizer):
         found += own_variables(each)
     return list({id(x): x for x in found}.values())
 

@@ -201,6 +201,110 @@ def test_fit_goes_on_after_the_move_as_if_nothing_had_been(backend, x):
     assert placed_on(backend, moved.optimizer) == {gpu(1)}
 
 
+class WithDropout(keras.Model):
+    """A subclassed model with dropout, whose seeds are a variable."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = keras.layers.Dense(4)
+        self.dropout = keras.layers.Dropout(0.5, seed=1)
+        self.outer = keras.layers.Dense(2)
+
+    def call(self, x, training=False):
+        return self.outer(self.dropout(self.inner(x), training=training))
+
+
+def nested():
+    """Return a functional model with a model in it, and statistics."""
+    inputs = keras.Input((3,))
+    inner = keras.Sequential([keras.layers.Dense(4), keras.layers.BatchNormalization()])
+    return keras.Model(inputs, keras.layers.Dense(2)(inner(inputs)))
+
+
+def compile_all(net):
+    """Compile for XLA, with metrics of the user's, by name and weighted, and moving averages."""
+    net.compile(
+        keras.optimizers.Adam(0.01, use_ema=True),
+        "mse",
+        metrics=["mae", keras.metrics.MeanSquaredError()],
+        weighted_metrics=["mae"],
+        jit_compile=True,
+    )
+
+
+def call_fit(net, x, y):
+    net.fit(x, y, callbacks=[keras.callbacks.SwapEMAWeights()], verbose=0)
+
+
+def call_all(net, x, y):
+    net.fit(x, y, validation_data=(x, y), callbacks=[keras.callbacks.SwapEMAWeights()], verbose=0)
+    net.evaluate(x, y, verbose=0)
+    net.predict(x, verbose=0)
+    net.train_on_batch(x, y)
+    net.test_on_batch(x, y)
+    net.predict_on_batch(x)
+
+
+def places_by_keras(backend, net):
+    """Return the devices of a model's, its optimizer's and its metrics' variables."""
+    metrics = [variable for metric in net.metrics for variable in metric.variables]
+    variables = [*net.variables, *net.optimizer.variables, *metrics]
+    return {backend.device_of(variable.value) for variable in variables}
+
+
+def compile_and_place(backend, net, x, compiled_at, call):
+    y = np.ones(net(x).shape, np.float32)
+    if compiled_at != "after":
+        compile_all(net)
+    if compiled_at == "used":
+        call(net, x, y)
+    backend.place(net, "gpu:1")
+    if compiled_at == "after":
+        compile_all(net)
+    call(net, x, y)
+    assert places_by_keras(backend, net) == placed_on(backend, net) == {gpu(1)}
+    return y
+
+
+@pytest.mark.parametrize("compiled_at", ["before", "after"])
+def test_a_model_is_compiled_by_xla_where_it_was_placed(backend, compiled_at, x):
+    compile_and_place(backend, WithDropout(), x, compiled_at, call_fit)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("compiled_at", ["before", "used", "after"])
+@pytest.mark.parametrize("make", [MODELS["sequential"], WithDropout, nested])
+def test_all_methods_are_compiled_by_xla_there_and_back(backend, make, compiled_at, x):
+    net = make()
+    y = compile_and_place(backend, net, x, compiled_at, call_all)
+    backend.place(net, "cpu")
+    call_all(net, x, y)
+    assert places_by_keras(backend, net) == placed_on(backend, net) == {cpu()}
+
+
+@pytest.mark.parametrize("method", ["evaluate", "predict"])
+def test_a_method_is_compiled_by_xla_again_after_the_move(backend, method, x):
+    net = MODELS["sequential"]()
+    net.compile("sgd", "mse", metrics=[keras.metrics.MeanSquaredError()], jit_compile=True)
+    data = (x,) if method == "predict" else (x, np.ones(net(x).shape))
+    before = getattr(net, method)(*data, verbose=0)
+    backend.place(net, "gpu:1")
+    np.testing.assert_allclose(getattr(net, method)(*data, verbose=0), before, rtol=1e-6)
+    assert placed_on(backend, net) == {gpu(1)}
+
+
+def test_the_metrics_of_a_compiled_model_are_listed_and_not_saved(backend, x, tmp_path):
+    net = compiled(False)
+    losses(net, x, 1)
+    listed = backend.placement(net)
+    assert {name for name in listed if name.startswith("compiled.")} == {
+        "compiled.0.loss_total",
+        "compiled.1.loss_count",
+    }
+    backend.save(net, tmp_path / "net.st")
+    assert not [name for name in backend.load(tmp_path / "net.st") if "compiled" in name]
+
+
 def test_predict_and_evaluate_see_the_memory_of_after_the_move(backend, x):
     net = compiled(False)
     before = net.predict(x, verbose=0), net.evaluate(x, np.ones((6, 1)), verbose=0)
@@ -364,6 +468,25 @@ def test_a_method_that_was_traced_is_traced_again_after_the_move(backend):
     backend.place(module, "gpu:1")
     module.weight.assign([[4.0], [5.0]])
     assert float(module(x)[0, 0]) == 9
+
+
+def test_a_function_in_an_attribute_is_traced_again_after_the_move(backend):
+    module = Holder(weight=tf.Variable([[2.0], [3.0]]))
+    module.compute = tf.function(lambda x: x @ module.weight, autograph=False)
+    x = tf.constant([[1.0, 1.0]])
+    assert float(module.compute(x)[0, 0]) == 5
+    backend.place(module, "gpu:1")
+    module.weight.assign([[4.0], [5.0]])
+    assert float(module.compute(x)[0, 0]) == 9
+
+
+def test_a_function_for_xla_runs_in_the_scope_of_the_model_s_device(backend):
+    net = backend.place(backend.mlp([3, 2]), "gpu:1")
+    compute = tf.function(lambda x: net(x), autograph=False, jit_compile=True)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="located in device"):
+        compute(tf.ones((1, 3)))
+    with backend.on("gpu:1"):
+        assert backend.device_of(compute(tf.ones((1, 3)))) is gpu(1)
 
 
 def test_a_method_of_another_module_keeps_its_trace(backend):
