@@ -40,6 +40,7 @@ from d2ldev.files.format.header import (
     quoted,
     read_header,
 )
+from d2ldev.files.format.other_programs import recognised
 from d2ldev.framework import DeviceLike, Framework
 from d2ldev.operations import devices
 from d2ldev.operations.arguments import as_path, is_iterable
@@ -221,16 +222,24 @@ def opened(framework: Framework, path: str, attempted: str) -> Iterator[Checkpoi
         with open(path, "rb", buffering=0) as file:
             yield Checkpoint(framework, file, attempted)
     except OSError as error:
-        raise CheckpointError(
+        raise _of_another_program(path, attempted) or CheckpointError(
             attempted, error.strerror or str(error), "give the path of a file that can be read"
         ) from error
     except HeaderError as error:
-        raise CheckpointError(
+        raise _of_another_program(path, attempted) or CheckpointError(
             attempted,
             str(error),
             "give a file that backend.save or another program has written as safetensors; "
             "of one that is damaged, take a copy",
         ) from error
+
+
+def _of_another_program(path: str, attempted: str) -> CheckpointError | None:
+    """Return the error of a file or a folder of another program; None if nobody knows it."""
+    if (found := recognised(path)) is None:
+        return None
+    fix = f"{found.line}; then give 'new.safetensors'"
+    return CheckpointError(attempted, f"it is {found.what}, and no safetensors file", fix)
 
 
 def load(framework: Framework, path: Any, device: DeviceLike, classes: Iterable[type]) -> Any:

@@ -1,7 +1,9 @@
 """Files: JAX's arrays, modules, optimizers and random keys."""
 
+import os
 from functools import partial
 
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -10,9 +12,11 @@ import optax
 import pytest
 from d2ldev_jax import provision
 from flax import linen, nnx
+from other_programs import converted
 from safetensors.numpy import save_file
 from saved_files import bits
 
+import d2ldev
 from d2ldev import CheckpointError
 from d2ldev.files.format.dtypes import storage_of
 from d2ldev.files.layouts import layouts_of_model
@@ -176,3 +180,26 @@ def test_a_linen_module_is_told_that_its_parameters_are_elsewhere(backend, path)
     with pytest.raises(CheckpointError, match="holds no tensors") as caught:
         backend.load_into(module, path)
     assert "params = backend.load_into(params" in caught.value.fix
+
+
+def params(value):
+    return {"params": {"kernel": jnp.full((2, 1), value), "bias": jnp.full(1, value + 1)}}
+
+
+def test_a_file_of_flax_is_converted_by_the_line_of_the_error(backend, tmp_path, monkeypatch):
+    path = tmp_path / "state.msgpack"
+    path.write_bytes(flax.serialization.to_bytes(params(3.0)))
+    new = converted(backend, path, monkeypatch, d2ldev=d2ldev, flax=flax)
+    loaded = backend.load_into(params(0.0), new)
+    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), loaded, params(3.0)))
+
+
+def test_a_folder_of_orbax_is_converted_by_the_line_of_the_error(backend, tmp_path, monkeypatch):
+    import orbax.checkpoint  # takes a second
+
+    path = tmp_path / "orbax"
+    with orbax.checkpoint.StandardCheckpointer() as checkpointer:
+        checkpointer.save(path, params(3.0))
+    new = converted(backend, path, monkeypatch, d2ldev=d2ldev, orbax=orbax, os=os)
+    loaded = backend.load_into(params(0.0), new)
+    assert jax.tree.all(jax.tree.map(lambda x, y: (x == y).all(), loaded, params(3.0)))

@@ -5,9 +5,11 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from other_programs import converted
 from safetensors.torch import save_file, save_model
 from torch.nn.parameter import is_lazy
 
+import d2ldev
 from d2ldev import CheckpointError
 from d2ldev.files.format.dtypes import storage_of
 
@@ -527,3 +529,35 @@ def test_a_state_of_any_optimizer_of_torch_is_taken(torch_backend, name, setting
     before = files.state(optimizer)
     files.checked_state(optimizer, before)()
     torch.testing.assert_close(files.state(optimizer)["state"], before["state"])
+
+
+def _parts(net, path):
+    import torch.distributed.checkpoint.format_utils  # takes a second
+
+    torch.distributed.checkpoint.save(net.state_dict(), checkpoint_id=path)
+
+
+_OF_TORCH = {
+    "a zip file": lambda net, path: torch.save(net.state_dict(), path),
+    "a file of torch 1.5": lambda net, path: torch.save(
+        net.state_dict(), path, _use_new_zipfile_serialization=False
+    ),
+    "TorchScript": lambda net, path: torch.jit.script(net).save(path),
+    "a folder": _parts,
+    "NumPy": lambda net, path: np.savez(
+        path, **{name: x.numpy() for name, x in net.state_dict().items()}
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore")  # torch's own, of TorchScript and of folders
+@pytest.mark.parametrize("way", _OF_TORCH)
+def test_a_file_of_another_program_is_converted_by_the_line_of_the_error(
+    torch_backend, tmp_path, monkeypatch, way
+):
+    net, other = (torch_backend.mlp([3, 4, 1], seed=seed) for seed in (0, 1))
+    path = tmp_path / ("net.npz" if way == "NumPy" else "net")
+    _OF_TORCH[way](net, path)
+    new = converted(torch_backend, path, monkeypatch, d2ldev=d2ldev, torch=torch, numpy=np)
+    torch_backend.load_into(other, new)
+    assert same(net, other)
