@@ -121,7 +121,7 @@ FORMAT = {
     "a length of 2**60": (file_of(b"{}", length=2**60), "not a safetensors file"),
     "a length of 2**64 - 1": (file_of(b"{}", length=2**64 - 1), "not a safetensors file"),
     "a length of 90 million": (file_of(b"{}", length=90_000_000), "truncated"),
-    "a pickle": (pickle.dumps({"a": [1] * 100}), "not a safetensors file"),
+    "a pickle": (pickle.dumps({"a": [1] * 100}), "it is a pickle, .*, and no safetensors file"),
     "text": (b"epoch,loss\n0,1.5\n", "not a safetensors file"),
     "no JSON object": (file_of(b"[]"), "not a JSON object"),
     "an empty header": (file_of(b""), "not a JSON object"),
