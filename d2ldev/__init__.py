@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from d2ldev.framework import Memory
     from d2ldev.nesting.kinds import register_container
     from d2ldev.registry.selection import virtual_gpus
-    from d2ldev.training.callbacks import Schedule
+    from d2ldev.training.callbacks import EarlyStopping, Schedule
     from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
     from d2ldev.training.timer import Timer
@@ -88,6 +88,7 @@ _CORE = {
 _RARE = {
     "ArrayLoader": "training.data",
     "DeviceLog": "training.log",
+    "EarlyStopping": "training.callbacks",
     "Schedule": "training.callbacks",
     "Timer": "training.timer",
     "Trainer": "training.trainer",
@@ -109,6 +110,7 @@ __all__ = [
     "DeviceLog",
     "DeviceMismatchError",
     "DeviceUnavailableError",
+    "EarlyStopping",
     "InvalidDeviceError",
     "Memory",
     "MemoryPolicyWarning",

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
@@ -71,6 +71,12 @@ class Group:
         # How many things rank 0 had done when it ended.
         self._end: int | None = None
         self._gathered: list[list[Any]] = []
+        # How often ``stops`` has let this process pass; since somebody wants to stop, how often it
+        # had let each process, which rank 0 alone knows, and after how many times all stop.
+        self._passed = 0
+        self._is_stopping = False
+        self._passed_by: dict[int, int] = {}
+        self._last: int | None = None
         self._failure: Failure | None = None
         self._label = "the beginning"
         self._working = 0
@@ -109,13 +115,71 @@ class Group:
             UnsupportedValueError: if the processes do not do the same.
         """
         self._do({"do": label, "content": content, "gather": True, "value": value})
+        self._wait_until(lambda: bool(self._gathered))
+        return self._gathered.pop(0)
+
+    def _wait_until(self, is_there: Callable[[], bool]) -> None:
         while True:
             with self._lock:
-                if self._gathered:
-                    return self._gathered.pop(0)
+                if is_there():
+                    return
                 self.check()
                 self._news.clear()
             self._news.wait(self.timeout)
+
+    def stops(self, is_wanted: bool) -> bool:
+        """Return whether all processes stop here, which one of them wants.
+
+        Called in all processes at the same places, without waiting as long as nobody wants it. Then
+        all stop at one place: the next one of the process that is ahead of the others.
+
+        Args:
+            is_wanted: whether this process wants it.
+
+        Raises:
+            PeerLostError: if a process is lost.
+        """
+        with self._lock:
+            if is_wanted and not self._is_stopping:
+                if self.rank:
+                    self._send(0, {"stop": True})
+                self._begin_to_stop()
+            if not self._is_stopping:
+                self._passed += 1
+                return False
+        # The others' threads answer, whatever their engines wait for.
+        self._wait_until(lambda: self._last is not None)
+        if self._passed == self._last:
+            return True
+        self._passed += 1
+        return False
+
+    def renew_stop(self) -> None:
+        """Forget who has wanted to stop; called in all processes before they gather something."""
+        with self._lock:
+            self._is_stopping, self._last = False, None
+            self._passed_by.clear()
+
+    def _begin_to_stop(self) -> None:
+        """Pass no place any more before all know after which one they stop."""
+        if self._is_stopping:
+            return
+        self._is_stopping = True
+        if self.rank:
+            self._send(0, {"passed": self._passed})
+        else:
+            for other in self._connections:
+                self._send(other, {"stop": True})
+            self._note_passed(0, self._passed)
+
+    def _note_passed(self, rank: int, passed: int) -> None:
+        """Note how far a process is, at rank 0; tell all where to stop when it is known of all."""
+        self._passed_by[rank] = passed
+        if len(self._passed_by) == self.size:
+            self._last = max(self._passed_by.values())
+            for other in self._connections:
+                self._send(other, {"last": self._last})
+            self._news.set()
 
     def _do(self, doing: dict[str, Any]) -> None:
         with self._lock:
@@ -179,6 +243,10 @@ class Group:
         """
         self._lose(self.rank, problem)
 
+    def lost(self, rank: int, problem: str) -> D2LDevError:
+        """Return the error of all others where a process cannot go on."""
+        return self._refusal(Failure(problem, rank))
+
     def leave(self) -> None:
         """Do nothing more in the group; called when the process ends.
 
@@ -214,6 +282,13 @@ class Group:
                 self._fail(Failure(str(problem), lost), but=rank)
             elif "gathered" in message:
                 self._gathered.append(message["gathered"])
+                self._news.set()
+            elif "stop" in message:
+                self._begin_to_stop()
+            elif "passed" in message:
+                self._note_passed(rank, int(message["passed"]))
+            elif "last" in message:
+                self._last = int(message["last"])
                 self._news.set()
             elif self.rank == 0:
                 self._note(rank, message.get("did", ()), has_ended="bye" in message)

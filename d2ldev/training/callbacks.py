@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from math import inf
+from numbers import Real
 from typing import Any
 
+import numpy as np
+
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.operations.arguments import whole_number
 
 History = dict[str, list[float]]
 """Name -> one number per epoch."""
@@ -48,21 +53,26 @@ class Schedule:
             fix = "Schedule(torch.optim.lr_scheduler.StepLR(optimizer, 10), per='epoch')"
             raise UnsupportedValueError("step a scheduler", problem, fix)
         self.scheduler = scheduler
-        self._metric = metric
+        self._per, self._metric = per, metric
         # It has the one hook that does something: the other one would be called in vain.
         if per == "step":
             self.on_step_end = lambda _step, _loss: scheduler.step()
         else:
             self.on_epoch_end = self._after_epoch
 
+    def __repr__(self) -> str:
+        metric = "" if self._metric is None else f", metric={self._metric!r}"
+        return f"Schedule({type(self.scheduler).__name__}, per={self._per!r}{metric})"
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Check that a history with these names has the metric."""
+        if self._metric is not None and self._metric not in names:
+            name = next(iter(names), None)
+            fix = f"Schedule(scheduler, metric={name!r})"
+            raise _history_refusal(f"step a scheduler by {self._metric!r}", names, fix)
+
     def _after_epoch(self, _epoch: int, history: History) -> None:
         if self._metric is not None:
-            if self._metric not in history:
-                raise UnsupportedValueError(
-                    f"step a scheduler by {self._metric!r}",
-                    f"the history has {', '.join(history) or 'nothing: fit_epoch is your own'}",
-                    f"Schedule(scheduler, metric={next(iter(history), None)!r})",
-                )
             self.scheduler.step(history[self._metric][-1])
         else:
             self.scheduler.step()
@@ -75,6 +85,86 @@ class Schedule:
         """Bring the scheduler back to a state."""
         if state:
             self.scheduler.load_state_dict(state)
+
+
+class EarlyStopping:
+    """A callback that ends a run which no longer improves.
+
+    It counts anew from the history after each epoch. So it needs no state: a run that is resumed
+    counts on, and all processes of a launch, which have one history, end together. The model is
+    that of the last epoch: ``fit(..., checkpoint=..., keep='best')`` keeps the best one.
+
+    Args:
+        monitor: the name of the number in the history that is to improve.
+        patience: after how many epochs in a row without an improvement the run ends, 1 or more.
+        min_delta: by more than this the best value has to improve. NaN is never an improvement.
+        mode: ``'min'`` if the number is to become less, ``'max'`` if it is to become greater.
+
+    Raises:
+        UnsupportedValueError: for other values; before the first epoch, if the history will not
+            have the number.
+
+    >>> Trainer(100, callback=EarlyStopping('val_loss', patience=5))       # doctest: +SKIP
+    """
+
+    trainer: Any = None
+
+    def __init__(
+        self,
+        monitor: str = "val_loss",
+        patience: int = 3,
+        min_delta: float = 0.0,
+        mode: str = "min",
+    ) -> None:
+        attempted = "stop a run early"
+        problem = ""
+        if not isinstance(monitor, str):
+            problem = f"monitor is {describe(monitor)} and no name"
+        elif not isinstance(min_delta, Real) or not 0 <= min_delta < inf:
+            problem = f"min_delta is {describe(min_delta)} and no number from 0"
+        elif not isinstance(mode, str) or mode not in ("min", "max"):
+            problem = f"mode is {describe(mode)} and neither 'min' nor 'max'"
+        if problem:
+            fix = "EarlyStopping(monitor='val_loss', patience=3, min_delta=0.0, mode='min')"
+            raise UnsupportedValueError(attempted, problem, fix)
+        self.monitor, self.min_delta, self.mode = monitor, float(min_delta), mode
+        self.patience = whole_number(
+            attempted, "patience", patience, least=1, fix="EarlyStopping(patience=3)"
+        )
+
+    def __repr__(self) -> str:
+        return (
+            f"EarlyStopping(monitor={self.monitor!r}, patience={self.patience}, "
+            f"min_delta={self.min_delta}, mode={self.mode!r})"
+        )
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Check that a history with these names has the monitored number."""
+        if self.monitor not in names:
+            others = "fit(..., val_data=...), or " if "loss" in names else ""
+            fix = f"{others}EarlyStopping(monitor={next(iter(names), None)!r})"
+            raise _history_refusal(f"stop a run early by {self.monitor!r}", names, fix)
+
+    def on_epoch_end(self, _epoch: int, history: History) -> None:
+        """Tell the trainer to stop after ``patience`` epochs without an improvement."""
+        if self.trainer is None:
+            raise UnsupportedValueError(
+                "stop a run early",
+                "no trainer calls this",
+                "Trainer(..., callback=EarlyStopping())",
+            )
+        sign = 1 if self.mode == "min" else -1
+        best, waited = inf, 0
+        for value in history[self.monitor]:
+            is_better = sign * value < best - self.min_delta
+            best, waited = (sign * value, 0) if is_better else (best, waited + 1)
+        if waited >= self.patience:
+            self.trainer.should_stop = True
+
+
+def _history_refusal(attempted: str, names: Collection[str], fix: str) -> UnsupportedValueError:
+    found = ", ".join(names) or "nothing: fit_epoch is your own"
+    return UnsupportedValueError(attempted, f"the history has {found}", fix)
 
 
 def checked_callbacks(given: Any) -> list[Any]:
@@ -168,6 +258,34 @@ def check_schedules(callbacks: Sequence[Any], optimizer: Any) -> None:
                     f"it changes another optimizer than {describe(optimizer)} which trains",
                     "fit(..., optimizer=scheduler.optimizer)",
                 )
+
+
+def check_monitors(callbacks: Sequence[Any], names: Collection[str]) -> None:
+    """Raise an UnsupportedValueError if a callback needs a number that the history will not have.
+
+    Args:
+        callbacks: among which some look at the history.
+        names: of the numbers that the history will have.
+    """
+    for each in callbacks:
+        if isinstance(each, (EarlyStopping, Schedule)):
+            each.check_names(names)
+
+
+def notify(listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
+    """Call the listeners of a hook.
+
+    Raises:
+        UnsupportedValueError: if one answers yes or no, which nobody asked.
+    """
+    for listener in listeners:
+        answer = listener(*operands)
+        if isinstance(answer, (bool, np.bool_)):
+            raise UnsupportedValueError(
+                f"go on after {describe(listener)} during training",
+                f"it returned {answer}, and nobody looks at what a callback returns",
+                "trainer.should_stop = True ends the run; else return nothing",
+            )
 
 
 def listeners(callbacks: Sequence[Any], hook: str) -> list[Callable[..., Any]]:

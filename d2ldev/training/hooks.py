@@ -28,6 +28,8 @@ class Hooks:
     backend: Backend = handle
     gpus: Sequence[Any] = ()
     epoch = train_batch_idx = val_batch_idx = num_train_batches = num_val_batches = 0
+    should_stop: bool = False
+    history: History
     train_dataloader: Any
     val_dataloader: Any
     _learner: Learner | None = None

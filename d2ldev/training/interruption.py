@@ -85,7 +85,7 @@ def spared(data: Iterable[Any]) -> Iterable[Any]:
     One that ends while it starts would be an error in the middle of a step: torch looks after its
     processes in a signal handler, torch/utils/data/_utils/signal_handling.py.
     """
-    if getattr(data, "num_workers", 0) and hasattr(signal, "pthread_sigmask"):
+    if getattr(data, "num_workers", 0):
         return _Spared(data)
     return data
 
@@ -97,9 +97,19 @@ class _Spared:
     data: Iterable[Any]
 
     def __iter__(self) -> Iterator[Any]:
-        # Processes inherit it. A signal that comes meanwhile waits, and nothing is lost.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
+        with sparing():
             return iter(self.data)
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@contextmanager
+def sparing() -> Iterator[None]:
+    """Spare the processes that are started in a block Ctrl-C, where the system can."""
+    if not hasattr(signal, "pthread_sigmask"):
+        yield
+        return
+    # Processes inherit it. A signal that comes meanwhile waits, and nothing is lost.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)

@@ -56,7 +56,11 @@ class Loop:
     team: Alone = field(default_factory=Alone)
 
     def train(self, data: Iterable[Any], run: Run, progress: Progress | None) -> dict[str, float]:
-        """Train for an epoch; return the means over its examples, or nothing after Ctrl-C."""
+        """Train for an epoch; return the means over its examples, or nothing if it ends early.
+
+        Between two batches it looks whether the run is to end: after the last one nothing is left
+        out, and the epoch counts.
+        """
         begin_epoch(data, run.epoch)
         trainer, learner, team = self.trainer, self.learner, self.team
         team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
@@ -72,8 +76,13 @@ class Loop:
         else:
             drawn = self.prepared(team.parts(data))
             numbered = enumerate(drawn)
+        is_stopped = False
         with closing(drawn):
             for number, batch in self.interruption.until_pressed(numbered):
+                # Gradients that wait for a step of the optimizer would be lost.
+                if not learner.pending and team.stops(trainer.should_stop):
+                    is_stopped = True
+                    break
                 inputs, y, count = operands(batch)
                 counted = team.counted(learner, number, y, count)
                 loss, prediction = learner.step(inputs, y)
@@ -91,7 +100,7 @@ class Loop:
             learner.flush()
             self._end_step(run.step - 1, loss)
         learner.end_epoch()
-        if self.interruption.is_pressed:
+        if is_stopped or self.interruption.is_pressed:
             return {}
         means = self._means(log)
         if progress is not None:
@@ -192,5 +201,4 @@ class Loop:
         return means
 
     def _end_step(self, step: int, loss: Any) -> None:
-        for listener in self.on_step_end:
-            listener(step, loss)
+        self.team.notify(self.on_step_end, step, loss)

@@ -231,6 +231,15 @@ class Run:
         }
         self._write(path, None)
 
+    def hand_over_rest(self, path: Path, device: Device) -> None:
+        """Save, after an error, what this process has; nobody else may be there to do it.
+
+        Args:
+            path, device: see ``hand_over``.
+        """
+        self._team = Alone()
+        self.hand_over(path, device)
+
     def _write(self, path: Path, within: dict[str, Any] | None) -> None:
         self._learner.sync()
         if not self._team.is_first:

@@ -17,18 +17,19 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import FunctionType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from d2ldev.backend_class import Backend
 from d2ldev.device import gpus_in_words
 from d2ldev.errors import PeerLostError, UnsupportedValueError, said
 from d2ldev.framework.parallel import first_failure
 from d2ldev.settings import BACKEND, VIRTUAL_GPUS, Peers
+from d2ldev.training.interruption import Interruption, sparing
 from d2ldev.training.order import checked_random_states, random_states
 
 # Seconds that the other processes have to end by themselves after one has failed.
@@ -41,6 +42,11 @@ START_METHOD = "spawn"
 _OF_IPYTHON = (".ipynb", ".ipy")
 
 _BEGUN = b"begun"
+# That the run ended because somebody had set ``should_stop``, and that this process has set it.
+_STOPPED, _STOP = b"stopped", b"stop"
+
+# Seconds between two looks whether the run is to end.
+_PERIOD = 0.1
 
 # Where this process, which ``fit`` has started, leaves what it has learned.
 _result: Path | None = None
@@ -51,20 +57,33 @@ def result() -> Path | None:
     return _result
 
 
+class Outcome(NamedTuple):
+    """How processes have ended that ``fit`` has started.
+
+    Args:
+        state: the file with the state of the run.
+        error: what was raised in a process, where it can be sent; else a ``RuntimeError``; a
+            ``PeerLostError`` if one has ended.
+    """
+
+    state: Path
+    error: BaseException | None
+
+
 @contextmanager
 def trained_in_processes(
-    trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any]
-) -> Iterator[Path]:
+    trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any], interruption: Interruption
+) -> Iterator[Outcome]:
     """Train in a process for each of a trainer's GPUs; give the state of the run to a block.
 
     Args:
-        trainer: whose ``fit`` is called in each, with one GPU.
+        trainer: whose ``fit`` is called in each, with one GPU. Its ``should_stop`` ends the run.
         operands, settings: the arguments of ``fit``, by position and by name.
+        interruption: Ctrl-C, which ends the run, too.
 
     Raises:
         UnsupportedValueError: if something cannot be sent to another process.
-        Exception: what was raised in a process, where it can be sent; else a ``RuntimeError``.
-        PeerLostError: if a process has ended.
+        BaseException: what was raised in a process before the run has a state.
     """
     number = len(trainer.gpus)
     with tempfile.TemporaryDirectory(prefix="d2ldev-") as folder:
@@ -83,18 +102,23 @@ def trained_in_processes(
         processes: list[Any] = []
         receivers = []
         try:
-            with _environment(trainer.backend), _importable_main():
+            with _environment(trainer.backend), _importable_main(), sparing():
                 port = free_port()
                 for i in range(number):
                     # As torchrun would set them.
                     variables = Peers(i, number, i, number, "127.0.0.1", port).variables()
-                    receiver, sender = context.Pipe(duplex=False)
+                    receiver, sender = context.Pipe()
                     process = context.Process(target=_work, args=(variables, folder, sender))
                     process.start()
                     sender.close()  # so that the end of the process is the end of the pipe
                     processes.append(process)
                     receivers.append(receiver)
-            _watch(processes, receivers)
+            failure = _watch(
+                processes,
+                receivers,
+                trainer,
+                lambda: trainer.should_stop or interruption.is_pressed,
+            )
         finally:
             for process in processes:
                 process.kill()
@@ -102,7 +126,12 @@ def trained_in_processes(
                 process.close()
             for receiver in receivers:
                 receiver.close()
-        yield Path(folder, "result")
+        # The first process has written it; another one if that one could not.
+        written = [path for i in range(number) if (path := Path(folder, f"result-{i}")).exists()]
+        if not written:
+            assert failure is not None
+            raise failure
+        yield Outcome(written[0], failure)
 
 
 def _unsendable(trainer: Any, operands: Sequence[Any], settings: Mapping[str, Any]) -> str:
@@ -184,18 +213,24 @@ class _Pickler(pickle.Pickler):
 # -- in this process ------------------------------------------------------------------------------
 
 
-def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
-    """Wait until all processes have ended.
-
-    Raises:
-        Exception: see ``trained_in_processes``.
-    """
+def _watch(
+    processes: Sequence[Any],
+    receivers: Sequence[Connection],
+    trainer: Any,
+    is_stop_wanted: Callable[[], bool],
+) -> BaseException | None:
+    """Wait until all processes have ended; return the error of one."""
     ranks = {receiver: rank for rank, receiver in enumerate(receivers)}
     begun: set[int] = set()
-    failures: list[Exception] = []
+    failures: list[BaseException] = []
     deadline = float("inf")
+    is_told = False
     while ranks and time.monotonic() < deadline:
-        left = min(max(deadline - time.monotonic(), 0), 1.0)
+        if not is_told and is_stop_wanted():
+            is_told = True
+            with suppress(OSError):  # it has ended
+                receivers[0].send_bytes(_STOP)
+        left = min(max(deadline - time.monotonic(), 0), _PERIOD)
         for receiver in wait(list(ranks), left):
             rank = ranks[receiver]  # type: ignore[index]
             try:
@@ -203,10 +238,13 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
                 if message == _BEGUN:
                     begun.add(rank)
                     continue
+                if message == _STOPPED:
+                    trainer.should_stop = True
+                    continue
                 error, text = pickle.loads(message)  # noqa: S301  # of a process of this one
                 error.add_note(f"In the process of rank {rank}:\n{text}")
                 failures.append(error)
-            except EOFError:
+            except (EOFError, ConnectionError):
                 del ranks[receiver]  # type: ignore[arg-type]
                 processes[rank].join()
                 if status := processes[rank].exitcode:
@@ -214,9 +252,8 @@ def _watch(processes: Sequence[Any], receivers: Sequence[Connection]) -> None:
                     failures.append(ended(rank, status, len(processes)))
         if failures:
             deadline = min(deadline, time.monotonic() + PATIENCE)
-    if failures:
-        # Who has lost another one says less than that one.
-        raise min(failures, key=lambda error: isinstance(error, PeerLostError))
+    # Who has lost another one says less than that one.
+    return min(failures, key=lambda error: isinstance(error, PeerLostError), default=None)
 
 
 def _beginning_refusal(rank: int, status: int, number: int) -> UnsupportedValueError:
@@ -262,10 +299,20 @@ def _work(variables: Mapping[str, str], folder: str, sender: Connection) -> None
         sender.send_bytes(_BEGUN)
         trainer.gpus = [trainer.gpus[rank]]
         checked_random_states(trainer.backend.framework, states, trainer.device)()
-        _result = Path(folder, "result")
+        _result = Path(folder, f"result-{rank}")
+        threading.Thread(target=_stop_when_told, args=(sender, trainer), daemon=True).start()
         trainer.fit(*operands, **arguments)
-    except Exception as error:
+        if rank == 0 and trainer.should_stop:
+            sender.send_bytes(_STOPPED)
+    except BaseException as error:
         sender.send_bytes(_failure(error))
+
+
+def _stop_when_told(receiver: Connection, trainer: Any) -> None:
+    """Stop the run when the process that has started this one says so."""
+    with suppress(EOFError, OSError):
+        receiver.recv_bytes()
+        trainer.should_stop = True
 
 
 def _received(folder: str, number: int) -> Any:
@@ -284,7 +331,7 @@ def _end_with_parent(folder: str) -> None:
     os._exit(1)
 
 
-def _failure(error: Exception) -> bytes:
+def _failure(error: BaseException) -> bytes:
     """Return an error and its traceback for the other process."""
     text = "".join(traceback.format_exception(error))
     with suppress(Exception):  # not every error can be sent

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from d2ldev.device import Device
-from d2ldev.errors import CheckpointError
+from d2ldev.errors import CheckpointError, said
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
 from d2ldev.operations.placing import named_tensors
 from d2ldev.operations.processes import Portions
+from d2ldev.training.callbacks import notify
 from d2ldev.training.interruption import spared
 from d2ldev.training.log import DeviceLog, means_of
 from d2ldev.training.order import Order, checked_random_states, random_states
@@ -41,6 +42,8 @@ class Alone:
 
     is_first = True
     """Whether it writes files, and shows the progress."""
+    has_failed = False
+    """Whether an error in a hook, in any process, ends the run."""
 
     def working(self) -> AbstractContextManager[Any]:
         """Return the block of a run."""
@@ -78,6 +81,18 @@ class Alone:
     def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
         """Begin an epoch that goes through data, to train and to evaluate on."""
 
+    def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
+        """Call the listeners of a hook."""
+        notify(listeners, *operands)
+
+    def stops(self, is_wanted: bool) -> bool:
+        """Return whether the run ends before the next batch; called before each one."""
+        return is_wanted
+
+    def stops_after_epoch(self, is_wanted: bool) -> bool:
+        """Return whether the run ends with this epoch; called after each one."""
+        return is_wanted
+
     def end_batches(self) -> None:
         """Note that there is no batch any more in an epoch, before its last step."""
 
@@ -86,7 +101,10 @@ class Alone:
         return value
 
     def end(self) -> None:
-        """End a run that went well."""
+        """End a run in which no error has ended the loop."""
+
+    def raise_failure(self) -> None:
+        """Raise the error of a hook that has ended the run, when the model is handed back."""
 
 
 class Together(Alone):
@@ -103,6 +121,9 @@ class Together(Alone):
         self.is_first = group.rank == 0
         self._epoch = self._place = "the first epoch"
         self._portions = Portions(framework, group)
+        # The error of a hook of this process, and in words those of all.
+        self._failure: BaseException | None = None
+        self._problems: list[str | None] = []
 
     def working(self) -> AbstractContextManager[Any]:
         return self._group.working()
@@ -152,6 +173,7 @@ class Together(Alone):
         }
         saved = {**saving._asdict(), "checkpoint": saving.checkpoint is not None}
         content = f"{max_epochs} epochs, {named}, the numbers {list(names)}, {saved}"
+        self._group.renew_stop()
         self._group.gather("the beginning of the run", content=content)
 
     def begin_epoch(self, epoch: int, device: Device, data: Sequence[Any] = ()) -> None:
@@ -175,6 +197,27 @@ class Together(Alone):
                     with suppress(CheckpointError):
                         order.checked_own(state)()
 
+    def notify(self, listeners: Sequence[Callable[..., Any]], *operands: Any) -> None:
+        """Call the listeners; keep an error until all processes end together.
+
+        The others are in the next step already, and wait for this process in the engine. A model
+        of which each process has a part can only be gathered by all of them.
+        """
+        if self._failure is None:
+            try:
+                notify(listeners, *operands)
+            except BaseException as error:
+                self._failure = error
+
+    def stops(self, is_wanted: bool) -> bool:
+        return self._group.stops(bool(is_wanted) or self._failure is not None)
+
+    def stops_after_epoch(self, is_wanted: bool) -> bool:
+        own = [bool(is_wanted), self._failure is not None]
+        found = self._group.gather(f"the checkpoint after {self._epoch}", own)
+        self.has_failed = any(has_failed for _, has_failed in found)
+        return self.has_failed or any(wanted for wanted, _ in found)
+
     def end_batches(self) -> None:
         # An engine may wait in what ends an epoch for one that is at another batch, without an end.
         self._group.mark(f"the end of {self._place}")
@@ -183,4 +226,13 @@ class Together(Alone):
         return self._group.gather(label, value)[0]
 
     def end(self) -> None:
-        self._group.gather("the end of the run")
+        error = self._failure
+        problem = None if error is None else f"{type(error).__name__}: {said(error)}"
+        self._problems = self._group.gather("the end of the run", problem)
+
+    def raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        for rank, problem in enumerate(self._problems):
+            if problem is not None:
+                raise self._group.lost(rank, f"it ended with {problem}")

@@ -7,10 +7,16 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import (
+    AbstractContextManager,
+    ExitStack,
+    closing,
+    contextmanager,
+    nullcontext,
+    suppress,
+)
 from itertools import chain
 from os import PathLike
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,9 +38,11 @@ from d2ldev.training.callbacks import (
     HOOKS,
     History,
     check_hooks,
+    check_monitors,
     check_operands,
     check_schedules,
     checked_callbacks,
+    notify,
 )
 from d2ldev.training.data import (
     ArrayLoader,
@@ -48,7 +56,7 @@ from d2ldev.training.metrics import Metric, check_names, named_metrics
 from d2ldev.training.module import is_data_module, loader_of, own_settings, uncover_loss
 from d2ldev.training.progress import Progress, shown
 from d2ldev.training.run import Run, Saving
-from d2ldev.training.spawning import result, trained_in_processes
+from d2ldev.training.spawning import Outcome, result, trained_in_processes
 from d2ldev.training.team import Alone, Together
 
 if TYPE_CHECKING:
@@ -77,6 +85,7 @@ class Trainer(Hooks):
         callback: called after each epoch with its number, from 0, and the history so far; or an
             object with ``on_epoch_end(epoch, history)``, ``on_step_end(step, loss)``, or both; or a
             list of such. What has ``state_dict`` and ``load_state_dict`` is in the checkpoint.
+            An attribute ``trainer`` that is None becomes this trainer.
         progress: whether bars are shown in the terminal. Twice a second they wait for the loss.
         accumulate: how many batches make one step of the optimizer, with the mean of their
             gradients. The last step of an epoch is made with the batches that are left.
@@ -97,6 +106,10 @@ class Trainer(Hooks):
         gpus: the GPUs that it uses; empty is the CPU.
         epoch, train_batch_idx, val_batch_idx: the number of the epoch that runs, and how many
             batches were trained and evaluated on, for the plots of D2L's ``Module``.
+        should_stop: set to True, in a hook, a callback or another thread, it ends the run after
+            the step, or after the epoch if that was its last step. Of several processes all end
+            after the same step. ``fit`` begins with False.
+        history: that of ``fit``, as far as it is; also after an error.
         train_dataloader, val_dataloader, num_train_batches, num_val_batches: the data of ``fit``,
             and how many batches it has: 0 if it does not say.
 
@@ -270,11 +283,17 @@ class Trainer(Hooks):
             PeerLostError: if another process of the launch is lost: it has ended, or has given no
                 sign for ``D2LDEV_PEER_TIMEOUT`` seconds, which are 60 unless it is set.
         """
+        if result() is None:  # else the process that has started this one may have set it again
+            self.should_stop = False
+        self.history = {}
         check_hooks(self, f"train with the {type(self).__name__}")
         callbacks = checked_callbacks(self.callback)
         for hook in HOOKS:
             for listener in self._listeners(callbacks, hook):
                 check_operands(listener, hook)
+        for each in callbacks:
+            if isinstance(getattr(each, "trainer", ""), Trainer | None):
+                each.trainer = self
         resume = flag("train", "resume", resume)
         functions = named_metrics(self.backend, metrics)
         saving = Saving(checkpoint, checkpoint_every, keep).checked()
@@ -299,35 +318,37 @@ class Trainer(Hooks):
         # such as JAX's after each garbage collection, where Python discards it.
         group = self.backend.framework.group()
         team = Alone() if group is None else Together(self.backend.framework, group)
-        trained: AbstractContextManager[Path | None] = nullcontext()
         needs_processes = self.backend.framework.parallel.process_per_device
-        if group is None and len(self.gpus) > 1 and needs_processes:
-            # What is sent to other processes is on the host.
-            model, optimizer = self.backend.place((model, optimizer), CPU)
-            arguments = {
-                "loss": loss,
-                "optimizer": optimizer,
-                "lr": lr,
-                "metrics": metrics,
-                "resume": resume,
-                **saving._asdict(),
-            }
-            trained = trained_in_processes(self, (model, train_data, val_data), arguments)
-        with (
-            self._multiplying(),
-            trained as state,
-            team.working(),
-            interruptible(group is None) as interruption,
-        ):
-            if state is not None:
-                saving, resume = Saving(state), True
+        has_processes = group is None and len(self.gpus) > 1 and needs_processes
+        with ExitStack() as stack:
+            stack.enter_context(self._multiplying())
+            interruption = stack.enter_context(interruptible(group is None))
+            outcome: Outcome | None = None
+            if has_processes:
+                # What is sent to other processes is on the host.
+                model, optimizer = self.backend.place((model, optimizer), CPU)
+                arguments = {
+                    "loss": loss,
+                    "optimizer": optimizer,
+                    "lr": lr,
+                    "metrics": metrics,
+                    "resume": resume,
+                    **saving._asdict(),
+                }
+                outcome = stack.enter_context(
+                    trained_in_processes(
+                        self, (model, train_data, val_data), arguments, interruption
+                    )
+                )
+                saving, resume = Saving(outcome.state), True
+            stack.enter_context(team.working())
             train_data, val_data = self._data(train_data, val_data)
             model = self._model_to_train(model, group)
             team.meet(model)
             # The optimizer is built after the model is placed: in a framework that moves by making
             # new tensors, one that is built before would hold the old tensors.
             settings = {**self._own_settings(model, loss, optimizer, metrics), "lr": lr}
-            gpus = self.gpus if state is None else self.gpus[:1]
+            gpus = self.gpus if outcome is None else self.gpus[:1]
             learner = self.backend.learner(
                 model,
                 **settings,
@@ -342,6 +363,7 @@ class Trainer(Hooks):
             if val_data is not None:
                 names += [f"val_{name}" for name in names]
             check_names(names)
+            check_monitors(callbacks, names)
             run = Run(self.backend, learner, train_data, names, callbacks, saving, team)
             team.begin(learner, names, self.max_epochs, saving)
             loop = Loop(
@@ -354,13 +376,15 @@ class Trainer(Hooks):
                 team=team,
             )
             on_epoch_end = self._listeners(callbacks, "on_epoch_end")
+            self.history = run.history
             try:
                 if resume:
                     run.resume(self.device, lambda: loop.first_inputs(train_data))
+                    self.history = run.history
                 elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)
                 with shown(self.progress and team.is_first, self.max_epochs, run.epoch) as progress:
-                    if state is None:
+                    if outcome is None:
                         self._run_epochs(loop, run, train_data, val_data, progress, on_epoch_end)
                 team.end()
                 if (path := result()) is not None:
@@ -368,9 +392,15 @@ class Trainer(Hooks):
             except BaseException:
                 # The user's own object has what was learned, also where an error ends the run.
                 learner.leave()
+                if (path := result()) is not None:
+                    with suppress(Exception):  # it would hide the error that ends the run
+                        run.hand_over_rest(path, self.device)
                 raise
             learner.sync()
-            return run.history
+        team.raise_failure()
+        if outcome is not None and outcome.error is not None:
+            raise outcome.error
+        return run.history
 
     def _model_to_train(self, model: Any, group: Group | None) -> Any:
         """Return the model where it is trained, or on the CPU if each device gets a part of it."""
@@ -388,13 +418,15 @@ class Trainer(Hooks):
         progress: Progress | None,
         listeners: Sequence[Any],
     ) -> None:
-        """Train for the epochs that a run has left; Ctrl-C ends it."""
+        """Train for the epochs that a run has left, or until it is to end."""
         for epoch in range(run.epoch, self.max_epochs):
             if loop.interruption.is_pressed:
                 return
             self.epoch = epoch
             found = loop.train(train_data, run, progress)
-            if val_data is not None and not loop.interruption.is_pressed:
+            if not found:
+                return
+            if val_data is not None:
                 after = loop.evaluate(val_data)
                 found |= {f"val_{name}": value for name, value in after.items()}
             if loop.interruption.is_pressed:
@@ -404,9 +436,12 @@ class Trainer(Hooks):
                 progress.end_epoch(run.epoch, found)
             if listeners:
                 loop.learner.sync()  # the user's model is as it is after the last step
-            for listener in listeners:
-                listener(epoch, run.history)
-            run.save(self.device)
+            loop.team.notify(listeners, epoch, run.history)
+            is_last = loop.team.stops_after_epoch(self.should_stop)
+            if not loop.team.has_failed:
+                run.save(self.device)
+            if is_last:
+                return
 
     def _fit_by_the_book(
         self,
@@ -434,6 +469,7 @@ class Trainer(Hooks):
         }
         if ignored := ", ".join(name for name, is_given in given.items() if is_given):
             raise _refusal(ignored, "your fit_epoch", f"leave out {ignored}, or the fit_epoch")
+        check_monitors(callbacks, ())
         self._data(train_data, val_data)
         model = self._prepared_model(model)
         self.model = model
@@ -451,8 +487,9 @@ class Trainer(Hooks):
         for epoch in range(self.max_epochs):
             self.epoch = epoch
             self.fit_epoch()  # type: ignore[attr-defined]
-            for listener in self._listeners(callbacks, "on_epoch_end"):
-                listener(epoch, {})
+            notify(self._listeners(callbacks, "on_epoch_end"), epoch, {})
+            if self.should_stop:
+                break
         return {}
 
     def _data(self, train_data: Any, val_data: Any) -> tuple[Iterable[Any], Iterable[Any] | None]:

@@ -89,7 +89,7 @@ def continued(processes, lost):
 AT = {
     "training": r"was at (the gradients|batch \d of epoch 1)",
     "evaluation": r"was at (the end|batch \d) of the evaluation after epoch 1",
-    "a callback": r"was at the beginning of epoch 1",
+    "a callback": r"was at the checkpoint after epoch 0",
 }
 
 

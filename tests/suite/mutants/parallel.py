@@ -9,6 +9,7 @@ from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLe
 from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import ArrayLoader, Backend, UnsupportedValueError
+from d2ldev.training import team
 from mutants import Mutant, ReferenceParallel
 
 # -- by hand --------------------------------------------------------------------------------------
@@ -139,6 +140,22 @@ class ClipsNothingThatIsShared(Mutant, caught_by="several.share-the-parameters")
     class ParallelLearner(ReferenceParallelLearner):
         def _clipped(self, gradients):
             return gradients if self.settings.shard else super()._clipped(gradients)
+
+
+class AsksNobodyWhetherTwoStop(Mutant, caught_by="several.stop"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        team.Alone.stops = lambda *_: False
+
+
+class LosesWhatTwoHaveLearned(Mutant, caught_by="several.error-in-a-callback"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def __init__(self, framework, model, settings, devices):
+            super().__init__(framework, model, settings, devices)
+            self.begun = self.parts
+
+        def leave(self):
+            self.replace(self.begun)
 
 
 class BeginsAnew(Mutant, caught_by="several.train-again"):

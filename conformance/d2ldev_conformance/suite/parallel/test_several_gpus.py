@@ -8,6 +8,12 @@ import pytest
 from d2ldev import Trainer
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_values
+from d2ldev_conformance.suite.training.test_stopping import (
+    AfterStep,
+    HookError,
+    RaisingAfterEpoch,
+    RaisingAfterStep,
+)
 
 SECTION = "13.6"
 
@@ -114,6 +120,42 @@ class Watching:
 
     def load_state_dict(self, state):
         self.seen, self.losses = state["seen"], state["losses"]
+
+
+@requirement("several.stop", section=SECTION)
+@pytest.mark.parametrize("last", [4, 5], ids=["within", "at the end"])
+def test_two_gpus_stop_after_the_step_or_the_epoch(backend, last):
+    trainers = []
+    for number in (2, 1):
+        backend.seed(0)
+        trainer = Trainer(4, number, backend=backend, callback=AfterStep(last))
+        trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
+        assert trainer.should_stop is True
+        assert trainer.callback.steps == list(range(last + 1))
+        trainers.append(trainer)
+    two, one = ((saved_values(backend, each.model), each.history) for each in trainers)
+    assert_same_run(two, one)
+
+
+@requirement("several.error-in-a-callback", section=SECTION)
+@pytest.mark.parametrize(
+    ("callback", "error"),
+    [
+        (RaisingAfterStep(4), HookError),
+        (RaisingAfterEpoch(StopIteration("mine")), StopIteration),
+        (RaisingAfterEpoch(KeyboardInterrupt("mine")), KeyboardInterrupt),
+    ],
+    ids=["after a step", "StopIteration", "KeyboardInterrupt"],
+)
+def test_an_error_in_a_callback_leaves_what_two_gpus_have_learned(backend, callback, error):
+    found = []
+    for number in (2, 1):
+        backend.seed(0)
+        trainer = Trainer(4, number, backend=backend, callback=callback)
+        with pytest.raises(error):
+            trainer.fit(backend.mlp([3, 8, 3]), _data(), loss="cross_entropy", lr=0.1)
+        found.append((saved_values(backend, trainer.model), trainer.history))
+    assert_same_run(*found)
 
 
 @requirement("several.show-the-model-in-callbacks", section=SECTION)

@@ -5,12 +5,12 @@ Its parts are replaced in this process, in which no other mutant runs.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 
 from d2ldev.backend_class import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.training import hooks, loops, run, trainer
+from d2ldev.training import callbacks, hooks, loops, run, team, trainer
 from d2ldev.training.interruption import Interruption
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.trainer import Trainer
@@ -111,6 +111,101 @@ class TakesAnyCallback(Mutant, caught_by="callbacks.ignores-nothing"):
     def __init__(self, virtual_gpus=None):
         super().__init__(virtual_gpus)
         trainer.checked_callbacks = lambda given: given if isinstance(given, list) else [given]
+
+
+class AsksNobodyWhetherToStop(Mutant, caught_by="runs.stopped"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        team.Alone.stops = team.Alone.stops_after_epoch = lambda *_: False
+
+
+class LeavesOutTheLastEpoch(Mutant, caught_by="runs.stopped"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        evaluate = loops.Loop.evaluate
+
+        def evaluate_unless_stopped(loop, data):
+            loop.interruption.is_pressed |= loop.trainer.should_stop
+            return evaluate(loop, data)
+
+        loops.Loop.evaluate = evaluate_unless_stopped
+
+
+class RemembersTheStop(Mutant, caught_by="runs.stop-is-forgotten-by-the-next"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer.result = lambda: "somewhere"
+        run.Run.hand_over = lambda *_: None
+
+
+class SavesWhereItStops(Mutant, caught_by="runs.stopped-go-on"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        run_epochs = Trainer._run_epochs
+
+        def run_and_save(self, loop, run, *others):
+            run_epochs(self, loop, run, *others)
+            run.save(self.device)
+
+        Trainer._run_epochs = run_and_save
+
+
+class StopsBetweenBatchesOfAStep(Mutant, caught_by="runs.accumulated-before-a-stop"):
+    class Learner(NetworkLearner):
+        pending = property(lambda self: 0, lambda self, number: None)
+
+
+class LosesTheModelWithAnError(Mutant, caught_by="runs.error-in-a-callback"):
+    class Learner(NetworkLearner):
+        def leave(self):
+            self.replace({**self.parts, "model": self.framework.backend.mlp([2, 1], seed=0)})
+
+
+class SwallowsStopIteration(Mutant, caught_by="runs.error-in-a-callback"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        notify = team.notify
+
+        def swallow(*given):
+            with suppress(StopIteration):
+                notify(*given)
+
+        team.notify = swallow
+
+
+class IgnoresAnswers(Mutant, caught_by="callbacks.answers-are-refused"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        team.notify = lambda listeners, *given: [listener(*given) for listener in listeners]
+
+
+class WaitsAnEpochMore(Mutant, caught_by="callbacks.early-stopping"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        count = callbacks.EarlyStopping.on_epoch_end
+
+        def count_fewer(self, epoch, history):
+            count(self, epoch, {name: column[:-1] for name, column in history.items()})
+
+        callbacks.EarlyStopping.on_epoch_end = count_fewer
+
+
+class CountsAnewWhenResumed(Mutant, caught_by="callbacks.early-stopping"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        count = callbacks.EarlyStopping.on_epoch_end
+
+        def count_own(self, epoch, history):
+            self.first = getattr(self, "first", epoch)
+            count(self, epoch, {name: column[self.first :] for name, column in history.items()})
+
+        callbacks.EarlyStopping.on_epoch_end = count_own
+
+
+class LooksForTheNumberTooLate(Mutant, caught_by="callbacks.early-stopping-needs-its-number"):
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        trainer.check_monitors = lambda *_: None
 
 
 class ForgetsCallbacks(Mutant, caught_by="callbacks.are-resumed"):
