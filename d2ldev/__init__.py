@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from d2ldev.training.callbacks import EarlyStopping, Schedule
     from d2ldev.training.data import ArrayLoader
     from d2ldev.training.log import DeviceLog
+    from d2ldev.training.loggers import CSVLogger, TensorBoardLogger
     from d2ldev.training.timer import Timer
     from d2ldev.training.trainer import Trainer
 
@@ -87,9 +88,11 @@ _CORE = {
 # Imported each at its first use, because most programs do not train.
 _RARE = {
     "ArrayLoader": "training.data",
+    "CSVLogger": "training.loggers",
     "DeviceLog": "training.log",
     "EarlyStopping": "training.callbacks",
     "Schedule": "training.callbacks",
+    "TensorBoardLogger": "training.loggers",
     "Timer": "training.timer",
     "Trainer": "training.trainer",
 }
@@ -102,6 +105,7 @@ __all__ = [
     "Backend",
     "BackendFallbackWarning",
     "BackendNotInstalledError",
+    "CSVLogger",
     "CheckpointError",
     "D2LDevError",
     "D2LDevWarning",
@@ -118,6 +122,7 @@ __all__ = [
     "PeerLostError",
     "Schedule",
     "ScopeError",
+    "TensorBoardLogger",
     "Timer",
     "Trainer",
     "UnknownBackendError",

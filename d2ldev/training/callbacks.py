@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from math import inf
 from numbers import Real
@@ -23,7 +24,15 @@ _OF_HOOKS = {
 }
 
 
-class Schedule:
+class NeedsHistory(ABC):
+    """A callback that looks at numbers of the history."""
+
+    @abstractmethod
+    def check_names(self, names: Collection[str]) -> None:
+        """Raise an UnsupportedValueError if a history with these names lacks what it needs."""
+
+
+class Schedule(NeedsHistory):
     """A callback that steps the framework's own scheduler, whose state is in the checkpoint.
 
     For PyTorch's. Those of Keras, optax and MXNet belong to the optimizer, which steps them itself.
@@ -69,7 +78,7 @@ class Schedule:
         if self._metric is not None and self._metric not in names:
             name = next(iter(names), None)
             fix = f"Schedule(scheduler, metric={name!r})"
-            raise _history_refusal(f"step a scheduler by {self._metric!r}", names, fix)
+            raise history_refusal(f"step a scheduler by {self._metric!r}", names, fix)
 
     def _after_epoch(self, _epoch: int, history: History) -> None:
         if self._metric is not None:
@@ -87,7 +96,7 @@ class Schedule:
             self.scheduler.load_state_dict(state)
 
 
-class EarlyStopping:
+class EarlyStopping(NeedsHistory):
     """A callback that ends a run which no longer improves.
 
     It counts anew from the history after each epoch. So it needs no state: a run that is resumed
@@ -143,7 +152,7 @@ class EarlyStopping:
         if self.monitor not in names:
             others = "fit(..., val_data=...), or " if "loss" in names else ""
             fix = f"{others}EarlyStopping(monitor={next(iter(names), None)!r})"
-            raise _history_refusal(f"stop a run early by {self.monitor!r}", names, fix)
+            raise history_refusal(f"stop a run early by {self.monitor!r}", names, fix)
 
     def on_epoch_end(self, _epoch: int, history: History) -> None:
         """Tell the trainer to stop after ``patience`` epochs without an improvement."""
@@ -162,7 +171,8 @@ class EarlyStopping:
             self.trainer.should_stop = True
 
 
-def _history_refusal(attempted: str, names: Collection[str], fix: str) -> UnsupportedValueError:
+def history_refusal(attempted: str, names: Collection[str], fix: str) -> UnsupportedValueError:
+    """Return the error of what needs a number that the history will not have."""
     found = ", ".join(names) or "nothing: fit_epoch is your own"
     return UnsupportedValueError(attempted, f"the history has {found}", fix)
 
@@ -268,7 +278,7 @@ def check_monitors(callbacks: Sequence[Any], names: Collection[str]) -> None:
         names: of the numbers that the history will have.
     """
     for each in callbacks:
-        if isinstance(each, (EarlyStopping, Schedule)):
+        if isinstance(each, NeedsHistory):
             each.check_names(names)
 
 

@@ -1,0 +1,196 @@
+"""Callbacks that write the history into files, for a table or for TensorBoard.
+
+Of several processes the first one writes. A run that is resumed writes its whole history anew, so
+that no epoch is there twice; then each epoch is added at the end, in one piece.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+import socket
+import time
+from abc import abstractmethod
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError, describe, said
+from d2ldev.files.format.atomic import replacing
+from d2ldev.settings import peers
+from d2ldev.training.callbacks import History, NeedsHistory, history_refusal
+
+
+class _Logger(NeedsHistory):
+    """A callback that writes each epoch of the history.
+
+    Args:
+        path: where, as text.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        # Of the run whose epochs are in the file.
+        self._history: History | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._path!r})"
+
+    def check_names(self, names: Collection[str]) -> None:
+        """Check that the history has any numbers."""
+        if not names:
+            fix = "leave out the fit_epoch, or write into a file in it"
+            raise history_refusal("log the history", names, fix)
+
+    def on_epoch_end(self, _epoch: int, history: History) -> None:
+        """Write the numbers of the epoch, in the first process."""
+        launched = peers()
+        if launched is not None and launched.rank:
+            return
+        rows = [dict(zip(history, row, strict=True)) for row in zip(*history.values(), strict=True)]
+        if history is self._history:
+            self._add(len(rows) - 1, rows[-1])
+        else:
+            self._begin(rows)
+            self._history = history
+
+    @abstractmethod
+    def _begin(self, rows: list[dict[str, float]]) -> None:
+        """Write all epochs of a run, in the place of what is there."""
+
+    @abstractmethod
+    def _add(self, epoch: int, row: Mapping[str, float]) -> None:
+        """Write an epoch after the others."""
+
+
+class CSVLogger(_Logger):
+    """A callback that writes each epoch as a line of a file: its number, and that of each name.
+
+    A file that is there is replaced when the first epoch of a run ends.
+
+    Args:
+        path: the file. Its folder exists.
+
+    Raises:
+        UnsupportedValueError: if it is no path of a file, or the folder does not exist.
+
+    >>> Trainer(10, callback=CSVLogger('run.csv'))                         # doctest: +SKIP
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        text, fix = _text(path), "CSVLogger('run.csv')"
+        if text is None or os.path.isdir(text) or not os.path.basename(text):
+            problem = f"{describe(path)} is no path of a file"
+            raise UnsupportedValueError("log into a file", problem, fix)
+        folder = os.path.dirname(text) or os.curdir
+        if not os.path.isdir(folder):
+            fix = f"os.makedirs({folder!r})"
+            raise UnsupportedValueError("log into a file", f"{folder!r} is no folder", fix)
+        super().__init__(text)
+
+    def _begin(self, rows: list[dict[str, float]]) -> None:
+        lines: list[list[Any]] = [["epoch", *rows[0]]]
+        lines += [[i, *row.values()] for i, row in enumerate(rows)]
+        with replacing(self._path) as descriptor:
+            _write(descriptor, _csv(lines))
+
+    def _add(self, epoch: int, row: Mapping[str, float]) -> None:
+        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND)
+        try:
+            _write(descriptor, _csv([[epoch, *row.values()]]))
+        finally:
+            os.close(descriptor)
+
+
+class TensorBoardLogger(_Logger):
+    """A callback that writes each epoch for TensorBoard: a scalar for each name.
+
+    It needs the package ``tensorboard`` and no framework. Each run writes a file of its own, which
+    takes the place of those that are in the folder when TensorBoard shows them.
+
+    Args:
+        folder: of the run; it is made if it does not exist.
+
+    Raises:
+        UnsupportedValueError: if it is no path.
+        BackendNotInstalledError: if ``tensorboard`` cannot be imported.
+
+    >>> Trainer(10, callback=TensorBoardLogger('runs/first'))              # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        text = _text(folder)
+        if not text or os.path.isfile(text):
+            problem = f"{describe(folder)} is no path of a folder"
+            fix = "TensorBoardLogger('runs/first')"
+            raise UnsupportedValueError("log for TensorBoard", problem, fix)
+        try:
+            _records([])
+        except ImportError as error:
+            raise BackendNotInstalledError(
+                "log for TensorBoard", said(error), "pip install tensorboard"
+            ) from error
+        super().__init__(text)
+        self._file = ""
+
+    def _begin(self, rows: list[dict[str, float]]) -> None:
+        os.makedirs(self._path, exist_ok=True)
+        # The names that TensorBoard looks for; the files are read in the order of their names.
+        now = time.time_ns()
+        name = f"events.out.tfevents.{now // 10**9:010d}.{socket.gethostname()}.{os.getpid()}.{now}"
+        self._file = os.path.join(self._path, name)
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        try:
+            # START makes TensorBoard forget what older files have of these steps.
+            events: list[dict[str, Any]] = [
+                {"file_version": "brain.Event:2"},
+                {"step": 0, "session_log": {"status": 1}},
+            ]
+            events += map(_event, range(len(rows)), rows)
+            _write(descriptor, _records(events))
+        finally:
+            os.close(descriptor)
+
+    def _add(self, epoch: int, row: Mapping[str, float]) -> None:
+        descriptor = os.open(self._file, os.O_WRONLY | os.O_APPEND)
+        try:
+            _write(descriptor, _records([_event(epoch, row)]))
+        finally:
+            os.close(descriptor)
+
+
+def _text(path: Any) -> str | None:
+    try:
+        return os.fsdecode(path)
+    except (TypeError, ValueError):
+        return None
+
+
+def _write(descriptor: int, data: bytes) -> None:
+    """Write in one piece, so that a process that is killed leaves whole lines."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def _csv(rows: list[list[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
+
+
+def _event(epoch: int, row: Mapping[str, float]) -> dict[str, Any]:
+    values = [{"tag": name, "simple_value": value} for name, value in row.items()]
+    return {"step": epoch, "summary": {"value": values}}
+
+
+def _records(events: list[dict[str, Any]]) -> bytes:
+    """Return events as TensorBoard's files have them."""
+    from tensorboard.compat.proto.event_pb2 import Event
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    file = io.BytesIO()
+    writer = RecordWriter(file)
+    for event in events:
+        writer.write(Event(wall_time=time.time(), **event).SerializeToString())
+    return file.getvalue()
