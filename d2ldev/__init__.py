@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from d2ldev.backend_class import Backend
     from d2ldev.device import Device, cpu, gpu
     from d2ldev.framework import Memory
+    from d2ldev.nesting.containers import Broadcast
     from d2ldev.nesting.kinds import register_container
     from d2ldev.registry.selection import virtual_gpus
     from d2ldev.training.callbacks import EarlyStopping, Schedule
@@ -73,6 +74,7 @@ _importing.install()
 # not use it waits for less.
 _CORE = {
     "Backend": "backend_class",
+    "Broadcast": "nesting.containers",
     "Device": "device",
     "Memory": "framework",
     "backend": "active",
@@ -105,6 +107,7 @@ __all__ = [
     "Backend",
     "BackendFallbackWarning",
     "BackendNotInstalledError",
+    "Broadcast",
     "CSVLogger",
     "CheckpointError",
     "D2LDevError",

@@ -593,8 +593,10 @@ class Backend:
         """Give each device a part of a batch: ``split_batch`` of D2L's section 13.5.
 
         Args:
-            batch: a nesting of tensors and NumPy arrays, all of shape ``(n, ...)``; a tensor
-                without an axis goes to each device.
+            batch: a nesting of tensors and NumPy arrays of shape ``(n, ...)``, and of lists, tuples
+                and other sequences with one item for each of the n examples. A tensor without an
+                axis, a plain value, and the value of ``d2ldev.Broadcast`` go to each device. See
+                docs/several-gpus.md for the rule.
             devices: one or more.
 
         Returns:
@@ -603,7 +605,8 @@ class Backend:
             is on its device already is a view, where the framework has views.
 
         Raises:
-            UnsupportedValueError: if the tensors have not one number of examples.
+            UnsupportedValueError: if it has not one number of examples, or a sequence in it has
+                another length.
             InvalidDeviceError: if a device is none, or is given twice.
             DeviceUnavailableError: if one does not exist.
 

@@ -20,7 +20,9 @@ class JaxFramework(Framework):
     max_virtual_gpus = 8
     cannot = {
         "lose a process while the engine begins": "jax.distributed itself may end the others then, "
-        "without an exception"
+        "without an exception",
+        "split sequences over processes": "each of its programs has the whole batch, of which a "
+        "process knows its own part; arrays are put together again",
     }
 
     def __init__(self, virtual_gpus: int | None = None) -> None:

@@ -204,6 +204,8 @@ class JaxTensors(Tensors):
             lambda x: [child for _, child in _children(x)],
             lambda x: [_label(path[0]) for path, _ in _children(x)],
             _rebuild,
+            # The arrays of a sparse one may have one length, which is none of examples.
+            holds="pieces" if hasattr(cls, "todense") else "fields",
         )
 
     # -- making -----------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ class ReferenceFramework(Framework):
     max_virtual_gpus = 2
     cannot = {
         **dict.fromkeys(("train in bf16", "train in fp16"), "array-api-strict has no such dtype"),
+        "train with a loss of your own": "array-api-strict has no gradients",
         "train with sharded parameters": "array-api-strict has no arrays on several devices",
     }
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Tensors, Weighted
+from d2ldev.nesting.walk import unmarked
 from d2ldev.operations import moving
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_reference.models import MLP, Layers
@@ -35,6 +36,10 @@ class ReferenceParallel(Parallel):
 class ReferenceParallelLearner(ReferenceLearner):
     """The reference backend's MLP, of which each device has a copy for the length of a step."""
 
+    @property
+    def takes_marks(self) -> bool:
+        return True
+
     def __init__(
         self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
     ) -> None:
@@ -47,7 +52,7 @@ class ReferenceParallelLearner(ReferenceLearner):
     ) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
         found = []
-        parts = parts_to_train_on(self._framework, (inputs, y), self._devices)
+        parts = parts_to_train_on(self._framework, self.settings, (inputs, y), self._devices)
         for device, share, part in zip(self._devices, self._shares(y, parts), parts, strict=True):
             if part.number:
                 there = moving.to(self._framework, model, device)
@@ -57,6 +62,9 @@ class ReferenceParallelLearner(ReferenceLearner):
                 found.append((loss * share, prediction, scaled))
         losses, predictions, gradients = zip(*found, strict=True)
         return sum(losses), xp.concat(predictions), each_of(lambda *xs: sum(xs), *gradients)
+
+    def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
+        return super().evaluate(*unmarked((inputs, y), self._framework.kinds))
 
     def _shares(self, y: Any, parts: list[Part]) -> list[float]:
         """Return what share of the loss of a batch each part of it has."""

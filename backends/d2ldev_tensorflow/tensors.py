@@ -415,4 +415,5 @@ _COMPOSITE = Container(
     _parts_of_composite,
     lambda x: LIST.labels(_parts_of_composite(x)),
     partial(tf.nest.pack_sequence_as, expand_composites=True),
+    holds="pieces",
 )

@@ -124,6 +124,7 @@ class TorchTensors(Tensors):
             lambda _: names,
             # torch wants the batch sizes on the host.
             lambda old, new: PackedSequence(new[0], old.batch_sizes.clone(), new[1], new[2]),
+            holds="pieces",
         )
 
     def nbytes(self, x: Tensor) -> int:

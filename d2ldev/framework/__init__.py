@@ -34,6 +34,7 @@ from d2ldev.errors import (
     DeviceInitializationWarning,
     DeviceUnavailableError,
     UnsupportedValueError,
+    describe,
     warn,
 )
 from d2ldev.framework.devices import Devices, Memory
@@ -123,11 +124,13 @@ class Framework:
     - ``'mlp'``: ``backend.mlp``; ``'dlpack'``: ``from_dlpack``;
     - ``'multiply in float32'``: ``matmul_precision('highest')``;
     - ``'train'``: ``learner``, ``accuracy`` and ``Trainer``;
+    - ``'train with a loss of your own'``: a function in the place of ``'mse'``;
     - ``'train in bf16'``, ``'train in fp16'``: ``precision='bf16'``, ``'fp16'``;
     - ``'train on several GPUs'``: ``num_gpus=2``;
     - ``'train on several GPUs in one process'``: ``learner`` with several ``devices``;
     - ``'train in several processes'``: ``d2ldev launch``;
     - ``'lose a process while the engine begins'``: ``PeerLostError`` in the others then;
+    - ``'split sequences over processes'``: lists of examples in a batch, in ``d2ldev launch``;
     - ``'train with sharded parameters'``: ``shard='parameters'``.
     """
 
@@ -279,6 +282,9 @@ class Framework:
             UnsupportedValueError: if they cannot be used, or the framework cannot train with them.
         """
         settings = settings.checked()
+        if callable(settings.loss):
+            attempted = f"train with the loss {describe(settings.loss)}"
+            self.require("train with a loss of your own", attempted, "loss='mse'")
         precision = settings.precision
         self.require(f"train in {precision}", f"train with precision={precision!r}")
         if settings.shard is not None:

@@ -14,6 +14,8 @@ from enum import Enum
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from d2ldev.errors import shown
+
 
 class Container(NamedTuple):
     """How one type of container is taken apart and made again.
@@ -23,23 +25,58 @@ class Container(NamedTuple):
         labels: the key, index or field of each of them, for messages and names.
         rebuild: ``(old, children) -> new``: a container like ``old`` with other children.
         items: how its items are walked alone, where its attributes are children, too; else None.
+        holds: what the children are: ``'fields'`` of a dict or a dataclass, ``'items'`` of a list
+            or a set, or ``'pieces'`` of one value, such as a sparse array, which nobody splits.
+        part: ``(old, start, stop) -> new``: a container like ``old`` with the items from ``start``
+            up to ``stop``; None if it has no items, or no order.
     """
 
     children: Callable[[Any], Iterable[Any]]
     labels: Callable[[Any], Iterable[object]]
     rebuild: Callable[[Any, list[Any]], Any]
     items: Container | None = None
+    holds: str = "fields"
+    part: Callable[[Any, int, int], Any] | None = None
+
+
+class Broadcast:
+    """Mark a value in a batch as the same for all parts: ``split`` and ``Trainer`` do not split it.
+
+    The model, the loss and the metrics get the value itself, on one device as on several.
+
+    Args:
+        value: any nesting. ``to`` moves its tensors and NumPy arrays, as all others of the batch.
+
+    >>> batch = {"x": [[1.0], [2.0]], "sizes": Broadcast([16, 32, 64])}
+    >>> batch["sizes"].value
+    [16, 32, 64]
+    """
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __repr__(self) -> str:
+        return f"Broadcast({shown(self.value)})"
 
 
 def _indices(x: Any) -> range:
     return range(len(x))
 
 
+def _slice(x: Any, start: int, stop: int) -> Any:
+    return x[start:stop]
+
+
 # Most of every batch, and so as cheap as can be.
 DICT = Container(dict.values, iter, lambda old, new: dict(zip(old, new, strict=True)))
-LIST = Container(iter, _indices, lambda _, new: new)
-TUPLE = Container(iter, _indices, lambda _, new: tuple(new))
-_EXACT = {dict: DICT, list: LIST, tuple: TUPLE}
+LIST = Container(iter, _indices, lambda _, new: new, holds="items", part=_slice)
+TUPLE = Container(iter, _indices, lambda _, new: tuple(new), holds="items", part=_slice)
+BROADCAST = Container(
+    lambda mark: (mark.value,), lambda _: ("value",), lambda _, new: Broadcast(*new)
+)
+_EXACT = {dict: DICT, list: LIST, tuple: TUPLE, Broadcast: BROADCAST}
 # Python's own class has room for attributes, and nobody sets any.
 _WITHOUT_ATTRIBUTES = frozenset({OrderedDict})
 
@@ -51,12 +88,17 @@ def container_of(cls: type) -> Container | None:
     if issubclass(cls, Mapping):
         return Container(lambda x: x.values(), iter, _mapping_rebuild)
     if issubclass(cls, tuple):
-        labels = (lambda x: x._fields) if is_namedtuple(cls) else _indices
-        return Container(iter, labels, _tuple_rebuild(cls))
+        rebuild = _tuple_rebuild(cls)
+        if is_namedtuple(cls):
+            return Container(iter, lambda x: x._fields, rebuild)
+        if hasattr(cls, "n_sequence_fields"):  # a structure of C's
+            return Container(iter, _indices, rebuild)
+        part = lambda x, a, b: rebuild(x, list(x)[a:b])  # noqa: E731
+        return Container(iter, _indices, rebuild, holds="items", part=part)
     if issubclass(cls, MutableSequence):
-        return Container(iter, _indices, _sequence_rebuild)
+        return Container(iter, _indices, _sequence_rebuild, holds="items", part=_sequence_part)
     if issubclass(cls, AbstractSet):
-        return Container(iter, _indices, _set_rebuild)
+        return Container(iter, _indices, _set_rebuild, holds="items")
     if is_dataclass(cls):
         return _dataclass_container(cls)
     return None
@@ -112,7 +154,15 @@ def with_attributes(cls: type, items: Container, has_tensors: Callable[[Any], bo
         vars(made).update(zip(found, new[len(new) - len(found) :], strict=True))
         return made
 
-    return Container(children, labels, rebuild, items)
+    def part(x: Any, start: int, stop: int) -> Any:
+        if found := beside(x):
+            raise TypeError(f"its attributes have tensors, which are no items: {', '.join(found)}")
+        assert items.part is not None
+        return items.part(x, start, stop)
+
+    return Container(
+        children, labels, rebuild, items, items.holds, None if items.part is None else part
+    )
 
 
 def _is_storage(x: Any, known: set[int]) -> bool:
@@ -151,6 +201,18 @@ def _mapping_rebuild(old: Any, new: list[Any]) -> Any:
 def _sequence_rebuild(old: Any, new: list[Any]) -> Any:
     # A copy of a deque keeps its maximal length.
     return _rewritten(old, range(len(new)), list(old), new)
+
+
+def _sequence_part(old: Any, start: int, stop: int) -> Any:
+    made, length = _shallow_copy(old), len(old)
+    # One by one: a deque takes no slices.
+    for _ in range(length - stop):
+        made.pop()
+    for _ in range(start):
+        del made[0]
+    if len(old) != length:
+        raise TypeError("what is taken out of a copy of it is missing in itself")
+    return made
 
 
 def _rewritten(old: Any, keys: Iterable[Any], values: list[Any], new: list[Any]) -> Any:

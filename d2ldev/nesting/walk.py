@@ -27,7 +27,7 @@ from operator import is_not
 from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, said
-from d2ldev.nesting.containers import DICT, LIST, TUPLE, Container
+from d2ldev.nesting.containers import BROADCAST, DICT, LIST, TUPLE, Container
 from d2ldev.nesting.kinds import PLAIN, TENSOR, Kind, Kinds
 
 _MOST_PLACES = 100_000
@@ -184,6 +184,18 @@ def mapped(function: Callable[[Any], Any], x: Any, kinds: Kinds, attempted: str)
     """Return a nesting with what a function makes of each tensor in it; see ``flatten``."""
     flat = flatten(x, kinds, attempted)
     return flat.unflatten({key: function(tensor) for key, tensor in flat.tensors.items()})
+
+
+def unmarked(x: Any, kinds: Kinds) -> Any:
+    """Return a nesting with the values of ``Broadcast`` in their places."""
+    kind = kinds[type(x)]
+    if isinstance(kind, Kind):
+        return x
+    if kind is BROADCAST:
+        return unmarked(x.value, kinds)
+    old = list(kind.children(x))
+    new = [unmarked(child, kinds) for child in old]
+    return kind.rebuild(x, new) if any(map(is_not, new, old)) else x
 
 
 class Flattened:

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
-from d2ldev.framework import Framework, Sharded, Tensor
+from d2ldev.framework import Framework, Settings, Sharded
 from d2ldev.framework.training import bounds, shard_refusal
 from d2ldev.nesting.kinds import OBJECT
-from d2ldev.nesting.walk import Flattened, flatten
-from d2ldev.operations import creation, moving, placing
+from d2ldev.nesting.walk import flatten, unmarked
+from d2ldev.operations import moving, placing
+from d2ldev.operations.examples import Whole
 
 
 def split(framework: Framework, batch: Any, devices: Sequence[Device]) -> list[Any]:
     """Return a part of a batch for each device, on it; see ``Backend.split``."""
-    return [part.operands for part in _parts(framework, batch, devices, is_filled=False)]
+    return [part.operands for part in _parts(framework, batch, devices)]
 
 
 class Part(NamedTuple):
@@ -40,22 +41,39 @@ class Part(NamedTuple):
 
 
 def parts_to_train_on(
-    framework: Framework, batch: Any, devices: Sequence[Device], *, is_filled: bool = False
+    framework: Framework,
+    settings: Settings,
+    operands: tuple[tuple[Any, ...], Any],
+    devices: Sequence[Device],
+    *,
+    is_filled: bool = False,
 ) -> list[Part]:
     """Return a part of a batch for each device, with its share in the mean over the batch.
 
     Args:
-        framework, batch, devices: as for ``split``; the devices exist.
+        framework: whose batch it is.
+        settings: of the training.
+        operands: the inputs and the target, as ``Learner.step`` has them; so are those of a part.
+        devices: they exist.
         is_filled: whether a part without examples has the first one of the batch, so that a model
             can compute with it.
 
     Raises:
         UnsupportedValueError: if its tensors do not agree in a number of examples, or it has none.
     """
-    parts = _parts(framework, batch, devices, is_filled)
+    inputs, y = operands
+    is_batch = settings.methods is not None
+    # The inputs are no sequence of examples, however many there are.
+    fields = inputs[0] if is_batch else {"inputs": dict(enumerate(inputs)), "y": y}
+    parts = _parts(framework, fields, devices, is_filled=is_filled)
     if not parts[0].number:
         raise empty_batch_refusal()
-    return parts
+    if is_batch:
+        return [part._replace(operands=((part.operands,), None)) for part in parts]
+    return [
+        part._replace(operands=(tuple(part.operands["inputs"].values()), part.operands["y"]))
+        for part in parts
+    ]
 
 
 def empty_batch_refusal() -> UnsupportedValueError:
@@ -66,72 +84,16 @@ def empty_batch_refusal() -> UnsupportedValueError:
 
 
 def _parts(
-    framework: Framework, batch: Any, devices: Sequence[Device], is_filled: bool
+    framework: Framework, batch: Any, devices: Sequence[Device], *, is_filled: bool = False
 ) -> list[Part]:
     whole = Whole(framework, batch, f"split a batch over {len(devices)} devices")
     parts = []
     for number, device in enumerate(devices):
         operands, count = whole.part(number, len(devices), is_filled=is_filled)
         share = count / whole.length if whole.length else 0.0
-        parts.append(Part(moving.to(framework, operands, device), count, share))
+        there = unmarked(moving.to(framework, operands, device), framework.kinds)
+        parts.append(Part(there, count, share))
     return parts
-
-
-class Whole:
-    """A batch that is to be split; its data is on the host.
-
-    Args:
-        framework: whose tensors are in it.
-        batch: a nesting.
-        attempted: for a message.
-
-    Attributes:
-        length: how many examples it has.
-
-    Raises:
-        UnsupportedValueError: if its tensors do not agree in a number of examples.
-    """
-
-    def __init__(self, framework: Framework, batch: Any, attempted: str) -> None:
-        self._framework, self._attempted = framework, attempted
-        self._flat = flatten(moving.on_the_host(framework, batch), framework.kinds, attempted)
-        tensors = self._flat.tensors
-        self._shapes = {key: creation.shape_of(x, attempted) for key, x in tensors.items()}
-        self.length = _examples(self._flat, self._shapes, attempted)
-
-    @property
-    def shapes(self) -> list[tuple[int, ...]]:
-        """The shapes of its tensors, in order."""
-        return list(self._shapes.values())
-
-    @property
-    def last(self) -> Tensor:
-        """The last of its tensors."""
-        return list(self._flat.tensors.values())[-1]
-
-    def part(self, number: int, size: int, *, is_filled: bool) -> tuple[Any, int]:
-        """Return one of so many parts, of which the first ones may have one example more.
-
-        Args:
-            number: which one, from 0.
-            size: how many there are.
-            is_filled: whether a part without examples has the first one of the batch.
-
-        Returns:
-            The nesting, and how many examples it has: 0 for one that is only filled.
-        """
-        start, stop = bounds(self.length, number, size)
-        if start == stop and is_filled:
-            return self._examples(0, min(1, self.length)), 0
-        return self._examples(start, stop), stop - start
-
-    def _examples(self, start: int, stop: int) -> Any:
-        rows = {
-            key: _rows(self._framework, x, start, stop, self._attempted)
-            for key, x in self._flat.tensors.items()
-            if self._shapes[key]
-        }
-        return self._flat.unflatten(rows)
 
 
 class PartSampler:
@@ -239,15 +201,6 @@ def content_of(numbers: Any) -> str:
     return f"numbered {zlib.crc32(repr(plain).encode()):08x}"
 
 
-def _rows(framework: Framework, x: Tensor, start: int, stop: int, attempted: str) -> Tensor:
-    try:
-        return framework.parallel.rows(x, start, stop)
-    except Exception as error:  # a sparse tensor, which has no views, or memory that ran out
-        native = framework.devices.native(framework.tensors.device_of(x))
-        fix = "a batch of dense tensors"
-        raise creation.refusal(framework, error, attempted, native, fix) from error
-
-
 def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list[Any]:
     """Return a copy of an object for each device, on it; see ``Backend.replicate``."""
     kinds = framework.kinds
@@ -264,18 +217,3 @@ def replicate(framework: Framework, obj: Any, devices: Sequence[Device]) -> list
         whole = flat.unflatten({**models, **dict(zip(flat.tensors, new, strict=True))})
         copies.append(placing.place(framework, whole, device) if models else whole)
     return copies
-
-
-def _examples(flat: Flattened, shapes: dict[int, tuple[int, ...]], attempted: str) -> int:
-    """Return how many examples a batch has: the one length that its tensors have."""
-    tensors = {int(shape[0]): flat.tensors[key] for key, shape in shapes.items() if shape}
-    if len(tensors) != 1:
-        lengths = [f"{flat.name_of(x) or 'the batch'} has {n}" for n, x in tensors.items()]
-        raise UnsupportedValueError(
-            attempted,
-            "the first axis of its tensors is not the number of examples: "
-            + (", ".join(lengths) or "there is none"),
-            "a batch whose tensors have the shapes (n, ...), with one n",
-        )
-    (found,) = tensors
-    return found

@@ -17,8 +17,9 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Portion, Sharded, Weighted
 from d2ldev.nesting.kinds import TENSOR
-from d2ldev.operations import parallel
+from d2ldev.operations.examples import Whole
 from d2ldev.operations.moving import to_numpy
+from d2ldev.operations.parallel import empty_batch_refusal
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -113,14 +114,18 @@ class Portions:
             if isinstance(batch, Sharded):
                 number, length = batch.number, batch.length
                 portion = Portion(number, length, number / length)
+                if "split sequences over processes" in self._framework.cannot:
+                    self._check_sharded(batch)
                 self._waiting.append(
                     _Taken(portion, None, f"{length} examples", batch.content, is_sharded=True)
                 )
                 yield batch.operands
                 continue
-            whole = parallel.Whole(self._framework, batch, attempted)
+            whole = Whole(self._framework, batch, attempted)
             if not whole.length:
-                raise parallel.empty_batch_refusal()
+                raise empty_batch_refusal()
+            if whole.has_sequences:
+                self._require_sequences(attempted)
             operands, number = whole.part(self._group.rank, self._group.size, is_filled=True)
             weighted = _share_of_weights(self._framework, batch, operands if number else None)
             shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"
@@ -156,13 +161,22 @@ class Portions:
             return portion
         return portion._replace(share=weighted)
 
+    def _require_sequences(self, attempted: str) -> None:
+        fix = "a NumPy array of them, or d2ldev.Broadcast(value) for what all parts have"
+        self._framework.require("split sequences over processes", attempted, fix)
+
+    def _check_sharded(self, batch: Sharded) -> None:
+        attempted = "train on a part of a batch"
+        if Whole(self._framework, batch.operands, attempted).has_sequences:
+            self._require_sequences(attempted)
+
     def _checksum(self, x: Any) -> str:
         """Return a sum that differs where processes read different batches.
 
         Only the last tensor is looked at, which is the target, and only on the host: inputs may be
         changed at random in each process, and a device is not waited for.
         """
-        if self._framework.tensors.device_of(x) is not CPU:
+        if x is None or self._framework.tensors.device_of(x) is not CPU:
             return "elsewhere"
         return f"{zlib.crc32(to_numpy(self._framework, x).tobytes()):08x}"
 

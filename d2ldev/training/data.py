@@ -17,6 +17,7 @@ from d2ldev.framework.training import bounds
 from d2ldev.nesting.kinds import TENSOR, Kinds
 from d2ldev.nesting.walk import depth_refusal, every, flatten, leaves
 from d2ldev.operations.arguments import flag, is_iterable, length_of, whole_number
+from d2ldev.operations.examples import number_of_examples
 from d2ldev.operations.parallel import content_of
 
 if TYPE_CHECKING:
@@ -438,13 +439,22 @@ def unweighted(y: Any) -> Any:
     return y.y if isinstance(y, Weighted) else y
 
 
-def count_of(backend: Backend, y: Any) -> int:
+def count_of(backend: Backend, y: Any, batch: Any = None) -> int:
     """Return how many examples a batch has: the length of its target's first axis, else 1.
 
-    For a target that is a nesting, it is the length of the first tensor in it.
+    For a target that is a nesting, the whole batch tells; if it does not, the first tensor in it.
+
+    Args:
+        backend: whose tensors are in it.
+        y: the target, or all that there is.
+        batch: what ``y`` is a field of.
     """
-    kinds = backend.framework.kinds
+    framework = backend.framework
+    kinds = framework.kinds
     if kinds[type(y)] is not TENSOR:
+        found = number_of_examples(framework, y if batch is None else batch)
+        if found is not None:
+            return found
         flat = flatten(y, kinds, "count the examples of a batch")
         y = next(iter((*flat.tensors.values(), *flat.others.values())), None)
     shape = tuple(getattr(y, "shape", ()))

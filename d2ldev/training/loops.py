@@ -11,6 +11,7 @@ from typing import Any
 
 from d2ldev.framework import Learner
 from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.walk import unmarked
 from d2ldev.operations.prefetching import closed_after
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
@@ -127,6 +128,7 @@ class Loop:
         learner = self.learner
         for first in data:
             (batch,) = self.prepared([first])
+            batch = unmarked(batch, self.trainer.backend.framework.kinds)
             if learner.settings.methods is None and not takes_target(learner.settings.loss):
                 return inputs_alone(batch, learner.input_names, learner.takes_mapping)
             return inputs_and_target(batch, learner.input_names, learner.takes_mapping)[0]
@@ -159,23 +161,32 @@ class Loop:
         names, takes_mapping = learner.input_names, learner.takes_mapping
         is_checked = False
 
+        def as_taken(operands: Any) -> Any:
+            return operands if learner.takes_marks else unmarked(operands, kinds)
+
         def of_the_model(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             inputs = inputs_alone(batch, names, takes_mapping)
-            return inputs, None, count_of(backend, inputs)
+            return as_taken(inputs), None, count_of(backend, inputs)
 
         def of_the_loss(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             if type(batch) is tuple and len(batch) == 2 and kinds[type(batch[1])] is TENSOR:
-                return batch[:1], batch[1], count_of(backend, batch[1])  # the common batch
+                # The common batch.
+                inputs, y = batch[:1], batch[1]
+                if kinds[type(batch[0])] is not TENSOR:
+                    inputs = as_taken(inputs)
+                return inputs, y, count_of(backend, y)
             inputs, y = inputs_and_target(batch, names, takes_mapping)
             check_target(y, learner.settings.loss, kinds)
-            return inputs, y, count_of(backend, unweighted(y))
+            number = count_of(backend, unweighted(y), {"inputs": dict(enumerate(inputs)), "y": y})
+            return *as_taken((inputs, y)), number
 
         def of_its_methods(batch: Any) -> tuple[tuple[Any, ...], Any, int]:
             nonlocal is_checked
             if not is_checked and not learner.is_built:
-                learner.build(inputs_and_target(batch, names, takes_mapping)[0])
+                inputs = inputs_and_target(batch, names, takes_mapping)[0]
+                learner.build(unmarked(inputs, kinds))
             is_checked = True
-            return (batch,), None, count_of(backend, batch)
+            return (as_taken(batch),), None, count_of(backend, batch)
 
         if learner.settings.methods is not None:
             return of_its_methods
@@ -186,7 +197,7 @@ class Loop:
         if not self.metrics:
             log.add(counted.in_loss, loss=loss)
             return
-        y = unweighted(y)
+        y = unmarked(unweighted(y), self.trainer.backend.framework.kinds)
         measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
         if counted.in_loss == counted.in_metrics:
             log.add(counted.in_loss, loss=loss, **measured)

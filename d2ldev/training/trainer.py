@@ -29,6 +29,7 @@ from d2ldev.framework import Learner, Loss, Settings
 from d2ldev.framework.parallel import gpu_of_process
 from d2ldev.framework.training import shard_refusal
 from d2ldev.nesting.kinds import TENSOR
+from d2ldev.nesting.walk import unmarked
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.registry.selection import framework_of_loader
@@ -604,10 +605,13 @@ class Trainer(Hooks):
             source = loader_of(data, "predict_dataloader", "val_dataloader")
             learner = self._evaluator(self._prepared_for_use(model, source, "predict"), loss="mse")
             names, takes_mapping = learner.input_names, learner.takes_mapping
+            kinds = self.backend.framework.kinds
             try:
                 with closing(self._prepared(source)) as batches:
                     return [
-                        learner.predict(inputs_to_predict(batch, names, takes_mapping))
+                        learner.predict(
+                            unmarked(inputs_to_predict(batch, names, takes_mapping), kinds)
+                        )
                         for batch in batches
                     ]
             finally:

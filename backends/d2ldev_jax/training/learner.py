@@ -143,6 +143,10 @@ class JaxLearner(Learner):
             self._is_synced = True
 
     @property
+    def takes_marks(self) -> bool:
+        return self._places.takes_marks
+
+    @property
     def input_names(self) -> tuple[str, ...]:
         model = self._model
         if isinstance(model, nnx.bridge.ToNNX):  # it takes what its linen module takes
@@ -249,6 +253,10 @@ class JaxShardLearner(JaxLearner):
         group: the processes.
     """
 
+    @property
+    def takes_marks(self) -> bool:
+        return True
+
     def __init__(self, framework: Framework, model: Any, settings: Settings, group: Group) -> None:
         self._group = group
         super().__init__(framework, model, settings)
@@ -267,7 +275,9 @@ class JaxShardLearner(JaxLearner):
     def _spread(self, inputs: tuple[Any, ...]) -> None:
         if self._places.split is not None:
             return
-        (native, *_), *_ = (x.devices() for x in jax.tree.leaves(inputs) if jnp.ndim(x))
+        (native, *_), *_ = (
+            x.devices() for x in jax.tree.leaves(inputs) if isinstance(x, jax.Array) and x.ndim
+        )
         self._places_from = partial(ShardedProcesses, self._group, native)
         self.replace(self.parts)
 

@@ -17,6 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from d2ldev.framework import Portion, Tensor
 from d2ldev.framework.training import bounds
+from d2ldev.nesting.containers import Broadcast
 
 if TYPE_CHECKING:
     from d2ldev.processes.group import Group
@@ -29,6 +30,8 @@ class OneDevice:
         native: JAX's device.
     """
 
+    takes_marks = False
+    """Whether ``given`` takes ``Broadcast``."""
     split: NamedSharding | None = None
     """Of the batch, over the devices that hold parts of the parameters; None if all are whole."""
 
@@ -87,6 +90,8 @@ class SeveralDevices(OneDevice):
         home: the one where the user's own model is.
     """
 
+    takes_marks = True
+
     def __init__(self, natives: Sequence[jax.Device], home: jax.Device) -> None:
         super().__init__(natives[0])
         self._home, self._size = home, len(natives)
@@ -104,12 +109,18 @@ class SeveralDevices(OneDevice):
         JAX splits evenly only. A batch that cannot be, such as the last one of an epoch, is whole
         on each device, which compute the same.
         """
-        leaves, structure = jax.tree.flatten(batch)
-        ranks = [jnp.ndim(x) for x in leaves]  # 0 of a number
+        leaves, structure = _apart(batch)
+        marked = {i: x.value for i, x in enumerate(leaves) if type(x) is Broadcast}
+        if marked:
+            leaves = [None if i in marked else x for i, x in enumerate(leaves)]
+        ranks = [0 if x is None else jnp.ndim(x) for x in leaves]  # 0 of a number
         lengths = {len(x) for x, rank in zip(leaves, ranks, strict=True) if rank}
         is_even = len(lengths) == 1 and not lengths.pop() % self._size
         places = [self._split if is_even and rank else self._whole for rank in ranks]
-        return jax.tree.unflatten(structure, jax.device_put(leaves, places))
+        found = jax.device_put(leaves, places)
+        for i, value in marked.items():
+            found[i] = jax.device_put(value, self._whole)
+        return jax.tree.unflatten(structure, found)
 
     def local(self, results: Any) -> Any:
         return jax.device_put(results, self._native)
@@ -149,6 +160,8 @@ class SeveralProcesses(OneDevice):
         native: JAX's device in this one.
     """
 
+    takes_marks = True
+
     def __init__(self, group: Group, native: jax.Device) -> None:
         super().__init__(native)
         self._rank, self._size = group.rank, group.size
@@ -173,8 +186,9 @@ class SeveralProcesses(OneDevice):
         One that cannot be split evenly is whole on each device, as in ``SeveralDevices``.
         """
         assert portion is not None
-        leaves, structure = jax.tree.flatten(batch)
-        parts = {i: x for i, x in enumerate(leaves) if jnp.ndim(x)}
+        leaves, structure = _apart(batch)
+        marked = {i: x.value for i, x in enumerate(leaves) if type(x) is Broadcast}
+        parts = {i: x for i, x in enumerate(leaves) if i not in marked and jnp.ndim(x)}
         if portion.length % self._size:
             number = -(-portion.length // self._size)
             rows = [
@@ -184,12 +198,16 @@ class SeveralProcesses(OneDevice):
         else:
             found = [self._part_of(portion.length, x) for x in parts.values()]
         wholes = dict(zip(parts, found, strict=True))
+        for i, value in marked.items():
+            wholes[i] = jax.tree.map(self._on_all, value)
         others = (wholes.get(i, x) for i, x in enumerate(leaves))
         return jax.tree.unflatten(structure, others)
 
     def alone(
         self, arrays: list[Any], batch: Any, portion: Portion | None
     ) -> tuple[list[Any], Any]:
+        if any(type(x) is Broadcast for x in _apart(batch)[0]):
+            batch = jax.tree.map(_value, batch, is_leaf=_is_marked)
         return self.local(arrays), batch
 
     def local(self, results: Any) -> Any:
@@ -197,6 +215,9 @@ class SeveralProcesses(OneDevice):
 
     def part(self, results: Any, portion: Portion | None) -> Any:
         return jax.tree.map(partial(self._own_rows, portion), results)
+
+    def _on_all(self, x: Any) -> Any:
+        return self._everywhere(jax.device_put(x, self._native)) if jnp.ndim(x) else x
 
     def _everywhere(self, x: Tensor) -> Tensor:
         return jax.make_array_from_single_device_arrays(x.shape, self._whole, [x])
@@ -270,6 +291,19 @@ class ShardedProcesses(SeveralProcesses):
 def _first(sharding: NamedSharding) -> Any:
     """Return a function that spreads the first of several arrays."""
     return jax.jit(lambda xs: xs[0], out_shardings=sharding)
+
+
+def _is_marked(x: Any) -> bool:
+    return type(x) is Broadcast
+
+
+def _value(x: Any) -> Any:
+    return x.value if type(x) is Broadcast else x
+
+
+def _apart(batch: Any) -> tuple[list[Any], Any]:
+    """Return the leaves of a batch, of which ``Broadcast`` is one, and its structure."""
+    return jax.tree.flatten(batch, is_leaf=_is_marked)
 
 
 def _shardings(natives: Sequence[jax.Device]) -> tuple[NamedSharding, NamedSharding]:

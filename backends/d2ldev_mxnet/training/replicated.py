@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
-from d2ldev.nesting.walk import flatten
+from d2ldev.nesting.walk import flatten, unmarked
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import named_tensors
 from d2ldev_mxnet.files import checked_progress, form_of, progress_of
@@ -30,6 +30,10 @@ class MXNetParallelLearner(MXNetLearner):
     The arrays on the first device are the user's own. ``sync`` takes the others away.
     """
 
+    @property
+    def takes_marks(self) -> bool:
+        return True
+
     def __init__(
         self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
     ) -> None:
@@ -40,7 +44,7 @@ class MXNetParallelLearner(MXNetLearner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self.sync()
-        return super().evaluate(inputs, y)
+        return super().evaluate(*unmarked((inputs, y), self._framework.kinds))
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self.sync()
@@ -50,7 +54,7 @@ class MXNetParallelLearner(MXNetLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self.is_built:
-            self.build(inputs)
+            self.build(unmarked(inputs, self._framework.kinds))
         self._spread()
         return super().step(inputs, y)
 
@@ -75,7 +79,7 @@ class MXNetParallelLearner(MXNetLearner):
         return [each / total.as_in_ctx(each.ctx) for each in sums]
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        parts = parts_to_train_on(self._framework, (inputs, y), self._devices)
+        parts = parts_to_train_on(self._framework, self.settings, (inputs, y), self._devices)
         shares = self._shares(y, parts)
         losses, predictions = [], []
         with mx.autograd.record():

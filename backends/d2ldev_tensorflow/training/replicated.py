@@ -15,6 +15,7 @@ import tensorflow as tf
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
+from d2ldev.nesting.walk import unmarked
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import all_optimizers, compute_at, own_variables
@@ -52,6 +53,10 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     ``sync`` gives them back the ``tf.Variable``s that they had, with what was learned.
     """
 
+    @property
+    def takes_marks(self) -> bool:
+        return True
+
     def __init__(
         self, framework: Framework, model: Any, settings: Settings, devices: Sequence[Device]
     ) -> None:
@@ -88,7 +93,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         self._gather()
-        return super().evaluate(inputs, y)
+        return super().evaluate(*unmarked((inputs, y), self._framework.kinds))
 
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         self._gather()
@@ -97,16 +102,32 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _get_ready(self, device: Device | None) -> None:
         self._gather()
         super()._get_ready(device)
-        self._step = self._together(self._train)
-        self._accumulate = self._together(self._added)
-        self._apply = self._together(self._applied)
+        self._step = self._together(self._train, takes_parts=True)
+        self._accumulate = self._together(self._added, takes_parts=True)
+        self._apply = self._together(self._applied, takes_parts=False)
         self._mirrored = {}
 
-    def _together(self, method: Callable[..., Any]) -> Callable[..., Any]:
-        """Return a method that runs on all devices at once, each with operands of its own."""
+    def _together(self, method: Callable[..., Any], *, takes_parts: bool) -> Callable[..., Any]:
+        """Return a method that runs on all devices at once, each with operands of its own.
+
+        Args:
+            method: of this learner.
+            takes_parts: whether the last operand has one ``(inputs, others)`` for each device.
+                Not TensorFlow's values of each replica, which have all the same structure: parts
+                may have lists of other lengths, and lists of text.
+        """
 
         def run(*operands: Any) -> Any:
-            return self._strategy.run(method, operands)
+            if not takes_parts:
+                return self._strategy.run(method, operands)
+            *others, parts = operands
+
+            def of_part(*others: Any) -> Any:
+                context = tf.distribute.get_replica_context()
+                inputs, target = parts[int(tf.get_static_value(context.replica_id_in_sync_group))]
+                return method(*others, *inputs, target)
+
+            return self._strategy.run(of_part, tuple(others))
 
         traced = tf.function(partial(run), autograph=False)  # a partial, as in ``_traced``
 
@@ -120,27 +141,19 @@ class TensorFlowParallelLearner(TensorFlowLearner):
 
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if not self._is_ready:
-            self.build(inputs)
-        parts = parts_to_train_on(self._framework, (inputs, y), self._devices, is_filled=True)
+            self.build(unmarked(inputs, self._framework.kinds))
+        parts = parts_to_train_on(
+            self._framework, self.settings, (inputs, y), self._devices, is_filled=True
+        )
         number = sum(part.number for part in parts)
         pairs = zip(parts, self._shares(y, parts), strict=True)
-        flat = [[*tf.nest.flatten(part.operands), share] for part, share in pairs]
-        *operands, share = [self._one_for_each(column) for column in zip(*flat, strict=True)]
-        inputs, y = tf.nest.pack_sequence_as(parts[0].operands, operands)
+        own = [(part.operands[0], (part.operands[1], share)) for part, share in pairs]
         with mixing():
-            loss, prediction = super().step(inputs, (y, share))
+            loss, prediction = super().step((), own)
         with mixing(), tf.device(self._framework.devices.native(self._device)):
             loss = tf.add_n(self._strategy.experimental_local_results(loss))
             whole = tf.nest.map_structure(lambda x: self._joined(x, number), prediction)
             return loss, whole
-
-    def _one_for_each(self, values: Sequence[Any]) -> Any:
-        """Return a value that is another one on each device."""
-        if not isinstance(values[0], tf.Tensor):
-            return values[0]
-        return self._strategy.experimental_distribute_values_from_function(
-            lambda context: values[context.replica_id_in_sync_group]
-        )
 
     def _joined(self, prediction: Any, number: int) -> Any:
         if prediction is None:

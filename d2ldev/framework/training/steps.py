@@ -182,6 +182,14 @@ class Learner(ABC):
         """Return the names of the model's inputs, in order; empty if it does not say."""
 
     @property
+    def takes_marks(self) -> bool:
+        """Return whether ``step`` and ``evaluate`` take ``Broadcast``; else they get its value.
+
+        A learner takes it if it has to know what of a batch it splits.
+        """
+        return False
+
+    @property
     def takes_mapping(self) -> bool:
         """Return whether ``input_names`` are the keys of one mapping that the model takes."""
         return False

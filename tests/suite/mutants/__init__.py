@@ -21,14 +21,14 @@ from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.files import ReferenceFiles
 from d2ldev_reference.models import ReferenceModels
-from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
+from d2ldev_reference.parallel import ReferenceGroupLearner
 from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
 
 from d2ldev import Device
 from d2ldev.backend_class import Backend
 from d2ldev.framework import Strictness
-from mutants.provision import NetworkLearner
+from mutants.provision import NetworkLearner, NetworkParallelLearner
 
 MUTANTS: list[type[Mutant]] = []
 
@@ -82,7 +82,7 @@ class Mutant(ReferenceFramework):
     Learner = NetworkLearner
     Strict = ReferenceStrict
     Parallel = ReferenceParallel
-    ParallelLearner = ReferenceParallelLearner
+    ParallelLearner = NetworkParallelLearner
     GroupLearner = ReferenceGroupLearner
     Strictness = Strictness
 

@@ -8,9 +8,11 @@ from typing import ClassVar
 from d2ldev_reference.parallel import ReferenceGroupLearner, ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
-from d2ldev import ArrayLoader, Backend, UnsupportedValueError
+from d2ldev import ArrayLoader, Backend, Broadcast, UnsupportedValueError
+from d2ldev.operations.examples import Whole
 from d2ldev.training import team
 from mutants import Mutant, ReferenceParallel
+from mutants.provision import NetworkParallelLearner
 
 # -- by hand --------------------------------------------------------------------------------------
 
@@ -27,6 +29,57 @@ class SplitsTensorsOnly(Mutant, caught_by="split.takes-nestings"):
             if isinstance(batch, dict):
                 raise UnsupportedValueError("split a batch", "it is no tensor", "split(x, devices)")
             return super().split(batch, devices)
+
+
+class GivesEachPartAllOfAList(Mutant, caught_by="split.takes-sequences"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            parts = super().split(batch, devices)
+            if isinstance(batch, dict) and "labels" in batch:
+                parts = [{**part, "labels": batch["labels"]} for part in parts]
+            return parts
+
+
+class CountsTheChannelsOfImages(Mutant, caught_by="split.counts-sequences"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if isinstance(batch, tuple) and isinstance(batch[0], list):
+                parts = [super(type(self), self).split(x, devices) for x in batch[0]]
+                return [(list(images), batch[1]) for images in zip(*parts, strict=True)]
+            return super().split(batch, devices)
+
+
+class TakesAPairForTwoExamples(Mutant, caught_by="split.knows-fields"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if isinstance(batch, list) and len(batch) == len(devices):
+                return [[self.to(x, d)] for x, d in zip(batch, devices, strict=True)]
+            return super().split(batch, devices)
+
+
+class LeavesOtherListsWhole(Mutant, caught_by="split.refuses-other-sequences"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if isinstance(batch, dict) and "inner" in batch:
+                batch = {**batch, "inner": Broadcast(batch["inner"])}
+            return super().split(batch, devices)
+
+
+class TakesAListForFields(Mutant, caught_by="split.refuses-what-may-be-either"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            if isinstance(batch, dict) and isinstance(batch.get("images"), list):
+                batch = {**batch, "images": dict(enumerate(batch["images"]))}
+            return super().split(batch, devices)
+
+
+class SplitsWhatIsMarked(Mutant, caught_by="split.keeps-what-is-marked"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            parts = super().split(batch, devices)
+            if isinstance(batch, tuple) and isinstance(batch[-1], Broadcast):
+                parts = [(x, {**marked, "sizes": marked["sizes"][:2]}) for x, marked in parts]
+            return parts
 
 
 class SplitsWhatDoesNotAgree(Mutant, caught_by="split.asks-for-one-length"):
@@ -112,6 +165,19 @@ class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-ba
             return super()._shares(getattr(y, "y", y), parts)
 
 
+class GivesEachGpuAllLists(Mutant, caught_by="several.split-sequences"):
+    class ParallelLearner(NetworkParallelLearner):
+        def step(self, inputs, y):
+            if isinstance(y, dict):
+                y = {**y, "weights": Broadcast(y["weights"])}
+            return super().step(inputs, y)
+
+        def _loss(self, prediction, y):
+            if isinstance(y, dict):
+                y = {**y, "weights": y["weights"][: len(y["images"])]}
+            return super()._loss(prediction, y)
+
+
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
     class ParallelLearner(ReferenceParallelLearner):
         @property
@@ -182,6 +248,21 @@ class TakesTheMeanOfTheProcesses(Mutant, caught_by="processes.learn-what-one-lea
         def step(self, inputs, y):
             self.portion = self.portion._replace(share=0.5)
             return super().step(inputs, y)
+
+
+class GivesEachProcessTheListOfTheFirst(Mutant, caught_by="processes.split-sequences"):
+    class Parallel(ReferenceParallel):
+        def join(self, group):
+            part = Whole.part
+
+            def part_of_the_first(whole, number, size, *, is_filled):
+                found, count = part(whole, number, size, is_filled=is_filled)
+                if whole.has_sequences:
+                    first, _ = part(whole, 0, size, is_filled=is_filled)
+                    found["y"]["labels"] = first["y"]["labels"][:count] or [0]
+                return found, count
+
+            Whole.part = part_of_the_first
 
 
 class LearnsNothingInProcesses(Mutant, caught_by="processes.change-the-parameters"):

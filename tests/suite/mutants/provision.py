@@ -13,6 +13,7 @@ import array_api_strict as xp
 import numpy as np
 from d2ldev_reference import provision
 from d2ldev_reference.models import MLP
+from d2ldev_reference.parallel import ReferenceParallelLearner
 from d2ldev_reference.training import ReferenceLearner
 
 from d2ldev import UnsupportedValueError
@@ -139,15 +140,33 @@ def _rounded(x, digits):
     return large - (large - x)
 
 
-class NetworkLearner(NarrowLearner):
+class AnyLoss(ReferenceLearner):
+    """Computes losses of the user's, from which nothing is learned."""
+
+    def __init__(self, framework, model, settings, *others):
+        known = settings if isinstance(settings.loss, str) else settings._replace(loss="mse")
+        super().__init__(framework, model, known._replace(methods=None), *others)
+        self.settings = settings
+
+    def _loss(self, prediction, y):
+        if isinstance(self.settings.loss, str):
+            return super()._loss(prediction, y)
+        given = (prediction, y) if takes_target(self.settings.loss) else (prediction,)
+        return self.settings.loss(*given), prediction * 0.0
+
+
+class NetworkParallelLearner(AnyLoss, ReferenceParallelLearner):
+    """Trains on several devices, with any loss."""
+
+
+class NetworkLearner(AnyLoss, NarrowLearner):
     """Trains networks and modules too, and has masked models predict."""
 
     def __init__(self, tensors, model, settings):
         optimizer = settings.optimizer
         if isinstance(optimizer, GradientDescent):
             settings = settings._replace(optimizer=optimizer.name, lr=optimizer.lr)
-        known = settings if takes_target(settings.loss) else settings._replace(loss="mse")
-        super().__init__(tensors, model, known._replace(methods=None))
+        super().__init__(tensors, model, settings)
         if not model.layers and optimizer is not None:
             raise UnsupportedValueError("train a model", "there is nothing to train", "mlp([2, 1])")
         self.settings = settings
@@ -184,11 +203,6 @@ class NetworkLearner(NarrowLearner):
             model = self.parts["model"]
             return own_loss(model, self.settings.methods, *inputs, is_step=False), None
         return super().evaluate(inputs, y)
-
-    def _loss(self, prediction, y):
-        if takes_target(self.settings.loss):
-            return super()._loss(prediction, y)
-        return self.settings.loss(prediction), prediction * 0.0
 
     def dropped(self, inputs):
         """Return the inputs without some of their numbers."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import deque
+from typing import NamedTuple
+
 import numpy as np
 import pytest
 
-from d2ldev import DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
+from d2ldev import Broadcast, DeviceUnavailableError, InvalidDeviceError, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, saved_values
 
@@ -39,6 +42,120 @@ def test_tensors_and_numpy_arrays_in_a_nesting_are_split_together(backend):
         assert [tuple(x.shape) for x in (part["x"], first, second)] == [(2, 2), (2,), ()]
         assert {str(backend.device_of(x)) for x in (part["x"], first, second)} == {name}
         assert others == ["a", None]
+
+
+class Field(NamedTuple):
+    """A container of fields."""
+
+    lengths: list[int]
+    note: str
+
+
+@requirement("split.takes-sequences", section=SECTION)
+@pytest.mark.parametrize(
+    ("length", "lengths"), [(5, [3, 2]), (2, [1, 1]), (1, [1, 0])], ids=["odd", "two", "one"]
+)
+@two_gpus
+def test_a_sequence_with_an_item_for_each_example_is_split(backend, length, lengths):
+    def images(sizes):
+        return [np.full((3, size + 1, 2), size, "float32") for size in sizes]
+
+    names, numbers = [f"name {i}" for i in range(length)], list(range(length))
+    batch = {
+        "x": np.zeros((length, 2), "float32"),
+        "labels": numbers,
+        "names": tuple(names),
+        "nested": [[i, [i]] for i in numbers],
+        "range": range(length),
+        "queue": deque(numbers),
+        "images": images(numbers),
+        "fields": Field(numbers, "a note"),
+        "rest": [np.zeros(length, "float32"), names, None],
+        "empty": [],
+        "number": 3.5,
+        "nothing": None,
+    }
+    start = 0
+    for part, count in zip(backend.split(batch, PAIR), lengths, strict=True):
+        own = numbers[start : start + count]
+        assert tuple(part["x"].shape) == (count, 2)
+        assert part["labels"] == own
+        assert part["names"] == tuple(names[start : start + count])
+        assert part["nested"] == [[i, [i]] for i in own]
+        assert list(part["range"]) == own
+        assert part["queue"] == deque(own)
+        assert part["fields"] == Field(own, "a note")
+        assert tuple(part["rest"][0].shape) == (count,)
+        assert part["rest"][1:] == [names[start : start + count], None]
+        assert (part["empty"], part["number"], part["nothing"]) == ([], 3.5, None)
+        for image, wanted in zip(part["images"], images(own), strict=True):
+            assert_same(backend.to_numpy(image), wanted)
+        start += count
+
+
+@requirement("split.counts-sequences", section=SECTION)
+@two_gpus
+def test_sequences_alone_say_how_many_examples_there_are(backend):
+    images = [np.full((3, 2, 2), i, "float32") for i in range(4)]
+    for (part, labels), first in zip(
+        backend.split((images, [0, 1, 2, 3]), PAIR), (0, 2), strict=True
+    ):
+        assert labels == [first, first + 1]
+        for image, number in zip(part, labels, strict=True):
+            assert_same(backend.to_numpy(image), images[number])
+
+
+@requirement("split.knows-fields", section=SECTION)
+@two_gpus
+def test_two_tensors_are_no_two_examples(backend):
+    x, y = np.zeros((2, 2), "float32"), np.zeros(2, "float32")
+    for batch in ([x, y], (x, y), {"pair": (x, x), "y": y}, {"pair": [x, y], "x": x}):
+        first, second = backend.split(batch, PAIR)
+        for part in (first, second):
+            leaves = list(backend.named_tensors(part).values())
+            assert {int(each.shape[0]) for each in leaves} == {1}
+
+
+@requirement("split.refuses-other-sequences", section=SECTION)
+@pytest.mark.parametrize(
+    "sequence",
+    [[1, 2, 3], (1, 2, 3), ["a", "b", "c"], range(3), {1, 2, 3, 4}, [None], [np.ones(3)]],
+    ids=["list", "tuple", "names", "range", "set", "None", "tensor"],
+)
+def test_a_sequence_of_another_length_is_refused(backend, sequence):
+    batch = {"x": backend.ones((4, 2)), "inner": {"odd": sequence}}
+    with pytest.raises(UnsupportedValueError) as caught:
+        backend.split(batch, ["cpu"])
+    assert f"inner.odd is a {type(sequence).__name__} of {len(sequence)}" in str(caught.value)
+    assert "the batch has 4 examples" in str(caught.value)
+    assert "Broadcast(value)" in caught.value.fix
+
+
+@requirement("split.refuses-what-may-be-either", section=SECTION)
+@pytest.mark.parametrize("case", ["images", "beside names", "all"])
+def test_a_list_of_so_many_tensors_of_that_length_is_refused(backend, case):
+    images = [np.ones((3, 5, 5), "float32") for _ in range(3)]
+    batch = {
+        "images": {"images": images, "y": np.ones(3, "float32")},
+        "beside names": {"images": tuple(images), "names": ["a", "b", "c"]},
+        "all": {"images": images * 2, "masks": images * 2},
+    }[case]
+    with pytest.raises(
+        UnsupportedValueError, match=r"images is a .*may be . examples, or . fields"
+    ):
+        backend.split(batch, ["cpu"])
+
+
+@requirement("split.keeps-what-is-marked", section=SECTION)
+@two_gpus
+def test_what_is_marked_is_the_same_for_all_parts(backend):
+    sizes, table = [16, 32, 64], np.arange(6, dtype="float32").reshape(3, 2)
+    batch = (np.zeros((4, 2), "float32"), Broadcast({"sizes": sizes, "table": table}))
+    for (x, marked), name in zip(backend.split(batch, PAIR), PAIR, strict=True):
+        assert tuple(x.shape) == (2, 2)
+        assert marked["sizes"] == sizes
+        assert str(backend.device_of(marked["table"])) == name
+        assert_same(backend.to_numpy(marked["table"]), table)
 
 
 @requirement("split.asks-for-one-length", section=SECTION)

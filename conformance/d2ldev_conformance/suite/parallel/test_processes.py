@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader, Backend, Trainer, UnsupportedValueError
+from d2ldev import ArrayLoader, Backend, Broadcast, Trainer, UnsupportedValueError
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, saved_values
 from d2ldev_conformance.suite.parallel.launching import command, launched
@@ -94,6 +94,11 @@ SHARED: dict[str, dict[str, Any]] = {
         "checkpoint": "shared",
     },
 }
+# Of these the labels are a list, where the framework can split one.
+LISTED: dict[str, dict[str, Any]] = {
+    "listed": {"is_listed": True},
+    "listed and small": {"is_listed": True, "examples": 6},
+}
 
 
 def _arrays(examples):
@@ -115,9 +120,13 @@ class Batches(ArrayLoader):
         ended: ``(epoch, batch, signal)`` at which the process gets a signal.
         is_shuffled, seed: see ``ArrayLoader``.
         is_told: whether the process tells when it begins an epoch.
+        is_listed: whether the labels are a list, beside what is the same for all processes.
     """
 
-    def __init__(self, examples, weights, ended, is_shuffled, seed=0, is_told=False):
+    def __init__(
+        self, examples, weights, ended, is_shuffled, seed=0, is_told=False, is_listed=False
+    ):
+        self._is_listed = is_listed
         super().__init__(*_arrays(examples), batch_size=5, shuffle=is_shuffled, seed=seed)
         self._weights, self._ended, self._is_told = weights, ended, is_told
 
@@ -129,10 +138,26 @@ class Batches(ArrayLoader):
             if self._ended is not None and self._ended[:2] == [epoch, number]:
                 _tell_the_time()
                 os.kill(os.getpid(), self._ended[2])
-            if self._weights is None:
+            if self._is_listed:
+                marked = Broadcast([1, np.arange(3, dtype="int32")])
+                yield {"x": x, "y": {"labels": y.tolist(), "marked": marked}}
+            elif self._weights is None:
                 yield x, y
             elif number == 0:
                 yield {"x": x, "y": y, "sample_weight": np.array(self._weights, "float32")}
+
+
+class TrainerOfLists(Trainer):
+    """Makes tensors of the labels in a list."""
+
+    def prepare_batch(self, batch):
+        """Return ``(x, y)``."""
+        if not isinstance(batch, dict) or not isinstance(batch["y"], dict):
+            return super().prepare_batch(batch)
+        number, shift = self.backend.to(batch["y"]["marked"].value, "cpu")
+        more = int(self.backend.to_numpy(shift)[0])
+        labels = [label * number + more for label in batch["y"]["labels"]]
+        return super().prepare_batch((batch["x"], np.array(labels, "int32")))
 
 
 def _tell_the_time() -> None:
@@ -154,6 +179,7 @@ def train(
     is_shuffled: bool = False,
     is_seeded_by_rank: bool = False,
     is_sharded: bool = False,
+    is_listed: bool = False,
     validates: bool = False,
     checkpoint: str | None = None,
     gradient_clip_val: float = 0,
@@ -177,10 +203,10 @@ def train(
     backend.seed(seed)
     net = backend.mlp([3, 8, 3], seed=seed)
     given = {"backend": backend, "accumulate": accumulate, "shard": shard}
-    trainer = Trainer(epochs, num_gpus, gradient_clip_val, **given)
+    trainer = TrainerOfLists(epochs, num_gpus, gradient_clip_val, **given)
     length = other_examples if rank and other_examples else examples
     is_told = rank == 1 and other_examples is not None
-    data = Batches(length, weights, ended if rank else None, is_shuffled, seed, is_told)
+    data = Batches(length, weights, ended if rank else None, is_shuffled, seed, is_told, is_listed)
     history = trainer.fit(
         net,
         trainer.shard(_loader(examples, is_shuffled, seed)) if is_sharded else data,
@@ -255,6 +281,7 @@ class _Runs:
 
 
 _SHARING = "train with sharded parameters"
+_LISTS = "split sequences over processes"
 
 
 @pytest.fixture(scope="module")
@@ -270,6 +297,8 @@ def runs(backend, num_gpus, tmp_path_factory):
     if _SHARING not in backend.framework.cannot:
         shared = {"num_gpus": num_gpus, "shard": "parameters"}
         cases |= {case: {**shared, **options} for case, options in SHARED.items()}
+    if _LISTS not in backend.framework.cannot:
+        cases |= {case: {"num_gpus": num_gpus, **options} for case, options in LISTED.items()}
     done, _ = _launched(backend, folder, cases)
     assert done.returncode == 0, done.stderr
     return found
@@ -284,6 +313,13 @@ def test_two_processes_learn_and_measure_what_one_does(runs, case):
 @requirement("processes.read-their-part-only", section=SECTION)
 def test_processes_that_read_their_part_only_learn_the_same(runs):
     assert_same_run(runs.together("sharded"), runs.alone(is_shuffled=True))
+
+
+@requirement("processes.split-sequences", section=SECTION)
+@pytest.mark.parametrize("case", LISTED)
+def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, runs, case):
+    backend.framework.require(_LISTS, "split a list over 2 processes")
+    assert_same_run(runs.together(case), runs.alone(**LISTED[case]))
 
 
 @requirement("processes.change-the-parameters", section=SECTION)

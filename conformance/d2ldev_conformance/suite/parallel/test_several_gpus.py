@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import Trainer
+from d2ldev import Broadcast, Trainer
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_values
 from d2ldev_conformance.suite.training.test_stopping import (
@@ -94,6 +94,48 @@ def test_weights_are_those_of_the_whole_batch(backend, weights):
     (x, y), *_ = _data()
     data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+
+
+def _weighted(prediction, y):
+    """Return the mean of squares, each by a number of a list and by an image of another list."""
+    rows = [
+        (prediction[i, 0] - y["wanted"][i]) ** 2 * weight * y["images"][i][0, 0]
+        for i, weight in enumerate(y["weights"])
+    ]
+    return sum(rows) / len(rows) * y["scales"][1] * y["table"][2, 0]
+
+
+def _lists(examples=14, batch_size=5):
+    """Return batches whose targets have lists, and what is the same for all examples."""
+    weights = [float(1 + i % 4) for i in range(examples)]
+    images = [np.full((3, i + 1), 0.5 + i % 3, "float32") for i in range(examples)]
+    table = np.arange(3, dtype="float32").reshape(3, 1)
+    begin = 0
+    for x, y in _data(examples, batch_size):
+        own = slice(begin, begin + len(x))
+        y = {
+            "wanted": y.astype("float32"),
+            "weights": weights[own],
+            "images": images[own],
+            "scales": Broadcast([2.0, 0.5, 3.0]),
+            "table": Broadcast(table),
+        }
+        begin += len(x)
+        yield {"x": x, "y": y}
+
+
+@requirement("several.split-sequences", section=SECTION)
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, accumulate):
+    data = list(_lists())
+    options = {
+        "loss": _weighted,
+        "metrics": (),
+        "accumulate": accumulate,
+        "lr": 0.01,
+    }
+    options |= {"val_data": data[1:]}
+    assert_same_run(_fit(backend, 2, data, **options), _fit(backend, 1, data, **options))
 
 
 @requirement("several.leave-the-model-on-the-first", section=SECTION)

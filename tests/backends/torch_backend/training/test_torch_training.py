@@ -1,10 +1,12 @@
 """Steps of training on torch: the numbers of the hand-written loop, and what it leaves alone."""
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from d2ldev import Broadcast, Trainer
 from d2ldev.errors import UnsupportedValueError
 
 OPTIMIZERS = {
@@ -387,3 +389,49 @@ def test_what_cannot_be_trained_is_refused(torch_backend, case):
     model, options, words = REFUSED[case]
     with pytest.raises(UnsupportedValueError, match=words):
         torch_backend.learner(model, **options)
+
+
+class Scaled(nn.Module):
+    """A model that takes a list of numbers with its input."""
+
+    def __init__(self):
+        super().__init__()
+        self.line = nn.Linear(2, 1)
+
+    def forward(self, x, scales):
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        assert scales == [1.0, 2.0, 3.0]
+        return self.line(x) * scales[2]
+
+
+@pytest.mark.parametrize("place", ["cpu", "gpu:0"])
+def test_what_is_marked_is_its_value_to_the_model_the_loss_and_the_metrics(virtual, place):
+    def loss(prediction, y):
+        wanted, weights = y["wanted"], y["weights"]
+        assert isinstance(weights, list)
+        return sum(
+            w * (p - t) ** 2 for w, p, t in zip(weights, prediction[:, 0], wanted, strict=True)
+        )
+
+    def shift(_prediction, y):
+        return y["shift"].sum()
+
+    trainer = Trainer(1, backend=virtual)
+    trainer.device = place
+    data = [
+        {
+            "x": torch.ones(n, 2),
+            "scales": Broadcast([1.0, 2.0, 3.0]),
+            "y": {
+                "wanted": [0.0] * n,
+                "weights": [1.0] * n,
+                "shift": Broadcast(np.ones(n, "float32")),
+            },
+        }
+        for n in (1, 3)
+    ]
+    history = trainer.fit(Scaled(), data, data, loss=loss, metrics=[shift], lr=1e-4)
+    # The mean over the four examples, which only the lists count in the target.
+    assert history["shift"] == history["val_shift"] == [(1 * 1 + 3 * 3) / 4]
+    found = trainer.predict(trainer.model, data)
+    assert [tuple(x.shape) for x in found] == [(1, 1), (3, 1)]

@@ -1,0 +1,302 @@
+"""The examples of a batch: how many there are, and which of its values are split.
+
+One rule for ``Backend.split``, for the ``Trainer`` on several GPUs and in several processes, and
+for every framework. A batch has n examples.
+
+- A tensor or a NumPy array of shape ``(n, ...)`` is split. A tensor without an axis, and a plain
+  value (None, a number, str, bytes), is the same for all parts.
+- The batch itself, dicts, namedtuples, dataclasses and registered containers have *fields*. Each
+  field is split by this rule.
+- A list, a tuple or another sequence has fields, too, if a tensor among its items has n examples,
+  and everything in it fits. Else its items are *examples*: with n of them it is split like a
+  tensor, with another number it is refused. An empty one stays as it is.
+- A list of n tensors of one shape ``(n, ...)`` may have fields or examples, and is refused. So is
+  a tuple of them, where another sequence of the batch has examples; else a tuple has fields.
+- Where all tensors are in sequences, n is what makes everything fit. If it is not the only such
+  number, lists are refused, and tuples have fields.
+- ``Broadcast(value)`` is the same for all parts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import is_not
+from typing import Any
+
+from d2ldev.errors import UnsupportedValueError
+from d2ldev.framework import Framework, Tensor
+from d2ldev.framework.training import bounds
+from d2ldev.nesting.containers import BROADCAST, Container
+from d2ldev.nesting.kinds import TENSOR, Kind
+from d2ldev.nesting.walk import container_refusal, flatten
+from d2ldev.operations import creation, moving
+
+_FIX = "d2ldev.Broadcast(value) for what is the same for all parts"
+
+
+class Whole:
+    """A batch that is to be split; its data is on the host.
+
+    Args:
+        framework: whose tensors are in it.
+        batch: a nesting.
+        attempted: for a message.
+
+    Attributes:
+        length: how many examples it has.
+        has_sequences: whether there are sequences of examples in it.
+
+    Raises:
+        UnsupportedValueError: if it has not one number of examples, or something in it does not
+            fit the rule.
+    """
+
+    def __init__(self, framework: Framework, batch: Any, attempted: str) -> None:
+        self._framework, self._attempted, self._kinds = framework, attempted, framework.kinds
+        self._batch = moving.on_the_host(framework, batch)
+        # It also refuses what cannot be walked, such as a cycle.
+        self._flat = flatten(self._batch, framework.kinds, attempted)
+        self._shapes = {
+            key: creation.shape_of(x, attempted) for key, x in self._flat.tensors.items()
+        }
+        # For a sequence or a number of examples that was asked for: see ``_tensors_in``.
+        self._known: dict[tuple[int, int], tuple[Any, int | None]] = {}
+        fields = list(self._fields(self._batch, set(), is_top=True))
+        sequences = [x for x in fields if self._is_sequence(x)]
+        self.length = self._number_of_examples(fields, sequences)
+        examples = [x for x in sequences if not self._has_fields(x)]
+        self.has_sequences = any(map(len, examples))
+        for x in sequences:
+            self._check(x, is_strict=self.has_sequences or not isinstance(x, tuple))
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shapes of its tensors, in order."""
+        return list(self._shapes.values())
+
+    @property
+    def last(self) -> Tensor | None:
+        """The last of its tensors; None if it has none."""
+        return next(reversed(self._flat.tensors.values()), None)
+
+    def part(self, number: int, size: int, *, is_filled: bool) -> tuple[Any, int]:
+        """Return one of so many parts, of which the first ones may have one example more.
+
+        Args:
+            number: which one, from 0.
+            size: how many there are.
+            is_filled: whether a part without examples has the first one of the batch.
+
+        Returns:
+            The nesting, and how many examples it has: 0 for one that is only filled.
+        """
+        start, stop = bounds(self.length, number, size)
+        if start == stop and is_filled:
+            return self._cut(self._batch, 0, min(1, self.length), {}, is_top=True), 0
+        return self._cut(self._batch, start, stop, {}, is_top=True), stop - start
+
+    # -- how many examples there are --------------------------------------------------------------
+
+    def _shape(self, x: Tensor) -> tuple[int, ...]:
+        # A container may make its children anew each time they are asked for.
+        known = self._shapes.get(id(x))
+        return creation.shape_of(x, self._attempted) if known is None else known
+
+    def _is_sequence(self, x: Any) -> bool:
+        kind = self._kinds[type(x)]
+        return isinstance(x, range) if isinstance(kind, Kind) else kind.holds == "items"
+
+    def _fields(self, x: Any, entered: set[int], *, is_top: bool = False) -> Iterator[Any]:
+        """Yield the fields of a container that are no containers of fields by their type."""
+        kind = self._kinds[type(x)]
+        if isinstance(kind, Kind) or (kind.holds == "items" and not is_top):
+            yield x
+        elif kind is not BROADCAST and id(x) not in entered:
+            entered.add(id(x))
+            if kind.holds == "pieces":
+                problem = f"the {type(x).__name__} at {self._name_of(x)} has no examples to divide"
+                raise UnsupportedValueError(self._attempted, problem, f"a dense tensor, or {_FIX}")
+            for child in kind.children(x):
+                yield from self._fields(child, entered)
+
+    def _number_of_examples(self, fields: list[Any], sequences: list[Any]) -> int:
+        tensors = {
+            int(shape[0]): x
+            for x in fields
+            if self._kinds[type(x)] is TENSOR and (shape := self._shape(x))
+        }
+        filled = [x for x in sequences if len(x)]
+        candidates = {**dict.fromkeys(tensors)}
+        if not tensors:
+            inner = (x for each in filled for x in flatten(each, self._kinds, "").tensors)
+            candidates = {int(s[0]): None for x in inner if (s := self._shapes[x])}
+            candidates |= {len(x): None for x in filled}
+        if len(tensors) > 1 or not candidates:
+            raise self._lengths_refusal(tensors)
+        possible = [n for n in candidates if all(self._fits(x, n) for x in filled)]
+        if len(possible) > 1:
+            lists = [x for x in filled if not isinstance(x, tuple)]
+            possible = [n for n in possible if all(self._tensors_in(x, n) for x in filled)]
+            if lists or len(possible) != 1:
+                raise self._choice_refusal((lists or filled)[0])
+        if not possible:
+            raise self._misfit_refusal(tensors, filled)
+        return possible[0]
+
+    def _fits(self, x: Any, n: int) -> bool:
+        """Tell whether a sequence has fields or examples of a batch of n examples."""
+        return bool(self._tensors_in(x, n)) or self._has_items(x, n)
+
+    def _has_items(self, x: Any, n: int) -> bool:
+        """Tell whether a sequence has an item for each of n examples."""
+        kind = self._kinds[type(x)]
+        return len(x) == n and (isinstance(kind, Kind) or kind.part is not None)
+
+    def _tensors_in(self, x: Any, n: int) -> int | None:
+        """Return how many tensors of n examples are among the fields in x; None if one misfits."""
+        kind = self._kinds[type(x)]
+        if kind is TENSOR:
+            shape = self._shape(x)
+            return None if shape and shape[0] != n else len(shape[:1])
+        if isinstance(kind, Kind) or kind is BROADCAST:
+            return 0
+        if kind.holds == "pieces":
+            return None
+        key = id(x), n
+        if key not in self._known:
+            found: int | None = 0
+            for child in kind.children(x):
+                inner = self._tensors_in(child, n)
+                if self._is_sequence(child) and not inner:
+                    inner = 0 if not len(child) or self._has_items(child, n) else None
+                if inner is None:
+                    found = None
+                    break
+                found = (found or 0) + inner
+            self._known[key] = x, found  # with x, so that its id stays its own
+        return self._known[key][1]
+
+    def _has_fields(self, x: Any) -> bool:
+        return bool(self._tensors_in(x, self.length))
+
+    def _check(self, x: Any, *, is_strict: bool) -> None:
+        """Refuse sequences that may have fields or examples, in a sequence of fields."""
+        if not self._has_fields(x):
+            return
+        items = list(x)
+        shapes = {
+            self._shape(each) if self._kinds[type(each)] is TENSOR else None for each in items
+        }
+        is_either = self.length == len(items) > 1 and len(shapes) == 1 and None not in shapes
+        if is_either and is_strict:
+            raise self._choice_refusal(x)
+        for child in self._fields(x, set(), is_top=True):
+            if self._is_sequence(child):
+                self._check(child, is_strict=self.has_sequences or not isinstance(child, tuple))
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _cut(
+        self, x: Any, start: int, stop: int, made: dict[int, tuple[Any, Any]], *, is_top: bool
+    ) -> Any:
+        """Return the examples of a nesting from ``start`` up to ``stop``.
+
+        Args:
+            x: the nesting, or a field in it.
+            start, stop: from 0 to the number of examples.
+            made: what was cut already, so that what was one object is one again; by its id.
+            is_top: whether it is the batch itself.
+        """
+        kind = self._kinds[type(x)]
+        if kind is TENSOR:
+            if not self._shape(x):
+                return x
+        elif isinstance(kind, Kind):
+            return x[start:stop] if isinstance(x, range) else x
+        elif kind is BROADCAST:
+            return x
+        if id(x) not in made:
+            made[id(x)] = x, self._cut_anew(x, kind, start, stop, made, is_top)
+        return made[id(x)][1]
+
+    def _cut_anew(
+        self,
+        x: Any,
+        kind: Kind | Container,
+        start: int,
+        stop: int,
+        made: dict[int, tuple[Any, Any]],
+        is_top: bool,
+    ) -> Any:
+        if isinstance(kind, Kind):
+            return self._rows(x, start, stop)
+        try:
+            if kind.part is not None and not is_top and not self._has_fields(x):
+                return kind.part(x, start, stop) if len(x) else x
+            old = list(kind.children(x))
+            new = [self._cut(child, start, stop, made, is_top=False) for child in old]
+            return kind.rebuild(x, new) if any(map(is_not, new, old)) else x
+        except UnsupportedValueError:
+            raise
+        except Exception as error:  # whatever a class's own methods raise
+            raise container_refusal(
+                x, "made again", self._flat.name_of(x), self._attempted, error
+            ) from error
+
+    def _rows(self, x: Tensor, start: int, stop: int) -> Tensor:
+        framework = self._framework
+        try:
+            return framework.parallel.rows(x, start, stop)
+        except Exception as error:  # a sparse tensor, which has no views, or memory that ran out
+            native = framework.devices.native(framework.tensors.device_of(x))
+            fix = "a batch of dense tensors"
+            raise creation.refusal(framework, error, self._attempted, native, fix) from error
+
+    # -- errors -----------------------------------------------------------------------------------
+
+    def _name_of(self, x: Any) -> str:
+        return self._flat.name_of(x) or "the top"
+
+    def _described(self, x: Any) -> str:
+        return f"{self._name_of(x)} is a {type(x).__name__} of {len(x)}"
+
+    def _lengths_refusal(self, tensors: dict[int, Tensor]) -> UnsupportedValueError:
+        lengths = [f"{self._flat.name_of(x) or 'the batch'} has {n}" for n, x in tensors.items()]
+        return UnsupportedValueError(
+            self._attempted,
+            "the first axis of its tensors is not the number of examples: "
+            + (", ".join(lengths) or "there is none"),
+            f"a batch whose tensors have the shapes (n, ...), with one n; {_FIX}",
+        )
+
+    def _misfit_refusal(
+        self, tensors: dict[int, Tensor], sequences: list[Any]
+    ) -> UnsupportedValueError:
+        if not tensors:
+            problem = " and ".join(map(self._described, sequences))
+            problem += ", and no number of examples fits all of them"
+        else:
+            (n,) = tensors
+            wrong = next(x for x in sequences if not self._fits(x, n))
+            problem = f"{self._described(wrong)}, and the batch has {n} examples"
+            if len(wrong) == n:
+                problem += ": it has no order"
+        return UnsupportedValueError(
+            self._attempted, problem, f"a list with one item for each example; {_FIX}"
+        )
+
+    def _choice_refusal(self, x: Any) -> UnsupportedValueError:
+        return UnsupportedValueError(
+            self._attempted,
+            f"{self._described(x)}, which may be {len(x)} examples, or {len(x)} fields with the "
+            "examples of the batch in each",
+            "one tensor of the examples, such as a stack of images; or a dict of the fields",
+        )
+
+
+def number_of_examples(framework: Framework, batch: Any) -> int | None:
+    """Return how many examples a batch has; None if they cannot be counted by the rule."""
+    try:
+        return Whole(framework, batch, "count the examples of a batch").length
+    except UnsupportedValueError:
+        return None
