@@ -735,7 +735,10 @@ class Backend:
         >>> backend.load_into(net, {**backend.named_tensors(net), '0.bias': b})  # doctest: +SKIP
         """
         is_saved = not flag("name tensors", "gradients", gradients)
-        return dict(placing.named_tensors(self.framework, obj, is_saved=is_saved))
+        attempted = "list the tensors of an object"
+        return placing.NamedTensors(
+            placing.Inventory(self.framework, obj, attempted, is_saved=is_saved)
+        )
 
     # -- files ------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from abc import ABC
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -81,6 +81,13 @@ class JaxModels(Models):
             name = str(key)  # of a ``nnx.List`` of flax 0.12.0 the attributes are numbers
             if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
                 yield name, value, attributes.__setitem__, key
+
+    def unlisted(self, obj: Any) -> Collection[str]:
+        nnx = sys.modules.get("flax.nnx")  # which linen does not import
+        if nnx is not None and isinstance(obj, nnx.Variable):
+            return ("value",) if isinstance(obj, nnx.Intermediate) else ()
+        is_model = is_linen(obj) or (nnx is not None and isinstance(obj, nnx.Module))
+        return tuple(map(str, vars(obj))) if is_model else ()
 
 
 def is_linen(model: Any) -> bool:

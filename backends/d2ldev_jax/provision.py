@@ -81,6 +81,39 @@ class Masked(nnx.Module):
         return self.dense(x) * mask * scale
 
 
+class Attentive(nnx.Module):
+    """A module that leaves its attention weights in an attribute.
+
+    Args:
+        net: maps two features to a number.
+    """
+
+    def __init__(self, net: nnx.Module) -> None:
+        self.net = net
+        self.attention_weights: Any = nnx.data(None)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        self.attention_weights = jax.nn.softmax(self.net.layers[0](x))
+        return self.net(x)
+
+
+class Sowing(nnx.Module):
+    """A module that leaves its attention weights in a variable for such values.
+
+    Args:
+        net: maps two features to a number.
+    """
+
+    def __init__(self, net: nnx.Module) -> None:
+        self.net = net
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        self.attention_weights = nnx.Intermediate(jax.nn.softmax(self.net.layers[0](x)))
+        return self.net(x)
+
+
 class MaskedLinen(linen.Module):
     """The same in linen."""
 
@@ -185,6 +218,15 @@ def freezables(backend: Any) -> Mapping[str, Any]:
         net.norm.set_attributes(use_running_average=is_frozen)
 
     return {"statistics": (lambda device: backend.place(Network(), device), freeze)}
+
+
+def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of modules whose call leaves an array in an attribute, by name."""
+
+    def made(cls: type, device: Device) -> Any:
+        return backend.place(cls(backend.mlp([2, 2, 1])), device)
+
+    return {"attribute": partial(made, Attentive), "intermediate": partial(made, Sowing)}
 
 
 def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

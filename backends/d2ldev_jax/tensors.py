@@ -190,6 +190,9 @@ class JaxTensors(Tensors):
                     found.update((id(part), part) for part in parts)
         return list(found.values())
 
+    def has_values(self, x: Tensor) -> bool:
+        return not isinstance(x, jax.core.Tracer) and not x.is_deleted()
+
     def container_of(self, cls: type) -> Container | None:
         """Return how a class is walked that was registered with ``jax.tree_util``.
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
@@ -85,6 +85,9 @@ class MXNetModels(Models):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
             yield f"data{suffix}", array, arrays.__setitem__, i
+
+    def unlisted(self, obj: Any) -> Collection[str]:
+        return vars(obj).keys() - _OWN_ATTRIBUTES if isinstance(obj, _Block) else ()
 
     def attached(self, x: Tensor) -> Iterator[Part]:
         gradient = self._gradient_of(x)

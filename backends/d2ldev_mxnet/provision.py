@@ -100,6 +100,24 @@ class Masked(NumPyBlock):
         return self.dense(x) * mask * scale
 
 
+class Attentive(NumPyBlock):
+    """A block that leaves its attention weights in attributes.
+
+    Args:
+        net: maps two features to a number.
+    """
+
+    def __init__(self, net: Any) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        self.attention_weights = mx.npx.softmax(self.net[0](x))
+        self.all_weights = [self.attention_weights]
+        return self.net(x)
+
+
 class MaskedHybrid(NumPyBlock, mx.gluon.HybridBlock):
     """The same with a parameter of its own, which Gluon gives to it."""
 
@@ -225,6 +243,13 @@ def freezables(backend: Any) -> Mapping[str, Any]:
         net[0].collect_params().setattr("grad_req", "null" if is_frozen else "write")
 
     return {"parameters": (partial(_network, backend, 4, 8), freeze)}
+
+
+def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of blocks whose call leaves an array in an attribute, by name."""
+    return {
+        "block": lambda device: backend.place(Attentive(backend.mlp([2, 2, 1])), device),
+    }
 
 
 def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

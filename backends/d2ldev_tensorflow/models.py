@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 import sys
 from abc import ABC
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import lru_cache, partial, update_wrapper
 from typing import Any
@@ -130,6 +130,11 @@ class TensorFlowModels(Models):
                     None,
                     None,
                 )
+
+    def unlisted(self, obj: Any) -> Collection[str]:
+        # Keras' weights are variables, as those of a ``tf.Module`` are: all others are attributes.
+        is_model = not isinstance(obj, KerasObject) or is_of_keras(obj, "Layer")
+        return vars(obj).keys() if is_model else ()
 
     def is_refilled(self, x: Tensor) -> bool:
         return isinstance(x, tf.Variable)

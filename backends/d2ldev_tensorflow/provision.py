@@ -65,6 +65,21 @@ class MaskedLayers(keras.Model):
         return self.dense(x) * mask
 
 
+class Attentive(keras.Model):
+    """A model that leaves its attention weights in attributes, built with the first batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = keras.layers.Dense(2, kernel_initializer=_drawn(0))
+        self.last = keras.layers.Dense(1, kernel_initializer=_drawn(1))
+
+    def call(self, x: Tensor) -> Tensor:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        self.attention_weights = tf.nn.softmax(self.first(x))
+        self.all_weights = [self.attention_weights]
+        return self.last(tf.nn.relu(self.first(x)))
+
+
 class Masked(tf.Module):
     """The same in a module."""
 
@@ -262,6 +277,11 @@ def freezables(backend: Any) -> Mapping[str, Any]:
 
     build = partial(_network, backend)
     return {"parameters": (build, partial(freeze, 0)), "statistics": (build, partial(freeze, 1))}
+
+
+def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of models whose call leaves a tensor in an attribute, by name."""
+    return {"model": lambda device: backend.place(Attentive(), device)}
 
 
 def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:

@@ -134,6 +134,9 @@ class TensorFlowTensors(Tensors):
             for x in super().live()
         ]
 
+    def has_values(self, x: Tensor) -> bool:
+        return isinstance(x, (_EagerTensor, tf.Variable))
+
     def nbytes(self, x: Tensor) -> int:
         # A string has no fixed size, nor have handles: TensorFlow says 0.
         return int(x.dtype.size) * math.prod(x.shape)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -94,21 +94,6 @@ class TorchFiles(Files):
                     undo(_make_lazy, x, type(x))
                     x.materialize(found[name])
         return ()  # those that the file lacks are among its tensors
-
-    def dispensable(self, model: Any, mine: Mapping[str, Tensor], theirs: Set[str]) -> Set[str]:
-        # What is in no ``state_dict``: buffers that are not persistent, and plain attributes.
-        if not isinstance(model, torch.nn.Module):
-            return frozenset()
-        kept = {
-            joined(plain_name(path), name)
-            for path, module in model.named_modules(remove_duplicate=False)
-            for name in module._buffers.keys() - module._non_persistent_buffers_set
-        }
-        return {
-            name
-            for name, x in mine.items()
-            if name not in kept | theirs and not isinstance(x, torch.nn.Parameter)
-        }
 
     # -- optimizers -------------------------------------------------------------------------------
 

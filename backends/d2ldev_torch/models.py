@@ -7,7 +7,7 @@ whoever holds one, an optimizer above all, still holds it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
 from types import MemberDescriptorType
@@ -86,6 +86,15 @@ class TorchModels(Models):
                     put = partial(object.__setattr__, obj)
                     parts.append((name, getattr(obj, name), put, name))
         return parts
+
+    def unlisted(self, obj: Any) -> Collection[str]:
+        # What is in no ``state_dict``: plain attributes, and buffers that are not persistent.
+        obj = original(obj)
+        if not isinstance(obj, torch.nn.Module) or "_parameters" not in vars(obj):
+            return ()
+        cls: type = type(obj)
+        names = vars(obj).keys() - _OWN_ATTRIBUTES
+        return {*names, *obj._non_persistent_buffers_set, *_slots_of(cls)}
 
     def attached(self, x: Tensor) -> Iterable[Part]:
         if x.is_leaf and x.grad is not None:

@@ -181,6 +181,13 @@ def masked_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": lambda device: backend.place(Masked(), device)}
 
 
+def attention_models(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return builders of modules whose call leaves a tensor in an attribute, by name."""
+    return {
+        "module": lambda device: backend.place(Attentive(backend.mlp([2, 2, 1])), device),
+    }
+
+
 def models_without_parameters(_backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a module that doubles its input."""
     return {"module": lambda _device: Doubled()}
@@ -255,6 +262,26 @@ class Masked(torch.nn.Module):
     def forward(self, x: Tensor, mask: Tensor | None = None, scale: float = 1) -> Tensor:
         """Map both to ``(n, 3)``."""
         return self.linear(x) * mask * scale
+
+
+class Attentive(torch.nn.Module):
+    """A module that leaves its attention weights in attributes.
+
+    Args:
+        net: maps two features to a number.
+    """
+
+    attention_weights: Tensor
+
+    def __init__(self, net: torch.nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map ``(n, 2)`` to ``(n, 1)``."""
+        self.attention_weights = torch.softmax(self.net.get_submodule("0")(x), -1)
+        self.all_weights = [self.attention_weights]
+        return self.net(x)
 
 
 class Everything(torch.nn.Module):

@@ -90,6 +90,15 @@ def masked_models(backend: Backend) -> Builders:
     return _provided(backend, "masked_models")
 
 
+def attention_models(backend: Backend) -> Builders:
+    """Return builders of models whose call leaves a tensor in an attribute, by name.
+
+    They map two features to a number. The tensor has as many rows as the batch. The book's own
+    attention leaves ``self.attention_weights`` so.
+    """
+    return _provided(backend, "attention_models")
+
+
 def models_without_parameters(backend: Backend) -> Builders:
     """Return builders of models that double their input, and have no parameters, by name."""
     return _provided(backend, "models_without_parameters")

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from d2ldev.errors import UnsupportedValueError, said, shown
+from d2ldev.errors import D2LDevError, UnsupportedValueError, said, shown
 from d2ldev.files.format.dtypes import numpy_dtype, storage_of
 from d2ldev.files.format.header import HeaderError
 from d2ldev.files.layouts import layouts_of, layouts_of_model
@@ -30,8 +30,9 @@ from d2ldev.framework import Framework, Layout
 from d2ldev.nesting.containers import Container, is_dataclass, is_namedtuple
 from d2ldev.nesting.kinds import OBJECT, TENSOR, Kind
 from d2ldev.nesting.walk import depth_refusal, joined
+from d2ldev.operations.creation import shape_of
 from d2ldev.operations.other_backends import of_another_backend
-from d2ldev.operations.placing import named_tensors
+from d2ldev.operations.placing import Inventory, NamedTensors
 
 VERSION = 4
 """The version of the description; a reader refuses a higher one.
@@ -114,6 +115,7 @@ class Outline:
         items: an ``Outline``, a ``Stored`` or a plain value for each of them.
         number: of its row.
         layouts, inputs: of a model, if they are known; see ``Files.inputs``.
+        unlisted: the names of tensors that are not needed; see ``Models.unlisted``.
         maxlen: of a deque.
         name: of the class of a namedtuple or a dataclass.
         size: how many values it has, itself included; what is in it twice counts twice.
@@ -128,6 +130,7 @@ class Outline:
     inputs: Any = None
     name: str | None = None
     size: int = 1
+    unlisted: AbstractSet[str] = frozenset()
 
     def children(self) -> Mapping[Any, Any]:
         """Return what is in it, by key, field or index."""
@@ -244,8 +247,26 @@ class Description:
         inputs = self._framework.files.inputs(x)
         if inputs is not None:
             row["inputs"] = inputs
-        tensors = dict(named_tensors(self._framework, x, self._attempted, is_saved=True))
+        tensors = NamedTensors(Inventory(self._framework, x, self._attempted, is_saved=True))
+        self._mark(row, tensors)
         return self._row(row, x, list(tensors), list(tensors.values()), path)
+
+    def _mark(self, row: dict[str, Any], tensors: NamedTensors) -> None:
+        """Note which tensors are not needed, and take those out that no file can hold."""
+        for name in [name for name in tensors if name in tensors.unlisted]:
+            if not self._is_storable(tensors[name]):
+                del tensors[name]
+        if unlisted := [name for name in tensors if name in tensors.unlisted]:
+            row["unlisted"] = unlisted
+
+    def _is_storable(self, x: Any) -> bool:
+        tensors, files = self._framework.tensors, self._framework.files
+        try:
+            tensors.device_of(x)
+            dtype, _ = tensors.dtype_of(x), shape_of(x, self._attempted)
+        except (D2LDevError, RuntimeError):  # it is spread over devices, or has no shape
+            return False
+        return files.numbers_dtype(dtype) is not None or storage_of(dtype) is not None
 
     def _container(self, x: Any, kind: Container, path: str) -> Any:
         try:
@@ -266,6 +287,8 @@ class Description:
             row["class"] = type(x).__qualname__
         if row["type"] == "deque":
             row["maxlen"] = x.maxlen
+        if isinstance(x, NamedTensors) and x.unlisted:
+            row["unlisted"] = sorted(x.unlisted)
         return self._row(row, x, labels, children, path)
 
     def _row(
@@ -444,10 +467,18 @@ def outlined(told: Any, stored: Callable[[str, int], Stored]) -> tuple[Any, list
             inputs, name = row.get("inputs"), row.get("class")
             name = None if isinstance(name, list) else name  # older versions have a module, too
             check(name is None or isinstance(name, str), "the name of a class")
+            unlisted = row.get("unlisted", [])
+            check(isinstance(unlisted, list), "names of tensors")
+            check(all(isinstance(each, str) for each in unlisted), "names of tensors")
             sizes = (child.size if isinstance(child, Outline) else 1 for child in items)
             size = min(1 + sum(sizes), _MAX_VALUES + 1)
             number = len(rows)
-            rows.append(Outline(kind, labels, items, number, layouts, maxlen, inputs, name, size))
+            rows.append(
+                Outline(
+                    *(kind, labels, items, number, layouts, maxlen, inputs, name, size),
+                    frozenset(unlisted),
+                )
+            )
         return value(told["root"]), rows
     except HeaderError:
         raise
@@ -570,6 +601,22 @@ def flat(node: Any) -> dict[str, Stored]:
             if letters > _MAX_LETTERS:
                 raise HeaderError(f"its names have more than {_MAX_LETTERS} letters")
         todo += reversed(children)
+    return found
+
+
+def unlisted_in(node: Any) -> set[str]:
+    """Return the names of tensors in a part of the file that are not needed.
+
+    Args:
+        node: one that ``flat`` takes.
+    """
+    found: set[str] = set()
+    todo: list[tuple[str, Any]] = [("", node)]
+    while todo:
+        path, node = todo.pop()
+        if isinstance(node, Outline):
+            found |= {joined(path, name) for name in node.unlisted}
+            todo += [(joined(path, label), child) for label, child in _parts(node)]
     return found
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from d2ldev.files.format.header import HeaderError, is_sizes
 from d2ldev.framework import Framework, Layout
 from d2ldev.framework.files import same
-from d2ldev.operations.placing import named_tensors
+from d2ldev.operations.placing import listed_tensors
 
 
 def layouts_of_model(framework: Framework, model: Any) -> dict[str, Layout] | None:
@@ -19,7 +19,7 @@ def layouts_of_model(framework: Framework, model: Any) -> dict[str, Layout] | No
     layers = framework.files.layers(model)
     if not layers:
         return None
-    tensors = dict(named_tensors(framework, model, "save a model", is_saved=True))
+    tensors = dict(listed_tensors(framework, model, "save a model", is_saved=True))
     names = {id(x): name for name, x in tensors.items()}
     found: dict[str, Layout] = {}
     for index, layer in enumerate(layers):

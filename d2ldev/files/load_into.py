@@ -31,7 +31,7 @@ from d2ldev.errors import (
     said,
     shown,
 )
-from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat
+from d2ldev.files.description import MODEL, SETS, STATE, Outline, Stored, flat, unlisted_in
 from d2ldev.files.format.dtypes import bytes_of
 from d2ldev.files.layouts import layouts_of_model
 from d2ldev.files.load import Checkpoint, Wanted, opened
@@ -107,6 +107,7 @@ def _under(node: Any, name: str) -> Any:
     if not isinstance(node, Outline):
         return None
     inner: dict[Any, Any] = {}
+    unlisted = set()
     for label, child in node.children().items():
         if str(label) == name:
             return child
@@ -115,10 +116,15 @@ def _under(node: Any, name: str) -> Any:
             if found is not None:
                 return found
         elif str(label).startswith(f"{name}."):
-            inner[str(label).removeprefix(f"{name}.")] = child
+            rest = str(label).removeprefix(f"{name}.")
+            inner[rest] = child
+            if label in node.unlisted:
+                unlisted.add(rest)
     # The names of a model, or of another program's file; the number is that of no container.
     labels, items = list(inner), list(inner.values())
-    part = replace(node, type=MODEL, labels=labels, items=items, number=-1, layouts=None)
+    part = replace(
+        node, type=MODEL, labels=labels, items=items, number=-1, layouts=None, unlisted=unlisted
+    )
     return part if inner else None
 
 
@@ -329,9 +335,10 @@ class Fitting:
     def _compare_names(self, x: Any, found: Outline, path: str) -> None:
         """Compare a model, or any object and another program's file, by the tensors' names."""
         stored, theirs = flat(found), found.layouts or {}
-        plain = {self._framework.files.plain_name(name): each for name, each in stored.items()}
+        plain_name, passed = self._framework.files.plain_name, unlisted_in(found)
+        plain = {plain_name(name): each for name, each in stored.items()}
         if len(plain) == len(stored):  # else two of them would be one
-            stored = plain
+            stored, passed = plain, set(map(plain_name, passed))
         by_role = {layout.role: name for name, layout in theirs.items()}
         mine = layouts_of_model(self._framework, x) or {}
         if id(x) in self._models:
@@ -355,6 +362,19 @@ class Fitting:
         depth = max((name.count(".") for name in again), default=0)
         firsts = {name: _first_name(name, again, depth) for name in stored} if again else {}
         named |= {name: named[first] for name, first in firsts.items() if first in named}
+        unlisted = self._models[id(x)][1].unlisted
+        unlisted |= {name for name, first in firsts.items() if first in unlisted}
+        named = {
+            name: value
+            for name, value in named.items()
+            if name not in unlisted or self._fits(value, stored.get(name))
+        }
+        # What neither side needs is passed over, if it is on one side only, or differs.
+        stored = {
+            name: each
+            for name, each in stored.items()
+            if name in named or name not in passed | unlisted
+        }
         free: AbstractSet[str] = frozenset()
         if is_model:
             files = self._framework.files
@@ -389,6 +409,14 @@ class Fitting:
             else:
                 self.missing.append(full_name)
         self.unexpected += [joined(path, name) for name in stored if name not in used | free]
+
+    def _fits(self, x: Any, found: Stored | None) -> bool:
+        if found is None:
+            return False
+        try:
+            return dtype_and_shape(self._framework, x) == (found.dtype, found.shape)
+        except (D2LDevError, RuntimeError):  # it has no shape
+            return False
 
     def _is_refilled(self, x: Any) -> bool:
         return type(x) is not np.ndarray and self._framework.models.is_refilled(x)

@@ -13,6 +13,7 @@ from d2ldev.files.load import Wanted
 from d2ldev.framework import Framework
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, moving
+from d2ldev.operations.placing import NamedTensors
 
 
 class TensorsByName:
@@ -34,7 +35,9 @@ class TensorsByName:
         for name, x in tensors.items():
             if id(x) not in stored:
                 stored[id(x)] = self._described(said(name), x)
-        self.outline = Outline("dict", list(tensors), [stored[id(x)] for x in tensors.values()], 0)
+        items = [stored[id(x)] for x in tensors.values()]
+        unlisted = tensors.unlisted if isinstance(tensors, NamedTensors) else frozenset()
+        self.outline = Outline("dict", list(tensors), items, 0, unlisted=unlisted)
 
     def _described(self, name: str, x: Any) -> Stored:
         framework = self._framework

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -83,6 +83,15 @@ class Models:
         """Return what one of ``types`` keeps besides, for its own work. It moves, and is not saved.
 
         An example are the sums of the metrics of a compiled model.
+        """
+        return ()
+
+    def unlisted(self, obj: Any) -> Collection[str]:
+        """Return the names of the parts that the framework's own list of weights lacks.
+
+        They are plain attributes of a model, such as the attention weights that its last call has
+        left. Of them, tensors that are not refilled may be missing in a file, may be in a file
+        alone, and may have another shape there; those without values are passed over.
         """
         return ()
 

@@ -111,6 +111,10 @@ class Tensors(ABC):
             UnsupportedValueError: if the tensor has no one address.
         """
 
+    def has_values(self, x: Tensor) -> bool:
+        """Return whether a tensor has values: it is not only traced, and was not deleted."""
+        return True
+
     def nbytes(self, x: Tensor) -> int:
         """Return the bytes of a tensor's elements."""
         return int(x.nbytes)

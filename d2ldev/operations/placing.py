@@ -32,6 +32,8 @@ class Inventory:
         obj: a tensor, a model, an optimizer, or any nesting of them.
         attempted: what the caller is doing, for messages.
         is_saved: whether gradients and the like are left out, which the next step makes anew.
+        is_checked: whether it is asked which tensors a framework itself does not list. Without
+            that, a tensor in it may have no values.
 
     Raises:
         UnsupportedValueError: if the nesting holds something else. Inside a model, which may
@@ -39,9 +41,16 @@ class Inventory:
     """
 
     def __init__(
-        self, framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
+        self,
+        framework: Framework,
+        obj: Any,
+        attempted: str,
+        *,
+        is_saved: bool = False,
+        is_checked: bool = True,
     ) -> None:
         self.framework = framework
+        self._is_checked = is_checked
         self._kinds = framework.kinds
         self._attempted = attempted
         is_overridden = type(framework.models).scratch is not Models.scratch
@@ -56,6 +65,8 @@ class Inventory:
         """The models, optimizers and the like, each once."""
         self.again: dict[str, str] = {}
         """The other names of these objects, and for each the first."""
+        self.unlisted: set[str] = set()
+        """The names of tensors that are not needed; see ``Models.unlisted``."""
         try:
             if self._kinds[type(obj)] is OBJECT:  # the common call, without a detour
                 self._add_object("", obj)
@@ -63,6 +74,8 @@ class Inventory:
                 self._add_leaves(obj)
         except RecursionError:
             raise depth_refusal(attempted) from None
+        if self.unlisted:
+            self._list_what_is_shared()
         if not is_saved:
             self._add_attached()
 
@@ -110,17 +123,38 @@ class Inventory:
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
+        unlisted = self.framework.models.unlisted(value) if self._is_checked else ()
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
+            is_unlisted = unlisted and part_name in unlisted
             if kind is TENSOR:
+                if is_unlisted and not self._is_there(full_name, inner):
+                    continue
                 add_entry((full_name, inner))
                 if put is not None:
                     may_be_put_back((full_name, inner, put, key))
             elif kind is OBJECT:
                 self._add_object(full_name, inner)
-            elif not isinstance(kind, Kind) and self._add_nesting(full_name, inner) and put:
+            elif (
+                not isinstance(kind, Kind)
+                and self._add_nesting(full_name, inner, is_unlisted=bool(is_unlisted))
+                and put
+            ):
                 may_be_put_back((full_name, inner, put, key))
+
+    def _is_there(self, name: str, x: Any) -> bool:
+        """Return whether a tensor that is not needed has values; note its name if it has."""
+        if not self.framework.tensors.has_values(x):
+            return False
+        if not self.framework.models.is_refilled(x):
+            self.unlisted.add(name)
+        return True
+
+    def _list_what_is_shared(self) -> None:
+        """Take the names of tensors that have another name, which is listed, for needed."""
+        listed = {id(x) for name, x in self.entries if name not in self.unlisted}
+        self.unlisted -= {name for name, x in self.entries if id(x) in listed}
 
     def _add_attached(self) -> None:
         """Add what is attached to the tensors that were found, each of them once."""
@@ -143,10 +177,12 @@ class Inventory:
             "make it whole first: super().__init__() in its __init__",
         )
 
-    def _add_nesting(self, name: str, value: Any) -> bool:
+    def _add_nesting(self, name: str, value: Any, *, is_unlisted: bool) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""
         found = False
         for path, leaf, kind in leaves(value, self._kinds, name, self._attempted):
+            if is_unlisted and kind is TENSOR and not self._is_there(path, leaf):
+                continue
             self._add(path, leaf, kind)
             found = found or kind is TENSOR
         return found
@@ -160,13 +196,14 @@ def place(framework: Framework, obj: Any, device: DeviceLike) -> Any:
 
 
 def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> Any:
-    models, device_of = framework.models, framework.tensors.device_of
-    inventory = Inventory(framework, obj, attempted)
-    elsewhere = [
-        tensor
-        for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
-        if device_of(tensor) is not device
-    ]
+    models = framework.models
+    inventory = Inventory(framework, obj, attempted, is_checked=False)
+    try:
+        elsewhere = _elsewhere(inventory, device)
+    except UnsupportedValueError:
+        # It may be what the model's last call, which was traced, has left in an attribute.
+        inventory = Inventory(framework, obj, attempted)
+        elsewhere = _elsewhere(inventory, device)
     if not elsewhere:
         _settle(inventory, device)
         return obj
@@ -202,6 +239,16 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
     return placed
 
 
+def _elsewhere(inventory: Inventory, device: Device) -> list[Any]:
+    """Return the tensors that are on another device, each once."""
+    device_of = inventory.framework.tensors.device_of
+    return [
+        tensor
+        for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
+        if device_of(tensor) is not device
+    ]
+
+
 def settled(framework: Framework, obj: Any, device: Device) -> Any:
     """Return a new model, each object of which was adapted to its device."""
     if type(framework.models).settle is not Models.settle:
@@ -214,6 +261,18 @@ def _settle(inventory: Inventory, device: Device) -> None:
         inventory.framework.models.settle(obj, device)
 
 
+class NamedTensors(dict[str, Any]):
+    """Tensors by their names.
+
+    Attributes:
+        unlisted: the names of those that are not needed; see ``Models.unlisted``.
+    """
+
+    def __init__(self, inventory: Inventory) -> None:
+        super().__init__(inventory.entries)
+        self.unlisted = frozenset(inventory.unlisted)
+
+
 def named_tensors(
     framework: Framework,
     obj: Any,
@@ -223,3 +282,11 @@ def named_tensors(
 ) -> list[tuple[str, Any]]:
     """Return the tensors that ``place`` handles, with their names; see ``Inventory``."""
     return Inventory(framework, obj, attempted, is_saved=is_saved).entries
+
+
+def listed_tensors(
+    framework: Framework, obj: Any, attempted: str, *, is_saved: bool = False
+) -> list[tuple[str, Any]]:
+    """Return the tensors that an object needs, with their names; see ``Models.unlisted``."""
+    inventory = Inventory(framework, obj, attempted, is_saved=is_saved)
+    return [(name, x) for name, x in inventory.entries if name not in inventory.unlisted]

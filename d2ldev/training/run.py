@@ -262,12 +262,20 @@ class Run:
         }
         save(self._framework, state, path)
 
-    def resume(self, device: Device, first_inputs: Callable[[], tuple[Any, ...]]) -> None:
+    def resume(
+        self,
+        device: Device,
+        first_inputs: Callable[[], tuple[Any, ...]],
+        *,
+        is_handed_over: bool = False,
+    ) -> None:
         """Go on from the checkpoint; from the beginning if there is none yet.
 
         Args:
             device: where the model is.
             first_inputs: of the data, for a model that is not built before its first batch.
+            is_handed_over: whether the file is one of ``hand_over``. Then the model has its
+                parameters whatever happens to the rest.
 
         Raises:
             CheckpointError: if the file is broken, or is not of such a run. The model, the
@@ -284,21 +292,27 @@ class Run:
             self.save(device)
             return
         with opened(self._framework, str(self._path), f"resume from {self._path}") as checkpoint:
-            self._resume(checkpoint, device, first_inputs)
+            self._resume(checkpoint, device, first_inputs, is_handed_over=is_handed_over)
 
     def _resume(
         self,
         checkpoint: Checkpoint,
         device: Device,
         first_inputs: Callable[[], tuple[Any, ...]],
+        *,
+        is_handed_over: bool,
     ) -> None:
         children = self._children(checkpoint)
+        if is_handed_over:
+            self._take_parts(checkpoint, children["parts"], first_inputs)
         run = checkpoint.part(children["run"])
         if not _is_whole(run):
             raise _file_refusal(checkpoint)
         self._check_settings(run["settings"])
         self._check_names(run["history"].keys())
-        put = self._parts_put(checkpoint, children["parts"], first_inputs)
+        put = _put_nothing
+        if not is_handed_over:
+            put = self._parts_put(checkpoint, children["parts"], first_inputs)
         learner, training = self._learner, self._framework.training
         order = Order(self._data)
         put_data_back = order.checked(order.state())
@@ -366,7 +380,7 @@ class Run:
                     "the initial values of its variables are in no state",
                     "make the model anew, and do not call it before",
                 )
-            return lambda: None
+            return _put_nothing
         if not learner.is_built:
             # To make batches draws random numbers, and begins an epoch.
             put_data_back = Order(self._data).checked(Order(self._data).state())
@@ -377,6 +391,20 @@ class Run:
         learner.sync()
         put = Fitting(self._framework, checkpoint).prepared(learner.parts, found)
         return lambda: learner.replace(put())
+
+    def _take_parts(
+        self, checkpoint: Checkpoint, found: Any, first_inputs: Callable[[], tuple[Any, ...]]
+    ) -> None:
+        """Load the model and the optimizer, and the model alone if the optimizer cannot be."""
+        try:
+            self._parts_put(checkpoint, found, first_inputs)()
+        except Exception:
+            parts, model = self._learner.parts, found and found.children()["model"]
+            if model is not None:
+                fitting = Fitting(self._framework, checkpoint)
+                self._learner.replace({**parts, "model": fitting.prepared(parts["model"], model)()})
+                self._learner.sync()
+            raise
 
     def _settings(self) -> dict[str, Any]:
         """Return the settings of the training; None stands for an object of the user's."""
@@ -409,6 +437,10 @@ class Run:
                 f"the run has measured {', '.join(shown(name)[1:-1] for name in saved)[:1000]}",
                 "give the metrics, and val_data or none, that the run began with",
             )
+
+
+def _put_nothing() -> None:
+    """Leave everything as it is."""
 
 
 def _file_refusal(checkpoint: Checkpoint) -> CheckpointError:

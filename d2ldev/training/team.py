@@ -12,7 +12,7 @@ from d2ldev.errors import CheckpointError, said
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
-from d2ldev.operations.placing import named_tensors
+from d2ldev.operations.placing import listed_tensors
 from d2ldev.operations.processes import Portions
 from d2ldev.training.callbacks import notify
 from d2ldev.training.interruption import spared
@@ -155,7 +155,7 @@ class Together(Alone):
 
     def meet(self, model: Any) -> None:
         """Compare the models, which an engine may not do."""
-        tensors = named_tensors(self._framework, model)
+        tensors = listed_tensors(self._framework, model, "compare the models of processes")
         content = ", ".join(f"{name} {self._kind(x)}" for name, x in tensors)
         self._group.gather("the model", content=content)
 

@@ -380,7 +380,11 @@ class Trainer(Hooks):
             self.history = run.history
             try:
                 if resume:
-                    run.resume(self.device, lambda: loop.first_inputs(train_data))
+                    run.resume(
+                        self.device,
+                        lambda: loop.first_inputs(train_data),
+                        is_handed_over=outcome is not None,
+                    )
                     self.history = run.history
                 elif not interruption.is_pressed:  # the user may want the file that is there
                     run.save(self.device)

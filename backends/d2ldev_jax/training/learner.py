@@ -367,16 +367,37 @@ def _strong(arrays: list[Any]) -> list[Tensor]:
     ]
 
 
-def _arrays(obj: Any, before: _Split) -> list[Any]:
-    """Return the arrays of an object after a step, one for each that it had before."""
+def _arrays(obj: Any, before: _Split, old: list[Any]) -> list[Any]:
+    """Return the arrays of an object after a step, one for each that it had before.
+
+    Args:
+        obj: the object.
+        before, old: without its arrays, and its arrays, before the step.
+    """
     after, arrays = _split(obj)
-    if after.structure != before.structure:
+    if after.structure == before.structure:
+        return arrays
+    earlier, now = (
+        jax.tree.unflatten(split.structure, found)
+        for split, found in ((before, old), (after, arrays))
+    )
+    if _variables(now) != _variables(earlier):
         raise UnsupportedValueError(
             f"train {describe(obj)}",
             f"a step has made or deleted variables: {after.structure}",
             "make all variables in __init__",
         )
-    return arrays
+    # Other arrays are what a call leaves in attributes, which may be there or not.
+    found = dict(jax.tree_util.tree_flatten_with_path(now)[0])
+    return [found.get(path, x) for path, x in jax.tree_util.tree_flatten_with_path(earlier)[0]]
+
+
+def _variables(state: Any) -> dict[Any, Any]:
+    """Return the structures of Flax's variables in a state, by their paths."""
+    found, _ = jax.tree_util.tree_flatten_with_path(
+        state, is_leaf=lambda x: isinstance(x, nnx.Variable)
+    )
+    return {path: jax.tree.structure(x) for path, x in found if isinstance(x, nnx.Variable)}
 
 
 # -- compiled functions ---------------------------------------------------------------------------
@@ -484,7 +505,8 @@ class _Steps:
         model, gradients, value, prediction = self._differentiated(state, inputs, y)
         new = gradients, value
         sums = new if sums is None else jax.tree.map(jnp.add, sums, new)
-        return self._kept(_arrays(model, self.model_split)), self._kept(sums), value, prediction
+        arrays = _arrays(model, self.model_split, state[0])
+        return self._kept(arrays), self._kept(sums), value, prediction
 
     def apply(self, state: _State, rate: Tensor | None, sums: Any, number: Any) -> _State:
         """Return the state after a step with the mean of so many gradients."""
@@ -548,9 +570,9 @@ class _Steps:
     def _updated(
         self, model: Any, state: _State, rate: Tensor | None, gradients: Any, value: Tensor
     ) -> _State:
-        _, optimizer_arrays, scaler = state
+        model_arrays, optimizer_arrays, scaler = state
         optimizer = self.optimizer_split.merge(optimizer_arrays)
-        before = _arrays(model, self.model_split), optimizer_arrays
+        before = _arrays(model, self.model_split, model_arrays), optimizer_arrays
         if scaler is not None:
             gradients = jax.tree.map(lambda x: x / scaler.scale, gradients)
         if self.settings.gradient_clip_val:
@@ -558,7 +580,10 @@ class _Steps:
         takes_more = isinstance(optimizer.tx, optax.GradientTransformationExtraArgs)
         more = {"value": value} if takes_more else {}
         optimizer.update(model, gradients, **(more if rate is None else {"rate": rate}))
-        after = _arrays(model, self.model_split), _arrays(optimizer, self.optimizer_split)
+        after = (
+            _arrays(model, self.model_split, model_arrays),
+            _arrays(optimizer, self.optimizer_split, optimizer_arrays),
+        )
         if scaler is None:
             return *self._kept(after), None
         is_finite = jnp.all(
@@ -566,7 +591,9 @@ class _Steps:
         )
         # A step with gradients that are not finite is left out.
         after = jax.tree.map(
-            lambda a, b: a if a is b else jnp.where(is_finite, a, b), after, before
+            lambda a, b: a if a is b or a.shape != b.shape else jnp.where(is_finite, a, b),
+            after,
+            before,
         )
         return *self._kept(after), scaler.after(is_finite)
 

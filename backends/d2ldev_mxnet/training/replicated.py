@@ -13,7 +13,7 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
 from d2ldev.nesting.walk import flatten, unmarked
 from d2ldev.operations.parallel import Part, parts_to_train_on
-from d2ldev.operations.placing import named_tensors
+from d2ldev.operations.placing import listed_tensors
 from d2ldev_mxnet.files import checked_progress, form_of, progress_of
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.models import keep_on
@@ -198,7 +198,7 @@ class MXNetGroupLearner(MXNetLearner):
                 "the optimizer has parameters that the model does not, and they have no shape yet",
                 "name their shapes, such as Dense(8, in_units=3)",
             )
-        found = named_tensors(self._framework, self.parts)
+        found = listed_tensors(self._framework, self.parts, "begin with the model of rank 0")
         arrays = [x for _, x in found if type(x) in (mx.nd.NDArray, mx.np.ndarray)]
         content = str([self._settings_in_common(), *((x.shape, str(x.dtype)) for x in arrays)])
         own = None if self._group.rank else progress_of(self._trainer)

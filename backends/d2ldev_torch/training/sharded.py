@@ -212,7 +212,6 @@ class _Split:
             whole.copy_(part.full_tensor())
         for whole, part in zip(self.whole.buffers(), self.model.buffers(), strict=True):
             whole.copy_(part)
-        self._plain.bring_back()
         self._state.clear()
         for part, values in self._optimizer.state.items():
             whole = self._parameters[part]
@@ -220,6 +219,7 @@ class _Split:
                 name: value.full_tensor().to(whole.device) if isinstance(value, DTensor) else value
                 for name, value in values.items()
             }
+        self._plain.bring_back()  # last: a property of the user's may refuse what it is given
 
     def restore(self) -> None:
         """Let the optimizer train the whole parameters again."""

@@ -13,6 +13,7 @@ from d2ldev import Backend, Device, settings
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
+    attention_models,
     classifiers,
     freezables,
     frozen_models,
@@ -43,6 +44,7 @@ ROUTES = (
 
 # The argument of a test -> what the backend provides for it, by name.
 PROVIDED = {
+    "attention_model": attention_models,
     "sample": samples,
     "network": networks,
     "own_optimizer": own_optimizers,

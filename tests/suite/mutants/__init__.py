@@ -12,15 +12,16 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from functools import cached_property
+from functools import cached_property, partial
 from typing import ClassVar
 
+import d2ldev_reference.models
 import d2ldev_reference.parallel
 import d2ldev_reference.training
 from d2ldev_reference import ReferenceFramework
 from d2ldev_reference.devices import ReferenceDevices
 from d2ldev_reference.files import ReferenceFiles
-from d2ldev_reference.models import ReferenceModels
+from d2ldev_reference.models import MLP
 from d2ldev_reference.parallel import ReferenceGroupLearner
 from d2ldev_reference.strict import ReferenceStrict
 from d2ldev_reference.tensors import ReferenceTensors
@@ -28,9 +29,24 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Device
 from d2ldev.backend_class import Backend
 from d2ldev.framework import Strictness
-from mutants.provision import NetworkLearner, NetworkParallelLearner
+from mutants.provision import Attentive, NetworkLearner, NetworkParallelLearner
 
 MUTANTS: list[type[Mutant]] = []
+
+
+class ReferenceModels(d2ldev_reference.models.ReferenceModels):
+    """The reference backend's models, with one that has attributes."""
+
+    types = (Attentive,)
+
+    def parts(self, obj):
+        return [
+            (name, value, partial(object.__setattr__, obj), name)
+            for name, value in vars(obj).items()
+        ]
+
+    def unlisted(self, obj):
+        return ("attention_weights",)
 
 
 class ReferenceTraining(d2ldev_reference.training.ReferenceTraining):
@@ -47,6 +63,8 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
 
     def learner(self, model, settings, devices):
         model = self._placed(model, settings, devices[0])
+        if isinstance(model, Attentive):  # which is copied to each device, as a pytree is
+            model = MLP(model.layers, model.activation)
         return self.framework.ParallelLearner(self.framework, model, settings, devices)
 
     def learner_of_group(self, model, settings, group):

@@ -10,7 +10,7 @@ from d2ldev_reference.files import ReferenceFiles
 from d2ldev import Backend, CheckpointError
 from d2ldev.device import CPU
 from d2ldev.framework.files import turned
-from mutants import Mutant
+from mutants import Mutant, ReferenceModels
 from mutants.provision import NetworkLearner
 
 
@@ -79,6 +79,18 @@ class ReadsNothingWithoutAGpu(Mutant, caught_by="io.from-a-gpu-without-one"):
     class Backend(Backend):
         def load(self, path, *, device="cpu"):
             return super().load(path, device=device) if self.num_gpus() else {}
+
+
+class ComparesWhatACallLeaves(Mutant, caught_by="io.passes-over-what-a-call-leaves"):
+    class Models(ReferenceModels):
+        def unlisted(self, obj):
+            return ()
+
+
+class ResumesNothingThatWasCalled(Mutant, caught_by="fit.resumes-past-what-a-call-leaves"):
+    class Models(ReferenceModels):
+        def unlisted(self, obj):
+            return ()
 
 
 class SavesGradients(Mutant, caught_by="io.gradients-are-not-saved"):

@@ -84,6 +84,14 @@ class PlacesOnTheCpuInstead(Mutant, caught_by="place.missing-device"):
                 return super().place(obj, CPU)
 
 
+class PlacesNothingThatWasCalled(Mutant, caught_by="fit.passes-over-what-a-call-leaves"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            if hasattr(obj, "attention_weights"):
+                raise UnsupportedValueError("place a model", "a tensor has no bytes", "leave it")
+            return super().place(obj, device)
+
+
 class PlacesAnything(Mutant, caught_by="place.refuses-others"):
     class Backend(Backend):
         def place(self, obj, device):

@@ -178,6 +178,16 @@ class GivesEachGpuAllLists(Mutant, caught_by="several.split-sequences"):
             return super()._loss(prediction, y)
 
 
+class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-leaves"):
+    class ParallelLearner(NetworkParallelLearner):
+        def __init__(self, *operands):
+            super().__init__(*operands)
+            self.begun = self.parts
+
+        def sync(self):
+            self.replace(self.begun)
+
+
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
     class ParallelLearner(ReferenceParallelLearner):
         @property

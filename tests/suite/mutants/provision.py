@@ -34,6 +34,15 @@ class Masked(MLP):
         return super().__call__(x) * mask
 
 
+class Attentive(MLP):
+    """A model whose call leaves a tensor in an attribute."""
+
+    def __call__(self, x):
+        """Map two features to a number."""
+        object.__setattr__(self, "attention_weights", x * 1.0)
+        return super().__call__(x)
+
+
 class Doubled(MLP):
     """A model without parameters."""
 
@@ -189,6 +198,12 @@ class NetworkLearner(AnyLoss, NarrowLearner):
             return loss, None
         if isinstance(before, Masked):
             return self.evaluate(inputs, y)
+        if isinstance(before, Attentive):
+            found = super().step(inputs, y)
+            after = Attentive(self.parts["model"].layers)
+            after(*inputs)
+            self.replace({**self.parts, "model": after})
+            return found
         if not isinstance(before, Network):
             return super().step(inputs, y)
         loss, prediction = super().step(self.dropped(inputs), y)
@@ -267,6 +282,13 @@ def frozen_models(backend):
 def masked_models(backend):
     """Return a masked model."""
     return {"masked": lambda device: Masked(backend.mlp([3, 3], device=device).layers)}
+
+
+def attention_models(backend):
+    """Return a model whose call leaves a tensor in an attribute."""
+    return {
+        "attentive": lambda device: Attentive(backend.mlp([2, 4, 1], device=device).layers),
+    }
 
 
 def models_without_parameters(backend):

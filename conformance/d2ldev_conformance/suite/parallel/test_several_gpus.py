@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import Broadcast, Trainer
+from d2ldev_conformance.provision import attention_models
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_values
 from d2ldev_conformance.suite.training.test_stopping import (
@@ -257,3 +258,16 @@ def test_a_trainer_of_several_gpus_validates_and_predicts(backend):
     found = trainer.validate(trainer.model, _data(7, 3), loss="cross_entropy", metrics=["accuracy"])
     assert found["loss"] == pytest.approx(history["val_loss"][0], rel=1e-5)
     assert [x.shape[0] for x in trainer.predict(trainer.model, _data(7, 3))] == [3, 3, 1]
+
+
+@requirement("several.hand-back-past-what-a-call-leaves", section=SECTION)
+def test_a_model_whose_call_leaves_a_tensor_has_what_two_gpus_learned(backend, attention_model):
+    x = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
+    data = [(x, x.sum(1, keepdims=True))]
+    backend.seed(0)
+    trainer = Trainer(2, num_gpus=2, backend=backend)
+    net = attention_models(backend)[attention_model](backend.cpu())
+    first = trainer.fit(net, data, lr=0.1)["loss"]
+    second = trainer.fit(trainer.model, data, lr=0.1)["loss"]
+    # The third loss is that of the model that came back, and less than the second.
+    assert first[0] > first[1] > second[0]

@@ -1,0 +1,83 @@
+"""What torch's modules keep in attributes: on several GPUs, in copies, in runs that end badly."""
+
+import numpy as np
+import pytest
+import torch
+from d2ldev_torch.provision import Attentive
+
+import d2ldev
+from d2ldev import Trainer
+
+X = np.linspace(-1, 1, 16, dtype="float32").reshape(8, 2)
+DATA = [(X, X.sum(1, keepdims=True))]
+
+
+class Refusing:
+    """A callback that refuses the state that comes back from another process."""
+
+    def on_step_end(self, step, loss):
+        pass
+
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        raise RuntimeError("no such state")
+
+
+def attentive(backend):
+    return Attentive(backend.mlp([2, 4, 1]))
+
+
+@pytest.mark.parametrize("shard", [None, "parameters"])
+def test_what_two_gpus_learned_comes_back_before_a_callback_can_refuse_its_state(virtual, shard):
+    net = attentive(virtual)
+    before = net.net[0].weight.detach().clone()
+    trainer = Trainer(1, num_gpus=2, backend=virtual, shard=shard, callback=Refusing())
+    with pytest.raises(RuntimeError, match="no such state"):
+        trainer.fit(net, DATA, lr=0.1)
+    assert not torch.equal(net.net[0].weight.detach().cpu(), before)
+
+
+def test_what_two_gpus_learned_comes_back_if_the_optimizer_takes_no_state(virtual, monkeypatch):
+    def refuse(optimizer, state):
+        raise ValueError("no such state")
+
+    # In this process alone: the others are started anew.
+    monkeypatch.setattr(virtual.framework.files, "checked_state", refuse)
+    net = attentive(virtual)
+    before = net.net[0].weight.detach().clone()
+    with pytest.raises(d2ldev.CheckpointError, match="no such state"):
+        Trainer(1, num_gpus=2, backend=virtual).fit(net, DATA, lr=0.1)
+    assert not torch.equal(net.net[0].weight.detach().cpu(), before)
+
+
+def test_copies_have_what_the_last_call_has_left(virtual):
+    net = attentive(virtual)
+    net(torch.ones(3, 2))
+    devices = ["gpu:0", "gpu:1"]
+    for device, copy in zip(devices, virtual.replicate(net, devices), strict=True):
+        assert set(map(str, virtual.placement(copy).values())) == {device}
+        np.testing.assert_array_equal(
+            virtual.to_numpy(copy.attention_weights), virtual.to_numpy(net.attention_weights)
+        )
+        assert copy.all_weights[0] is copy.attention_weights
+
+
+def test_a_parameter_in_a_plain_list_is_still_needed(virtual, tmp_path):
+    def made(size):
+        net = torch.nn.Sequential(torch.nn.Linear(2, 2))
+        net.hidden = [torch.nn.Linear(2, size)]
+        return net
+
+    class Holder(torch.nn.Module):
+        def __init__(self, names):
+            super().__init__()
+            self.weights = {name: torch.ones(2, requires_grad=True) for name in names}
+
+    virtual.save(Holder(["a"]), tmp_path / "holder")
+    with pytest.raises(d2ldev.CheckpointError, match=r"it lacks weights\.b"):
+        virtual.load_into(Holder(["a", "b"]), tmp_path / "holder")
+    virtual.save(made(2), tmp_path / "net")
+    with pytest.raises(d2ldev.CheckpointError, match=r"hidden\.0\.weight"):
+        virtual.load_into(made(3), tmp_path / "net")
