@@ -46,11 +46,12 @@ def _moved(
         if ahead is not None:
             # The framework's pipeline leaves some tensors elsewhere, which are moved here.
             return moved_in_turn(ahead, partial(moving.to, framework, target=target))
+        batches = draw_outside(framework, batches)
         copier = None if target is CPU else framework.training.copier(target)
         if copier is not None:
             return _beside(framework, batches, target, depth, copier)
         return moved_ahead(batches, depth, _start(framework, target))
-    return moved_in_turn(batches, _start(framework, target))
+    return moved_in_turn(draw_outside(framework, batches), _start(framework, target))
 
 
 def _bounded(
@@ -104,6 +105,41 @@ def _beside(
         return batch
 
     return moved_ahead(batches, depth, start, lambda started: started())
+
+
+def draw_outside(framework: Framework, batches: Iterable[Any]) -> Generator[Any, None, None]:
+    """Draw batches outside of a block ``backend.on(gpu)``: what makes them is on the host.
+
+    In the block PyTorch would draw the order of a loader on the GPU, by a generator of the CPU,
+    which it refuses: https://github.com/pytorch/pytorch/blob/main/torch/utils/data/sampler.py
+
+    Args:
+        framework: whose block it is.
+        batches: in their order. If they are a generator, it is closed with this one.
+
+    Yields:
+        The batches.
+    """
+    source = _outside(framework, iter, batches)
+    try:
+        while True:
+            found = [_outside(framework, next, source, _END)]
+            if found[0] is _END:
+                return
+            yield found.pop()
+    finally:
+        if isinstance(source, Generator):
+            source.close()
+
+
+_END = object()
+
+
+def _outside(framework: Framework, call: Callable[..., Any], *arguments: Any) -> Any:
+    if framework.scope.value.get() in (None, CPU):
+        return call(*arguments)
+    with devices.on(framework, CPU):
+        return call(*arguments)
 
 
 def moved_in_turn(batches: Iterable[Any], move: Callable[[Any], Any]) -> Generator[Any, None, None]:

@@ -13,7 +13,7 @@ from d2ldev.backend_class import Backend
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import DeviceLike, Learner
-from d2ldev.operations.prefetching import moved_in_turn
+from d2ldev.operations.prefetching import draw_outside, moved_in_turn
 from d2ldev.training.callbacks import History, listeners
 from d2ldev.training.data import with_few_places
 from d2ldev.training.interruption import spared
@@ -136,7 +136,8 @@ class Hooks:
             ahead = self.backend.prefetch(source, self.device)
             return moved_in_turn(ahead, lambda batch: with_few_places(batch, kinds))
         return moved_in_turn(
-            source, lambda batch: with_few_places(self._prepared_batch(batch), kinds)
+            draw_outside(self.backend.framework, source),
+            lambda batch: with_few_places(self._prepared_batch(batch), kinds),
         )
 
     def _overrides(self, hook: str) -> bool:

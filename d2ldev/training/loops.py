@@ -12,7 +12,7 @@ from typing import Any
 from d2ldev.framework import Learner
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import unmarked
-from d2ldev.operations.prefetching import closed_after
+from d2ldev.operations.prefetching import draw_outside
 from d2ldev.operations.steps import takes_target
 from d2ldev.training.data import (
     check_target,
@@ -126,7 +126,7 @@ class Loop:
     def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
         learner = self.learner
-        for first in data:
+        for first in draw_outside(self.trainer.backend.framework, data):
             (batch,) = self.prepared([first])
             batch = unmarked(batch, self.trainer.backend.framework.kinds)
             if learner.settings.methods is None and not takes_target(learner.settings.loss):
@@ -140,7 +140,7 @@ class Loop:
         """Yield the number of each batch in the epoch and the batch on the device."""
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
-        with closed_after(spared(data)) as source:
+        with closing(draw_outside(self.trainer.backend.framework, spared(data))) as source:
             number = run.go_on_within(source, log)
             parts = iter(self.team.parts(source))
             is_over = False

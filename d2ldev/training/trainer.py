@@ -32,6 +32,7 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.nesting.walk import unmarked
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
+from d2ldev.operations.prefetching import draw_outside
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
@@ -483,7 +484,8 @@ class Trainer(Hooks):
         uncover_loss(model)
         self.optim = model.configure_optimizers()
         taken: list[Any] = []
-        batches = map(self._prepared_batch, _noted(self.train_dataloader, taken))
+        source = draw_outside(self.backend.framework, self.train_dataloader)
+        batches = map(self._prepared_batch, _noted(source, taken))
         self.backend.framework.training.begin_module(model, self.optim, batches)
         data = self.train_dataloader
         # Data that begins only once has not the batch any more that was looked at.

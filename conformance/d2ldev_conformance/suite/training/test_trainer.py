@@ -255,6 +255,43 @@ def test_a_resumed_run_ends_where_an_unbroken_one_does(
     assert_same_values(backend, resumed.model, values_of(backend, unbroken.model))
 
 
+class Drawing:
+    """Batches that note where tensors are made while they are drawn."""
+
+    def __init__(self, backend, batches):
+        self._backend, self._batches, self.places = backend, batches, set()
+
+    def __iter__(self):
+        for batch in self._batches:
+            self._note()
+            yield batch
+        self._note()
+
+    def _note(self):
+        x = self._backend.zeros(1)
+        self.places |= {self._backend.device_of(x), self._backend.default_device()}
+
+
+@requirement("fit.draws-outside-of-a-block", section=SECTION)
+@pytest.mark.parametrize("call", ["fit", "saved", "validate", "predict", "prefetch"])
+@pytest.mark.needs_gpus(1)
+def test_batches_are_drawn_outside_of_a_block(backend, batches, num_gpus, call, tmp_path):
+    data, trainer = Drawing(backend, batches), Trainer(2, num_gpus, backend=backend)
+    net = backend.mlp([2, 1])
+    with backend.on("gpu:0") as place:
+        if call == "prefetch":
+            assert len(list(backend.prefetch(data, "gpu:0"))) == len(batches)
+        elif call in ("fit", "saved"):
+            every = (
+                {"checkpoint": tmp_path / "run", "checkpoint_every": 2} if call == "saved" else {}
+            )
+            trainer.fit(net, data, data, **every)
+        else:
+            getattr(trainer, call)(net, data)
+        assert backend.device_of(backend.zeros(1)) == place
+    assert data.places == {backend.cpu()}
+
+
 @requirement("fit.accumulates", section=SECTION)
 def test_the_last_step_of_an_epoch_has_the_batches_that_are_left(backend, batches, num_gpus):
     batches = batches[:3]  # of one size

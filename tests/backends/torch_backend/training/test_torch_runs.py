@@ -14,7 +14,13 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import data
 from torch.utils.data import DataLoader, TensorDataset
 
-from d2ldev import CheckpointError, OutOfDeviceMemoryError, UnsupportedValueError, gpu
+from d2ldev import (
+    CheckpointError,
+    DeviceMismatchError,
+    OutOfDeviceMemoryError,
+    UnsupportedValueError,
+    gpu,
+)
 from d2ldev.training.callbacks import Schedule
 from d2ldev.training.order import begin_epoch
 from d2ldev.training.trainer import Trainer
@@ -703,3 +709,28 @@ def test_an_input_that_stays_on_the_cpu_does_not_choose_the_precision(virtual):
     batch = torch.tensor([1, 2, 3]), torch.ones(3, 4), torch.zeros(3, 2)
     Mine(1, 1, precision="bf16", backend=virtual).fit(model, [batch])
     assert model.dtypes == [("cpu", torch.bfloat16)]
+
+
+@pytest.mark.parametrize("options", [{}, {"generator": "own"}, {"num_workers": 1}], ids=str)
+@pytest.mark.parametrize("call", ["fit", "within", "validate", "predict", "prefetch"])
+def test_a_loader_that_shuffles_is_gone_through_in_a_block(virtual, tmp_path, options, call):
+    if "generator" in options:
+        options = {"generator": seeded()}
+    loader = DataLoader(DATASET, 4, shuffle=True, **options)
+    net, trainer = virtual.mlp([1, 1]), Trainer(1, 1, backend=virtual)
+    with virtual.on("gpu:0"):
+        if call == "prefetch":
+            assert len(list(virtual.prefetch(loader, "gpu:0"))) == len(loader)
+        elif call in ("fit", "within"):
+            every = {"checkpoint": tmp_path / "run", "checkpoint_every": 1}
+            assert trainer.fit(net, loader, loader, **(every if call == "within" else {}))
+        else:
+            assert getattr(trainer, call)(net, loader)
+
+
+def test_a_loader_that_shuffles_in_a_block_by_hand_is_refused_with_the_way_out(virtual):
+    with (
+        virtual.on("gpu:0"),
+        pytest.raises(DeviceMismatchError, match=r"prefetch\(loader, 'gpu:0'\)"),
+    ):
+        list(DataLoader(DATASET, 4, shuffle=True))

@@ -12,6 +12,7 @@ from d2ldev import Backend
 from d2ldev.device import CPU
 from d2ldev.errors import DeviceUnavailableError, UnsupportedValueError
 from d2ldev.operations.prefetching import moved_ahead
+from d2ldev.scopes import Scopes
 from mutants import Mutant
 
 
@@ -184,3 +185,13 @@ class StacksTheFirstDtype(Mutant, caught_by="log.mixed-dtypes"):
     class Backend(Backend):
         def asarray(self, obj, **options):
             return obj if isinstance(obj, self.tensor_types) else super().asarray(obj, **options)
+
+
+class DrawsBatchesInTheBlock(Mutant, caught_by="fit.draws-outside-of-a-block"):
+    class Scope(Scopes):
+        def enter(self, value):
+            return super().enter(self.get() or value)
+
+    def __init__(self, virtual_gpus=None):
+        super().__init__(virtual_gpus)
+        self.scope = self.Scope("mutant_scope")
