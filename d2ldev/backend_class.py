@@ -716,13 +716,12 @@ class Backend:
         return placing.place(self.framework, obj, device)
 
     def placement(self, obj: Any) -> Mapping[str, Device]:
-        """Return the device of everything that ``place`` handles: name -> device.
+        """Return the device of everything that ``place`` handles or warns of: name -> device.
 
         >>> backend.placement(net)                                         # doctest: +SKIP
         {'0.weight': Device('gpu', 0), '0.bias': Device('gpu', 0)}
         """
-        device_of = self.framework.tensors.device_of
-        return {name: device_of(x) for name, x in placing.named_tensors(self.framework, obj)}
+        return placing.placement(self.framework, obj)
 
     def named_tensors(self, obj: Any, *, gradients: bool = False) -> Mapping[str, Tensor]:
         """Return the tensors of a model, an optimizer or a nesting of them: name -> tensor.

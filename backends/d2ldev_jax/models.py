@@ -12,6 +12,7 @@ from abc import ABC
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import fields
 from functools import partial
+from types import FunctionType
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ from d2ldev.framework import Models, Part, Tensor
 from d2ldev.operations.keras import keras_elsewhere
 
 # Most attributes are of these types, and hold no array.
-_WITHOUT_ARRAYS = (bool, int, float, str, type(None), np.dtype, type(jnp.float32))
+_PLAIN = frozenset({bool, int, float, str, type(None)})
+_WITHOUT_ARRAYS = (bool, int, float, str, np.dtype, type(jnp.float32))
 
 
 class FlaxObject(ABC):  # noqa: B024  # it is asked, and never inherited from
@@ -45,6 +47,7 @@ class JaxModels(Models):
     """Flax's ``nnx``; parameter pytrees are containers, and need no parts."""
 
     types = (FlaxObject,)
+    packages = ("jax", "jaxlib", "flax", "optax")
 
     def kernel_shape(self, n_in: int, n_out: int) -> tuple[int, int]:
         return n_in, n_out
@@ -78,8 +81,13 @@ class JaxModels(Models):
         if "_state" in attributes and is_linen(obj):  # which is Flax's own, beside its fields
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
         for key, value in items:
+            cls = type(value)
+            if cls in _PLAIN or (cls is FunctionType and _is_of_libraries(value)):
+                continue
+            if isinstance(value, _WITHOUT_ARRAYS):
+                continue
             name = str(key)  # of a ``nnx.List`` of flax 0.12.0 the attributes are numbers
-            if not name.startswith("_pytree__") and not isinstance(value, _WITHOUT_ARRAYS):
+            if not name.startswith("_pytree__"):
                 yield name, value, attributes.__setitem__, key
 
     def unlisted(self, obj: Any) -> Collection[str]:
@@ -88,6 +96,12 @@ class JaxModels(Models):
             return ("value",) if isinstance(obj, nnx.Intermediate) else ()
         is_model = is_linen(obj) or (nnx is not None and isinstance(obj, nnx.Module))
         return tuple(map(str, vars(obj))) if is_model else ()
+
+
+def _is_of_libraries(function: FunctionType) -> bool:
+    """Return whether a function is JAX' or Flax' own: a layer has several, such as initializers."""
+    name: str = function.__globals__.get("__name__", "")
+    return name.startswith(("jax.", "flax."))
 
 
 def is_linen(model: Any) -> bool:

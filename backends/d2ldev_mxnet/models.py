@@ -31,7 +31,7 @@ _library = mx.base._LIB
 # stays where it is.
 _OWN_ATTRIBUTES = frozenset(vars(mx.gluon.HybridBlock(prefix="")))
 # Most attributes are of these types, and hold no array.
-_WITHOUT_ARRAYS = (bool, int, float, str, type(None), mx.Context)
+_WITHOUT_ARRAYS = (bool, int, float, str, type(None))
 
 _is_placing: ContextVar[bool] = ContextVar("d2ldev_mxnet_is_placing", default=False)
 
@@ -40,6 +40,7 @@ class MXNetModels(Models):
     """Blocks, parameters, and trainers."""
 
     types = (_Block, _Parameter, _ParameterDict, _Trainer)
+    packages = ("mxnet",)
 
     def __init__(self, devices: Devices) -> None:
         self._devices = devices

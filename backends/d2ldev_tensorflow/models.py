@@ -66,6 +66,7 @@ class TensorFlowModels(Models):
     """Keras' objects, modules and generators."""
 
     types = (tf.Module, tf.random.Generator, KerasObject)
+    packages = ("tensorflow", "keras")
 
     def __init__(self, devices: TensorFlowDevices) -> None:
         self._devices = devices

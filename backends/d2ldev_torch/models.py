@@ -29,15 +29,16 @@ _SIZE = torch.nn.Module.__basicsize__
 # The one module in a module that ``torch.compile`` has made.
 _WRAPPED = "_orig_mod"
 # Most attributes are of these types, and hold no tensor.
-_WITHOUT_TENSORS: frozenset[type] = frozenset(
-    {bool, int, float, str, type(None), torch.dtype, torch.device}
-)
+_WITHOUT_TENSORS: frozenset[type] = frozenset({bool, int, float, str, type(None), torch.dtype})
 
 
 class TorchModels(Models):
     """``torch.nn.Module`` and ``torch.optim.Optimizer``."""
 
     types = (torch.nn.Module, torch.optim.Optimizer)
+    bound_types = (torch.Generator, torch.Stream)
+    packages = ("torch", "torchvision")
+    searched = ("torch.distributions",)
 
     # -- making -----------------------------------------------------------------------------------
 

@@ -56,6 +56,7 @@ from d2ldev.framework.training import (
     Weighted,
 )
 from d2ldev.nesting.kinds import Kinds
+from d2ldev.nesting.objects import Keepers
 from d2ldev.scopes import Contexts, Scopes
 from d2ldev.settings import checked_matmul_precision, peer_timeout
 from d2ldev.settings import peers as launched
@@ -159,6 +160,12 @@ class Framework:
         self.kinds = Kinds(self)
         self.known_devices: dict[Any, Device] = {}
         self.known_natives: dict[Any, Any] = {}
+
+    @made_once
+    def keepers(self) -> Keepers:
+        """How the objects that a model keeps are looked through."""
+        own = type(self).__module__.partition(".")[0]
+        return Keepers((own, *self.models.packages), self.models.searched)
 
     @made_once
     def files(self) -> Files:

@@ -34,9 +34,18 @@ class Models:
 
     Attributes:
         types: the classes of the models, optimizers and the like that ``parts`` takes apart.
+        bound_types: the classes of its other objects that are on one device for good, such as a
+            generator of random numbers.
+        packages: the names of the framework's packages. An object of their classes that a model
+            keeps is not looked through; one of another class is.
+        searched: modules of these packages whose objects are looked through, too, because they
+            are plain ones: ``'torch.distributions'``.
     """
 
     types: tuple[type, ...] = ()
+    bound_types: tuple[type, ...] = ()
+    packages: tuple[str, ...] = ()
+    searched: tuple[str, ...] = ()
 
     # -- making -----------------------------------------------------------------------------------
 
@@ -98,6 +107,10 @@ class Models:
     def attached(self, x: Tensor) -> Iterable[Part]:
         """Return what belongs to a tensor and has to be on its device: its gradient. Not saved."""
         return ()
+
+    def device_of_bound(self, x: Any) -> Any:
+        """Return the native device of an object of ``bound_types``."""
+        return x.device
 
     def is_refilled(self, x: Tensor) -> bool:
         """Return whether a tensor keeps its identity, and is given other memory.

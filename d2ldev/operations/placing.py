@@ -13,15 +13,22 @@ Held by the requirements ``place.*`` of the conformance suite.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from d2ldev.device import Device
-from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said
-from d2ldev.framework import DeviceLike, Framework, Models, Put
-from d2ldev.nesting.kinds import OBJECT, TENSOR, UNKNOWN, Kind
+from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, warn
+from d2ldev.framework import DeviceLike, Framework, Models, Part, Put
+from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind
+from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
 from d2ldev.operations.other_backends import of_another_backend
+
+# More than that is no model's: a program's own objects that a model refers to.
+_MOST_LEVELS = 50
+_MOST_OBJECTS = 10_000
 
 
 class Inventory:
@@ -40,6 +47,17 @@ class Inventory:
             keep whatever it likes, values of other kinds are passed over.
     """
 
+    # Of the class, because most models have none, and ``place`` is called again and again.
+    fixed: Sequence[tuple[str, Any]] = ()
+    """The tensors, and objects of ``bound_types``, that stay where they are."""
+    plain: Sequence[tuple[str, Any]] = ()
+    """The plain values among the parts, such as a device that a model has noted."""
+    unsearched: Sequence[str] = ()
+    """The names of objects that were not looked through: too deep, or too many."""
+    # What keeps tensors that cannot be replaced: looked through when all others are known.
+    _fixing: Sequence[tuple[str, Any, Keeper]] = ()
+    _depth = 0
+
     def __init__(
         self,
         framework: Framework,
@@ -55,6 +73,7 @@ class Inventory:
         self._attempted = attempted
         is_overridden = type(framework.models).scratch is not Models.scratch
         self._scratch = framework.models.scratch if is_overridden and not is_saved else None
+        self._top = obj
         # id of an object -> the name under which it was found first.
         self._seen: dict[int, str] = {}
         self.parts: list[tuple[str, Any, Put, Any]] = []
@@ -78,6 +97,8 @@ class Inventory:
             self._list_what_is_shared()
         if not is_saved:
             self._add_attached()
+            if self._fixing:
+                self._add_fixed()
 
     def _add_leaves(self, obj: Any) -> None:
         for name, value, kind in leaves(obj, self._kinds, "", self._attempted):
@@ -101,29 +122,39 @@ class Inventory:
             self.entries.append((name, value))
         elif kind is OBJECT:
             self._add_object(name, value)
+        elif kind is UNKNOWN:
+            self._add_other(name, value)
 
-    def _add_object(self, name: str, value: Any) -> None:
+    def _add_object(self, name: str, value: Any, keeper: Keeper | None = None) -> None:
+        """Add what an object keeps: one of the framework's, or another one with a keeper."""
         if id(value) in self._seen:
             # Gluon has a child under its name twice: as an attribute, too.
             if self._seen[id(value)] != name:
                 self.again[name] = self._seen[id(value)]
             return
         self._seen[id(value)] = name
-        self.objects.append(value)
         kinds = self._kinds
         add_entry, may_be_put_back = self.entries.append, self.parts.append
         prefix = f"{name}." if name else ""
         try:
-            parts = self.framework.models.parts(value)
-            if self._scratch is not None:
-                parts = [*parts, *self._scratch(value)]
+            if keeper is None:
+                self.objects.append(value)
+                parts = self.framework.models.parts(value)
+                if self._scratch is not None:
+                    parts = [*parts, *self._scratch(value)]
+            else:
+                parts = self._own(keeper.kept(value))
             if type(parts) is not list:
                 parts = tuple(parts)  # all of them, so that whatever goes wrong does so here
         except (D2LDevError, MemoryError, RecursionError):
             raise
         except Exception as error:  # a module whose ``__init__`` never called its parent's
             raise self._is_not_whole(name, value, error) from error
-        unlisted = self.framework.models.unlisted(value) if self._is_checked else ()
+        unlisted: Collection[str] = ()
+        if self._is_checked:
+            # No framework lists what an object of the user's keeps.
+            own = [part[0] for part in parts] if keeper is not None else None
+            unlisted = self.framework.models.unlisted(value) if own is None else own
         for part_name, inner, put, key in parts:
             full_name = prefix + part_name
             kind = kinds[type(inner)]
@@ -136,10 +167,14 @@ class Inventory:
                     may_be_put_back((full_name, inner, put, key))
             elif kind is OBJECT:
                 self._add_object(full_name, inner)
+            elif kind is UNKNOWN:
+                if id(inner) not in self._seen:
+                    self._add_other(full_name, inner)
+            elif kind is PLAIN:
+                self.plain = [*self.plain, (full_name, inner)]
             elif (
-                not isinstance(kind, Kind)
-                and self._add_nesting(full_name, inner, is_unlisted=bool(is_unlisted))
-                and put
+                self._add_nesting(full_name, inner, is_unlisted=bool(is_unlisted))
+                and put is not None
             ):
                 may_be_put_back((full_name, inner, put, key))
 
@@ -155,6 +190,75 @@ class Inventory:
         """Take the names of tensors that have another name, which is listed, for needed."""
         listed = {id(x) for name, x in self.entries if name not in self.unlisted}
         self.unlisted -= {name for name, x in self.entries if id(x) in listed}
+
+    # -- objects that are no containers ------------------------------------------------------------
+
+    def _add_other(self, name: str, value: Any) -> None:
+        """Look through an object of which the framework knows nothing."""
+        keeper = self.framework.keepers[type(value)]
+        if keeper is None or id(value) in self._seen:
+            if isinstance(value, self.framework.models.bound_types):
+                self.fixed = [*self.fixed, (name, value)]
+            elif isinstance(value, Device):
+                self.plain = [*self.plain, (name, value)]
+            return
+        if keeper.is_fixed:
+            self._seen[id(value)] = name
+            self._fixing = [*self._fixing, (name, value, keeper)]
+        elif self._depth >= _MOST_LEVELS or len(self._seen) - len(self.objects) >= _MOST_OBJECTS:
+            self.unsearched = [*self.unsearched, name]
+        else:
+            self._depth += 1
+            self._add_object(name, value, keeper)
+            self._depth -= 1
+
+    def _own(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Leave out the models that hold what is placed, such as a module's parent."""
+        for part in parts:
+            value = part[1]
+            is_new = self._kinds[type(value)] is OBJECT and id(value) not in self._seen
+            if not (is_new and self._is_parent(value)):
+                yield part
+
+    def _is_parent(self, value: Any) -> bool:
+        """Tell whether one of the objects that are placed is in another one."""
+        top = leaves(self._top, self._kinds)
+        roots, entered = {id(x) for _, x, kind in top if kind is OBJECT}, {id(value)}
+        waiting = [value]
+        while waiting:
+            for part in self.framework.models.parts(waiting.pop()):
+                for _, inner, kind in leaves(part[1], self._kinds):
+                    if kind is OBJECT and id(inner) not in entered:
+                        entered.add(id(inner))
+                        waiting.append(inner)
+        return not roots.isdisjoint(entered)
+
+    def _add_fixed(self) -> None:
+        """Add the tensors in what cannot be changed, such as the variables of a closure."""
+        for name, value, keeper in self._fixing:
+            for part_name, inner, _, _ in keeper.kept(value):
+                if self._kinds[type(inner)] is not PLAIN:
+                    self._fix(joined(name, part_name), inner, 1)
+
+    def _fix(self, name: str, value: Any, level: int) -> None:
+        """Add what a value keeps that is found in what cannot be changed."""
+        for path, x, kind in leaves(value, self._kinds, name, self._attempted):
+            if kind is TENSOR or isinstance(x, self.framework.models.bound_types):
+                self.fixed = [*self.fixed, (path, x)]
+            if kind is PLAIN or kind is TENSOR or id(x) in self._seen:
+                continue
+            parts: Iterable[Part] = ()
+            if kind is OBJECT:
+                if not self._is_parent(x):
+                    parts = self.framework.models.parts(x)
+            elif (keeper := self.framework.keepers[type(x)]) is not None:
+                parts = keeper.kept(x)
+            self._seen[id(x)] = path
+            if parts and (level > _MOST_LEVELS or len(self._seen) > _MOST_OBJECTS):
+                self.unsearched = [*self.unsearched, path]
+                continue
+            for part_name, inner, _, _ in parts:
+                self._fix(joined(path, part_name), inner, level + 1)
 
     def _add_attached(self) -> None:
         """Add what is attached to the tensors that were found, each of them once."""
@@ -205,6 +309,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         inventory = Inventory(framework, obj, attempted)
         elsewhere = _elsewhere(inventory, device)
     if not elsewhere:
+        _tell_what_stays(inventory, obj, device)
         _settle(inventory, device)
         return obj
 
@@ -227,14 +332,16 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
     nestings = [(name, value) for name, value, _, _ in parts]
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
+    moved = {id(tensor) for tensor, _ in refilled}
+    _tell_what_stays(inventory, obj, device, moved, elsewhere)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
     for (_, value, put, key), new in zip(parts, values, strict=True):
         if new is not value:
             put(key, new)
-    for moved in inventory.objects:
-        models.finish(moved)
+    for each in inventory.objects:
+        models.finish(each)
     _settle(inventory, device)
     return placed
 
@@ -254,6 +361,80 @@ def settled(framework: Framework, obj: Any, device: Device) -> Any:
     if type(framework.models).settle is not Models.settle:
         _settle(Inventory(framework, obj, "make a model"), device)
     return obj
+
+
+_told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
+"""What was said of the objects of a class: each thing once, and not at each ``place``."""
+
+
+def _tell_what_stays(
+    inventory: Inventory,
+    obj: Any,
+    device: Device,
+    moved: Collection[int] = (),
+    elsewhere: Collection[Any] = (),
+) -> None:
+    """Warn once of what ``place`` has found and leaves on another device.
+
+    Args:
+        inventory: of the object.
+        obj: what the user gave.
+        device: where it is placed.
+        moved: the ids of the tensors that stay the same objects, and move.
+        elsewhere: the tensors that move.
+    """
+    if not (inventory.fixed or inventory.plain or inventory.unsearched):
+        return
+    framework, cls = inventory.framework, type(obj)
+    found = []
+    for name, x in inventory.fixed:
+        place = place_of_fixed(framework, x)
+        if place is not None and place is not device and id(x) not in moved:
+            found.append((name, f"is on {place}, and nothing can put another one in its place"))
+    sources = {framework.tensors.device_of(x) for x in elsewhere} if inventory.plain else ()
+    for name, x in inventory.plain:
+        place = x if isinstance(x, Device) else framework.devices.from_native(x)
+        if place in sources and place is not device:
+            found.append((name, f"names {place}, and stays as it is"))
+    found += [
+        (name, "was not looked through: the objects there are too many, or nested too deeply")
+        for name in inventory.unsearched
+    ]
+    told = _told.setdefault(cls, set())
+    news = [(name, text) for name, text in found if f"{name} {text}" not in told]
+    if not news:
+        return
+    lines = [f"  {joined(cls.__name__, name)} {text}" for name, text in news[:_SHOWN]]
+    more = [f"  and {len(news) - _SHOWN} more"] if len(news) > _SHOWN else []
+    beginning = f"place {cls.__name__} on {device} leaves behind what it cannot move:"
+    fix = "  fix: keep tensors in attributes of the model, and ask backend.device_of(x)"
+    warn("\n".join([beginning, *lines, *more, fix]))
+    told.update(f"{name} {text}" for name, text in news)
+
+
+_SHOWN = 8
+"""How many names a warning has."""
+
+
+def place_of_fixed(framework: Framework, x: Any) -> Device | None:
+    """Return the device of something in ``Inventory.fixed``; None where it cannot be told."""
+    if framework.kinds[type(x)] is not TENSOR:
+        return framework.devices.from_native(framework.models.device_of_bound(x))
+    try:
+        return framework.tensors.device_of(x)
+    except UnsupportedValueError:  # one that is traced, for example
+        return None
+
+
+def placement(framework: Framework, obj: Any) -> dict[str, Device]:
+    """Return where everything is that ``obj`` holds; see ``Backend.placement``."""
+    inventory = Inventory(framework, obj, "list the tensors of an object")
+    places = {name: framework.tensors.device_of(x) for name, x in inventory.entries}
+    for name, x in inventory.fixed:
+        place = place_of_fixed(framework, x)
+        if place is not None:
+            places[name] = place
+    return places
 
 
 def _settle(inventory: Inventory, device: Device) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 
 import numpy as np
-from d2ldev_reference.models import MLP
+from d2ldev_reference.models import MLP, ReferenceModels
 
 from d2ldev import Backend, DeviceUnavailableError, UnsupportedValueError
 from d2ldev.device import CPU
@@ -226,3 +227,59 @@ class ForgetsTheActivation(Mutant, caught_by="place.same-function"):
         def place(self, obj, device):
             placed = super().place(obj, device)
             return placed if placed is obj or not isinstance(placed, MLP) else MLP(placed.layers)
+
+
+# -- objects that a model keeps --------------------------------------------------------------------
+
+
+class Net(MLP):
+    """A model that is no container, and takes attributes."""
+
+    __setattr__ = object.__setattr__
+
+
+class WithObjects(Mutant):
+    """The sound base of those whose models are no containers."""
+
+    class Models(ReferenceModels):
+        types = (Net,)
+
+        def mlp(self, layers, activation):
+            made = super().mlp(layers, activation)
+            return Net(made.layers, made.activation)
+
+        def parts(self, obj):
+            put = vars(obj).__setitem__
+            return [(name, value, put, name) for name, value in vars(obj).items()]
+
+
+class LeavesObjectsBehind(WithObjects, caught_by="place.objects-of-a-model"):
+    class Models(WithObjects.Models):
+        def parts(self, obj):
+            return [part for part in super().parts(obj) if part[0] == "layers"]
+
+
+class MovesObjectsFirst(WithObjects, caught_by="place.objects-move-with-the-rest"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            kept = vars(getattr(obj, "kept", None) or Net([]))
+            kept.update({key: self.to(x, device) for key, x in kept.items() if key == "x"})
+            return super().place(obj, device)
+
+
+class IsSilentOfWhatStays(WithObjects, caught_by="place.names-what-stays"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return super().place(obj, device)
+
+
+class MovesTheTrainerToo(WithObjects, caught_by="place.leaves-other-objects"):
+    class Backend(Backend):
+        def place(self, obj, device):
+            kept = getattr(obj, "kept", None)
+            if "trainer" in getattr(kept, "__dict__", ()):
+                trainer = vars(vars(kept)["trainer"])
+                trainer["x"] = self.to(trainer["x"], device)
+            return super().place(obj, device)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import functools
+import threading
+import types
+import warnings
+
 import numpy as np
 import pytest
 
-from d2ldev import DeviceUnavailableError, UnsupportedValueError
+from d2ldev import D2LDevWarning, DeviceUnavailableError, UnsupportedValueError
 from d2ldev_conformance.provision import samples
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same_values, room_for, values_of
@@ -187,3 +192,137 @@ def test_named_tensors_are_those_of_the_placement(backend, place, sample):
     named = backend.named_tensors(obj, gradients=True)
     assert {name: backend.device_of(x) for name, x in named.items()} == backend.placement(obj)
     assert all(isinstance(x, backend.tensor_types) for x in named.values())
+
+
+# -- what a model keeps in objects that are no containers ------------------------------------------
+
+
+class Own:
+    """An object of the user's, with what must not run in a search."""
+
+    def __init__(self, **kept):
+        vars(self).update(kept)
+
+    @property
+    def computed(self):
+        raise AssertionError("a property was read")
+
+    def __getattr__(self, name):
+        raise AssertionError(f"{name} was asked for")
+
+    def __setattr__(self, name, value):
+        raise AssertionError(f"{name} was set")
+
+    def method(self):
+        """Do nothing: it is kept, and not called."""
+
+
+class Slots:
+    __slots__ = ("_private", "empty", "x")
+
+    def __init__(self, x):
+        self.x = self._private = x
+
+
+KEPT = {
+    "object": (lambda x: Own(x=x), lambda kept: [kept.x]),
+    "slots": (Slots, lambda kept: [kept.x, kept._private]),
+    "namespace": (lambda x: types.SimpleNamespace(x=x), lambda kept: [kept.x]),
+    "partial": (
+        lambda x: functools.partial(max, x, key=x),
+        lambda kept: [kept.args[0], kept.keywords["key"]],
+    ),
+    "method": (lambda x: Own(x=x).method, lambda kept: [kept.__self__.x]),
+    "nested": (
+        lambda x: Own(inner=[Own(x={"of": (x,)}), functools.partial(max, Slots([x]))]),
+        lambda kept: [kept.inner[0].x["of"][0], kept.inner[1].args[0].x[0]],
+    ),
+}
+
+
+@pytest.fixture
+def model(backend):
+    """Makes a model of the framework's own class, with an attribute."""
+
+    def make(kept, device):
+        net = backend.mlp([2, 1], device=device)
+        if not isinstance(net, backend.framework.models.types):
+            pytest.skip("its models are containers, which hold nothing else")
+        net.kept = kept
+        return net
+
+    return make
+
+
+@requirement("place.objects-of-a-model", section=SECTION)
+@pytest.mark.parametrize("kind", KEPT)
+def test_what_objects_of_a_model_keep_moves_with_it(backend, route, model, kind):
+    source, target = route
+    make, tensors_of = KEPT[kind]
+    x = backend.asarray([1.0, 2.0], device=source)
+    kept = make(x)
+    net = backend.place(model(kept, source), target)
+    assert net.kept is kept
+    moved = tensors_of(kept)
+    assert all(each is moved[0] for each in moved)
+    assert backend.device_of(moved[0]) is target
+    assert backend.to_numpy(moved[0]).tolist() == [1.0, 2.0]
+    assert {*backend.placement(net).values()} == {target}
+    assert any(each is moved[0] for each in backend.named_tensors(net).values())
+
+
+@requirement("place.objects-of-a-model", section=SECTION)
+@pytest.mark.parametrize("kind", KEPT)
+def test_objects_of_a_model_that_are_there_stay(backend, place, model, kind):
+    make, tensors_of = KEPT[kind]
+    x = backend.ones(2, device=place)
+    net = model(make(x), place)
+    assert backend.place(net, place) is net
+    assert all(each is x for each in tensors_of(net.kept))
+
+
+@requirement("place.objects-move-with-the-rest", section=SECTION)
+def test_a_failure_leaves_the_objects_of_a_model(backend, route, model, monkeypatch):
+    source, target = route
+    x = backend.ones(2, device=source)
+    net = model(Own(x=x, other=Own(y=backend.ones(3, device=source))), source)
+    monkeypatch.setattr(
+        backend.framework.tensors, "copy_all", room_for(3, backend.framework.tensors.copy_all)
+    )
+    with pytest.raises(MemoryError):
+        backend.place(net, target)
+    assert net.kept.x is x
+    assert {*backend.placement(net).values()} == {source}
+
+
+@requirement("place.names-what-stays", section=SECTION)
+def test_what_cannot_move_is_named_once(backend, route, model):
+    source, target = route
+    x = backend.ones(2, device=source)
+    # A warning is given once for each name.
+    name = f"of_{source}_{target}".replace(":", "_")
+    net = model(Own(**{name: lambda: x}), source)
+    with pytest.warns(D2LDevWarning, match=rf"kept\.{name}\.closure\.x is on {source}"):
+        net = backend.place(net, target)
+    assert backend.device_of(vars(net.kept)[name]()) is source
+    assert backend.placement(net)[f"kept.{name}.closure.x"] is source
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backend.place(net, target)
+
+
+@requirement("place.leaves-other-objects", section=SECTION)
+def test_what_is_not_the_model_s_own_is_not_entered(backend, route, model, recwarn):
+    source, target = route
+    x = backend.ones(2, device=source)
+    thread, parent = threading.Thread(), model(None, source)
+    thread.x = x
+    kept = Own(cls=Own, module=types, lock=threading.Lock(), thread=thread, trainer=Own(x=x))
+    net = model(kept, source)
+    vars(kept).update(itself=kept, parent=parent)
+    parent.child = net
+    backend.place(net, target)
+    assert thread.x is kept.trainer.x is x
+    own = backend.named_tensors(backend.mlp([2, 1]))
+    assert {backend.device_of(backend.named_tensors(parent)[name]) for name in own} == {source}
+    assert not [each for each in recwarn if issubclass(each.category, D2LDevWarning)]
