@@ -1,8 +1,13 @@
-"""The bars of a run in the terminal: its epochs, and the batches of the one that runs."""
+"""What a run shows of its epochs, and of the batches of the one that runs: bars, or lines of text.
+
+A notebook shows rich's bars by ipywidgets alone: without them it gets lines.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,18 +23,22 @@ _PAUSE = 0.5
 
 @contextmanager
 def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
-    """Show bars in the terminal for a block, which gets None where they are not wanted.
+    """Show the progress of a run during a block, which gets None where that is not wanted.
 
     Args:
-        wanted: whether they are.
+        wanted: whether it is.
         epochs: of the run.
         done: of these, at the beginning.
     """
     if not wanted:
         yield None
         return
+    import rich
     from rich import progress
 
+    if rich.get_console().is_jupyter and not _has_widgets():
+        yield Lines(epochs, done)
+        return
     columns = (
         progress.TextColumn("{task.description}"),
         progress.MofNCompleteColumn(),
@@ -38,29 +47,40 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
         progress.TimeElapsedColumn(),
     )
     with progress.Progress(*columns) as bars:
-        yield Progress(bars, epochs, done)
+        yield Bars(bars, epochs, done)
 
 
-class Progress:
-    """The bars of a run."""
+def _has_widgets() -> bool:
+    try:
+        import ipywidgets  # noqa: F401  # as rich asks
+    except ImportError:
+        return False
+    return True
 
-    def __init__(self, bars: rich.progress.Progress, epochs: int, done: int) -> None:
-        self._bars = bars
-        self._epochs = bars.add_task("epoch", total=epochs, completed=done, words="")
-        self._batches = bars.add_task("batch", total=None, words="")
+
+class Progress(ABC):
+    """The progress of a run, as it is shown.
+
+    Args:
+        epochs: of the run.
+        done: of these, at the beginning.
+    """
+
+    def __init__(self, epochs: int, done: int) -> None:
+        self._epochs, self._done = epochs, done
+        self._batches: int | None = None
         self._examples = 0
         self._begun = self._seen = time.monotonic()
 
     def begin_epoch(self, batches: int | None) -> None:
         """Begin an epoch with so many batches; None if that is not known."""
-        self._examples = 0
+        self._batches, self._examples = batches, 0
         self._begun = self._seen = time.monotonic()
-        self._bars.reset(self._batches, total=batches, words="")
 
     def step(self, done: int, examples: int, log: DeviceLog) -> None:
         """Count a batch: how many are done, its examples, and the log with its loss."""
         self._examples += examples
-        self._bars.update(self._batches, completed=done)
+        self._show_batches(done)
         if time.monotonic() - self._seen >= _PAUSE:
             self.end_batches(log.last()["loss"])
 
@@ -69,9 +89,72 @@ class Progress:
         # The loss is there, so that the device has done what is counted.
         self._seen = time.monotonic()
         rate = self._examples / max(self._seen - self._begun, 1e-9)
-        self._bars.update(self._batches, words=f"loss {loss:.4g}, {rate:.4g} examples/s")
+        self._show_loss(f"loss {loss:.4g}, {rate:.4g} examples/s")
 
     def end_epoch(self, done: int, found: dict[str, float]) -> None:
         """End an epoch: how many are done, and its numbers."""
-        words = ", ".join(f"{name} {found[name]:.4g}" for name in found)
-        self._bars.update(self._epochs, completed=done, words=words)
+        self._done = done
+        self._show_epoch(", ".join(f"{name} {found[name]:.4g}" for name in found))
+
+    @abstractmethod
+    def _show_batches(self, done: int) -> None:
+        """Show how many batches are done; called after each one."""
+
+    @abstractmethod
+    def _show_loss(self, words: str) -> None:
+        """Show the loss so far."""
+
+    @abstractmethod
+    def _show_epoch(self, words: str) -> None:
+        """Show the numbers of an epoch that has ended."""
+
+
+class Bars(Progress):
+    """The bars of a run in a terminal, or in a notebook's widget."""
+
+    def __init__(self, bars: rich.progress.Progress, epochs: int, done: int) -> None:
+        super().__init__(epochs, done)
+        self._bars = bars
+        self._of_epochs = bars.add_task("epoch", total=epochs, completed=done, words="")
+        self._of_batches = bars.add_task("batch", total=None, words="")
+
+    def begin_epoch(self, batches: int | None) -> None:
+        super().begin_epoch(batches)
+        self._bars.reset(self._of_batches, total=batches, words="")
+
+    def _show_batches(self, done: int) -> None:
+        self._bars.update(self._of_batches, completed=done)
+
+    def _show_loss(self, words: str) -> None:
+        self._bars.update(self._of_batches, words=words)
+
+    def _show_epoch(self, words: str) -> None:
+        self._bars.update(self._of_epochs, completed=self._done, words=words)
+
+
+class Lines(Progress):
+    """A line of text for each epoch of a run; the line of the one that runs is written anew."""
+
+    def __init__(self, epochs: int, done: int) -> None:
+        super().__init__(epochs, done)
+        self._batch, self._length = 0, 0
+
+    def _show_batches(self, done: int) -> None:
+        self._batch = done
+
+    def _show_loss(self, words: str) -> None:
+        of = "" if self._batches is None else f"/{self._batches}"
+        self._words = words.partition(", ")[2]
+        self._write(f"epoch {self._done + 1}/{self._epochs}, batch {self._batch}{of}: {words}")
+
+    def _show_epoch(self, words: str) -> None:
+        seconds = time.monotonic() - self._begun
+        self._write(f"epoch {self._done}/{self._epochs}: {words}, {self._words}, {seconds:.1f} s")
+        sys.stdout.write("\n")
+        self._length = 0
+
+    def _write(self, line: str) -> None:
+        """Write a line over the one that stands there."""
+        sys.stdout.write(f"\r{line:<{self._length}}")
+        sys.stdout.flush()
+        self._length = len(line)
