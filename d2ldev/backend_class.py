@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from d2ldev.device import CPU, Device, gpu
 from d2ldev.errors import UnsupportedValueError, describe, shown
@@ -31,6 +31,14 @@ from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations import creation, devices, moving, placing
 from d2ldev.operations.arguments import flag, whole_number
 from d2ldev.operations.devices import together
+from d2ldev.options import (
+    Activation,
+    MatmulPrecisionName,
+    Optimizer,
+    Precision,
+    Shard,
+    Statistics,
+)
 from d2ldev.registry.selection import get_framework
 
 if TYPE_CHECKING:
@@ -241,12 +249,14 @@ class Backend:
         return all(self.framework.devices.is_idle(each) for each in asked)
 
     @overload
-    def matmul_precision(self) -> str: ...
+    def matmul_precision(self) -> MatmulPrecisionName: ...
 
     @overload
-    def matmul_precision(self, precision: str) -> AbstractContextManager[str]: ...
+    def matmul_precision(self, precision: MatmulPrecisionName) -> AbstractContextManager[str]: ...
 
-    def matmul_precision(self, precision: str | None = None) -> str | AbstractContextManager[str]:
+    def matmul_precision(
+        self, precision: MatmulPrecisionName | None = None
+    ) -> str | AbstractContextManager[str]:
         """Set what products of matrices and convolutions of float32 are computed in, or ask for it.
 
         A call holds from now on; as a block it holds to its end, and puts back exactly what was. A
@@ -271,11 +281,11 @@ class Backend:
         ...     Y = X @ W
         """
         if precision is None:
-            return self.framework.matmul_switch.precision()
+            return cast("MatmulPrecisionName", self.framework.matmul_switch.precision())
         attempted, fix = "set the precision of products", "backend.matmul_precision('highest')"
         framework = self.framework
-        precision = framework.checked_matmul_precision(precision, attempted, fix)
-        return framework.matmul_precision(precision)
+        checked = framework.checked_matmul_precision(precision, attempted, fix)
+        return framework.matmul_precision(checked)
 
     def memory(self, device: DeviceLike) -> Memory:
         """Return the memory of a device, in bytes; None where the framework cannot say.
@@ -669,7 +679,7 @@ class Backend:
         self,
         sizes: Sequence[int],
         *,
-        activation: str = "relu",
+        activation: Activation = "relu",
         device: DeviceLike = None,
         seed: int = 0,
     ) -> Any:
@@ -848,17 +858,17 @@ class Backend:
         model: Any,
         *,
         loss: Loss | None = None,
-        optimizer: Any = None,
+        optimizer: Optimizer | None = None,
         lr: float | None = None,
         gradient_clip_val: float = 0.0,
         accumulate: int = 1,
-        precision: str = "model",
+        precision: Precision = "model",
         methods: tuple[str, str] | None = None,
         is_trained: bool = True,
         devices: Sequence[DeviceLike] | None = None,
         group: Group | None = None,
-        shard: str | None = None,
-        batch_norm: str | None = None,
+        shard: Shard | None = None,
+        batch_norm: Statistics | None = None,
     ) -> Learner:
         """Return a model that is trained step by step, on the device where it is.
 

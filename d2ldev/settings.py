@@ -19,9 +19,10 @@ from __future__ import annotations
 import math
 import operator
 import os
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from d2ldev.errors import InvalidDeviceError, UnsupportedValueError, shown
+from d2ldev.options import MATMUL_PRECISIONS, MatmulPrecisionName, problem_of
 
 BACKEND = "D2LDEV_BACKEND"
 VIRTUAL_GPUS = "D2LDEV_VIRTUAL_GPUS"
@@ -33,9 +34,6 @@ PEER_TIMEOUT = "D2LDEV_PEER_TIMEOUT"
 VARIABLES = (BACKEND, VIRTUAL_GPUS, STRICT, GPU_MEMORY, MATMUL_PRECISION, PEER_TIMEOUT)
 
 MAX_VIRTUAL_GPUS = 8
-
-MATMUL_PRECISIONS = ("highest", "high", "medium")
-"""What products and convolutions of float32 are computed in; the most precise one first."""
 
 # The number given to ``d2ldev.virtual_gpus(n)``, which goes before the variable.
 _chosen_virtual_gpus: int | None = None
@@ -141,7 +139,7 @@ def matmul_precision() -> str | None:
     return checked_matmul_precision(text, attempted, fix) if text else None
 
 
-def checked_matmul_precision(precision: object, attempted: str, fix: str) -> str:
+def checked_matmul_precision(precision: object, attempted: str, fix: str) -> MatmulPrecisionName:
     """Return one of ``MATMUL_PRECISIONS``.
 
     Args:
@@ -152,13 +150,10 @@ def checked_matmul_precision(precision: object, attempted: str, fix: str) -> str
     Raises:
         UnsupportedValueError: if the precision is invalid.
     """
-    if isinstance(precision, str) and precision in MATMUL_PRECISIONS:
-        return precision
-    raise UnsupportedValueError(
-        attempted,
-        f"{shown(precision)} is no precision: there are {', '.join(map(repr, MATMUL_PRECISIONS))}",
-        f"{fix}, which is float32",
-    )
+    if problem := problem_of(precision, MATMUL_PRECISIONS):
+        problem = f"{shown(precision)} is no precision: {problem}"
+        raise UnsupportedValueError(attempted, problem, f"{fix}, which is float32")
+    return cast("MatmulPrecisionName", precision)
 
 
 class Peers(NamedTuple):

@@ -20,7 +20,8 @@ from d2ldev.cli.screen import complain
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.launch.launcher import Launch
 from d2ldev.launch.launcher import launch as start
-from d2ldev.settings import MATMUL_PRECISIONS, MAX_VIRTUAL_GPUS
+from d2ldev.options import MATMUL_PRECISIONS
+from d2ldev.settings import MAX_VIRTUAL_GPUS
 
 app = typer.Typer(
     name="d2ldev",

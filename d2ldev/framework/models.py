@@ -10,7 +10,6 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework.tensors import Tensor
 
-ACTIVATIONS = ("relu", "tanh", "sigmoid")
 """The activations that ``mlp`` knows, in every framework."""
 
 

@@ -14,8 +14,8 @@ from typing import Any
 from d2ldev.device import CPU
 from d2ldev.errors import UnsupportedValueError, said, shown
 from d2ldev.framework import DeviceLike, Framework
-from d2ldev.framework.models import ACTIVATIONS
 from d2ldev.operations import creation, devices, moving, placing
+from d2ldev.options import ACTIVATIONS, problem_of
 
 _MOST_SIZES = 10_000
 """More of them are a range that is meant otherwise, of which there need be no end."""
@@ -60,8 +60,8 @@ def _checked(sizes: Iterable[int], activation: str, seed: int) -> tuple[list[int
         problem = problem or "it takes two sizes at least, which count from 1"
     elif len(numbers) > _MOST_SIZES:
         problem = f"it takes at most {_MOST_SIZES} sizes"
-    elif not isinstance(activation, str) or activation not in ACTIVATIONS:
-        problem = f"the activations are {', '.join(map(repr, ACTIVATIONS))}"
+    elif problem := problem_of(activation, ACTIVATIONS):
+        problem = f"of the activation: {problem}"
     if problem:
         raise UnsupportedValueError(
             f"make an MLP of sizes {shown(sizes)} with {shown(activation)} and seed {shown(seed)}",

@@ -12,6 +12,7 @@ import numpy as np
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.operations.arguments import whole_number
+from d2ldev.options import MODES, PERIODS, Mode, Period, problem_of
 
 History = dict[str, list[float]]
 """Name -> one number per epoch."""
@@ -50,12 +51,12 @@ class Schedule(NeedsHistory):
     >>> Trainer(30, callback=schedule).fit(net, data, optimizer=optimizer) # doctest: +SKIP
     """
 
-    def __init__(self, scheduler: Any, per: str = "epoch", metric: str | None = None) -> None:
+    def __init__(self, scheduler: Any, per: Period = "epoch", metric: str | None = None) -> None:
         problem = ""
         if not callable(getattr(scheduler, "step", None)):
             problem = f"{describe(scheduler)} has no step()"
-        elif per not in ("epoch", "step"):
-            problem = f"per is {describe(per)} and neither 'epoch' nor 'step'"
+        elif problem := problem_of(per, PERIODS):
+            problem = f"per is {describe(per)} and {problem}"
         elif metric is not None and per == "step":
             problem = "a metric is known after an epoch, and not after a step"
         if problem:
@@ -123,7 +124,7 @@ class EarlyStopping(NeedsHistory):
         monitor: str = "val_loss",
         patience: int = 3,
         min_delta: float = 0.0,
-        mode: str = "min",
+        mode: Mode = "min",
     ) -> None:
         attempted = "stop a run early"
         problem = ""
@@ -131,8 +132,8 @@ class EarlyStopping(NeedsHistory):
             problem = f"monitor is {describe(monitor)} and no name"
         elif not isinstance(min_delta, Real) or not 0 <= min_delta < inf:
             problem = f"min_delta is {describe(min_delta)} and no number from 0"
-        elif not isinstance(mode, str) or mode not in ("min", "max"):
-            problem = f"mode is {describe(mode)} and neither 'min' nor 'max'"
+        elif problem := problem_of(mode, MODES):
+            problem = f"mode is {describe(mode)} and {problem}"
         if problem:
             fix = "EarlyStopping(monitor='val_loss', patience=3, min_delta=0.0, mode='min')"
             raise UnsupportedValueError(attempted, problem, fix)

@@ -88,6 +88,13 @@ class ArrayLoader:
         # or after a part of it, goes on with the next.
         self._epoch = 0
 
+    def __repr__(self) -> str:
+        number, examples = len(self._columns), len(self._columns[0].values)
+        arrays = "1 array" if number == 1 else f"{number} arrays"
+        options = f"batch_size={self._batch_size}, shuffle={self._shuffle}"
+        part = f", part {self._rank} of {self._size}" if self._size > 1 else ""
+        return f"ArrayLoader({arrays} of {examples} examples, {options}{part})"
+
     def __len__(self) -> int:
         """Return the number of batches in an epoch."""
         examples = len(self._columns[0].values)

@@ -96,6 +96,13 @@ class DeviceLog:
         self._last: dict[str, float] = {}
         self._values: dict[str, array[float]] | None = {} if flag("log", "values", values) else None
 
+    def __repr__(self) -> str:
+        pending = self._pending[:]  # it waits for nothing, and brings nothing over
+        names = ", ".join(dict.fromkeys([*self._totals, *pending[::3]])) or "nothing yet"
+        place = "" if self._device is None else f" on {self._device}"
+        waiting = f"{len(pending) // 3} of {self._max_pending} scalars wait"
+        return f"<{type(self).__name__} of {names}{place}: {waiting}>"
+
     def add(self, weight: float = _ONE, /, **scalars: Any) -> None:
         """Keep scalars, without waiting for the device.
 

@@ -10,8 +10,9 @@ from d2ldev.backend_class import Backend
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.nesting.walk import flatten
 from d2ldev.operations.steps import comparison, mean_of, metric_refusal
+from d2ldev.options import METRICS, MetricName, problem_of
 
-Metric = str | Callable[[Any, Any], Any]
+Metric = MetricName | Callable[[Any, Any], Any]
 """``'accuracy'``, or ``(prediction, y) -> scalar tensor``, the mean over a batch.
 
 Or ``(y_true, y_pred) -> scalar tensor``, with these names.
@@ -52,7 +53,7 @@ def named_metrics(
         else:
             raise UnsupportedValueError(
                 f"measure {describe(metric)}",
-                "a metric is 'accuracy', or (prediction, y) -> scalar tensor",
+                problem_of(metric, METRICS, "(prediction, y) -> scalar tensor"),
                 "metrics=['accuracy']",
             )
         check_names(["loss", *found, name])

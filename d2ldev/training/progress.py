@@ -5,6 +5,7 @@ A notebook shows rich's bars by ipywidgets alone: without them it gets lines.
 
 from __future__ import annotations
 
+import importlib.util
 import sys
 import time
 from abc import ABC, abstractmethod
@@ -36,7 +37,7 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
     import rich
     from rich import progress
 
-    if rich.get_console().is_jupyter and not _has_widgets():
+    if rich.get_console().is_jupyter and importlib.util.find_spec("ipywidgets") is None:
         yield Lines(epochs, done)
         return
     columns = (
@@ -48,14 +49,6 @@ def shown(wanted: bool, epochs: int, done: int) -> Iterator[Progress | None]:
     )
     with progress.Progress(*columns) as bars:
         yield Bars(bars, epochs, done)
-
-
-def _has_widgets() -> bool:
-    try:
-        import ipywidgets  # noqa: F401  # as rich asks
-    except ImportError:
-        return False
-    return True
 
 
 class Progress(ABC):

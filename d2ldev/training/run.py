@@ -32,6 +32,7 @@ from d2ldev.files.load_into import Fitting
 from d2ldev.files.save import save
 from d2ldev.framework import Learner
 from d2ldev.operations.arguments import as_path, length_of, whole_number
+from d2ldev.options import KEEPS, Keep, problem_of
 from d2ldev.training.callbacks import checked_states
 from d2ldev.training.log import DeviceLog
 from d2ldev.training.order import Order, checked_random_states, random_states
@@ -52,7 +53,7 @@ class Saving(NamedTuple):
 
     checkpoint: Any = None
     checkpoint_every: int | None = None
-    keep: str = "last"
+    keep: Keep = "last"
 
     def checked(self) -> Saving:
         """Return it with Python's own number.
@@ -61,8 +62,8 @@ class Saving(NamedTuple):
             UnsupportedValueError: if it is contradictory.
         """
         attempted, every = "save the state of a run", self.checkpoint_every
-        if not isinstance(self.keep, str) or self.keep not in ("last", "best"):
-            problem = f"keep is {describe(self.keep)} and neither 'last' nor 'best'"
+        if problem := problem_of(self.keep, KEEPS):
+            attempted = f"{attempted} with keep={describe(self.keep)}"
             raise UnsupportedValueError(attempted, problem, "keep='best'")
         if self.checkpoint is None and (every is not None or self.keep == "best"):
             fix = "fit(..., checkpoint='run.safetensors')"

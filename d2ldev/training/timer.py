@@ -33,6 +33,10 @@ class Timer:
         self.times: list[float] = []
         self.start()
 
+    def __repr__(self) -> str:
+        times = "1 time" if len(self.times) == 1 else f"{len(self.times)} times"
+        return f"<Timer of the {self._backend.name} backend: {times}, {self.sum():.4g} s in all>"
+
     def start(self) -> None:
         """Begin to measure, when the devices are idle."""
         self._backend.synchronize()

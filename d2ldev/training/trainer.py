@@ -33,6 +33,15 @@ from d2ldev.nesting.walk import unmarked
 from d2ldev.operations.arguments import flag, length_of, whole_number
 from d2ldev.operations.devices import asked_for_too_late
 from d2ldev.operations.prefetching import draw_outside
+from d2ldev.options import (
+    Keep,
+    MatmulPrecisionName,
+    NumGpus,
+    Optimizer,
+    Precision,
+    Shard,
+    Statistics,
+)
 from d2ldev.registry.selection import framework_of_loader
 from d2ldev.settings import Peers
 from d2ldev.settings import peers as launched
@@ -80,8 +89,8 @@ class Trainer(Hooks):
 
     Args:
         max_epochs: how often the data is gone through.
-        num_gpus: 0 is the CPU, 1 is ``gpu(0)``, -1 is all that there are; in a process of a launch
-            0 or 1.
+        num_gpus: 0 is the CPU, 1 is ``gpu(0)``; ``'auto'``, or -1, is all that there are, else the
+            CPU; in a process of a launch 0 or 1, and ``'auto'`` is the process's own GPU.
         gradient_clip_val: the largest global norm of the gradients; 0 is no clipping.
         backend: the framework's, or its name; None is the active one.
         callback: called after each epoch with its number, from 0, and the history so far; or an
@@ -135,25 +144,25 @@ class Trainer(Hooks):
     callback: Any = None
     progress: bool = False
     accumulate: int = 1
-    precision: str = "model"
-    matmul_precision: str | None = None
-    sharded: str | None = None  # ``shard`` is a method
-    batch_norm: str | None = None
+    precision: Precision = "model"
+    matmul_precision: MatmulPrecisionName | None = None
+    sharded: Shard | None = None  # ``shard`` is a method
+    batch_norm: Statistics | None = None
 
     def __init__(
         self,
         max_epochs: int,
-        num_gpus: int = 0,
+        num_gpus: NumGpus = 0,
         gradient_clip_val: float = 0,
         *,
         backend: Backend | str | None = None,
         callback: Any = None,
         progress: bool = False,
         accumulate: int = 1,
-        precision: str = "model",
-        matmul_precision: str | None = None,
-        shard: str | None = None,
-        batch_norm: str | None = None,
+        precision: Precision = "model",
+        matmul_precision: MatmulPrecisionName | None = None,
+        shard: Shard | None = None,
+        batch_norm: Statistics | None = None,
     ) -> None:
         self.backend = active_backend() if backend is None else get_backend(backend)
         self.max_epochs = whole_number(
@@ -167,11 +176,26 @@ class Trainer(Hooks):
         self._checked_matmul_precision()
         self.callback = callback
         self.progress = flag("train", "progress", progress)
-        number = whole_number("train", "num_gpus", num_gpus, least=-1, fix="num_gpus=1")
+        is_auto = isinstance(num_gpus, str) and num_gpus == "auto"
+        fix = "num_gpus=1, or num_gpus='auto' for all that there are"
+        asked = -1 if is_auto else num_gpus
+        number = whole_number("train", "num_gpus", asked, least=-1, fix=fix)
         peers = launched()
         self.gpus = (
             _gpus(self.backend, number) if peers is None else _gpu_of(self.backend, number, peers)
         )
+
+    def __repr__(self) -> str:
+        # A subclass with an ``__init__`` of its own may not have them yet.
+        epochs = getattr(self, "max_epochs", None)
+        gpus = ", ".join(map(str, self.gpus)) or "cpu"
+        others = [
+            f", {name}={value!r}"
+            for name, value in self._settings_of_steps().items()
+            if value != Settings()._asdict()[name]
+        ]
+        options = f"max_epochs={epochs}, on {gpus}{''.join(others)}"
+        return f"<{type(self).__name__}({options}) of the {self.backend.name} backend>"
 
     def __getstate__(self) -> dict[str, Any]:
         # Without the steps of the last run, which only this process can take.
@@ -208,13 +232,13 @@ class Trainer(Hooks):
         val_data: Iterable[Any] | None = None,
         *,
         loss: Loss | None = None,
-        optimizer: Any = None,
+        optimizer: Optimizer | None = None,
         lr: float | None = None,
         metrics: Sequence[Metric] = (),
         checkpoint: str | PathLike[str] | None = None,
         resume: bool = False,
         checkpoint_every: int | None = None,
-        keep: str = "last",
+        keep: Keep = "last",
     ) -> History:
         """Train a model.
 

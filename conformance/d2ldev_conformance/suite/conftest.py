@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import d2ldev
 from d2ldev import Backend, Device, settings
+from d2ldev.options import LossName
 from d2ldev_conformance.leaks import detect_leaks
 from d2ldev_conformance.plugin import backend_under_test, freeze_what_is_loaded
 from d2ldev_conformance.provision import (
@@ -109,10 +111,11 @@ def _make_each_kind(backend: Backend) -> None:
         make(backend.cpu())
     if {"train", "mlp"} & backend.framework.cannot.keys():
         return
-    for loss, y in (
-        ("mse", backend.ones((1, 1))),
-        ("cross_entropy", backend.zeros(1, dtype="int32")),
-    ):
+    targets: dict[LossName, Any] = {
+        "mse": backend.ones((1, 1)),
+        "cross_entropy": backend.zeros(1, dtype="int32"),
+    }
+    for loss, y in targets.items():
         learner = backend.learner(backend.mlp([1, 1]), loss=loss, gradient_clip_val=1)
         for teach in (learner.step, learner.evaluate):
             teach((backend.ones((1, 1)),), y)

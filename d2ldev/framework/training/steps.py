@@ -13,18 +13,24 @@ from typing import Any, NamedTuple
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training.batches import Portion
+from d2ldev.options import (
+    LOSSES,
+    OPTIMIZERS,
+    PRECISIONS,
+    SHARDS,
+    STATISTICS,
+    LossName,
+    Precision,
+    Shard,
+    Statistics,
+    problem_of,
+)
 
-Loss = str | Callable[[Any, Any], Any]
+Loss = LossName | Callable[..., Any]
 """``'mse'``, ``'cross_entropy'``, ``'bce'``, or ``(prediction, y) -> scalar tensor``.
 
 Or ``(y_true, y_pred) -> scalar tensor``, as in Keras, if the first parameter is named ``y_true``.
 """
-
-LOSSES = ("mse", "cross_entropy", "bce")
-OPTIMIZERS = ("sgd", "momentum", "adam", "adamw", "adagrad")
-PRECISIONS = ("model", "bf16", "fp16")
-SHARDS = ("parameters",)
-STATISTICS = ("global", "local")
 
 MOMENTUM = 0.9
 BETAS = (0.9, 0.999)
@@ -68,10 +74,10 @@ class Settings(NamedTuple):
     lr: float = 0.01
     gradient_clip_val: float = 0.0
     accumulate: int = 1
-    precision: str = "model"
+    precision: Precision = "model"
     methods: tuple[str, str] | None = None
-    shard: str | None = None
-    batch_norm: str | None = None
+    shard: Shard | None = None
+    batch_norm: Statistics | None = None
 
     def checked(self) -> Settings:
         """Return the settings with Python's own numbers.
@@ -138,6 +144,16 @@ class Learner(ABC):
         if settings.optimizer is None:
             # In place of the framework's own, which need not ask then.
             vars(self)["step"] = self._refused_step
+
+    def __repr__(self) -> str:
+        usual = Settings()._asdict()
+        shown_always = ("loss", "optimizer", "lr")
+        given = ", ".join(
+            f"{name}={_in_short(value)}"
+            for name, value in self.settings._asdict().items()
+            if name in shown_always or value != usual[name]
+        )
+        return f"{type(self).__name__}({given})"
 
     def _refused_step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         raise UnsupportedValueError(
@@ -263,6 +279,13 @@ class Learner(ABC):
         return lambda: None
 
 
+def _in_short(value: object) -> str:
+    """Return a setting in a word: an object by its class, which waits for no device."""
+    if isinstance(value, (str, int, float, tuple)) or value is None:
+        return repr(value)
+    return str(getattr(value, "__name__", f"<{type(value).__name__}>"))
+
+
 def _is_rate(value: object) -> bool:
     """Return whether a value is a number that a float holds, and not negative."""
     try:
@@ -274,9 +297,7 @@ def _is_rate(value: object) -> bool:
 
 def _check_choice(name: str, value: object, choices: Sequence[str], other: str) -> None:
     """Check a setting that is one of several names; ``other`` is what the caller allows besides."""
-    # Of a text only: arrays compare each of their elements.
-    if not isinstance(value, str) or value not in choices:
-        problem = f"it is one of {', '.join(map(repr, choices))}, or {other}"
+    if problem := problem_of(value, choices, other):
         raise _refusal(name, value, problem, f"{name}={choices[-1]!r}")
 
 

@@ -166,7 +166,7 @@ def test_what_holds_no_numbers_is_refused_with_what_does(reference, obj):
 
 @pytest.mark.parametrize("activation", ["relo", None, ["relu"], Shy()])
 def test_an_activation_that_is_none_is_refused_with_those_that_are(reference, activation):
-    with pytest.raises(UnsupportedValueError, match="the activations are 'relu'"):
+    with pytest.raises(UnsupportedValueError, match="activation: it is one of 'relu'"):
         reference.mlp([3, 1], activation=activation)
 
 

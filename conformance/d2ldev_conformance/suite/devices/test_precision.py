@@ -14,7 +14,7 @@ import pytest
 
 import d2ldev
 from d2ldev import Trainer, UnsupportedValueError
-from d2ldev.settings import MATMUL_PRECISIONS
+from d2ldev.options import MATMUL_PRECISIONS
 from d2ldev_conformance.provision import classifiers
 from d2ldev_conformance.requirement import requirement
 

@@ -1,0 +1,87 @@
+"""Options that are text: their values as types, and what is said of any other value.
+
+A type checker finds a misspelt one in the user's program, and an ``UnsupportedValueError`` names
+the nearest one at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, Protocol, get_args
+
+LossName = Literal["mse", "cross_entropy", "bce"]
+OptimizerName = Literal["sgd", "momentum", "adam", "adamw", "adagrad"]
+MetricName = Literal["accuracy"]
+Precision = Literal["model", "bf16", "fp16"]
+MatmulPrecisionName = Literal["highest", "high", "medium"]
+Shard = Literal["parameters"]
+Statistics = Literal["global", "local"]
+Keep = Literal["last", "best"]
+Mode = Literal["min", "max"]
+Period = Literal["epoch", "step"]
+Activation = Literal["relu", "tanh", "sigmoid"]
+NumGpus = int | Literal["auto"]
+"""A number, -1 for all that there are, or ``'auto'``, which says the same."""
+
+
+class _Steps(Protocol):
+    """Of PyTorch, and Gluon's ``Trainer``."""
+
+    @property
+    def step(self) -> Any: ...
+
+
+class _Updates(Protocol):
+    """Of optax, NNX and MXNet."""
+
+    @property
+    def update(self) -> Any: ...
+
+
+class _Applies(Protocol):
+    """Of Keras."""
+
+    @property
+    def apply_gradients(self) -> Any: ...
+
+
+Optimizer = OptimizerName | _Steps | _Updates | _Applies
+"""The name of an optimizer, or one of the framework's own; any other text is an error."""
+
+LOSSES: tuple[str, ...] = get_args(LossName)
+OPTIMIZERS: tuple[str, ...] = get_args(OptimizerName)
+METRICS: tuple[str, ...] = get_args(MetricName)
+PRECISIONS: tuple[str, ...] = get_args(Precision)
+MATMUL_PRECISIONS: tuple[str, ...] = get_args(MatmulPrecisionName)
+"""What products and convolutions of float32 are computed in; the most precise one first."""
+SHARDS: tuple[str, ...] = get_args(Shard)
+STATISTICS: tuple[str, ...] = get_args(Statistics)
+KEEPS: tuple[str, ...] = get_args(Keep)
+MODES: tuple[str, ...] = get_args(Mode)
+PERIODS: tuple[str, ...] = get_args(Period)
+ACTIVATIONS: tuple[str, ...] = get_args(Activation)
+
+
+def problem_of(value: object, choices: Sequence[str], other: str = "") -> str:
+    """Return what is wrong with an option that is text; empty if nothing is.
+
+    Args:
+        value: as the user gave it.
+        choices: the values that there are.
+        other: what is allowed besides, in words.
+
+    >>> problem_of('adamm', ('sgd', 'adam'))
+    "it is one of 'sgd', 'adam'; did you mean 'adam'?"
+    """
+    # Of a text only: arrays compare each of their elements.
+    if isinstance(value, str) and value in choices:
+        return ""
+    found = ", ".join(map(repr, choices)) + (f", or {other}" if other else "")
+    problem = f"it is one of {found}" if other or len(choices) > 1 else f"it is {found}"
+    if isinstance(value, str):
+        import difflib  # not before it is needed
+
+        text = str.__str__(value)[:50].lower().replace("-", "_")
+        near = difflib.get_close_matches(text, choices, n=1)
+        problem += f"; did you mean {near[0]!r}?" if near else ""
+    return problem

@@ -1,0 +1,83 @@
+"""Options that are text, when the program runs: a misspelt one names the nearest that there is."""
+
+import pytest
+from launched import together
+
+from d2ldev import (
+    Backend,
+    EarlyStopping,
+    Schedule,
+    Trainer,
+    UnsupportedValueError,
+    cpu,
+    gpu,
+)
+from d2ldev.options import problem_of
+
+DATA = [([[1.0]], [[1.0]])]
+
+
+def fit(reference, **options):
+    return Trainer(1, backend=reference).fit(reference.mlp([1, 1]), DATA, **options)
+
+
+class Scheduler:
+    def step(self):
+        pass
+
+
+MISSPELT = {
+    "loss": (lambda b: fit(b, loss="cross-entropy"), "cross_entropy"),
+    "optimizer": (lambda b: fit(b, optimizer="Adam"), "adam"),
+    "keep": (lambda b: fit(b, checkpoint="x", keep="bset"), "best"),
+    "metrics": (lambda b: fit(b, metrics=["acuracy"]), "accuracy"),
+    "precision": (lambda b: Trainer(1, backend=b, precision="bf-16"), "bf16"),
+    "shard": (lambda b: Trainer(1, backend=b, shard="parameter"), "parameters"),
+    "batch_norm": (lambda b: Trainer(1, backend=b, batch_norm="globl"), "global"),
+    "matmul_precision": (lambda b: Trainer(1, backend=b, matmul_precision="hihg"), "high"),
+    "a block": (lambda b: b.matmul_precision("highst"), "highest"),
+    "activation": (lambda b: b.mlp([1, 1], activation="rleu"), "relu"),
+    "mode": (lambda b: EarlyStopping(mode="maxx"), "max"),
+    "per": (lambda b: Schedule(Scheduler(), per="epochs"), "epoch"),
+    "a learner": (lambda b: b.learner(b.mlp([1, 1]), optimizer="momentun"), "momentum"),
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_misspelt_option_names_the_nearest_one(reference, name):
+    call, meant = MISSPELT[name]
+    with pytest.raises(UnsupportedValueError, match=f"'{meant}'.*did you mean '{meant}'"):
+        call(reference)
+
+
+@pytest.mark.parametrize("value", [3, None, "", "nothing of the kind", ["adam"], "x" * 10**6])
+def test_anything_else_is_told_what_there_is(value):
+    said = problem_of(value, ("sgd", "adam"), "an object")
+    assert said == "it is one of 'sgd', 'adam', or an object"
+
+
+# -- num_gpus -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_auto_is_all_gpus_that_there_are(reference, number):
+    backend = Backend(type(reference.framework)(virtual_gpus=number))
+    assert Trainer(1, num_gpus="auto", backend=backend).gpus == [gpu(i) for i in range(number)]
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu(reference):
+    backend = Backend(type(reference.framework)(virtual_gpus=0))
+    assert Trainer(1, num_gpus="auto", backend=backend).device == cpu()
+
+
+@pytest.mark.parametrize(("number", "expected"), [(2, ["gpu:0", "gpu:1"]), (0, ["cpu", "cpu"])])
+def test_auto_is_the_own_gpu_of_each_process_of_a_launch(reference, number, expected):
+    backend = Backend(type(reference.framework)(virtual_gpus=number))
+    found = together(lambda _: str(Trainer(1, num_gpus="auto", backend=backend).device))
+    assert [each.value for each in found] == expected
+
+
+@pytest.mark.parametrize("number", ["all", "AUTO", "", 1.5, None, [1]])
+def test_another_word_is_no_number_of_gpus(reference, number):
+    with pytest.raises(UnsupportedValueError, match="num_gpus='auto' for all"):
+        Trainer(1, num_gpus=number, backend=reference)
