@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import zlib
 from collections.abc import Mapping
 from typing import Any, NamedTuple, NoReturn
@@ -35,6 +36,7 @@ since version 4.
 OURS = "d2ldev."
 """How the keys of d2ldev begin."""
 _ZEROS = "0" * 16
+_DIGITS = re.compile("[0-9a-f]{16}")
 # Python takes less memory than this for each value of the JSON text and what is made of it.
 _COST = 230
 # The bytes, and as text, and the description in it. A text with one wide character takes four
@@ -90,6 +92,8 @@ def make_header(entries: Mapping[str, Entry], structure: str) -> bytes:
 
 def check_sum(text: bytes, digits: str) -> None:
     """Raise a ``HeaderError`` if a header, without its length, has not the checksum ``digits``."""
+    if not _DIGITS.fullmatch(digits):  # the file's own text may be no Unicode
+        raise HeaderError("its header is damaged: its checksum is none")
     begin = text.find(f'"{HEADER}":"{digits}"'.encode()) + len(HEADER) + 4
     if _sum_of(text, begin) != digits:
         raise HeaderError("its header is damaged: the checksum differs")

@@ -163,7 +163,11 @@ FORMAT = {
     "data that is missing": (file_of({"x": entry()}, DATA[1:]), "truncated"),
 }
 
+SURROGATE = told()
+SURROGATE["__metadata__"]["d2ldev.header"] = "\ud800" + "0" * 15
+
 DESCRIPTION = {
+    "a checksum that is no Unicode": (SURROGATE, "its header is damaged"),
     "a higher version": (told(version=5), "newer one wrote it"),
     "another algorithm": (told(checksums="sum"), "its checksums are 'sum'.*newer one"),
     "an algorithm that is no text": (told(checksums=["crc32"]), "its checksums are"),

@@ -1,11 +1,12 @@
 """Whatever is done to a file, it is read or refused."""
 
 import json
+import zlib
 from collections import deque
 
 import numpy as np
 import pytest
-from hostile_files import described, file_of
+from hostile_files import described, entry, file_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -122,6 +123,73 @@ def test_json_that_is_changed_with_checksums_that_are_right(whole, path, edits):
     if header.get("__metadata__") is metadata and "d2ldev.structure" in metadata:
         metadata |= described(text)
     is_read_or_refused(path, file_of(header, whole[8 + length :]))
+
+
+TEXTS = ["\ud800", "\udfff" * 16, "x\udc80", "\x00", "é" * 16, "9" * 5000, "NaN", "\x1b[2J"]
+OTHERS = [
+    10**400,
+    -(10**400),
+    1e308,
+    True,
+    None,
+    [[[[]]]],
+    {"int": "\ud800"},
+    {"scalar": ["\ud800", ""]},
+]
+
+
+@pytest.mark.parametrize("new", [*TEXTS, *OTHERS], ids=lambda new: ascii(new)[:20])
+def test_hostile_values_in_each_place_of_a_header(whole, path, new):
+    length = int.from_bytes(whole[:8], "little")
+    text, data = whole[8 : 8 + length], whole[8 + length :]
+    for in_description in (False, True):
+        count = len(places(_parts(text)[in_description]))
+        for number in range(count):
+            header, description = parts = _parts(text)
+            container, key = places(parts[in_description])[number]
+            container[key] = new
+            # The value, and then the key as well.
+            for _ in range(1 + (isinstance(new, str) and isinstance(container, dict))):
+                if in_description:
+                    header["__metadata__"] |= described(json.dumps(description))
+                is_read_or_refused(path, file_of(header, data))
+                if isinstance(container, dict):
+                    container[f"{new}"] = container.pop(key, None)
+
+
+def _parts(text):
+    """Return the header and the description in it."""
+    header = json.loads(text)
+    return header, json.loads(header["__metadata__"]["d2ldev.structure"])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"version": NaN}',
+        '{"version": Infinity}',
+        '{"version": 4, "version": 4}',
+        '{"version": 1e999}',
+        '{"version": ' + "9" * 5000 + "}",
+        '{"version": ' + "[" * 100_000,
+        '{"version": 4, "root": "\\ud800"}',
+        '"\\ud800"',
+        "\ud800",
+        "",
+        "null",
+    ],
+    ids=lambda text: ascii(text[:30]),
+)
+def test_a_description_that_is_no_json_of_ours(path, text):
+    metadata = {
+        "d2ldev.header": "0" * 16,
+        "d2ldev.checksum": f"{zlib.crc32(text.encode('utf-8', 'surrogatepass')):08x}",
+        "d2ldev.structure": text,
+    }
+    path.write_bytes(file_of({"__metadata__": metadata, "x": entry()}, bytes(4)))
+    for read in (lambda: REFERENCE.load(path), lambda: REFERENCE.load_into(nesting(), path)):
+        with pytest.raises(CheckpointError):
+            read()
 
 
 @settings(max_examples=100)
