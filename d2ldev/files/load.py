@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 import numpy as np
 
 from d2ldev.device import CPU, Device
-from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
+from d2ldev.errors import CheckpointError, UnsupportedValueError, describe, warn
 from d2ldev.files.description import (
     VERSION,
     Stored,
@@ -163,17 +163,50 @@ class Checkpoint:
             CheckpointError: if the framework cannot hold one of them; nothing is read then.
             HeaderError: if they are damaged.
         """
-        names = self._framework.tensors.dtype_names
         for stored, *_ in wanted:
-            is_packed = stored.numbers in PACKED
-            if is_packed or (stored.kind == "tensor" and stored.numbers not in names):
-                what = f"its tensor {quoted(stored.name)} is of {stored.dtype}"
-                raise CheckpointError(
-                    self.attempted,
-                    f"{what}, which {self._framework.name} has not now",
-                    f"load it with a backend that has, or save it as one of {', '.join(names)}",
-                )
-        return [self._tensor(each) for each in wanted]
+            if stored.numbers in PACKED or (stored.kind == "tensor" and not self._held(stored)):
+                raise self._dtype_refusal(stored, f"which {self._framework.name} has not now")
+        made = [self._tensor(each) for each in wanted]
+        other = [each.stored for each in wanted if self._is_held_otherwise(each.stored)]
+        if other:
+            more = f" and {len(other) - 1} more" if len(other) > 1 else ""
+            name = self._framework.name
+            warn(
+                f"{self.attempted}: the tensor {quoted(other[0].name)}{more} is of "
+                f"{other[0].numbers}, which {name} has not now, and was read as "
+                f"{self._held(other[0])}, into which all of its values fit"
+            )
+        return made
+
+    def _held(self, stored: Stored) -> str:
+        """Return the dtype as which the framework holds the numbers of a tensor; empty for none.
+
+        Of the integers, it is one that holds all of their dtype, else the widest.
+        """
+        name, names = stored.numbers, self._framework.tensors.dtype_names
+        if name in names or not name.startswith(("int", "uint")):
+            return name if name in names else ""
+        wanted, is_signed = np.iinfo(name), name.startswith("int")
+        found = sorted(
+            (each for each in names if each.startswith(("int", "uint"))),
+            key=lambda each: (np.iinfo(each).bits, each.startswith("int") is is_signed),
+        )
+        for each in found:
+            if np.iinfo(each).min <= wanted.min and wanted.max <= np.iinfo(each).max:
+                return each
+        return found[-1] if found else ""
+
+    def _is_held_otherwise(self, stored: Stored) -> bool:
+        return stored.kind == "tensor" and self._held(stored) != stored.numbers
+
+    def _dtype_refusal(self, stored: Stored, problem: str) -> CheckpointError:
+        tensors = self._framework.tensors
+        fix = "load it with a backend that has, or save it as one of "
+        return CheckpointError(
+            self.attempted,
+            f"its tensor {quoted(stored.name)} is of {stored.dtype}, {problem}",
+            tensors.dtype_fix(stored.numbers) or f"{fix}{', '.join(tensors.dtype_names)}",
+        )
 
     def _array(self, stored: Stored) -> NDArray[Any]:
         """Read the values of a tensor."""
@@ -195,6 +228,18 @@ class Checkpoint:
             raise HeaderError(f"its tensor {quoted(stored.name)} is damaged: the checksum differs")
         return array
 
+    def _narrowed(self, stored: Stored, array: NDArray[Any]) -> NDArray[Any]:
+        """Return integers in a dtype that the framework has, if all of them fit."""
+        held = np.iinfo(self._held(stored))
+        if array.size and not (held.min <= array.min() and array.max() <= held.max):
+            name = self._framework.name
+            raise self._dtype_refusal(
+                stored, f"which {name} has not now, and has values that {held.dtype} does not hold"
+            )
+        narrowed = _aligned(array.shape, held.dtype)
+        narrowed[...] = array
+        return narrowed
+
     def _tensor(self, wanted: Wanted) -> Any:
         framework, stored = self._framework, wanted.stored
         native = devices.native(framework, wanted.device, self.attempted)
@@ -202,10 +247,12 @@ class Checkpoint:
             array = wanted.convert(self._array(stored))
             if stored.kind == "array":
                 return array
-            made = framework.files.adopt(array, framework.tensors.dtype(stored.numbers), native)
+            if self._is_held_otherwise(stored):
+                array = self._narrowed(stored, array)
+            made = framework.files.adopt(array, framework.tensors.dtype(array.dtype.name), native)
             has_numbers = stored.numbers == stored.dtype
             return made if has_numbers else framework.files.from_numbers(made, stored.dtype)
-        except (HeaderError, OSError):
+        except (HeaderError, CheckpointError, OSError):
             raise
         except Exception as error:
             fix = f"backend.load(path), on the CPU, or with another backend than {framework.name}"
