@@ -932,10 +932,11 @@ class Backend:
 
         Args:
             prediction: logits of shape ``(n, ..., classes)``.
-            y: labels of shape ``(n, ...)`` and any integer dtype, on the same device.
+            y: labels of shape ``(n, ...)`` and any integer dtype, on the same device. Those that
+                are -100 are left out.
 
         Returns:
-            The mean over all labels, a scalar in float32.
+            The mean over the labels that count, a scalar in float32; 0 if none does.
 
         Raises:
             UnsupportedValueError: if they are no tensors of this backend, if the number of labels

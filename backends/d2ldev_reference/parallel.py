@@ -10,8 +10,10 @@ import numpy as np
 
 from d2ldev.device import Device
 from d2ldev.framework import Framework, Learner, Parallel, Settings, Tensor, Tensors, Weighted
+from d2ldev.framework.training import NO_LABEL
 from d2ldev.nesting.walk import unmarked
 from d2ldev.operations import moving
+from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_reference.models import MLP, Layers
 from d2ldev_reference.training import ReferenceLearner, each_of
@@ -68,10 +70,21 @@ class ReferenceParallelLearner(ReferenceLearner):
 
     def _shares(self, y: Any, parts: list[Part]) -> list[float]:
         """Return what share of the loss of a batch each part of it has."""
-        if not isinstance(y, Weighted):
+        leaves_out = may_leave_out(self)
+        if not isinstance(y, Weighted) and not leaves_out:
             return [part.share for part in parts]
-        total = float(xp.sum(y.weights)) or 1.0  # the loss is 0 where all weights are
-        return [float(xp.sum(part.operands[1].weights)) / total for part in parts]
+        total = self._sum_of_weights(y, leaves_out) or 1.0  # the loss is 0 where all weights are
+        return [self._sum_of_weights(part.operands[1], leaves_out) / total for part in parts]
+
+    def _sum_of_weights(self, y: Any, leaves_out: bool) -> float:
+        """Return the sum of the weights of targets; without those of labels that do not count."""
+        y, weights = y if isinstance(y, Weighted) else (y, None)
+        if weights is not None and not leaves_out:
+            return float(xp.sum(weights))
+        counts = xp.astype(xp.astype(y, xp.int64) != NO_LABEL, xp.float32)
+        if weights is not None:
+            counts = counts * xp.reshape(weights, (*weights.shape, *[1] * (y.ndim - weights.ndim)))
+        return float(xp.sum(counts))
 
 
 class ReferenceGroupLearner(ReferenceLearner):

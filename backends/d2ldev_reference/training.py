@@ -16,7 +16,14 @@ import array_api_strict as xp
 
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Learner, Settings, Tensor, Tensors, Training, Weighted
-from d2ldev.framework.training import ADAGRAD_EPSILON, ADAM_EPSILON, BETAS, MOMENTUM, WEIGHT_DECAY
+from d2ldev.framework.training import (
+    ADAGRAD_EPSILON,
+    ADAM_EPSILON,
+    BETAS,
+    MOMENTUM,
+    NO_LABEL,
+    WEIGHT_DECAY,
+)
 from d2ldev.operations.steps import check_labels, check_shapes, check_weights
 from d2ldev_reference.models import MLP, Layers
 
@@ -38,8 +45,18 @@ class ReferenceTraining(Training):
         return ReferenceLearner(self._tensors, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
-        return xp.mean(xp.astype(found, xp.float32))
+        labels = xp.astype(y, xp.int64)
+        is_right = xp.argmax(prediction, axis=-1) == labels
+        counted = xp.sum(xp.astype(labels != NO_LABEL, xp.float32))
+        return xp.sum(xp.astype(is_right, xp.float32)) / xp.maximum(counted, xp.ones_like(counted))
+
+    def label_range(self, y: Tensor, weights: Any) -> Tensor:
+        labels = xp.astype(y, xp.int64)
+        counts = labels != NO_LABEL
+        if weights is not None:
+            counts = counts & _with_axes(weights != 0, y.ndim)
+        labels = xp.where(counts, labels, xp.zeros_like(labels))
+        return xp.stack([xp.min(labels), xp.max(labels)])
 
 
 class ReferenceLearner(Learner):
@@ -116,34 +133,42 @@ class ReferenceLearner(Learner):
     def _loss(self, prediction: Tensor, y: Any) -> tuple[Tensor, Tensor]:
         """Return the loss, and its derivative by the prediction."""
         y, weights = y if isinstance(y, Weighted) else (y, None)
-        losses, errors = self._losses(prediction, y)
+        losses, errors, counts = self._losses(prediction, y)
+        if weights is not None:
+            check_weights(losses.shape, weights.shape)
+            weights = xp.astype(weights, losses.dtype)
+            if counts is not None:
+                weights = counts * _with_axes(weights, counts.ndim)
+        elif counts is not None:
+            weights = counts
         if weights is None:
             return xp.mean(losses), errors / losses.size
-        check_weights(losses.shape, weights.shape)
-        weights = xp.astype(weights, losses.dtype)
         # What part each loss has in the mean.
         total = xp.sum(weights)
         total = xp.where(total == 0, xp.ones_like(total), total)  # the loss is 0 then
         parts = weights / total * (weights.size / losses.size)
-        parts = xp.reshape(parts, (*weights.shape, *(1 for _ in losses.shape[weights.ndim :])))
+        parts = _with_axes(parts, losses.ndim)
         rows = parts if errors.ndim == losses.ndim else xp.expand_dims(parts, axis=-1)
         return xp.sum(_times(losses, parts)), _times(errors, rows)
 
-    def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the losses, and the derivative of each by its part of the prediction."""
+    def _losses(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Return the losses, and the derivative of each by its part of the prediction.
+
+        And whether each counts, as a number; None if all do.
+        """
         if self.settings.loss == "cross_entropy":
             return self._cross_entropy(prediction, y)
         check_shapes(prediction.shape, y.shape)
         if self.settings.loss == "mse":
             difference = prediction - y
-            return difference * difference, 2.0 * difference
+            return difference * difference, 2.0 * difference, None
         y = xp.astype(y, prediction.dtype)
         small = xp.exp(-xp.abs(prediction))
         losses = xp.maximum(prediction, xp.zeros_like(prediction)) - prediction * y
         larger = xp.where(prediction < 0, small, xp.ones_like(small))
-        return losses + xp.log1p(small), larger / (1 + small) - y
+        return losses + xp.log1p(small), larger / (1 + small) - y, None
 
-    def _cross_entropy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _cross_entropy(self, prediction: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         check_labels(prediction.shape, y.shape, self._tensors.dtype_of(y))
         shifted = prediction - xp.max(prediction, axis=-1, keepdims=True)
         logarithms = shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True))
@@ -151,9 +176,8 @@ class ReferenceLearner(Learner):
         is_class = xp.expand_dims(xp.astype(y, xp.int64), axis=-1) == classes
         truth = xp.astype(is_class, prediction.dtype)
         losses = -xp.sum(truth * logarithms, axis=-1)
-        # A label that is out of range is no class.
-        losses = xp.where(xp.any(is_class, axis=-1), losses, xp.full_like(losses, xp.nan))
-        return losses, xp.exp(logarithms) - truth
+        counts = xp.astype(xp.any(is_class, axis=-1), prediction.dtype)
+        return losses, xp.exp(logarithms) - truth, counts
 
     def _gradients(self, model: MLP, activations: list[Tensor], error: Tensor) -> Layers:
         """Return the gradients of a model's parameters, from its prediction's error back."""
@@ -205,6 +229,11 @@ class ReferenceLearner(Learner):
         second = BETAS[1] * second + (1 - BETAS[1]) * gradient * gradient
         unbiased = xp.sqrt(second / (1 - BETAS[1] ** steps)) + ADAM_EPSILON
         return x - lr * (first / (1 - BETAS[0] ** steps)) / unbiased, first, second
+
+
+def _with_axes(x: Tensor, number: int) -> Tensor:
+    """Return a tensor with so many axes, the last ones of length 1."""
+    return xp.reshape(x, (*x.shape, *(1 for _ in range(number - x.ndim))))
 
 
 def _times(x: Tensor, weights: Tensor) -> Tensor:

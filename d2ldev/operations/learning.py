@@ -9,7 +9,7 @@ from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Loss, Settings, Tensor
 from d2ldev.nesting.kinds import OBJECT
-from d2ldev.operations import creation, moving, placing
+from d2ldev.operations import creation, labels, moving, placing
 from d2ldev.operations.other_backends import of_another_backend
 from d2ldev.operations.steps import check_labels
 
@@ -123,14 +123,14 @@ def learner(
         tensors = placing.named_tensors(framework, model)
         places = devices or [framework.tensors.device_of(x) for _, x in tensors]
         check_devices(framework, group, places)
-        return framework.parallel.learner_of_group(model, settings, group)
+        return labels.check(framework, framework.parallel.learner_of_group(model, settings, group))
     if len(devices) < 2:
-        return framework.training.learner(model, settings)
+        return labels.check(framework, framework.training.learner(model, settings))
     attempted = f"train on {len(devices)} devices"
     fix = f"one device: devices=['{devices[0]}'], or gpus = ['{devices[0]}'] of a Trainer"
     for ability in ("train on several GPUs", "train on several GPUs in one process"):
         framework.require(ability, attempted, fix)
-    return framework.parallel.learner(model, settings, devices)
+    return labels.check(framework, framework.parallel.learner(model, settings, devices))
 
 
 def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
@@ -140,8 +140,8 @@ def accuracy(framework: Framework, prediction: Tensor, y: Tensor) -> Tensor:
         creation.require_tensor(framework, x, attempted)
     framework.require("train", attempted)
     rows = creation.shape_of(prediction, attempted, is_known=False)
-    labels = creation.shape_of(y, attempted, is_known=False)
-    check_labels(rows, labels, framework.tensors.dtype_of(y))
+    shape = creation.shape_of(y, attempted, is_known=False)
+    check_labels(rows, shape, framework.tensors.dtype_of(y))
     try:
         return framework.training.accuracy(prediction, y)
     except Exception as error:  # of sparse tensors above all

@@ -16,6 +16,7 @@ import numpy as np
 from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Portion, Sharded, Weighted
+from d2ldev.framework.training import NO_LABEL, Labels, bounds
 from d2ldev.nesting.kinds import TENSOR
 from d2ldev.operations.examples import Whole
 from d2ldev.operations.moving import to_numpy
@@ -133,12 +134,14 @@ class Portions:
             self._waiting.append(_Taken(portion, weighted, shapes, targets))
             yield operands
 
-    def next(self, label: str, y: Any) -> Portion:
+    def next(self, label: str, y: Any, labels: Labels | None) -> Portion:
         """Return what of its batch the next part is, and compare the batch with the others'.
 
         Args:
             label: of the batch, for a message.
             y: the target of the part.
+            labels: what the host has seen of those of the whole batch; of a sharded one, of those
+                that this process has read.
 
         Raises:
             PeerLostError: if a process is lost.
@@ -157,9 +160,26 @@ class Portions:
                 "no process knows the weights of the whole batch",
                 "trainer.fit(net, data) without trainer.shard",
             )
-        if weighted is None or not isinstance(y, Weighted):
-            return portion
-        return portion._replace(share=weighted)
+        if not isinstance(y, Weighted):
+            weighted = None
+        if labels is not None and labels.counts is not None:
+            if is_sharded:
+                raise UnsupportedValueError(
+                    f"train on a sharded batch with the label {NO_LABEL}, which is left out",
+                    "no process knows how many labels of the whole batch count",
+                    "trainer.fit(net, data) without trainer.shard",
+                )
+            share = self.share_of_labels(portion, labels, is_weighted=weighted is not None)
+            return portion._replace(share=share)
+        return portion if weighted is None else portion._replace(share=weighted)
+
+    def share_of_labels(self, portion: Portion, labels: Labels, *, is_weighted: bool) -> float:
+        """Return what share of the labels that count a portion has."""
+        if not portion.number:
+            return 0.0
+        start, stop = bounds(portion.length, self._group.rank, self._group.size)
+        share = labels.share(start, stop, is_weighted=is_weighted)
+        return portion.number / portion.length if share is None else share
 
     def _require_sequences(self, attempted: str) -> None:
         fix = "a NumPy array of them, or d2ldev.Broadcast(value) for what all parts have"

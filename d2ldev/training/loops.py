@@ -22,6 +22,7 @@ from d2ldev.training.data import (
     inputs_and_target,
     unweighted,
 )
+from d2ldev.training.entry import Entry
 from d2ldev.training.hooks import Hooks
 from d2ldev.training.interruption import Interruption, spared
 from d2ldev.training.log import DeviceLog, LogOfLoop
@@ -46,6 +47,7 @@ class Loop:
         on_step_end: what is called after a step of the optimizer.
         interruption: of the run, which ends the loop after a step.
         team: the processes that train.
+        is_as_drawn: whether batches are computed with as they are drawn, and only moved.
     """
 
     trainer: Hooks
@@ -55,6 +57,7 @@ class Loop:
     on_step_end: Sequence[Callable[[int, Any], None]] = ()
     interruption: Interruption = field(default_factory=Interruption)
     team: Alone = field(default_factory=Alone)
+    is_as_drawn: bool = True
 
     def train(self, data: Iterable[Any], run: Run, progress: Progress | None) -> dict[str, float]:
         """Train for an epoch; return the means over its examples, or nothing if it ends early.
@@ -64,18 +67,19 @@ class Loop:
         """
         begin_epoch(data, run.epoch)
         trainer, learner, team = self.trainer, self.learner, self.team
+        entry = self._entry()
         team.begin_epoch(run.epoch, trainer.device, (data, trainer.val_dataloader))
         # It takes the device of the first loss, because a hook may have moved the model.
         log = LogOfLoop(trainer.backend)
-        operands = self._operands
+        operands, is_as_drawn = self._operands, self.is_as_drawn
         is_saved = run.until_saved() is not None
         if progress is not None:
             progress.begin_epoch(trainer.num_train_batches or None)
         numbered: Iterator[tuple[int, Any]]
         if run.is_within or is_saved:
-            numbered = drawn = self._from_where_it_was(data, run, log)
+            numbered = drawn = self._from_where_it_was(data, run, log, entry)
         else:
-            drawn = self.prepared(team.parts(data))
+            drawn = self.prepared(team.parts(entry.of(data)))
             numbered = enumerate(drawn)
         is_stopped = False
         with closing(drawn):
@@ -85,7 +89,9 @@ class Loop:
                     is_stopped = True
                     break
                 inputs, y, count = operands(batch)
-                counted = team.counted(learner, number, y, count)
+                labels = entry.next()
+                counted = team.counted(learner, number, y, count, labels)
+                learner.labels = labels if is_as_drawn else None
                 loss, prediction = learner.step(inputs, y)
                 self._add(log, counted, loss, prediction, y)
                 if progress is not None:
@@ -100,6 +106,7 @@ class Loop:
         if learner.pending:
             learner.flush()
             self._end_step(run.step - 1, loss)
+        learner.check_labels()
         learner.end_epoch()
         if is_stopped or self.interruption.is_pressed:
             return {}
@@ -111,17 +118,25 @@ class Loop:
     def evaluate(self, data: Iterable[Any]) -> dict[str, float]:
         """Go through the data without training; return what ``train`` does."""
         log = LogOfLoop(self.trainer.backend)
-        operands = self._operands
-        with closing(self.prepared(self.team.parts(data, is_trained=False))) as batches:
+        entry, learner, operands = self._entry(), self.learner, self._operands
+        is_as_drawn = self.is_as_drawn
+        parts = self.team.parts(entry.of(data), is_trained=False)
+        with closing(self.prepared(parts)) as batches:
             for number, batch in enumerate(self.interruption.until_pressed(batches)):
                 inputs, y, count = operands(batch)
-                counted = self.team.counted(self.learner, number, y, count)
-                loss, prediction = self.learner.evaluate(inputs, y)
+                labels = entry.next()
+                counted = self.team.counted(learner, number, y, count, labels)
+                learner.labels = labels if is_as_drawn else None
+                loss, prediction = learner.evaluate(inputs, y)
                 if loss is None:  # a ``validation_step`` has logged it itself
-                    counted, loss = Counted(0, 0, 0), float("nan")
+                    counted, loss = Counted(0, 0, 0, 0), float("nan")
                 self._add(log, counted, loss, prediction, y)
                 self.trainer.val_batch_idx += 1
+        learner.check_labels()
         return {} if self.interruption.is_pressed else self._means(log)
+
+    def _entry(self) -> Entry:
+        return Entry(self.trainer, self.learner, waits=self.team.splits)
 
     def first_inputs(self, data: Iterable[Any]) -> tuple[Any, ...]:
         """Return the inputs of the first batch, on the device."""
@@ -135,14 +150,14 @@ class Loop:
         raise empty_data_refusal()
 
     def _from_where_it_was(
-        self, data: Iterable[Any], run: Run, log: DeviceLog
+        self, data: Iterable[Any], run: Run, log: DeviceLog, entry: Entry
     ) -> Generator[tuple[int, Any], None, None]:
         """Yield the number of each batch in the epoch and the batch on the device."""
         # Up to a step after which the state is saved nothing is drawn ahead: it would be drawn
         # again by a run that goes on from there, from other random numbers.
         with closing(draw_outside(self.trainer.backend.framework, spared(data))) as source:
             number = run.go_on_within(source, log)
-            parts = iter(self.team.parts(source))
+            parts = iter(self.team.parts(entry.of(source)))
             is_over = False
             while not is_over:
                 wanted = run.until_saved()
@@ -199,11 +214,14 @@ class Loop:
             return
         y = unmarked(unweighted(y), self.trainer.backend.framework.kinds)
         measured = {name: metric(prediction, y) for name, metric in self.metrics.items()}
-        if counted.in_loss == counted.in_metrics:
-            log.add(counted.in_loss, loss=loss, **measured)
-        else:
-            log.add(counted.in_loss, loss=loss)
-            log.add(counted.in_metrics, **measured)
+        _, in_loss, in_metrics, in_accuracy = counted
+        if in_loss == in_metrics == in_accuracy:
+            log.add(in_loss, loss=loss, **measured)
+            return
+        log.add(in_loss, loss=loss)
+        for name, value in measured.items():
+            is_accuracy = self.metrics[name] == self.trainer.backend.accuracy
+            log.add(in_accuracy if is_accuracy else in_metrics, **{name: value})
 
     def _means(self, log: DeviceLog) -> dict[str, float]:
         means = self.team.means(log)

@@ -12,6 +12,7 @@ from d2ldev.errors import CheckpointError, said
 from d2ldev.files.load import from_bytes
 from d2ldev.files.save import to_bytes
 from d2ldev.framework import Framework, Learner
+from d2ldev.framework.training import Labels
 from d2ldev.operations.placing import listed_tensors
 from d2ldev.operations.processes import Portions
 from d2ldev.training.callbacks import notify
@@ -30,11 +31,13 @@ class Counted(NamedTuple):
         examples: how many it has.
         in_loss: the weight of this process's loss in the mean over the examples.
         in_metrics: the weight of its metrics.
+        in_accuracy: the weight of the accuracy, of which a label may be left out.
     """
 
     examples: int
     in_loss: float
     in_metrics: float
+    in_accuracy: float
 
 
 class Alone:
@@ -44,6 +47,8 @@ class Alone:
     """Whether it writes files, and shows the progress."""
     has_failed = False
     """Whether an error in a hook, in any process, ends the run."""
+    splits = False
+    """Whether it computes with a part of each batch, which is split on the host."""
 
     def working(self) -> AbstractContextManager[Any]:
         """Return the block of a run."""
@@ -53,7 +58,9 @@ class Alone:
         """Return what of each batch this process has, to train or to evaluate on."""
         return data
 
-    def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
+    def counted(
+        self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
+    ) -> Counted:
         """Return what the next batch counts, and set the learner's portion of it.
 
         Args:
@@ -61,8 +68,9 @@ class Alone:
             number: of the batch in the epoch, from 0.
             y: its target.
             examples: how many it has.
+            labels: what the host has seen of those of the whole batch.
         """
-        return Counted(examples, examples, examples)
+        return Counted(examples, examples, examples, examples)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         """Return the means over the examples of an epoch."""
@@ -115,6 +123,8 @@ class Together(Alone):
         group: the processes.
     """
 
+    splits = True
+
     def __init__(self, framework: Framework, group: Group) -> None:
         self._framework = framework
         self._group = group
@@ -133,10 +143,16 @@ class Together(Alone):
         self._portions = Portions(self._framework, self._group)
         return self._portions.of(spared(data))
 
-    def counted(self, learner: Learner, number: int, y: Any, examples: int) -> Counted:
-        portion = self._portions.next(f"batch {number} of {self._place}", y)
+    def counted(
+        self, learner: Learner, number: int, y: Any, examples: int, labels: Labels | None
+    ) -> Counted:
+        portion = self._portions.next(f"batch {number} of {self._place}", y, labels)
         learner.portion = portion
-        return Counted(portion.length, portion.share * portion.length, portion.number)
+        length, in_accuracy = portion.length, float(portion.number)
+        if labels is not None and labels.counts is not None:
+            share = self._portions.share_of_labels(portion, labels, is_weighted=False)
+            in_accuracy = length * share
+        return Counted(length, portion.share * length, portion.number, in_accuracy)
 
     def means(self, log: DeviceLog) -> dict[str, float]:
         return means_of(self._totals(log, f"the end of {self._place}"))

@@ -304,7 +304,10 @@ class Trainer(Hooks):
             the book's finds, ``optim`` included.
 
         Raises:
-            UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used.
+            UnsupportedValueError: for a loss, an optimizer, data or a hook that cannot be used. For
+                a label that is neither a class nor -100, with the loss ``'cross_entropy'``: after
+                its step, or at the end of the epoch if the label is on a GPU before the step. The
+                model is as it has learned from the other labels.
             CheckpointError: if the file is not of such a run, or is broken.
             PeerLostError: if another process of the launch is lost: it has ended, or has given no
                 sign for ``D2LDEV_PEER_TIMEOUT`` seconds, which are 60 unless it is set.
@@ -400,6 +403,7 @@ class Trainer(Hooks):
                 on_step_end=self._listeners(callbacks, "on_step_end"),
                 interruption=interruption,
                 team=team,
+                is_as_drawn=not self._overrides("prepare_batch"),
             )
             on_epoch_end = self._listeners(callbacks, "on_epoch_end")
             self.history = run.history
@@ -608,7 +612,11 @@ class Trainer(Hooks):
             self.num_train_batches = self.num_train_batches or self.num_val_batches
             try:
                 return Loop(
-                    self, self._prepared, learner, functions or self._own_metrics(learner)
+                    self,
+                    self._prepared,
+                    learner,
+                    functions or self._own_metrics(learner),
+                    is_as_drawn=not self._overrides("prepare_batch"),
                 ).evaluate(batches)
             finally:
                 learner.sync()

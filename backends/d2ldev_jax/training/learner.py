@@ -621,9 +621,13 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
     prediction, y = _counted(prediction, y, weights)
-    losses = optax.softmax_cross_entropy_with_integer_labels(prediction, y)
-    # Too large a label gives NaN, but a negative one counts from the last class.
-    return _mean(jnp.where(y < 0, jnp.nan, losses), weights)
+    y = y.astype(jnp.int32 if y.dtype.itemsize < 8 else jnp.int64)
+    # Too large a label gives NaN, and a negative one counts from the last class.
+    counts = (y >= 0) & (y < prediction.shape[-1])
+    losses = optax.softmax_cross_entropy_with_integer_labels(prediction, jnp.where(counts, y, 0))
+    if weights is not None:
+        counts = counts * jnp.expand_dims(weights, range(weights.ndim, counts.ndim))
+    return _mean(losses, counts)
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
-from d2ldev.framework.training import state_refusal, tell_epoch
+from d2ldev.framework.training import NO_LABEL, state_refusal, tell_epoch
 from d2ldev.operations.parallel import PartSampler, sharded_copy
 from d2ldev_mxnet.framework import NumPySemantics, mx
 from d2ldev_mxnet.training.learner import MXNetLearner
@@ -52,7 +52,20 @@ class MXNetTraining(Training):
         with NumPySemantics():
             found = mx.np.argmax(prediction, axis=-1)
             labels = y.as_np_ndarray().astype("int64")
-            return (found == labels).astype("float32").mean()
+            is_right, counts = found == labels, labels != NO_LABEL
+            return is_right.astype("float32").sum() / mx.np.maximum(
+                counts.astype("float32").sum(), 1
+            )
+
+    def label_range(self, y: Tensor, weights: Any) -> Tensor:
+        with NumPySemantics():
+            labels = y.as_np_ndarray().astype("int64")
+            counts = labels != NO_LABEL
+            if weights is not None:
+                shape = (*weights.shape, *[1] * (labels.ndim - weights.ndim))
+                counts = counts * (weights.as_np_ndarray() != 0).reshape(shape)
+            labels = labels * counts.astype("int64")
+            return mx.np.stack([labels.min(), labels.max()])
 
     def random_state(self, device: Device) -> int:
         # MXNet's generators cannot be read. So they draw a new seed, are set to it, and it is the

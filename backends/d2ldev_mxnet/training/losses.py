@@ -29,17 +29,19 @@ def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor
     classes = prediction.shape[-1]
     if weights is None:
         return _mean_cross_entropy(classes, threading.get_ident())(prediction, y)
-    return _mean(_cross_entropies(mx, prediction, y, classes), weights)
+    losses, counts = _cross_entropies(mx, prediction, y, classes)
+    weights = weights.reshape((*weights.shape, *[1] * (y.ndim - weights.ndim)))
+    return _mean(losses, counts * weights.astype(losses.dtype))
 
 
-def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> Any:
-    """Return the loss of each example, by MXNet's functions of arrays or by those of symbols."""
+def _cross_entropies(space: Any, prediction: Any, y: Any, classes: int) -> tuple[Any, Any]:
+    """Return the loss of each label, and 1 or 0: whether it is a class.
+
+    By MXNet's functions of arrays, or by those of symbols.
+    """
+    # ``pick`` takes a label that is out of range for the nearest class.
     picked = space.npx.pick(space.npx.log_softmax(prediction, axis=-1), y, axis=-1)
-    # ``pick`` takes a label that is out of range for the nearest class. A check would wait for the
-    # device, so the loss of such a label is divided by 0. ``where`` would not do: beside a number
-    # it has the gradient of what it leaves out.
-    # https://github.com/apache/mxnet/issues/17893
-    return -(picked / (space.np.mod(y, classes) == y))
+    return -picked, space.np.ones_like(picked) * (space.np.mod(y, classes) == y)
 
 
 @lru_cache
@@ -48,11 +50,14 @@ def _mean_cross_entropy(classes: int, _thread: int) -> Any:
 
     Each thread has a block of its own: two threads must not call one at the same time.
     """
+
     # MXNet does not count a block with a prefix, and the names of the user's stay what they are.
-    block = mx.gluon.nn.HybridLambda(
-        lambda space, prediction, y: _cross_entropies(space, prediction, y, classes).mean(),
-        prefix="",
-    )
+    def mean(space: Any, prediction: Any, y: Any) -> Any:
+        losses, counts = _cross_entropies(space, prediction, y, classes)
+        # No number is less than 1 but 0, for which a loss of 0 is divided.
+        return (losses * counts).sum() / space.np.maximum(counts.sum(), 1)
+
+    block = mx.gluon.nn.HybridLambda(mean, prefix="")
     block.hybridize()
     return block
 

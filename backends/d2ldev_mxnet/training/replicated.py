@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
+from d2ldev.framework.training import NO_LABEL
 from d2ldev.nesting.walk import flatten, unmarked
+from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev.operations.placing import listed_tensors
 from d2ldev_mxnet.files import checked_progress, form_of, progress_of
@@ -71,11 +73,12 @@ class MXNetParallelLearner(MXNetLearner):
 
     def _shares(self, y: Any, parts: list[Part]) -> list[Any]:
         """Return what share of the loss of a batch each part of it has."""
-        if not isinstance(y, Weighted):
+        leaves_out = may_leave_out(self)
+        if not isinstance(y, Weighted) and not leaves_out:
             return [part.share for part in parts]
-        total = y.weights.as_np_ndarray().sum()
+        total = _sum_of_weights(y, leaves_out)
         total = total + (total == 0)  # the loss is 0 then
-        sums = [part.operands[1].weights.as_np_ndarray().sum() for part in parts]
+        sums = [_sum_of_weights(part.operands[1], leaves_out) for part in parts]
         return [each / total.as_in_ctx(each.ctx) for each in sums]
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
@@ -152,6 +155,18 @@ class MXNetParallelLearner(MXNetLearner):
                     del parameter._grad[1:]
                 keep_on(parameter, self._contexts[:1])
         self._store = None
+
+
+def _sum_of_weights(y: Any, leaves_out: bool) -> Any:
+    """Return the sum of the weights of targets; without those of labels that do not count."""
+    y, weights = y if isinstance(y, Weighted) else (y, None)
+    if weights is not None and not leaves_out:
+        return weights.as_np_ndarray().sum()
+    counts = (y.as_np_ndarray().astype("int64") != NO_LABEL).astype("float32")
+    if weights is None:
+        return counts.sum()
+    counts = counts.reshape((*weights.shape, -1)).sum(-1)
+    return (counts * weights.as_np_ndarray().astype("float32")).sum()
 
 
 class MXNetGroupLearner(MXNetLearner):

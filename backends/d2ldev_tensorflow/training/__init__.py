@@ -11,7 +11,7 @@ import tensorflow as tf
 from d2ldev.device import CPU, Device
 from d2ldev.errors import describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor, Training
-from d2ldev.framework.training import state_refusal
+from d2ldev.framework.training import NO_LABEL, state_refusal
 from d2ldev_tensorflow.devices import OF_THE_HOST, place_of
 from d2ldev_tensorflow.training import compiled
 from d2ldev_tensorflow.training.datasets import ShardedDataset
@@ -23,7 +23,7 @@ _log = logging.getLogger("d2ldev")
 class TensorFlowTraining(Training):
     """Training of Keras' models and ``tf.Module``s."""
 
-    sharded_types = (tf.data.Dataset,)
+    sharded_types = pipeline_types = (tf.data.Dataset,)
 
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
@@ -55,7 +55,21 @@ class TensorFlowTraining(Training):
             found = tf.argmax(prediction, -1)
             # Lengths that are not known while a function is traced would be broadcast.
             labels = tf.reshape(tf.cast(y, tf.int64), tf.shape(found))
-            return tf.reduce_mean(tf.cast(found == labels, tf.float32))
+            is_right = tf.reduce_sum(tf.cast(found == labels, tf.float32))
+            counted = tf.reduce_sum(tf.cast(labels != NO_LABEL, tf.float32))
+            return is_right / tf.maximum(counted, 1.0)
+
+    def label_range(self, y: Tensor, weights: Any) -> Tensor:
+        with tf.device(place_of(y)):
+            labels = tf.cast(y, tf.int64)
+            counts = labels != NO_LABEL
+            if weights is not None:
+                is_weighted = tf.cast(weights, tf.bool)
+                for _ in range(y.shape.rank - weights.shape.rank):
+                    is_weighted = is_weighted[..., tf.newaxis]
+                counts &= is_weighted
+            labels = tf.where(counts, labels, 0)
+            return tf.stack([tf.reduce_min(labels), tf.reduce_max(labels)])
 
     def prefetched(self, batches: Any, device: Device, depth: int) -> Any:
         # ``tf.data`` fails on a tensor that cannot be in a GPU's memory.

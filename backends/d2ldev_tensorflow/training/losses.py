@@ -17,11 +17,18 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
 
 def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_labels(prediction.shape, y.shape, y.dtype.name)
-    if y.dtype not in (tf.int32, tf.int64):
-        y = tf.cast(y, tf.int64)
-    logits, y = _counted(wide(prediction), y, weights)
+    logits, y = _counted(wide(prediction), tf.cast(y, tf.int64), weights)
+    # A label that is no class is an error on the CPU, and NaN on a GPU.
+    counts = (y >= 0) & (y < tf.shape(logits, tf.int64)[-1])
+    y = tf.where(counts, y, 0)
     losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels=y, logits=logits)
-    return _mean(losses, weights)
+    counts = tf.cast(counts, losses.dtype)
+    if weights is not None:
+        weights = tf.cast(weights, losses.dtype)
+        for _ in range(y.shape.rank - weights.shape.rank):
+            weights = weights[..., tf.newaxis]
+        counts *= weights
+    return _mean(losses, counts)
 
 
 def _bce(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:

@@ -15,7 +15,9 @@ import tensorflow as tf
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Settings, Tensor, Weighted
+from d2ldev.framework.training import NO_LABEL
 from d2ldev.nesting.walk import unmarked
+from d2ldev.operations.labels import may_leave_out
 from d2ldev.operations.parallel import Part, parts_to_train_on
 from d2ldev_tensorflow.devices import OF_THE_HOST
 from d2ldev_tensorflow.models import all_optimizers, compute_at, own_variables
@@ -164,12 +166,10 @@ class TensorFlowParallelLearner(TensorFlowLearner):
     def _shares(self, y: Any, parts: list[Part]) -> list[Tensor]:
         """Return what share of the loss of a batch each part of it has; 0 if it is empty."""
         each = [tf.constant(part.share, tf.float64) for part in parts]
-        if not isinstance(y, Weighted):
+        leaves_out = may_leave_out(self)
+        if not isinstance(y, Weighted) and not leaves_out:
             return each
-        sums = [
-            tf.reduce_sum(tf.cast(part.operands[1].weights, tf.float64)) * (part.number > 0)
-            for part in parts
-        ]
+        sums = [_sum_of_weights(part.operands[1], leaves_out) * (part.number > 0) for part in parts]
         total = tf.add_n(sums)
         # Where all weights are 0, the loss is what layers add to it.
         pairs = zip(sums, each, strict=True)
@@ -239,6 +239,18 @@ class TensorFlowParallelLearner(TensorFlowLearner):
                 optimizer._var_key(x): number
                 for number, x in enumerate(optimizer._trainable_variables)
             }
+
+
+def _sum_of_weights(y: Any, leaves_out: bool) -> Tensor:
+    """Return the sum of the weights of targets; without those of labels that do not count."""
+    y, weights = y if isinstance(y, Weighted) else (y, None)
+    if weights is not None and not leaves_out:
+        return tf.reduce_sum(tf.cast(weights, tf.float64))
+    counts = tf.cast(tf.cast(y, tf.int64) != NO_LABEL, tf.float64)
+    if weights is None:
+        return tf.reduce_sum(counts)
+    axes = range(weights.shape.rank, y.shape.rank)
+    return tf.reduce_sum(tf.reduce_sum(counts, axes) * tf.cast(weights, tf.float64))
 
 
 class TensorFlowGroupLearner(TensorFlowLearner):

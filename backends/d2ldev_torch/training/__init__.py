@@ -12,7 +12,7 @@ import torch
 from d2ldev.device import Device
 from d2ldev.errors import describe
 from d2ldev.framework import Copier, Framework, Learner, Settings, Tensor, Tensors, Training
-from d2ldev.framework.training import state_refusal
+from d2ldev.framework.training import NO_LABEL, state_refusal
 from d2ldev_torch.devices import NATIVE_CPU, TorchDevices
 from d2ldev_torch.training.learner import TorchLearner
 from d2ldev_torch.training.loaders import sharded_loader
@@ -35,7 +35,16 @@ class TorchTraining(Training):
         return TorchLearner(self._framework, model, settings)
 
     def accuracy(self, prediction: Tensor, y: Tensor) -> Tensor:
-        return (prediction.argmax(-1) == y.long()).float().mean()
+        labels = y.long()
+        is_right, counts = prediction.argmax(-1) == labels, labels != NO_LABEL
+        return is_right.sum(dtype=torch.float32) / counts.sum().clamp(min=1)
+
+    def label_range(self, y: Tensor, weights: Any) -> Tensor:
+        labels = y.long()
+        left_out = labels == NO_LABEL
+        if weights is not None:
+            left_out |= (weights == 0).reshape(*weights.shape, *[1] * (y.dim() - weights.dim()))
+        return torch.stack(labels.masked_fill(left_out, 0).aminmax())
 
     def copier(self, device: Device) -> Copier | None:
         streams = self._devices.streams

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Mapping
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from d2ldev.framework.training import (
     ADAM_EPSILON,
     BETAS,
     MOMENTUM,
+    NO_LABEL,
     WEIGHT_DECAY,
     state_refusal,
 )
@@ -43,10 +44,6 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "adagrad": lambda parameters, lr: torch.optim.Adagrad(parameters, lr, eps=ADAGRAD_EPSILON),
 }
 
-# torch leaves out examples whose label is -100, unless it is told another number. In other
-# frameworks -100 is out of range, as any other wrong label.
-_NO_LABEL = torch.iinfo(torch.int64).min
-
 
 def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     check_shapes(prediction.shape, y.shape)
@@ -55,17 +52,38 @@ def _mse(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
     return _mean(losses, weights)
 
 
-def _cross_entropy(prediction: Tensor, y: Tensor, weights: Any = None) -> Tensor:
+def _cross_entropy(
+    prediction: Tensor, y: Tensor, weights: Any = None, *, are_all_classes: bool = False
+) -> Tensor:
+    """Return the mean over the labels that are classes; 0 if none is.
+
+    A kernel of CUDA that meets another one ends the use of the GPU, so that it is given none.
+
+    Args:
+        prediction, y, weights: see ``loss_among``.
+        are_all_classes: whether the host has seen that all labels are.
+    """
     shape = y.shape
     _check_labels(prediction.shape, shape, y.dtype)
     prediction, y = _counted(prediction, y, weights)
+    y = y.long()  # torch wants labels of 64 bits; other frameworks make them with 32
+    if not are_all_classes:
+        counts = y == y.clamp(0, prediction.shape[-1] - 1)
+        y = y.masked_fill(~counts, NO_LABEL)
     if y.dim() > 1:  # torch has the classes at axis 1
         prediction, y = prediction.flatten(0, -2), y.flatten()
-    # torch wants labels of 64 bits; other frameworks make them with 32.
+    is_plain = weights is None and are_all_classes
     losses = torch.nn.functional.cross_entropy(
-        prediction, y.long(), ignore_index=_NO_LABEL, reduction=_reduction(weights)
+        prediction, y, ignore_index=NO_LABEL, reduction="mean" if is_plain else "none"
     )
-    return losses if weights is None else _mean(losses.reshape(shape), weights)
+    if is_plain:
+        return losses
+    losses = losses.reshape(shape)
+    if weights is None:
+        return _mean(losses, counts)
+    if not are_all_classes:
+        weights = weights.reshape(*weights.shape, *[1] * (counts.dim() - weights.dim())) * counts
+    return _mean(losses, weights)
 
 
 @lru_cache(maxsize=128)  # a step looks only whether it knows the shapes
@@ -109,6 +127,11 @@ _LOSSES: dict[str, Callable[[Any, Any], Tensor]] = {
     "mse": _mse,
     "cross_entropy": _cross_entropy,
     "bce": _bce,
+}
+# Those of labels that are known to be classes.
+_LOSSES_OF_CLASSES: dict[str, Callable[[Any, Any], Tensor]] = {
+    **_LOSSES,
+    "cross_entropy": partial(_cross_entropy, are_all_classes=True),
 }
 
 
@@ -157,6 +180,7 @@ class TorchLearner(Learner):
                 "model.requires_grad_(True)",
             )
         self._loss = loss_among(settings, _LOSSES)
+        self._loss_of_classes = loss_among(settings, _LOSSES_OF_CLASSES)
         self._model = model
         self._narrow = _PRECISIONS.get(settings.precision)
         is_scaled = is_trained and self._narrow is torch.float16
@@ -319,7 +343,9 @@ class TorchLearner(Learner):
         if self.settings.methods is not None:
             return own_loss(self._model, self.settings.methods, *inputs, is_step=is_step), None
         prediction = self._predicted(inputs)
-        loss = self._loss(prediction, y)
+        labels = self.labels
+        are_all_classes = labels is not None and labels.are_all_among(prediction.shape[-1])
+        loss = (self._loss_of_classes if are_all_classes else self._loss)(prediction, y)
         if not isinstance(self.settings.loss, str):
             shape = loss.shape if isinstance(loss, torch.Tensor) else None
             check_loss(shape, loss, self.settings.loss)

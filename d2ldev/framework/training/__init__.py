@@ -10,6 +10,8 @@ from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
 from d2ldev.framework.training.batches import (
+    NO_LABEL,
+    Labels,
     Portion,
     Sharded,
     Weighted,
@@ -34,8 +36,10 @@ __all__ = [
     "ADAM_EPSILON",
     "BETAS",
     "MOMENTUM",
+    "NO_LABEL",
     "WEIGHT_DECAY",
     "Copier",
+    "Labels",
     "Learner",
     "Loss",
     "Portion",
@@ -92,10 +96,12 @@ class Training:
     Attributes:
         loader_types: the classes of its loaders that ``loader_state`` knows.
         sharded_types: those that ``sharded`` takes.
+        pipeline_types: those that ``prefetched`` may take.
     """
 
     loader_types: tuple[type, ...] = ()
     sharded_types: tuple[type, ...] = ()
+    pipeline_types: tuple[type, ...] = ()
 
     def learner(self, model: Any, settings: Settings) -> Learner:
         """Return a model that is placed, with its loss and optimizer; the settings are checked.
@@ -137,15 +143,35 @@ class Training:
 
         Args:
             prediction: of shape ``(n, ..., classes)``.
-            y: integers of any width, of shape ``(n, ...)``.
+            y: integers of any width, of shape ``(n, ...)``. Those that are ``NO_LABEL`` are left
+                out.
 
         Returns:
-            A scalar in float32.
+            A scalar in float32; 0 if no label is left.
         """
         raise UnsupportedValueError(
             "measure the accuracy of a prediction",
             "the framework does not implement it",
             "metrics=[lambda prediction, y: ...]",
+        )
+
+    def label_range(self, y: Tensor, weights: Tensor | None) -> Tensor:
+        """Return the least and the greatest label, on the device of the labels.
+
+        Called for labels that are on a GPU already, so that nothing waits for it: ``fit`` reads
+        what it returns at the end of an epoch.
+
+        Args:
+            y: integers of any width, of shape ``(n, ...)``.
+            weights: of the labels, of one or more of the first axes of ``y``; None is 1 for each.
+
+        Returns:
+            Two integers. Labels that are ``NO_LABEL``, or of weight 0, count as 0.
+        """
+        raise UnsupportedValueError(
+            "check the labels of a batch",
+            "the framework does not implement it",
+            "loss=lambda prediction, y: ...",
         )
 
     # -- feeding ----------------------------------------------------------------------------------

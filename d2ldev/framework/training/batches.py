@@ -20,6 +20,35 @@ class Weighted(NamedTuple):
     weights: Any
 
 
+NO_LABEL = -100
+"""The label that ``'cross_entropy'`` and ``accuracy`` leave out, as in torch."""
+
+
+class Labels(NamedTuple):
+    """What the host has seen of the labels of a batch, before it is computed with.
+
+    Args:
+        least, greatest: of those that count; both are 0 if none does.
+        counts: how many labels of each example count, of shape ``(n,)``; None where all do.
+        weights: the sums of their weights, as ``counts``; None where they have none.
+    """
+
+    least: int
+    greatest: int
+    counts: Any = None
+    weights: Any = None
+
+    def are_all_among(self, classes: int) -> bool:
+        """Return whether each label is the number of a class."""
+        return self.counts is None and self.least >= 0 and self.greatest < classes
+
+    def share(self, start: int, stop: int, *, is_weighted: bool) -> float | None:
+        """Return the share of these examples in the sum over the batch; None if that is 0."""
+        sums = self.weights if is_weighted and self.weights is not None else self.counts
+        total = float(sums.sum())
+        return float(sums[start:stop].sum()) / total if total else None
+
+
 class Portion(NamedTuple):
     """What of a batch one of several processes has.
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from d2ldev.errors import CheckpointError, UnsupportedValueError, describe
 from d2ldev.framework.tensors import Tensor
-from d2ldev.framework.training.batches import Portion
+from d2ldev.framework.training.batches import Labels, Portion
 from d2ldev.options import (
     LOSSES,
     OPTIMIZERS,
@@ -46,7 +46,8 @@ class Settings(NamedTuple):
 
     Args:
         loss: ``'mse'`` (the mean of the squared errors), ``'cross_entropy'`` (the mean over all
-            labels, which are integers of shape ``(n, ...)``, of logits ``(n, ..., classes)``),
+            labels that are classes, integers of shape ``(n, ...)``, of logits
+            ``(n, ..., classes)``; 0 if none is; without a wait for the device),
             ``'bce'`` (the mean binary cross-entropy of logits with numbers from 0 to 1, of the
             same shape), or a function or an object: see ``Loss``.
         optimizer: ``'sgd'``, ``'momentum'`` (0.9), ``'adam'`` (0.9, 0.999, 1e-8), ``'adamw'`` (the
@@ -134,9 +135,12 @@ class Learner(ABC):
             ``accumulate``.
         portion: what the next ``step`` gets of its batch; set before each step where several
             processes train together, and None elsewhere.
+        labels: what the host has seen of the labels of the next batch; set before each ``step``
+            and ``evaluate`` with the loss ``'cross_entropy'``, and None where it has seen none.
     """
 
     portion: Portion | None = None
+    labels: Labels | None = None
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
@@ -249,6 +253,16 @@ class Learner(ABC):
     @abstractmethod
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         """Return the prediction on one batch, without dropout and gradients."""
+
+    def check_labels(self) -> None:
+        """Read what is known of labels that were on a device already, and wait for it.
+
+        The Trainer calls it at the end of an epoch.
+
+        Raises:
+            UnsupportedValueError: for a label that is no class of its prediction. Steps have left
+                it out.
+        """
 
     # -- resuming ---------------------------------------------------------------------------------
 

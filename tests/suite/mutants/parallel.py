@@ -188,6 +188,12 @@ class LosesWhatWasLearned(Mutant, caught_by="several.hand-back-past-what-a-call-
             self.replace(self.begun)
 
 
+class SharesLabelsForNone(Mutant, caught_by="several.leave-out-labels"):
+    class ParallelLearner(ReferenceParallelLearner):
+        def _shares(self, y, parts):
+            return [part.share for part in parts]
+
+
 class LeavesTheModelOnTheLast(Mutant, caught_by="several.leave-the-model-on-the-first"):
     class ParallelLearner(ReferenceParallelLearner):
         @property
@@ -333,6 +339,14 @@ class LearnsFromWhatOnlyFills(Mutant, caught_by="processes.take-small-batches"):
 
 
 class CountsExamplesAndNotWeights(Mutant, caught_by="processes.weigh-the-whole-batch"):
+    class GroupLearner(ReferenceGroupLearner):
+        def step(self, inputs, y):
+            number, length, _ = self.portion
+            self.portion = self.portion._replace(share=number / length)
+            return super().step(inputs, y)
+
+
+class CountsExamplesAndNotLabels(Mutant, caught_by="processes.leave-out-labels"):
     class GroupLearner(ReferenceGroupLearner):
         def step(self, inputs, y):
             number, length, _ = self.portion

@@ -75,6 +75,7 @@ CASES: dict[str, dict[str, Any]] = {
     "weighted": {"weights": [1, 3, 0.5, 2, 1]},
     "half weighted": {"weights": [0, 0, 0, 1, 2]},
     "unweighted": {"weights": [0, 0, 0, 0, 0]},
+    "without some labels": {"left_out": [0, 1, 3]},
     "seeded": {"is_seeded_by_rank": True},
     "shuffled": {"is_shuffled": True},
     "sharded": {"is_shuffled": True, "is_sharded": True},
@@ -117,6 +118,7 @@ class Batches(ArrayLoader):
     Args:
         examples: how many there are.
         weights: of the first batch, which is the only one then.
+        left_out: the numbers of the examples of each batch that have no label.
         ended: ``(epoch, batch, signal)`` at which the process gets a signal.
         is_shuffled, seed: see ``ArrayLoader``.
         is_told: whether the process tells when it begins an epoch.
@@ -124,11 +126,12 @@ class Batches(ArrayLoader):
     """
 
     def __init__(
-        self, examples, weights, ended, is_shuffled, seed=0, is_told=False, is_listed=False
+        self, examples, weights, left_out, ended, is_shuffled, seed, is_told=False, is_listed=False
     ):
         self._is_listed = is_listed
         super().__init__(*_arrays(examples), batch_size=5, shuffle=is_shuffled, seed=seed)
         self._weights, self._ended, self._is_told = weights, ended, is_told
+        self._left_out = left_out
 
     def __iter__(self):
         epoch = self.state_dict()["epoch"]
@@ -138,6 +141,9 @@ class Batches(ArrayLoader):
             if self._ended is not None and self._ended[:2] == [epoch, number]:
                 _tell_the_time()
                 os.kill(os.getpid(), self._ended[2])
+            if self._left_out:
+                y = y.copy()
+                y[[i for i in self._left_out if i < len(y)]] = -100
             if self._is_listed:
                 marked = Broadcast([1, np.arange(3, dtype="int32")])
                 yield {"x": x, "y": {"labels": y.tolist(), "marked": marked}}
@@ -174,6 +180,7 @@ def train(
     epochs: int = EPOCHS,
     examples: int = 14,
     weights: Any = None,
+    left_out: Any = (),
     ended: Any = None,
     other_examples: int | None = None,
     is_shuffled: bool = False,
@@ -206,7 +213,8 @@ def train(
     trainer = TrainerOfLists(epochs, num_gpus, gradient_clip_val, **given)
     length = other_examples if rank and other_examples else examples
     is_told = rank == 1 and other_examples is not None
-    data = Batches(length, weights, ended if rank else None, is_shuffled, seed, is_told, is_listed)
+    ended = ended if rank else None
+    data = Batches(length, weights, left_out, ended, is_shuffled, seed, is_told, is_listed)
     history = trainer.fit(
         net,
         trainer.shard(_loader(examples, is_shuffled, seed)) if is_sharded else data,
@@ -366,6 +374,12 @@ def test_a_batch_may_have_fewer_examples_than_there_are_processes(runs):
 @requirement("processes.weigh-the-whole-batch", section=SECTION)
 @pytest.mark.parametrize("case", ["weighted", "half weighted", "unweighted"])
 def test_weights_are_those_of_the_whole_batch(runs, case):
+    assert_same_run(runs.together(case), runs.alone(**CASES[case]))
+
+
+@requirement("processes.leave-out-labels", section=SECTION)
+def test_the_mean_is_over_the_labels_of_the_whole_batch(runs):
+    case = "without some labels"
     assert_same_run(runs.together(case), runs.alone(**CASES[case]))
 
 

@@ -139,6 +139,29 @@ def test_lists_of_a_batch_are_split_and_what_is_marked_is_not(backend, accumulat
     assert_same_run(_fit(backend, 2, data, **options), _fit(backend, 1, data, **options))
 
 
+@requirement("several.leave-out-labels", section=SECTION)
+@pytest.mark.parametrize(
+    ("left_out", "weights"),
+    [([0, 1, 3], None), ([0, 1, 3], [1, 3, 0.5, 2, 1]), ([3, 4], None), ([0, 1, 2, 3, 4], None)],
+    ids=["some", "weighted", "of one GPU", "all"],
+)
+def test_the_mean_is_over_the_labels_of_the_whole_batch(backend, left_out, weights):
+    (x, y), *_ = _data()
+    y[left_out] = -100
+    data = [(x, y)]
+    if weights is not None:
+        data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
+    assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+
+
+@requirement("several.leave-out-labels", section=SECTION)
+def test_labels_on_a_gpu_are_left_out_as_those_on_the_host(backend):
+    (x, y), *_ = _data()
+    y[[0, 1, 3]] = -100
+    data = [(backend.asarray(x, device="gpu:0"), backend.asarray(y, device="gpu:0"))]
+    assert_same_run(_fit(backend, 2, data), _fit(backend, 1, [(x, y)]))
+
+
 @requirement("several.leave-the-model-on-the-first", section=SECTION)
 def test_the_model_is_on_the_first_gpu_afterwards(backend):
     trainer = _fit(backend, 2)[2]

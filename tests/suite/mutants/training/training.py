@@ -12,7 +12,7 @@ import array_api_strict as xp
 import d2ldev_reference.training
 from d2ldev_reference.tensors import ReferenceTensors
 
-from d2ldev import Backend
+from d2ldev import Backend, UnsupportedValueError
 from d2ldev.device import CPU
 from d2ldev.framework import Weighted
 from d2ldev.training import run
@@ -521,11 +521,68 @@ def _steps(y):
     return 1.0 * y.shape[1] if y.ndim > 1 and y.dtype == xp.int32 else 1.0
 
 
-class ClipsLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
+def _clipped_among(learner, y):
+    """Return labels that are classes, of those that ``y`` or a ``Weighted`` has."""
+    classes = learner.parts["model"].layers[-1]["bias"].shape[0]
+    if isinstance(y, Weighted):
+        return y._replace(y=xp.clip(y.y, 0, classes - 1))
+    return xp.clip(y, 0, classes - 1)
+
+
+class TakesNoLabelForAClass(Mutant, caught_by="labels.leave-out"):
     class Learner(OfOtherLabels):
         def spoilt(self, y):
-            classes = self.parts["model"].layers[-1]["bias"].shape[0]
-            return xp.clip(y, 0, classes - 1)
+            return _clipped_among(self, y)
+
+
+class TakesTheEndsOfSequencesForAClass(Mutant, caught_by="labels.leave-out-of-sequences"):
+    class Learner(NetworkLearner):
+        def evaluate(self, inputs, y):
+            return super().evaluate(inputs, xp.clip(y, 0, 2) if y.ndim > 1 else y)
+
+
+class CountsLabelsForNone(Mutant, caught_by="labels.accuracy-leaves-out"):
+    class Training(ReferenceTraining):
+        def accuracy(self, prediction, y):
+            found = xp.argmax(prediction, axis=-1) == xp.astype(y, xp.int64)
+            return xp.mean(xp.astype(found, xp.float32))
+
+
+class SeesNoLabels(Mutant, caught_by="labels.cross-entropy-out-of-range"):
+    class Backend(Backend):
+        def learner(self, model, **options):
+            learner = super().learner(model, **options)
+            for name in ("step", "evaluate"):
+                vars(learner).pop(name, None)
+            return learner
+
+
+class ForgetsLabelsOnGpus(Mutant, caught_by="labels.out-of-range-on-a-gpu"):
+    class Backend(Backend):
+        def learner(self, model, **options):
+            learner = super().learner(model, **options)
+            vars(learner).pop("check_labels", None)
+            return learner
+
+
+class MeasuresNoRangeOfLabels(Mutant, caught_by="labels.fit-refuses"):
+    class Training(ReferenceTraining):
+        def label_range(self, y, weights):
+            return super().label_range(y, weights) * 0
+
+
+class EvaluatesLabelsForNone(Mutant, caught_by="labels.fit-leaves-out"):
+    class Learner(ReferenceLearner):
+        def evaluate(self, inputs, y):
+            return super().evaluate(inputs, _clipped_among(self, y))
+
+
+class LooksAtLabelsOfWeightZero(Mutant, caught_by="labels.of-weight-zero"):
+    class Learner(ReferenceLearner):
+        def step(self, inputs, y):
+            if isinstance(y, Weighted) and xp.any(y.y < 0):
+                raise UnsupportedValueError("train", "a label is negative", "another one")
+            return super().step(inputs, y)
 
 
 # -- exercises ------------------------------------------------------------------------------------

@@ -5,9 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from d2ldev import D2LDevError, UnsupportedValueError
+from d2ldev import Trainer, UnsupportedValueError
+from d2ldev.framework import Weighted
 from d2ldev_conformance.provision import models_of_sequences
 from d2ldev_conformance.requirement import requirement
+from d2ldev_conformance.suite.data import assert_same_run, saved_values
 
 SECTION = "6.7.3"
 # More classes than a signed byte can number.
@@ -129,23 +131,139 @@ def test_cross_entropy_refuses_what_are_no_labels_of_the_logits(backend, place, 
         getattr(learner, method)((x,), labels)
 
 
-def _loss_or_nan(backend, labels, method):
-    """Compute on the CPU: after an error in a CUDA kernel torch cannot use the GPU again."""
-    learner = _learner(backend, backend.cpu())
-    x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array(labels, "int32"))
-    try:
-        loss, _ = getattr(learner, method)((x,), y)
-        return float(backend.to_numpy(loss))
-    except D2LDevError:  # d2ldev does not check the label
-        raise
-    except Exception:  # a framework's own: each has another
-        return float("nan")
+def _values(backend, learner):
+    learner.sync()
+    return saved_values(backend, learner.model)
 
 
-# -1 counts from the end in Python, and -100 stands for no label in torch.
+def _after_a_step(backend, device, labels, weights=None):
+    """Return the loss before a step on (4, 2) inputs, and the parameters after it."""
+    backend.seed(0)
+    net = backend.mlp([2, 3], device=device, seed=0)
+    learner = backend.learner(net, loss="cross_entropy", lr=0.5)
+    kept = [i for i, label in enumerate(labels) if label is not None]
+    x = backend.asarray(_logits(4, 2)[kept], device=device)
+    y = backend.asarray(np.array([labels[i] for i in kept], "int32"), device=device)
+    if weights is not None:
+        weights = backend.asarray(np.array(weights, "float32")[kept], device=device)
+        y = Weighted(y, weights)
+    loss, _ = learner.step((x,), y)
+    return float(backend.to_numpy(loss)), _values(backend, learner)
+
+
+def _assert_same_step(step, expected):
+    assert step[0] == pytest.approx(expected[0], rel=1e-5)
+    for name, value in expected[1].items():
+        np.testing.assert_allclose(step[1][name], value, rtol=1e-4, atol=1e-6)
+
+
+@requirement("labels.leave-out", section=SECTION)
+@pytest.mark.parametrize("weights", [None, [1, 3, 0.5, 2]], ids=["equal", "weighted"])
+def test_a_step_leaves_out_the_label_for_none(backend, place, weights):
+    """The mean is over the labels that count."""
+    step = _after_a_step(backend, place, [0, -100, 2, -100], weights)
+    _assert_same_step(step, _after_a_step(backend, place, [0, None, 2, None], weights))
+
+
+@requirement("labels.leave-out", section=SECTION)
+def test_a_batch_without_labels_has_no_loss_and_changes_nothing(backend, place):
+    loss, values = _after_a_step(backend, place, [-100] * 4)
+    assert loss == 0
+    before = saved_values(backend, backend.mlp([2, 3], device=place, seed=0))
+    for name, value in before.items():
+        np.testing.assert_array_equal(values[name], value)
+
+
+@requirement("labels.leave-out-of-sequences", section=SECTION)
+def test_the_ends_of_sequences_are_left_out(backend, place, model_of_sequences):
+    net = models_of_sequences(backend)[model_of_sequences](place)
+    learner = backend.learner(net, loss="cross_entropy")
+    labels = np.arange(20, dtype="int32").reshape(4, 5) % 3
+    labels[0, 1:], labels[2, 3:] = -100, -100
+    x, y = backend.asarray(_logits(4, 5, 2), device=place), backend.asarray(labels, device=place)
+    loss, prediction = learner.evaluate((x,), y)
+    logits = backend.to_numpy(prediction).astype("float64")
+    logarithms = (logits - np.log(np.exp(logits).sum(-1, keepdims=True)))[labels >= 0]
+    expected = -logarithms[range(len(logarithms)), labels[labels >= 0]].mean()
+    assert float(backend.to_numpy(loss)) == pytest.approx(expected, rel=1e-5)
+
+
+@requirement("labels.accuracy-leaves-out", section=SECTION)
+def test_accuracy_leaves_out_the_label_for_none(backend, place):
+    logits = np.eye(3, dtype="float32")[[0, 1, 2, 0]]
+    assert _accuracy(backend, place, logits, [0, -100, 1, -100], dtype="int32") == 0.5
+    assert _accuracy(backend, place, logits, [-100] * 4, dtype="int32") == 0
+
+
+# -1 counts from the end in Python.
 @requirement("labels.cross-entropy-out-of-range", section=SECTION)
-@pytest.mark.parametrize("label", [-1, -3, -100, 3, 10**6])
+@pytest.mark.parametrize("label", [-1, -101, 3, 10**6])
 @pytest.mark.parametrize("method", ["step", "evaluate"])
-def test_a_label_that_is_no_class_gives_no_finite_loss(backend, label, method):
-    assert np.isfinite(_loss_or_nan(backend, [0, 1, 2, 0], method))
-    assert not np.isfinite(_loss_or_nan(backend, [0, 1, 2, label], method))
+def test_a_label_that_is_no_class_is_refused(backend, label, method):
+    learner = _learner(backend, backend.cpu())
+    x, y = backend.asarray(_logits(4, 2)), backend.asarray(np.array([0, 1, 2, label], "int32"))
+    with pytest.raises(UnsupportedValueError, match=f"the label {label}:.* 3 classes"):
+        getattr(learner, method)((x,), y)
+    assert all(np.isfinite(value).all() for value in _values(backend, learner).values())
+
+
+@requirement("labels.out-of-range-on-a-gpu", section=SECTION)
+@pytest.mark.needs_gpus(1)
+@pytest.mark.parametrize(("label", "method"), [(-1, "step"), (3, "step"), (10**6, "evaluate")])
+def test_a_label_on_a_gpu_is_left_out_and_named_at_the_end(backend, label, method):
+    """The GPU can be used afterwards, and the model has learned from the other examples."""
+    place = backend.gpu(0)
+    learner = _learner(backend, place)
+    x = backend.asarray(_logits(4, 2), device=place)
+    y = backend.asarray(np.array([0, 1, 2, label], "int32"), device=place)
+    loss, _ = getattr(learner, method)((x,), y)
+    assert np.isfinite(backend.to_numpy(loss))
+    with pytest.raises(UnsupportedValueError, match=f"the label {label}:.* 3 classes"):
+        learner.check_labels()
+    learner.check_labels()  # it is said once
+    assert all(np.isfinite(value).all() for value in _values(backend, learner).values())
+
+
+def _fit(backend, place, batch, **options):
+    trainer = Trainer(1, backend=backend)
+    trainer.device = place
+    net = backend.mlp([2, 3], seed=0)
+    history = trainer.fit(net, [batch, batch], loss="cross_entropy", **options)
+    return history, trainer
+
+
+@requirement("labels.fit-refuses", section=SECTION)
+@pytest.mark.parametrize("kind", ["of NumPy", "on the host", "on the device"])
+def test_fit_names_the_label_and_keeps_what_was_learned(backend, place, kind):
+    y = np.array([0, 1, 7, 2], "int32")
+    if kind != "of NumPy":
+        y = backend.asarray(y, device=place if kind == "on the device" else "cpu")
+    trainer = Trainer(1, backend=backend)
+    trainer.device = place
+    net = backend.mlp([2, 3], seed=0)
+    with pytest.raises(UnsupportedValueError, match="the label 7:"):
+        trainer.fit(net, [(_logits(4, 2), y)], loss="cross_entropy")
+    for value in saved_values(backend, trainer.model).values():
+        assert np.isfinite(value).all()
+    with pytest.raises(UnsupportedValueError, match="the label 7:"):
+        trainer.validate(trainer.model, [(_logits(4, 2), y)], loss="cross_entropy")
+
+
+@requirement("labels.fit-leaves-out", section=SECTION)
+def test_fit_and_validate_leave_out_the_label_for_none(backend, place):
+    x, y = _logits(4, 2), np.array([0, -100, 2, -100], "int32")
+    options = {"val_data": [(x, y)], "metrics": ["accuracy"]}
+    history, trainer = _fit(backend, place, (x, y), **options)
+    options["val_data"] = [(x[::2], y[::2])]
+    expected, other = _fit(backend, place, (x[::2], y[::2]), **options)
+    assert_same_run(
+        (saved_values(backend, trainer.model), history),
+        (saved_values(backend, other.model), expected),
+    )
+
+
+@requirement("labels.of-weight-zero", section=SECTION)
+def test_a_label_of_weight_zero_may_be_any(backend, place):
+    batch = {"x": _logits(4, 2), "y": np.array([0, -1, 2, 7], "int32")}
+    history, _ = _fit(backend, place, {**batch, "sample_weight": np.array([1, 0, 2, 0], "float32")})
+    assert np.isfinite(history["loss"]).all()
