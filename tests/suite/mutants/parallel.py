@@ -366,6 +366,18 @@ class ClipsNothingThatProcessesShare(Mutant, caught_by="processes.share-the-para
             return gradients if self.settings.shard else super()._clipped(gradients)
 
 
+class StopsAlone(Mutant, caught_by="processes.stop-together"):
+    class Parallel(ReferenceParallel):
+        def join(self, group):
+            team.Together.stops = team.Alone.stops
+
+
+class LeavesAloneWithItsError(Mutant, caught_by="processes.leave-what-was-learned"):
+    class Parallel(ReferenceParallel):
+        def join(self, group):
+            team.Together.notify = team.Alone.notify
+
+
 class LetsProcessesShareAGpu(Mutant, caught_by="processes.say-who-shares-a-gpu"):
     class Backend(Backend):
         def learner(self, model, *, group=None, **options):

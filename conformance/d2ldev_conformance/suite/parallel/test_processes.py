@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -20,10 +21,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from d2ldev import ArrayLoader, Backend, Broadcast, Trainer, UnsupportedValueError
+from d2ldev import (
+    ArrayLoader,
+    Backend,
+    Broadcast,
+    EarlyStopping,
+    PeerLostError,
+    Trainer,
+    UnsupportedValueError,
+)
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import assert_same, assert_same_run, saved_values
 from d2ldev_conformance.suite.parallel.launching import command, launched
+from d2ldev_conformance.suite.training.test_stopping import AfterStep, HookError, RaisingAfterStep
 
 SECTION = "13.6"
 EPOCHS = 3
@@ -46,6 +56,17 @@ for case, options in json.loads(cases).items():
     run = test_processes.train(backend, folder, rank=rank, **options)
     test_processes.keep(pathlib.Path(folder), case, run)
 test_processes.take_one_gpu(backend, pathlib.Path(folder))
+"""
+
+FAILING = """
+import json, os, pathlib, sys
+import d2ldev
+from d2ldev_conformance.suite.parallel import test_processes
+
+name, folder, cases = sys.argv[1:]
+folder, rank = pathlib.Path(folder), int(os.environ["RANK"])
+for case, options in json.loads(cases).items():
+    test_processes.fail(d2ldev.get_backend(name), folder, case, rank=rank, **options)
 """
 
 BESIDE_A_GPU = """
@@ -83,6 +104,9 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded by rank": {"is_shuffled": True, "is_seeded_by_rank": True, "is_sharded": True},
     "begun": {"epochs": 1, "optimizer": "adam", "checkpoint": "begun"},
     "resumed": {"optimizer": "adam", "checkpoint": "alone", "resume": True},
+    "stopped": {"stopping": [0, 1], "at": 4},
+    "stopped by one": {"stopping": [1], "at": 4},
+    "stopped early": {"patience": 2, "lr": 0.0, "epochs": 6},
 }
 # Of these the parameters are shared, where the framework can.
 SHARED: dict[str, dict[str, Any]] = {
@@ -192,6 +216,9 @@ def train(
     gradient_clip_val: float = 0,
     accumulate: int = 1,
     shard: str | None = None,
+    stopping: Sequence[int] = (),
+    at: int = -1,
+    patience: int | None = None,
     **options: Any,
 ) -> tuple[dict[str, Any], dict[str, list[float]]]:
     """Train a small model; return its parameters and the history.
@@ -204,12 +231,18 @@ def train(
         other_examples: how many examples rank 1 has.
         is_seeded_by_rank: whether the processes begin with different models and orders.
         is_sharded: whether each process reads its part only.
+        stopping: the ranks whose callback stops the run.
+        at: after which step it does.
+        patience: of an ``EarlyStopping``; None is none.
         others: of ``Trainer`` and ``fit``.
     """
     seed = rank if is_seeded_by_rank else 0
     backend.seed(seed)
     net = backend.mlp([3, 8, 3], seed=seed)
-    given = {"backend": backend, "accumulate": accumulate, "shard": shard}
+    callbacks: list[Any] = [AfterStep(at if rank in stopping else -1)]
+    if patience is not None:
+        callbacks.append(EarlyStopping("loss", patience=patience))
+    given = {"backend": backend, "accumulate": accumulate, "shard": shard, "callback": callbacks}
     trainer = TrainerOfLists(epochs, num_gpus, gradient_clip_val, **given)
     length = other_examples if rank and other_examples else examples
     is_told = rank == 1 and other_examples is not None
@@ -225,6 +258,23 @@ def train(
         **{"lr": 0.02, **options},
     )
     return saved_values(backend, trainer.model), history
+
+
+def fail(
+    backend: Backend, folder: Path, case: str, *, rank: int, num_gpus: int, failing: int, shard: Any
+) -> None:
+    """Train, with an error in the callback of one process; keep what each has then."""
+    callback = RaisingAfterStep(FAILED_AT if rank == failing else -1)
+    backend.seed(0)
+    net = backend.mlp([3, 8, 3], seed=0)
+    trainer = Trainer(EPOCHS, num_gpus, backend=backend, callback=callback, shard=shard)
+    raised = ""
+    try:
+        trainer.fit(net, _loader(14, is_shuffled=False), loss="cross_entropy", lr=0.02)
+    except (HookError, PeerLostError) as error:
+        raised = type(error).__name__
+    found: dict[str, Any] = {"raised": raised, "steps": len(callback.steps)}
+    keep(folder, case, (saved_values(backend, trainer.model), found))
 
 
 def keep(folder: Path, case: str, run: Any) -> None:
@@ -405,6 +455,72 @@ def test_processes_that_share_the_parameters_learn_what_one_learns(backend, runs
     options["epochs"] = 3
     resumed = runs.alone(checkpoint="shared", resume=True, **options)
     assert_same_run(resumed, runs.alone(**options))
+
+
+@requirement("processes.stop-together", section=SECTION)
+def test_processes_stop_after_the_step_that_all_of_them_name(runs):
+    alone = runs.alone(stopping=[0], at=4)
+    assert [len(column) for column in alone[1].values()] == [1, 1]
+    assert_same_run(runs.together("stopped"), alone)
+
+
+@requirement("processes.stop-together", section=SECTION)
+def test_processes_stop_together_where_one_of_them_stops(runs):
+    stopped = runs.together("stopped by one")
+    assert_same_run(stopped, runs.together("stopped by one", rank=1))
+    # The other one may have begun the next step, with which an epoch ends.
+    assert {len(column) for column in stopped[1].values()} in ({1}, {2})
+
+
+@requirement("processes.stop-together", section=SECTION)
+def test_processes_that_no_longer_improve_end_after_one_epoch(runs):
+    for rank in (0, 1):
+        history = runs.together("stopped early", rank)[1]
+        assert [len(column) for column in history.values()] == [3, 3]
+
+
+FAILED_AT = 4
+"""After this step an error is raised in a callback."""
+
+
+@pytest.fixture(scope="module")
+def failed(backend, num_gpus, tmp_path_factory):
+    """What two processes have after an error in a callback of the first or the second one."""
+    folder = tmp_path_factory.mktemp("failed")
+    shards = [None] + ["parameters"] * (_SHARING not in backend.framework.cannot)
+    cases = {
+        f"{shard} {failing}": {"num_gpus": num_gpus, "failing": failing, "shard": shard}
+        for shard in shards
+        for failing in (0, 1)
+    }
+    done, _ = _launched(backend, folder, cases, FAILING)
+    assert done.returncode == 0, done.stderr
+    return _Runs(backend, folder, num_gpus)
+
+
+@requirement("processes.leave-what-was-learned", section=SECTION)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_a_callback_of_one_leaves_what_was_learned_in_all(failed, failing):
+    _check_failed(failed, None, failing)
+
+
+@requirement("processes.leave-what-was-shared", section=SECTION)
+@pytest.mark.parametrize("failing", [0, 1])
+def test_an_error_in_a_callback_of_one_leaves_whole_models_in_all(backend, failed, failing):
+    backend.framework.require(_SHARING, "train with shard='parameters'", "leave shard out")
+    _check_failed(failed, "parameters", failing)
+
+
+def _check_failed(failed, shard, failing):
+    found = [failed.together(f"{shard} {failing}", rank) for rank in (0, 1)]
+    (own, mine), (other, others) = found[failing], found[1 - failing]
+    assert mine == {"raised": "HookError", "steps": FAILED_AT + 1}
+    assert others["raised"] == "PeerLostError"
+    # The other one may have begun the next step.
+    assert FAILED_AT + 1 <= others["steps"] <= FAILED_AT + 3
+    alone = failed.alone(stopping=[0], at=others["steps"] - 1)[0]
+    assert_same_run((own, {}), (alone, {}))
+    assert_same_run((other, {}), (alone, {}))
 
 
 @requirement("processes.say-who-shares-a-gpu", section=SECTION)
