@@ -552,7 +552,8 @@ class Backend:
         Args:
             x: a tensor, or any nesting of dicts, lists, tuples, namedtuples, dataclasses and
                 ``d2ldev.register_container``'s; None, numbers and strings stay as they are.
-                NumPy arrays and other frameworks' tensors become tensors of this backend.
+                NumPy arrays and other frameworks' tensors become tensors of this backend. Arrays of
+                text, and tensors that only the host can hold, stay as they are.
             device: where to.
 
         Returns:
@@ -574,6 +575,8 @@ class Backend:
         if framework.kinds[type(x)] is TENSOR:
             if framework.tensors.device_of(x) is target:  # the common call, without a detour
                 return x
+            if target is not CPU and framework.tensors.stays_on_host(x):
+                return x
             words = moving.moving_a_tensor[target]
             return moving.copied(framework, framework.tensors.copy, x, target, words)
         return moving.to(framework, x, target)
@@ -582,7 +585,7 @@ class Backend:
         """Copy a tensor, or every tensor in a nesting, into new memory.
 
         Args:
-            x: as in ``to``, but without NumPy arrays and other frameworks' tensors.
+            x: as in ``to``, but without NumPy arrays of numbers and other frameworks' tensors.
             device: where to; None leaves each tensor on its device.
 
         Returns:

@@ -21,7 +21,7 @@ from d2ldev.errors import describe
 from d2ldev.framework import Files, Framework, Layer, Tensor
 from d2ldev.framework.files import turned, turned_after_flattening
 from d2ldev.operations import moving, placing
-from d2ldev_tensorflow.models import inner_optimizers, is_of_keras
+from d2ldev_tensorflow.models import inner_optimizers, is_of_keras, learned_beside_variables
 
 # Modules of Keras whose layers have no parameters, and keep the order of their input.
 _WITHOUT_PARAMETERS = (
@@ -77,6 +77,9 @@ class TensorFlowFiles(Files):
             return json.loads(json.dumps(model.get_build_config()))
         except Exception:  # whatever a class of the user's raises
             return None
+
+    def unsaved(self, model: Any) -> Sequence[str]:
+        return [f"{layer.name}.{what}" for layer, what in learned_beside_variables(model)]
 
     def complete(
         self,

@@ -28,6 +28,7 @@ from d2ldev.errors import UnsupportedValueError
 from d2ldev.framework import Models, Part, Tensor
 from d2ldev.operations.keras import keras_elsewhere
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
+from d2ldev_tensorflow.strict import mixing
 
 _OF_MODULES = frozenset({"_name", "_name_scope", "_scope_name"})
 _FLAT = str.maketrans("/:", "__")
@@ -45,6 +46,35 @@ _WITHOUT_TENSORS = (bool, int, float, str, type(None), tf.DType, tf.TensorShape)
 def is_of_keras(x: Any, name: str) -> bool:
     """Return whether something is of a class of Keras', which is not imported for the question."""
     return isinstance(x, getattr(sys.modules.get("keras"), name, ()))
+
+
+def is_of_text(layer: Any) -> bool:
+    """Return whether a layer of Keras' looks up text or keys in a table, which the host has."""
+    names = "StringLookup", "IntegerLookup", "TextVectorization", "Hashing", "HashedCrossing"
+    keras = sys.modules.get("keras")
+    kinds = (getattr(getattr(keras, "layers", None), name, ()) for name in names)
+    return any(isinstance(layer, kind) for kind in kinds)
+
+
+def learned_beside_variables(model: Any) -> list[tuple[Any, str]]:
+    """Return the layers with a vocabulary or limits that are no variables, each with its name.
+
+    ``adapt`` or ``set_vocabulary`` has set them: those of a constructor are in the program.
+    """
+    layers = model._flatten_layers() if is_of_keras(model, "Layer") else []
+    # A ``TextVectorization`` has its vocabulary in a layer of its own.
+    lookups = {id(layer): getattr(layer, "_lookup_layer", layer) for layer in layers}
+    inner = {id(lookup) for key, lookup in lookups.items() if id(lookup) != key}
+    found = []
+    for layer in layers:
+        lookup = lookups[id(layer)]
+        if id(layer) in inner:
+            continue
+        if hasattr(lookup, "get_vocabulary") and lookup.input_vocabulary is None:
+            found.append((layer, "vocabulary"))
+        elif getattr(layer, "bin_boundaries", None) is not None and layer.summary is not None:
+            found.append((layer, "bin_boundaries"))
+    return found
 
 
 class KerasObject(ABC):  # noqa: B024  # it asks, and has nothing to be made of
@@ -340,7 +370,8 @@ def compute_at(obj: Any, native: str) -> None:
     if not isinstance(obj.build, _InScope):
         # Past ``__setattr__``, which looks for state to track.
         methods["build"] = _BuildInScope(obj, native)
-        methods[compute] = _InScope(getattr(obj, compute), native)
+        scope = _InScopeOfText if is_of_text(obj) else _InScope
+        methods[compute] = scope(getattr(obj, compute), native)
         if is_of_keras(obj, "Model"):
             for made, maker in zip(_TRACED, _MAKERS, strict=True):
                 methods[maker] = _MakeInScope(obj, maker, made, native)
@@ -366,6 +397,19 @@ class _InScope:
     def __call__(self, *arguments: Any, **named: Any) -> Any:
         with DefaultDevice(self.native):
             return self._method(*arguments, **named)
+
+
+class _InScopeOfText(_InScope):
+    """A method that looks up text on the host, beside tensors of a device, and returns numbers."""
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        with mixing(), DefaultDevice(self.native):
+            found = super().__call__(*arguments, **named)
+            return tf.nest.map_structure(self._moved, found, expand_composites=True)
+
+    def _moved(self, x: Any) -> Any:
+        is_number = isinstance(x, tf.__internal__.EagerTensor) and x.dtype not in OF_THE_HOST
+        return tf.identity(x) if is_number else x
 
 
 class _BuildInScope(_InScope):

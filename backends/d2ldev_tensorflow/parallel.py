@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +25,7 @@ from d2ldev_tensorflow.devices import (
     tasks_of_engine,
     wait_for_peers,
 )
-from d2ldev_tensorflow.models import is_of_keras
+from d2ldev_tensorflow.models import is_of_keras, learned_beside_variables
 from d2ldev_tensorflow.training.replicated import (
     GroupStrategy,
     TensorFlowGroupLearner,
@@ -62,6 +63,7 @@ class TensorFlowParallel(Parallel):
                     twin.build_from_config(model.get_build_config())
                 for mine, theirs in zip(twin.variables, model.variables, strict=True):
                     mine.assign(theirs)
+                _learn_beside_variables(twin, model)
         except Exception as error:  # whatever a class's own configuration raises
             problem = "Keras makes a copy from its get_config(), which failed"
             raise twin_refusal(model, problem) from error
@@ -139,3 +141,17 @@ class TensorFlowParallel(Parallel):
 
     def learner_of_group(self, model: Any, settings: Settings, group: Group) -> Learner:
         return TensorFlowGroupLearner(self._framework, model, settings, group, self.strategy)
+
+
+def _learn_beside_variables(twin: Any, model: Any) -> None:
+    """Give a copy what preprocessing layers of a model have learned, and keep in no variable."""
+    mine, theirs = (
+        [layer for layer, what in learned_beside_variables(each) if what == "vocabulary"]
+        for each in (twin, model)
+    )
+    for new, old in zip(mine, theirs, strict=True):
+        if words := old.get_vocabulary(include_special_tokens=False):
+            new.set_vocabulary(words)
+    for layer in twin._flatten_layers():
+        if isinstance(layer, sys.modules["keras"].layers.Normalization):
+            layer.finalize_state()  # which computes with the variables

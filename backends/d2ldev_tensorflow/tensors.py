@@ -105,6 +105,9 @@ class TensorFlowTensors(Tensors):
             "x = backend.asarray(x) makes a tensor; in a tf.function, ask for its result's device",
         )
 
+    def stays_on_host(self, x: Tensor) -> bool:
+        return x.dtype in OF_THE_HOST
+
     def dtype_of(self, x: Tensor) -> str:
         return str(x.dtype.name)
 
@@ -235,12 +238,16 @@ class TensorFlowTensors(Tensors):
             ]
 
     def _copied(self, x: Tensor, there: Device, native: Any) -> Tensor:
-        is_of_the_host = x.dtype in OF_THE_HOST
-        if is_of_the_host and (x.dtype != tf.string or there is not CPU):
+        if x.dtype == tf.string:
+            with tf.device(_CPU_NAME):
+                return self._in_new_memory(
+                    x.value() if isinstance(x, tf.Variable) else x, _CPU_NAME
+                )
+        if x.dtype in OF_THE_HOST:
             raise UnsupportedValueError(
                 f"copy a tensor of {x.dtype.name} to {there}",
-                "TensorFlow keeps strings, and handles of its own objects, in the CPU's memory",
-                "take it out of the batch, and leave it on the CPU",
+                "TensorFlow has no copies of handles, which lead to tables and the like",
+                "take it out of the batch",
                 [self.device_of(x), there],
             )
         return self._settled(self._recorded(x, native), native)

@@ -177,6 +177,8 @@ class Description:
     def __init__(self, framework: Framework, obj: Any, attempted: str) -> None:
         self._framework = framework
         self._attempted = attempted
+        self.unsaved: list[str] = []
+        """The names of what its models have learned, and the file has not."""
         self.rows: list[dict[str, Any]] = []
         self.saved: list[Saved] = []
         self._depths: list[int] = []
@@ -247,6 +249,7 @@ class Description:
         inputs = self._framework.files.inputs(x)
         if inputs is not None:
             row["inputs"] = inputs
+        self.unsaved += [joined(path, name) for name in self._framework.files.unsaved(x)]
         tensors = NamedTensors(Inventory(self._framework, x, self._attempted, is_saved=True))
         self._mark(row, tensors)
         return self._row(row, x, list(tensors), list(tensors.values()), path)

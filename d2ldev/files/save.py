@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from d2ldev.device import CPU
-from d2ldev.errors import CheckpointError
+from d2ldev.errors import CheckpointError, warn
 from d2ldev.files.description import VERSION, Description, Saved
 from d2ldev.files.format.atomic import replacing
 from d2ldev.files.format.checksums import DIGITS, NEWEST, PIECE, checksum_of
@@ -34,6 +34,11 @@ def save(framework: Framework, obj: Any, path: Any) -> None:
         os.stat(os.path.dirname(path) or os.curdir)
         with replacing(path) as descriptor:
             _write(framework, description, descriptor)
+        if description.unsaved:
+            warn(
+                f"{path} has no {' and no '.join(description.unsaved)}. fix: save it beside the "
+                "file, and make the model with it before load_into"
+            )
     except OSError as error:
         raise CheckpointError(
             attempted,

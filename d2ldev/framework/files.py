@@ -134,6 +134,13 @@ class Files:
         """
         return None
 
+    def unsaved(self, model: Any) -> Sequence[str]:
+        """Return the names of what a model has learned and no file has, such as a vocabulary.
+
+        Called by ``save`` for every model, which warns of it.
+        """
+        return ()
+
     def plain_name(self, name: str) -> str:
         """Return the name of a tensor in any file without what a wrapper of a model adds to it.
 

@@ -71,6 +71,13 @@ class Tensors(ABC):
                 (torch's ``meta``). Never a guess.
         """
 
+    def stays_on_host(self, x: Tensor) -> bool:
+        """Return whether only the host can hold a tensor, as TensorFlow's strings.
+
+        ``to``, ``place`` and all that moves batches leave it there, and its ``device_of`` says so.
+        """
+        return False
+
     @abstractmethod
     def dtype_of(self, x: Tensor) -> str:
         """Return the name of a tensor's dtype, such as ``'float32'``."""

@@ -3,8 +3,8 @@
 One rule for ``Backend.split``, for the ``Trainer`` on several GPUs and in several processes, and
 for every framework. A batch has n examples.
 
-- A tensor or a NumPy array of shape ``(n, ...)`` is split. A tensor without an axis, and a plain
-  value (None, a number, str, bytes), is the same for all parts.
+- A tensor or a NumPy array of shape ``(n, ...)`` is split, also one of text. A tensor without an
+  axis, and a plain value (None, a number, str, bytes), is the same for all parts.
 - The batch itself, dicts, namedtuples, dataclasses and registered containers have *fields*. Each
   field is split by this rule.
 - A list, a tuple or another sequence has fields, too, if a tensor among its items has n examples,
@@ -102,6 +102,11 @@ class Whole:
         known = self._shapes.get(id(x))
         return creation.shape_of(x, self._attempted) if known is None else known
 
+    def _has_rows(self, x: Any) -> bool:
+        """Tell whether a value is a tensor, or an array of text, which no tensor is made of."""
+        kind = self._kinds[type(x)]
+        return kind is TENSOR or (isinstance(kind, Kind) and moving.is_text(x))
+
     def _is_sequence(self, x: Any) -> bool:
         kind = self._kinds[type(x)]
         return isinstance(x, range) if isinstance(kind, Kind) else kind.holds == "items"
@@ -121,9 +126,7 @@ class Whole:
 
     def _number_of_examples(self, fields: list[Any], sequences: list[Any]) -> int:
         tensors = {
-            int(shape[0]): x
-            for x in fields
-            if self._kinds[type(x)] is TENSOR and (shape := self._shape(x))
+            int(shape[0]): x for x in fields if self._has_rows(x) and (shape := self._shape(x))
         }
         filled = [x for x in sequences if len(x)]
         candidates = {**dict.fromkeys(tensors)}
@@ -155,7 +158,7 @@ class Whole:
     def _tensors_in(self, x: Any, n: int) -> int | None:
         """Return how many tensors of n examples are among the fields in x; None if one misfits."""
         kind = self._kinds[type(x)]
-        if kind is TENSOR:
+        if self._has_rows(x):
             shape = self._shape(x)
             return None if shape and shape[0] != n else len(shape[:1])
         if isinstance(kind, Kind) or kind is BROADCAST:
@@ -184,9 +187,7 @@ class Whole:
         if not self._has_fields(x):
             return
         items = list(x)
-        shapes = {
-            self._shape(each) if self._kinds[type(each)] is TENSOR else None for each in items
-        }
+        shapes = {self._shape(each) if self._has_rows(each) else None for each in items}
         is_either = self.length == len(items) > 1 and len(shapes) == 1 and None not in shapes
         if is_either and is_strict:
             raise self._choice_refusal(x)
@@ -208,7 +209,7 @@ class Whole:
             is_top: whether it is the batch itself.
         """
         kind = self._kinds[type(x)]
-        if kind is TENSOR:
+        if self._has_rows(x):
             if not self._shape(x):
                 return x
         elif isinstance(kind, Kind):
@@ -245,6 +246,8 @@ class Whole:
 
     def _rows(self, x: Tensor, start: int, stop: int) -> Tensor:
         framework = self._framework
+        if self._kinds[type(x)] is not TENSOR:
+            return x[start:stop]
         try:
             return framework.parallel.rows(x, start, stop)
         except Exception as error:  # a sparse tensor, which has no views, or memory that ran out

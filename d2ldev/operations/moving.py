@@ -56,8 +56,9 @@ def moved(
     device_of = framework.tensors.device_of
     if tensors is None:
         tensors = plain_tensors(x, framework.kinds)
+    stays = staying_on_host(framework, target)
     if tensors is not None:
-        are_there = [device_of(tensor) is target for tensor in tensors]
+        are_there = [device_of(tensor) is target or stays(tensor) for tensor in tensors]
         if all(are_there):
             return x
         if not any(are_there):
@@ -65,7 +66,9 @@ def moved(
             return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
     elsewhere = {
-        key: tensor for key, tensor in flat.tensors.items() if device_of(tensor) is not target
+        key: tensor
+        for key, tensor in flat.tensors.items()
+        if device_of(tensor) is not target and not stays(tensor)
     }
     by_themselves = _that_move(framework, flat)
     changed = _tensors_of_data(framework, flat, target, attempted) if flat.others else {}
@@ -76,6 +79,23 @@ def moved(
     for key, leaf in by_themselves.items():
         changed[key] = _moved_by_itself(framework, leaf, target, attempted, flat)
     return flat.unflatten(changed)
+
+
+def staying_on_host(framework: Framework, target: Device) -> Callable[[Tensor], bool]:
+    """Return a function that tells whether a tensor does not go to a device, but to the host."""
+    return _goes if target is CPU else framework.tensors.stays_on_host
+
+
+def _goes(_: Tensor) -> bool:
+    return False
+
+
+def is_text(x: Any) -> bool:
+    """Return whether a value is a NumPy array of text, which is the host's data on all devices."""
+    if not _is_array(x):
+        return False
+    kind = x.dtype.kind
+    return kind in "SUT" or (kind == "O" and all(isinstance(each, (str, bytes)) for each in x.flat))
 
 
 def on_the_host(framework: Framework, x: Any, *, is_moved_later: bool = False) -> Any:
@@ -150,11 +170,13 @@ def copy(framework: Framework, x: Any, target: Device | None) -> Any:
             new = copied(framework, copy_all, plain, places.pop(), attempted)
             return with_tensors(x, framework.kinds, iter(new))
     flat = flatten(x, framework.kinds, attempted)
-    for leaf in flat.others.values():
-        raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
+    changed: dict[int, Any] = {}
+    for key, leaf in flat.others.items():
+        if not is_text(leaf):
+            raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
+        changed[key] = leaf.copy()
     tensors = flat.tensors
     places = {target} if target is not None else set(map(device_of, tensors.values()))
-    changed: dict[int, Tensor] = {}
     for place in places:
         # The tensors of one device are copied together, which costs less in some frameworks.
         there = tensors
@@ -289,16 +311,19 @@ def _tensors_of_data(
 ) -> dict[int, Tensor]:
     """Make tensors with the values of NumPy arrays and of other frameworks' tensors, by their ids.
 
+    Text stays as it is.
+
     Raises:
         UnsupportedValueError: if there is anything else, or a dtype that is none of the
             framework's; the message names it.
     """
-    for leaf in flat.others.values():
+    data = {key: leaf for key, leaf in flat.others.items() if not is_text(leaf)}
+    for leaf in data.values():
         is_object = framework.kinds[type(leaf)] is OBJECT
         if is_object or not (_is_array(leaf) or _is_tensor(leaf)):
             raise leaf_refusal(framework, attempted, leaf, flat.name_of(leaf))
     made = {}
-    for key, leaf in flat.others.items():
+    for key, leaf in data.items():
         try:
             values = leaf if _is_array(leaf) else to_numpy(framework_of(leaf), leaf)
             made[key] = creation.asarray(framework, values, None, device, None, None)

@@ -349,10 +349,11 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
 def _elsewhere(inventory: Inventory, device: Device) -> list[Any]:
     """Return the tensors that are on another device, each once."""
     device_of = inventory.framework.tensors.device_of
+    stays = moving.staying_on_host(inventory.framework, device)
     return [
         tensor
         for tensor in {id(tensor): tensor for _, tensor in inventory.entries}.values()
-        if device_of(tensor) is not device
+        if device_of(tensor) is not device and not stays(tensor)
     ]
 
 

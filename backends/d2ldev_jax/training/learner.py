@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache, partial, wraps
 from inspect import signature
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -26,7 +26,7 @@ from flax import nnx
 from jax.sharding import NamedSharding
 
 from d2ldev.device import CPU
-from d2ldev.errors import UnsupportedValueError, describe
+from d2ldev.errors import UnsupportedValueError, describe, shown
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import (
     ADAGRAD_EPSILON,
@@ -37,6 +37,7 @@ from d2ldev.framework.training import (
     state_refusal,
 )
 from d2ldev.operations import placing
+from d2ldev.operations.moving import is_text
 from d2ldev.operations.programs import Programs
 from d2ldev.operations.steps import (
     check_labels,
@@ -64,6 +65,27 @@ _OF_NO_TRAINING = optax.set_to_zero()  # one for all, because programs depend on
 _PRECISIONS = {"bf16": jnp.bfloat16, "fp16": jnp.float16}
 # The attributes that put a module into evaluation mode.
 _FLAGS = ("deterministic", "use_running_average")
+
+
+def _without_text(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap a learner's method, which JAX compiles, to name text among its operands."""
+
+    @wraps(method)
+    def run(self: JaxLearner, *operands: Any) -> Any:
+        try:
+            return method(self, *operands)
+        except TypeError as error:
+            for path, x in jax.tree_util.tree_leaves_with_path(operands):
+                if isinstance(x, (str, bytes)) or is_text(x):
+                    raise UnsupportedValueError(
+                        f"compute with {describe(self._model)}",
+                        f"{shown(x)} in the batch, at {jax.tree_util.keystr(path)}, is text, which "
+                        "no function takes that JAX compiles",
+                        "numbers in its place, such as those of a vocabulary; or take it out",
+                    ) from error
+            raise
+
+    return run
 
 
 class JaxLearner(Learner):
@@ -154,6 +176,7 @@ class JaxLearner(Learner):
             return input_names(getattr(model, wrapped))
         return input_names(model)
 
+    @_without_text
     def step(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
@@ -179,6 +202,7 @@ class JaxLearner(Learner):
         self._state = self._program.apply(self._state, self._rate, self._sums, self.pending)
         self._sums, self.pending = None, 0
 
+    @_without_text
     def evaluate(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
         if self._is_synced:
             self._take()
@@ -186,6 +210,7 @@ class JaxLearner(Learner):
         loss, prediction = self._program.evaluate(arrays, *batch)
         return self._places.local(loss), self._places.part(prediction, self.portion)
 
+    @_without_text
     def predict(self, inputs: tuple[Any, ...]) -> Any:
         if self._is_synced:
             self._take()

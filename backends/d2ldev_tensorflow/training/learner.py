@@ -9,9 +9,10 @@ from inspect import signature
 from typing import Any
 from weakref import WeakSet, ref
 
+import numpy as np
 import tensorflow as tf
 
-from d2ldev.device import Device
+from d2ldev.device import CPU, Device
 from d2ldev.errors import UnsupportedValueError, describe
 from d2ldev.framework import Framework, Learner, Settings, Tensor
 from d2ldev.framework.training import state_refusal
@@ -95,7 +96,14 @@ class TensorFlowLearner(Learner):
         return self._is_ready
 
     def build(self, inputs: tuple[Any, ...]) -> None:
-        device = self._framework.tensors.device_of(tf.nest.flatten(inputs)[0])
+        tensors = self._framework.tensors
+        # Text of NumPy's is no tensor yet, and text tells nothing of the model's device.
+        inputs = tf.nest.map_structure(
+            lambda x: tf.constant(x) if isinstance(x, np.ndarray) else x, inputs
+        )
+        placed = [x for x in tf.nest.flatten(inputs) if isinstance(x, tensors.types)]
+        numbers = [x for x in placed if not tensors.stays_on_host(x)]
+        device = tensors.device_of(numbers[0]) if numbers else CPU
         if not self._has_variables():
             with devices.on(self._framework, device):
                 self._call(inputs, training=False)

@@ -357,10 +357,41 @@ def test_strings_are_copied_on_the_cpu(backend):
     assert copied.numpy().tolist() == [b"a", b"b"]
 
 
-def test_strings_have_no_place_on_a_gpu(backend):
-    with pytest.raises(UnsupportedValueError, match="string") as caught:
-        backend.to({"name": tf.constant(["a"])}, "gpu:0")
-    assert caught.value.devices == ("cpu", "gpu:0")
+def test_strings_stay_on_the_host(backend):
+    x, words = tf.ones(2), tf.constant(["a", "b"])
+    batch = {"x": x, "words": words, "deep": [words]}
+    moved = backend.to(batch, "gpu:0")
+    assert backend.device_of(moved["x"]) is gpu(0)
+    assert moved["words"] is moved["deep"][0] is words
+    assert backend.device_of(words) is cpu()
+    assert backend.to(moved, "gpu:0") is moved
+    assert backend.to(words, "gpu:1") is words
+    (prefetched,) = backend.prefetch([batch], "gpu:0")
+    assert prefetched["words"] is words
+
+
+def test_strings_of_a_scope_come_to_the_cpu_only_if_asked(backend):
+    with tf.device("/CPU:1"):
+        words = tf.strings.upper(["a"])
+    assert backend.to(words, "gpu:1") is words
+    assert backend.device_of(backend.to(words, "cpu")) is cpu()
+
+
+def test_strings_are_copied_on_the_host(backend):
+    words = tf.constant(["a", "b"])
+    copied = backend.copy({"words": words, "x": tf.ones(2)}, "gpu:1")
+    assert backend.device_of(copied["x"]) is gpu(1)
+    assert copied["words"] is not words
+    assert backend.device_of(copied["words"]) is cpu()
+    assert copied["words"].numpy().tolist() == [b"a", b"b"]
+
+
+def test_strings_are_split_on_the_host(backend):
+    parts = backend.split(
+        {"x": tf.ones(3), "words": tf.constant(["a", "b", "c"])}, ["gpu:0", "gpu:1"]
+    )
+    assert [part["words"].numpy().tolist() for part in parts] == [[b"a", b"b"], [b"c"]]
+    assert {backend.device_of(part["words"]) for part in parts} == {cpu()}
 
 
 def test_handles_are_not_copied(backend):

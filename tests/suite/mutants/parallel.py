@@ -40,6 +40,15 @@ class GivesEachPartAllOfAList(Mutant, caught_by="split.takes-sequences"):
             return parts
 
 
+class GivesEachPartAllOfAText(Mutant, caught_by="split.takes-text"):
+    class Backend(Backend):
+        def split(self, batch, devices):
+            parts = super().split(batch, devices)
+            if isinstance(batch, dict) and "text" in batch:
+                parts = [{**part, "text": batch["text"]} for part in parts]
+            return parts
+
+
 class CountsTheChannelsOfImages(Mutant, caught_by="split.counts-sequences"):
     class Backend(Backend):
         def split(self, batch, devices):

@@ -44,6 +44,23 @@ def test_tensors_and_numpy_arrays_in_a_nesting_are_split_together(backend):
         assert others == ["a", None]
 
 
+TEXTS = {
+    "str": np.array(["a", "b", "c"]),
+    "bytes": np.array([b"a", b"b", b"c"]),
+    "objects": np.array(["a", "b", "c"], dtype=object),
+}
+
+
+@requirement("split.takes-text", section=SECTION)
+@pytest.mark.parametrize("text", TEXTS.values(), ids=list(TEXTS))
+@two_gpus
+def test_an_array_of_text_is_split_as_a_tensor(backend, text):
+    parts = backend.split({"x": backend.ones(3), "text": text}, PAIR)
+    assert [part["text"].tolist() for part in parts] == [text[:2].tolist(), text[2:].tolist()]
+    with pytest.raises(UnsupportedValueError, match="text has 3"):
+        backend.split({"text": text, "x": backend.ones(4)}, PAIR)
+
+
 class Field(NamedTuple):
     """A container of fields."""
 

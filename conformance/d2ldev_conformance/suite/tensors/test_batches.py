@@ -475,7 +475,41 @@ def test_an_array_in_two_places_becomes_one_tensor(backend, place, take):
 
 @requirement("containers.arrays-are-named", section=SECTION)
 def test_an_array_without_numbers_is_refused_by_name(take):
-    batch = {"x": np.ones(2, "float32"), "meta": [1, np.array(["cat", "dog"])]}
+    batch = {"x": np.ones(2, "float32"), "meta": [1, np.array([object(), "dog"])]}
     with pytest.raises(UnsupportedValueError, match=r"meta\.1"):
         take(batch)
     assert isinstance(batch["x"], np.ndarray)
+
+
+TEXTS = {
+    "str": lambda: np.array(["cat", "dog"]),
+    "bytes": lambda: np.array([b"cat", b"dog"]),
+    "objects": lambda: np.array(["cat", b"dog"], dtype=object),
+}
+texts = pytest.mark.parametrize("make", TEXTS.values(), ids=list(TEXTS))
+
+
+@requirement("containers.text-stays-on-the-host", section=SECTION)
+@texts
+def test_text_of_numpy_stays_as_it_is_beside_tensors(backend, place, take, make):
+    text = make()
+    taken = take({"x": np.ones(2, "float32"), "text": text, "deep": [(text,)]})
+    _check(backend, place, taken["x"], np.ones(2, "float32"))
+    assert taken["text"] is taken["deep"][0][0] is text
+
+
+@requirement("containers.text-stays-on-the-host", section=SECTION)
+@texts
+def test_a_batch_with_text_that_is_there_comes_back_itself(backend, place, make):
+    batch = {"x": backend.ones(2, device=place), "text": make()}
+    assert backend.to(batch, place) is batch
+
+
+@requirement("containers.text-is-copied", section=SECTION)
+@texts
+def test_a_copy_of_a_batch_has_text_of_its_own(backend, place, make):
+    text = make()
+    copied = backend.copy({"x": backend.ones(2, device=place), "text": text})["text"]
+    assert type(copied) is np.ndarray
+    assert not np.shares_memory(copied, text)
+    assert copied.tolist() == text.tolist()

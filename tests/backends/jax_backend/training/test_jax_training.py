@@ -363,3 +363,16 @@ def test_a_model_that_makes_variables_in_a_step_is_refused(backend):
     learner = backend.learner(Growing(nnx.Rngs(0)))
     with pytest.raises(UnsupportedValueError, match=r"made or deleted variables: .*seen"):
         learner.step((backend.ones((4, 2)),), backend.ones((4, 1)))
+
+
+@pytest.mark.parametrize("num_gpus", [0, 1, 2])
+@pytest.mark.parametrize("text", [["a", "b"], np.array(["a", "b"])], ids=["list", "array"])
+def test_text_in_a_compiled_step_is_refused_by_name(backend, text, num_gpus):
+    batch = {"x": np.ones((2, 3), "float32"), "y": {"wanted": np.ones((2, 1)), "words": text}}
+    trainer = Trainer(1, num_gpus=num_gpus, backend=backend)
+
+    def loss(prediction, y):
+        return ((prediction - y["wanted"]) ** 2).mean()
+
+    with pytest.raises(UnsupportedValueError, match=r"\['words'\].*is text"):
+        trainer.fit(backend.mlp([3, 1]), [batch], loss=loss)

@@ -395,6 +395,24 @@ class ForgetsWhereTheArrayIs(Mutant, caught_by="containers.arrays-are-named"):
                 ) from error
 
 
+class MakesListsOfText(Mutant, caught_by="containers.text-stays-on-the-host"):
+    class Backend(Backend):
+        def to(self, x, device):
+            moved = super().to(x, device)
+            if type(moved) is not dict:
+                return moved
+            return {k: y.tolist() if isinstance(y, np.ndarray) else y for k, y in moved.items()}
+
+
+class SharesTextWithItsCopy(Mutant, caught_by="containers.text-is-copied"):
+    class Backend(Backend):
+        def copy(self, x, device=None):
+            copied = super().copy(x, device)
+            if type(x) is dict and isinstance(x.get("text"), np.ndarray):
+                copied["text"] = x["text"]
+            return copied
+
+
 class CopiesTiesTwice(Mutant, caught_by="copy.ties-are-copied-once"):
     class Backend(Backend):
         def copy(self, x, device=None):
