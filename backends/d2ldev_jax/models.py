@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from d2ldev.errors import BackendNotInstalledError, UnsupportedValueError
-from d2ldev.framework import Models, Part, Tensor
+from d2ldev.framework import Models, NoTensor, Part, Tensor
 from d2ldev.operations.keras import keras_elsewhere
 
 # Most attributes are of these types, and hold no array.
@@ -80,6 +80,11 @@ class JaxModels(Models):
         items: Iterable[tuple[Any, Any]] = attributes.items()
         if "_state" in attributes and is_linen(obj):  # which is Flax's own, beside its fields
             items = [(each.name, attributes.get(each.name)) for each in fields(obj)]
+            scope = attributes.get("scope")
+            if scope is not None and scope.variables():
+                problem = "are bound to it, where nothing can replace them"
+                fix = "model, variables = model.unbind(), and place the variables"
+                yield "variables", NoTensor(problem, fix), None, None
         for key, value in items:
             cls = type(value)
             if cls in _PLAIN or (cls is FunctionType and _is_of_libraries(value)):
@@ -128,4 +133,7 @@ def _part_of(variable: Any) -> Part:
             "it holds a jax.Ref, whose memory cannot be replaced, and other holders see the Ref",
             "make the model without: with nnx.use_refs(False): model = Model(...)",
         )
+    if isinstance(value, jax.ShapeDtypeStruct):
+        fix = "model = Model(rngs=nnx.Rngs(0)), outside of nnx.eval_shape"
+        value = NoTensor("has a shape and no values", fix)
     return "value", value, partial(object.__setattr__, variable), _slot(variable)

@@ -18,7 +18,7 @@ from weakref import WeakValueDictionary
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Devices, Models, Part, Tensor
+from d2ldev.framework import Devices, Models, NoTensor, Part, Tensor
 from d2ldev_mxnet.framework import NumPySemantics, NumPyShapes, mx
 
 _Block, _Parameter = mx.gluon.Block, mx.gluon.Parameter
@@ -82,6 +82,8 @@ class MXNetModels(Models):
                 f"it is spread over {parameter._ctx_list}, and each may have its own values",
                 "net.collect_params().reset_ctx(ctx) takes their mean, and forgets the gradients",
             )
+        if not arrays:
+            yield "data", _lacking(parameter), None, None
         for i, array in enumerate(arrays):
             suffix = f".{i}" if i else ""
             self._owners[id(array)] = parameter
@@ -226,6 +228,16 @@ def _request_of(x: Any, gradient: Any) -> str:
             y = x * 1
         y.backward(mx.np.zeros_like(y) if isinstance(y, mx.np.ndarray) else mx.nd.zeros_like(y))
         return "add" if gradient.asnumpy().any() else "write"
+
+
+def _lacking(parameter: Any) -> NoTensor:
+    """Return why a parameter has no array."""
+    if parameter._deferred_init:
+        problem = "is not initialised before the first batch, by which MXNet knows its shape"
+        return NoTensor(problem, "net(X), with one batch", is_made_there=True)
+    return NoTensor(
+        "is not initialised", "net.initialize(ctx=backend.native(device)), before anything else"
+    )
 
 
 def keep_on(parameter: Any, contexts: list[Any]) -> None:

@@ -25,7 +25,7 @@ from tensorflow.python.eager.context import anonymous_name
 
 from d2ldev.device import Device
 from d2ldev.errors import UnsupportedValueError
-from d2ldev.framework import Models, Part, Tensor
+from d2ldev.framework import Models, NoTensor, Part, Tensor
 from d2ldev.operations.keras import keras_elsewhere
 from d2ldev_tensorflow.devices import OF_THE_HOST, DefaultDevice, TensorFlowDevices, place_of
 from d2ldev_tensorflow.strict import mixing
@@ -213,6 +213,11 @@ def _layer_parts(layer: Any) -> Iterator[Part]:
         else [*layer._trainable_variables, *layer._non_trainable_variables]
     )
     keras = sys.modules["keras"]
+    if isinstance(layer, keras.Model) and not layer.built:
+        lacking = NoTensor(
+            "are not made before it is built", "model(X), with one batch", is_made_there=True
+        )
+        yield "variables", lacking, None, None
     # Past ``__setattr__``, which refuses some attributes of a layer that is built.
     put = vars(layer).__setitem__
     yield from _attributes(layer, _own_attributes(), (keras.Variable,), put)

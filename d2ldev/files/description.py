@@ -250,7 +250,10 @@ class Description:
         if inputs is not None:
             row["inputs"] = inputs
         self.unsaved += [joined(path, name) for name in self._framework.files.unsaved(x)]
-        tensors = NamedTensors(Inventory(self._framework, x, self._attempted, is_saved=True))
+        inventory = Inventory(self._framework, x, self._attempted, is_saved=True)
+        inventory.check_tensors(is_saved=True)
+        self.unsaved += [joined(path, name) for name in inventory.unsaved()]
+        tensors = NamedTensors(inventory)
         self._mark(row, tensors)
         return self._row(row, x, list(tensors), list(tensors.values()), path)
 

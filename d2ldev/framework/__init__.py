@@ -40,7 +40,7 @@ from d2ldev.errors import (
 from d2ldev.framework.devices import Devices, Memory
 from d2ldev.framework.files import Files, Layer, Layout
 from d2ldev.framework.made_once import made_once
-from d2ldev.framework.models import Models, Part, Put
+from d2ldev.framework.models import Models, NoTensor, Part, Put
 from d2ldev.framework.parallel import Parallel
 from d2ldev.framework.precision import MatmulPrecision, Switch
 from d2ldev.framework.strict import Strict, Strictness
@@ -77,6 +77,7 @@ __all__ = [
     "Loss",
     "Memory",
     "Models",
+    "NoTensor",
     "Parallel",
     "Part",
     "Portion",

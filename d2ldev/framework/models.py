@@ -21,9 +21,24 @@ Part = tuple[str, Any, Put | None, Any]
 """One thing that a framework's object keeps: ``(name, value, put, key)``.
 
 ``name`` is its name in the object, dotted: ``'weight'``, ``'state.0.exp_avg'``. ``value`` is a
-tensor, a nesting, or another object of the framework. ``put(key, other)`` stores another value in
-its place. ``put`` is None for what is never replaced: an object, or a tensor that is refilled.
+tensor, a nesting, another object of the framework, any other object, which ``place`` looks through,
+or a ``NoTensor``. ``put(key, other)`` stores another value in its place. ``put`` is None for what
+is never replaced: an object, or a tensor that is refilled.
 """
+
+
+class NoTensor:
+    """A value among the parts where a tensor should be, and is none: no place without a word.
+
+    Args:
+        problem: why there is none: ``'is not initialised'``.
+        fix: the line that makes it.
+        is_made_there: whether the framework makes it later, on the device where the model is
+            placed by then. Then ``place`` takes the model, and only ``save`` does not.
+    """
+
+    def __init__(self, problem: str, fix: str, *, is_made_there: bool = False) -> None:
+        self.problem, self.fix, self.is_made_there = problem, fix, is_made_there
 
 
 class Models:

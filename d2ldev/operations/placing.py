@@ -19,7 +19,7 @@ from weakref import WeakKeyDictionary
 
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, warn
-from d2ldev.framework import DeviceLike, Framework, Models, Part, Put
+from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
 from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
@@ -52,6 +52,8 @@ class Inventory:
     """The tensors, and objects of ``bound_types``, that stay where they are."""
     plain: Sequence[tuple[str, Any]] = ()
     """The plain values among the parts, such as a device that a model has noted."""
+    without_tensors: Sequence[tuple[str, NoTensor]] = ()
+    """Where the framework has no tensor yet."""
     unsearched: Sequence[str] = ()
     """The names of objects that were not looked through: too deep, or too many."""
     # What keeps tensors that cannot be replaced: looked through when all others are known.
@@ -97,8 +99,8 @@ class Inventory:
             self._list_what_is_shared()
         if not is_saved:
             self._add_attached()
-            if self._fixing:
-                self._add_fixed()
+        if self._fixing:
+            self._add_fixed()
 
     def _add_leaves(self, obj: Any) -> None:
         for name, value, kind in leaves(obj, self._kinds, "", self._attempted):
@@ -191,6 +193,26 @@ class Inventory:
         listed = {id(x) for name, x in self.entries if name not in self.unlisted}
         self.unlisted -= {name for name, x in self.entries if id(x) in listed}
 
+    def check_tensors(self, *, is_saved: bool = False) -> None:
+        """Refuse an object that lacks tensors.
+
+        Args:
+            is_saved: whether those that the framework makes later are needed now.
+        """
+        for name, lacking in self.without_tensors:
+            if is_saved or not lacking.is_made_there:
+                where = f"its {name}" if name else "it"
+                raise UnsupportedValueError(
+                    self._attempted, f"{where} {lacking.problem}", lacking.fix
+                )
+
+    def unsaved(self) -> list[str]:
+        """Return the names of the tensors in ``fixed`` that no file has."""
+        known = {id(x) for _, x in self.entries}
+        return [
+            name for name, x in self.fixed if self._kinds[type(x)] is TENSOR and id(x) not in known
+        ]
+
     # -- objects that are no containers ------------------------------------------------------------
 
     def _add_other(self, name: str, value: Any) -> None:
@@ -199,6 +221,8 @@ class Inventory:
         if keeper is None or id(value) in self._seen:
             if isinstance(value, self.framework.models.bound_types):
                 self.fixed = [*self.fixed, (name, value)]
+            elif isinstance(value, NoTensor):
+                self.without_tensors = [*self.without_tensors, (name, value)]
             elif isinstance(value, Device):
                 self.plain = [*self.plain, (name, value)]
             return
@@ -308,6 +332,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         # It may be what the model's last call, which was traced, has left in an attribute.
         inventory = Inventory(framework, obj, attempted)
         elsewhere = _elsewhere(inventory, device)
+    inventory.check_tensors()
     if not elsewhere:
         _tell_what_stays(inventory, obj, device)
         _settle(inventory, device)

@@ -123,12 +123,6 @@ def test_an_attribute_whose_name_is_a_number_moves(backend):
     assert set(backend.named_tensors(layers)) == {"0.value", "1"}
 
 
-def test_a_module_without_arrays_is_no_hindrance(backend):
-    abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
-    assert backend.place(abstract, "gpu:0") is abstract
-    assert dict(backend.placement(abstract)) == {}
-
-
 def test_a_variable_with_a_nesting_moves(backend):
     variable = nnx.Variable({"x": jnp.ones(1), "n": 3})
     backend.place([variable], "gpu:0")
@@ -497,3 +491,27 @@ def test_d2ldev_s_own_registration_comes_first(backend):
     )
     moved = backend.to(Both(backend.ones(1), print, ""), "gpu:0")
     assert (moved.right, moved.note) == (print, "by d2ldev")
+
+
+# -- models without values ------------------------------------------------------------------------
+
+
+def test_a_model_of_shapes_alone_is_refused(backend, tmp_path):
+    abstract = nnx.eval_shape(lambda: nnx.Linear(2, 2, rngs=nnx.Rngs(0)))
+    with pytest.raises(UnsupportedValueError, match=r"\.value has a shape and no values") as error:
+        backend.place(abstract, gpu(0))
+    assert "outside of nnx.eval_shape" in error.value.fix
+    with pytest.raises(UnsupportedValueError, match="has a shape and no values"):
+        backend.save(abstract, tmp_path / "net.safetensors")
+
+
+def test_a_bound_module_is_refused_and_its_variables_are_placed(backend):
+    module = linen.Dense(2)
+    variables = module.init(jax.random.key(0), jnp.ones((1, 3)))
+    with pytest.raises(UnsupportedValueError, match="variables are bound to it") as error:
+        backend.place(module.bind(variables), gpu(0))
+    assert "unbind()" in error.value.fix
+    module, variables = module.bind(variables).unbind()
+    placed, variables = backend.place((module, variables), gpu(0))
+    assert placed is module
+    assert {*backend.placement(variables).values()} == {gpu(0)}

@@ -133,13 +133,6 @@ def test_a_block_with_nothing_but_deferred_parameters_is_placed_too(backend):
     assert net.weight.list_ctx() == [mx.cpu(1)]
 
 
-def test_a_block_that_is_not_initialised_is_left_alone(backend):
-    net = nn.Dense(2, in_units=3)
-    assert backend.place(net, "gpu:0") is net
-    net.initialize(ctx=mx.cpu(2))
-    assert net.weight.list_ctx() == [mx.cpu(2)]
-
-
 def test_a_failure_leaves_contexts_and_deferred_parameters_alone(backend, monkeypatch):
     net = nn.HybridSequential()
     net.add(dense(), nn.Dense(1))
@@ -382,3 +375,37 @@ def test_a_failure_leaves_a_trainer_alone(backend, monkeypatch):
         backend.place((net, trainer), "gpu:0")
     losses += train(backend, net, trainer)
     assert losses == train(backend, *training(backend), steps=6)
+
+
+# -- parameters that are not initialised -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("in_units", [0, 2])
+def test_a_block_that_is_not_initialised_is_refused(backend, tmp_path, in_units):
+    net = nn.Sequential()
+    net.add(nn.Dense(2, in_units=in_units))
+    with pytest.raises(UnsupportedValueError, match=r"weight\.data is not initialised.*") as error:
+        backend.place(net, gpu(0))
+    assert "net.initialize(ctx=backend.native(device))" in error.value.fix
+    with pytest.raises(UnsupportedValueError, match="is not initialised"):
+        backend.save(net, tmp_path / "net.safetensors")
+
+
+def test_the_line_of_the_error_initialises_a_block_where_it_is_wanted(backend):
+    net = nn.Dense(2, in_units=2)
+    net.initialize(ctx=backend.native(gpu(1)))
+    assert backend.place(net, gpu(1)) is net
+    assert {*backend.placement(net).values()} == {gpu(1)}
+
+
+def test_a_deferred_block_is_initialised_where_it_was_placed_and_saved_later(backend, tmp_path):
+    net = nn.Dense(2)
+    net.initialize()
+    backend.place(net, gpu(1))
+    with pytest.raises(UnsupportedValueError, match="before the first batch"):
+        backend.save(net, tmp_path / "net.safetensors")
+    with NumPySemantics():
+        y = net(backend.ones((1, 3), device=gpu(1)))
+    assert backend.device_of(y) is gpu(1)
+    assert {*backend.placement(net).values()} == {gpu(1)}
+    backend.save(net, tmp_path / "net.safetensors")

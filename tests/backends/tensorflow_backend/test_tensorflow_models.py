@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 from d2ldev_conformance.suite.data import room_for
 
-from d2ldev import cpu, gpu
+from d2ldev import UnsupportedValueError, cpu, gpu
 
 # -- Keras -----------------------------------------------------------------------------------------
 
@@ -639,3 +639,14 @@ def test_a_moved_variable_s_handle_says_whose_it_is(backend):
     backend.place(variable, "gpu:1")
     assert vars(variable.handle) == before
     assert variable.handle._parent_trackable() is variable
+
+
+def test_a_model_that_is_not_built_is_placed_and_not_saved(backend, tmp_path):
+    model = keras.Sequential([keras.layers.Dense(2)])
+    assert backend.place(model, gpu(1)) is model
+    with pytest.raises(UnsupportedValueError, match="not made before it is built") as error:
+        backend.save(model, tmp_path / "net.safetensors")
+    assert error.value.fix == "model(X), with one batch"
+    model(backend.ones((1, 3), device=gpu(1)))
+    assert {*backend.placement(model).values()} == {gpu(1)}
+    backend.save(model, tmp_path / "net.safetensors")

@@ -275,6 +275,14 @@ class IsSilentOfWhatStays(WithObjects, caught_by="place.names-what-stays"):
                 return super().place(obj, device)
 
 
+class SavesInSilence(WithObjects, caught_by="files.names-what-no-file-has"):
+    class Backend(Backend):
+        def save(self, obj, path):
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                super().save(obj, path)
+
+
 class MovesTheTrainerToo(WithObjects, caught_by="place.leaves-other-objects"):
     class Backend(Backend):
         def place(self, obj, device):

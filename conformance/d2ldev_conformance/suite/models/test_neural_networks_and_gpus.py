@@ -311,6 +311,15 @@ def test_what_cannot_move_is_named_once(backend, route, model):
         backend.place(net, target)
 
 
+@requirement("files.names-what-no-file-has", section=SECTION)
+def test_save_names_what_it_cannot_save(backend, place, model, tmp_path):
+    x, path = backend.ones(2, device=place), tmp_path / "net.safetensors"
+    net = model(Own(function=lambda: x, x=backend.ones(3, device=place)), place)
+    with pytest.warns(D2LDevWarning, match=r"has no kept\.function\.closure\.x"):
+        backend.save(net, path)
+    assert "kept.x" in backend.load(path)
+
+
 @requirement("place.leaves-other-objects", section=SECTION)
 def test_what_is_not_the_model_s_own_is_not_entered(backend, route, model, recwarn):
     source, target = route
