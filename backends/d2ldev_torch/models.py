@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from functools import lru_cache, partial
+from operator import itemgetter
 from types import MemberDescriptorType
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from d2ldev.device import Device
 from d2ldev.framework import Models, Part, Tensor
@@ -109,16 +109,34 @@ class TorchModels(Models):
             and (x.requires_grad or isinstance(x, torch.nn.Parameter) or x.grad is not None)
         )
 
+    def overlaps(self, xs: Sequence[Tensor]) -> Iterator[tuple[Tensor, Tensor]]:
+        spans = []
+        for x in xs:
+            try:
+                begin = x.data_ptr()
+            except (RuntimeError, ValueError):  # it is sparse, or not initialised
+                continue
+            if begin:
+                spans.append((begin, begin + (x.nbytes if x.is_contiguous() else _extent(x)), x))
+        spans.sort(key=itemgetter(0, 1))
+        end, last = 0, None
+        for begin, its_end, x in spans:
+            if begin < end:
+                yield last, x
+            if its_end > end:
+                end, last = its_end, x
+
     def refill(self, x: torch.Tensor, new: torch.Tensor) -> None:
         new = new.detach()
-        if not is_traceable_wrapper_subclass(x):
+        if type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__:
             x.data = new
             return
         # Its memory is that of the tensors it wraps, which ``data`` would leave where they are: as
         # ``Module.to`` does, the two change places.
         if isinstance(x, torch.nn.Parameter):
             new = torch.nn.Parameter(new, x.requires_grad)
-        torch.utils.swap_tensors(x, new.requires_grad_(x.requires_grad))
+        swap: Any = torch.utils.swap_tensors
+        swap(x, new.requires_grad_(x.requires_grad))
 
     def finish(self, obj: Any) -> None:
         obj = original(obj)
@@ -136,6 +154,14 @@ class TorchModels(Models):
         stack.enter_context(torch.inference_mode(False))
         stack.enter_context(torch.no_grad())
         return stack
+
+
+def _extent(x: torch.Tensor) -> int:
+    """Return the bytes from the first element of a tensor to the end of its last one."""
+    if not x.numel():
+        return 0
+    steps = zip(x.shape, x.stride(), strict=True)
+    return (sum((size - 1) * stride for size, stride in steps) + 1) * x.element_size()
 
 
 def original(obj: Any) -> Any:

@@ -134,6 +134,13 @@ class Models:
         """
         return False
 
+    def overlaps(self, xs: Sequence[Tensor]) -> Iterable[tuple[Tensor, Tensor]]:
+        """Return pairs of different tensors that share memory, such as a parameter and its view.
+
+        Called by ``place`` for what it moves: a copy of each shares nothing.
+        """
+        return ()
+
     def refill(self, x: Tensor, new: Tensor) -> None:
         """Give ``x`` the memory of ``new``, on whatever device. It must not fail.
 

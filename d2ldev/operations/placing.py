@@ -72,7 +72,7 @@ class Inventory:
         self.framework = framework
         self._is_checked = is_checked
         self._kinds = framework.kinds
-        self._attempted = attempted
+        self.attempted = attempted
         is_overridden = type(framework.models).scratch is not Models.scratch
         self._scratch = framework.models.scratch if is_overridden and not is_saved else None
         self._top = obj
@@ -103,17 +103,17 @@ class Inventory:
             self._add_fixed()
 
     def _add_leaves(self, obj: Any) -> None:
-        for name, value, kind in leaves(obj, self._kinds, "", self._attempted):
+        for name, value, kind in leaves(obj, self._kinds, "", self.attempted):
             if kind is UNKNOWN:
                 raise self._refusal(name, value)
             self._add(name, value, kind)
 
     def _refusal(self, name: str, value: object) -> UnsupportedValueError:
-        if foreign := of_another_backend(self.framework, self._attempted, value, name):
+        if foreign := of_another_backend(self.framework, self.attempted, value, name):
             return foreign
         where = f" at {name}" if name else ""
         return UnsupportedValueError(
-            self._attempted,
+            self.attempted,
             f"{describe(value)}{where} is no tensor, model or optimizer of the "
             f"{self.framework.name} backend, and no container",
             "place what it holds: obj.x = backend.place(obj.x, device)",
@@ -203,7 +203,7 @@ class Inventory:
             if is_saved or not lacking.is_made_there:
                 where = f"its {name}" if name else "it"
                 raise UnsupportedValueError(
-                    self._attempted, f"{where} {lacking.problem}", lacking.fix
+                    self.attempted, f"{where} {lacking.problem}", lacking.fix
                 )
 
     def unsaved(self) -> list[str]:
@@ -266,7 +266,7 @@ class Inventory:
 
     def _fix(self, name: str, value: Any, level: int) -> None:
         """Add what a value keeps that is found in what cannot be changed."""
-        for path, x, kind in leaves(value, self._kinds, name, self._attempted):
+        for path, x, kind in leaves(value, self._kinds, name, self.attempted):
             if kind is TENSOR or isinstance(x, self.framework.models.bound_types):
                 self.fixed = [*self.fixed, (path, x)]
             if kind is PLAIN or kind is TENSOR or id(x) in self._seen:
@@ -300,7 +300,7 @@ class Inventory:
     def _is_not_whole(self, name: str, value: Any, error: Exception) -> UnsupportedValueError:
         where = f" at {name}" if name else ""
         return UnsupportedValueError(
-            self._attempted,
+            self.attempted,
             f"the {type(value).__name__}{where} cannot be looked through: {said(error)}",
             "make it whole first: super().__init__() in its __init__",
         )
@@ -308,7 +308,7 @@ class Inventory:
     def _add_nesting(self, name: str, value: Any, *, is_unlisted: bool) -> bool:
         """Tell whether there is anything in a container that may have to be put back."""
         found = False
-        for path, leaf, kind in leaves(value, self._kinds, name, self._attempted):
+        for path, leaf, kind in leaves(value, self._kinds, name, self.attempted):
             if is_unlisted and kind is TENSOR and not self._is_there(path, leaf):
                 continue
             self._add(path, leaf, kind)
@@ -338,6 +338,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
         _settle(inventory, device)
         return obj
 
+    apart = _coming_apart(inventory, obj, elsewhere)
     news = moving.copied(framework, framework.tensors.copy_all, elsewhere, device, attempted)
     refilled: list[tuple[Any, Any]] = []
     replaced: dict[int, Any] = {}
@@ -358,7 +359,7 @@ def _placed(framework: Framework, obj: Any, device: Device, attempted: str) -> A
     flat = flatten_all([*nestings, ("", obj)], framework.kinds, attempted)
     *values, placed = flat.unflatten_all(replaced)
     moved = {id(tensor) for tensor, _ in refilled}
-    _tell_what_stays(inventory, obj, device, moved, elsewhere)
+    _tell_what_stays(inventory, obj, device, moved, elsewhere, apart)
     # Nothing from here on can fail.
     for tensor, new in refilled:
         models.refill(tensor, new)
@@ -389,6 +390,34 @@ def settled(framework: Framework, obj: Any, device: Device) -> Any:
     return obj
 
 
+def _coming_apart(
+    inventory: Inventory, obj: Any, elsewhere: Sequence[Any]
+) -> list[tuple[str, str]]:
+    """Return the names of pairs of tensors whose copies do not share the memory that they share.
+
+    Raises:
+        UnsupportedValueError: if one of a pair is trained, and both are of the model's own list:
+            from then on they would differ.
+    """
+    framework = inventory.framework
+    pairs = list(framework.models.overlaps(elsewhere))
+    if not pairs:
+        return []
+    checked = Inventory(framework, obj, inventory.attempted)
+    names = {id(x): name for name, x in reversed(checked.entries)}
+    found = [(x, names[id(x)], y, names[id(y)]) for x, y in pairs if {id(x), id(y)} <= names.keys()]
+    for x, name, y, other in found:
+        is_trained = framework.models.is_refilled(x) or framework.models.is_refilled(y)
+        if is_trained and checked.unlisted.isdisjoint((name, other)):
+            raise UnsupportedValueError(
+                inventory.attempted,
+                f"{name} and {other} share memory, and are different tensors, so that their copies "
+                "would come apart",
+                "make the view in forward(), or use one parameter under both names",
+            )
+    return [(other, name) for _, name, _, other in found]
+
+
 _told: WeakKeyDictionary[type, set[str]] = WeakKeyDictionary()
 """What was said of the objects of a class: each thing once, and not at each ``place``."""
 
@@ -399,6 +428,7 @@ def _tell_what_stays(
     device: Device,
     moved: Collection[int] = (),
     elsewhere: Collection[Any] = (),
+    apart: Sequence[tuple[str, str]] = (),
 ) -> None:
     """Warn once of what ``place`` has found and leaves on another device.
 
@@ -408,8 +438,9 @@ def _tell_what_stays(
         device: where it is placed.
         moved: the ids of the tensors that stay the same objects, and move.
         elsewhere: the tensors that move.
+        apart: what ``_coming_apart`` returned.
     """
-    if not (inventory.fixed or inventory.plain or inventory.unsearched):
+    if not (inventory.fixed or inventory.plain or inventory.unsearched or apart):
         return
     framework, cls = inventory.framework, type(obj)
     found = []
@@ -422,6 +453,9 @@ def _tell_what_stays(
         place = x if isinstance(x, Device) else framework.devices.from_native(x)
         if place in sources and place is not device:
             found.append((name, f"names {place}, and stays as it is"))
+    found += [
+        (name, f"shares memory with {other}, and is a copy from now on") for name, other in apart
+    ]
     found += [
         (name, "was not looked through: the objects there are too many, or nested too deeply")
         for name in inventory.unsearched
