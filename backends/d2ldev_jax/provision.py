@@ -32,11 +32,11 @@ class Everything(nnx.Module):
 class Network(nnx.Module):
     """Dense layers with batch normalization and dropout between them."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = 0.3) -> None:
         rngs = nnx.Rngs(0, dropout=1)
         self.hidden = nnx.Linear(4, 8, rngs=rngs)
         self.norm = nnx.BatchNorm(8, rngs=rngs)
-        self.dropout = nnx.Dropout(0.3, rngs=rngs)
+        self.dropout = nnx.Dropout(rate, rngs=rngs)
         self.outer = nnx.Linear(8, 2, rngs=rngs)
 
     def __call__(self, x: jax.Array) -> jax.Array:
@@ -166,6 +166,11 @@ def _leaked(transform: Callable[..., Any]) -> Any:
 def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     """Return a builder of a network with batch normalization and dropout."""
     return {"module": lambda device: backend.place(Network(), device)}
+
+
+def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a network with batch normalization and without dropout."""
+    return {"module": lambda device: backend.place(Network(rate=0.0), device)}
 
 
 def classifiers(backend: Any) -> Mapping[str, Any]:

@@ -59,6 +59,11 @@ class MXNetParallel(Parallel):
         if wanted == "global" and isinstance(model, mx.gluon.Block):
             model.apply(check)
 
+    def least_examples(self, model: Any) -> int:
+        found: list[Any] = []
+        model.apply(lambda block: found.append(isinstance(block, mx.gluon.nn.BatchNorm)))
+        return 2 if any(found) else 1
+
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         return MXNetParallelLearner(self._framework, model, settings, devices)
 

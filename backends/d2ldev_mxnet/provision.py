@@ -146,6 +146,11 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a network with batch normalization and without dropout."""
+    return {"block": partial(_network, backend, 4, 8, rate=0.0)}
+
+
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, whose weights oneDNN lays out, and the shape of an image."""
     return {"lenet": (lambda device: lenet(backend.native(device)), (1, 28, 28))}
@@ -305,12 +310,14 @@ class Line(NumPyBlock):
             return mx.gluon.Trainer(self.collect_params(), "sgd", {"learning_rate": self.lr})
 
 
-def _network(backend: Any, n_in: int, n_hidden: int, device: Device) -> NumPySequential:
+def _network(
+    backend: Any, n_in: int, n_hidden: int, device: Device, rate: float = 0.3
+) -> NumPySequential:
     """Return a network; sizes of 0 come with its first batch."""
     nn = mx.gluon.nn
     with NumPySemantics():
         net = NumPySequential()
         net.add(nn.Dense(8, in_units=n_in), nn.BatchNorm(in_channels=n_hidden))
-        net.add(nn.Activation("tanh"), nn.Dropout(0.3), nn.Dense(2, in_units=n_hidden))
+        net.add(nn.Activation("tanh"), nn.Dropout(rate), nn.Dense(2, in_units=n_hidden))
         net.initialize(mx.init.Xavier(), ctx=backend.native(device))
     return net

@@ -54,7 +54,7 @@ class ReferenceParallelLearner(ReferenceLearner):
     ) -> tuple[Tensor, Tensor, Layers]:
         first = self._devices[0]
         found = []
-        parts = parts_to_train_on(self._framework, self.settings, (inputs, y), self._devices)
+        parts = parts_to_train_on(self._framework, model, self.settings, (inputs, y), self._devices)
         for device, share, part in zip(self._devices, self._shares(y, parts), parts, strict=True):
             if part.number:
                 there = moving.to(self._framework, model, device)

@@ -82,6 +82,13 @@ class TensorFlowParallel(Parallel):
                         f"keras.layers.BatchNormalization(synchronized={not is_global})",
                     )
 
+    def least_examples(self, model: Any) -> int:
+        import keras
+
+        layers = model._flatten_layers() if isinstance(model, keras.Layer) else ()
+        kind = keras.layers.BatchNormalization
+        return 2 if any(isinstance(x, kind) and not x.synchronized for x in layers) else 1
+
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         if not is_of_keras(model, "Layer"):
             raise UnsupportedValueError(

@@ -206,6 +206,11 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     }
 
 
+def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a network with batch normalization and without dropout."""
+    return {"built layers": partial(_network, backend, rate=0.0)}
+
+
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, and the shape of an image."""
     return {"lenet": (lambda device: backend.place(lenet(), device), (28, 28, 1))}
@@ -317,15 +322,15 @@ def models_of_sequences(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"layers": dense}
 
 
-def _network(backend: Any, device: Device) -> Any:
-    return backend.place(keras.Sequential([keras.Input((4,)), *_layers()]), device)
+def _network(backend: Any, device: Device, rate: float = 0.3) -> Any:
+    return backend.place(keras.Sequential([keras.Input((4,)), *_layers(rate)]), device)
 
 
-def _layers() -> list[Any]:
+def _layers(rate: float = 0.3) -> list[Any]:
     layers = keras.layers
     hidden = layers.Dense(8, kernel_initializer=_drawn(0))
     outer = layers.Dense(2, kernel_initializer=_drawn(1))
-    return [hidden, layers.BatchNormalization(), layers.Dropout(0.3, seed=1), outer]
+    return [hidden, layers.BatchNormalization(), layers.Dropout(rate, seed=1), outer]
 
 
 def _drawn(seed: int) -> Any:

@@ -72,6 +72,13 @@ class TorchParallel(Parallel):
                 problem = f"the {type(layer).__name__} {name} has those of {whose}"
                 raise statistics_refusal(wanted, problem, fix)
 
+    def least_examples(self, model: Any) -> int:
+        modules = model.modules() if isinstance(model, torch.nn.Module) else ()
+        normalizations = [
+            x for x in modules if isinstance(x, torch.nn.modules.batchnorm._BatchNorm)
+        ]
+        return 1 if all(isinstance(x, torch.nn.SyncBatchNorm) for x in normalizations) else 2
+
     # -- several processes ------------------------------------------------------------------------
 
     def is_joined(self) -> bool:

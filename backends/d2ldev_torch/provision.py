@@ -112,6 +112,11 @@ def networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
     return {"module": partial(_network, backend), "lazy module": partial(_lazy_network, backend)}
 
 
+def normalized_networks(backend: Any) -> Mapping[str, Callable[[Device], Any]]:
+    """Return a builder of a network with batch normalization and without dropout."""
+    return {"module": partial(_network, backend, rate=0.0)}
+
+
 def classifiers(backend: Any) -> Mapping[str, Any]:
     """Return a builder of LeNet, and the shape of an image."""
     return {"lenet": (lambda device: backend.place(lenet(), device), (1, 28, 28))}
@@ -234,9 +239,10 @@ class Line(torch.nn.Module):
         return torch.optim.SGD(self.parameters(), self.lr)
 
 
-def _network(backend: Any, device: Device) -> Any:
+def _network(backend: Any, device: Device, rate: float = 0.3) -> Any:
     with torch.random.fork_rng(devices=[]):
-        return backend.place(_layers(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2)), device)
+        layers = _layers(torch.nn.Linear(4, 8), torch.nn.Linear(8, 2), rate)
+        return backend.place(layers, device)
 
 
 def _lazy_network(backend: Any, device: Device) -> Any:
@@ -246,8 +252,8 @@ def _lazy_network(backend: Any, device: Device) -> Any:
         return backend.place(_layers(torch.nn.LazyLinear(8), torch.nn.LazyLinear(2)), device)
 
 
-def _layers(first: torch.nn.Module, last: torch.nn.Module) -> torch.nn.Module:
-    norm, dropout = torch.nn.BatchNorm1d(8), torch.nn.Dropout(0.3)
+def _layers(first: torch.nn.Module, last: torch.nn.Module, rate: float = 0.3) -> torch.nn.Module:
+    norm, dropout = torch.nn.BatchNorm1d(8), torch.nn.Dropout(rate)
     return torch.nn.Sequential(first, norm, torch.nn.ReLU(), dropout, last)
 
 

@@ -40,6 +40,14 @@ def networks(backend: Backend) -> Builders:
     return _provided(backend, "networks")
 
 
+def normalized_networks(backend: Backend) -> Builders:
+    """Return builders of networks as ``networks`` has them, without dropout, by name.
+
+    Each begins with the same values whenever it is made.
+    """
+    return _provided(backend, "normalized_networks")
+
+
 def classifiers(backend: Backend) -> Classifiers:
     """Return builders of networks that learn three classes, by name, each with an input's shape.
 

@@ -78,6 +78,14 @@ class Parallel:
             UnsupportedValueError: if they have the others (``statistics_refusal``).
         """
 
+    def least_examples(self, model: Any) -> int:
+        """Return how many examples a part of a batch has at least, so that the model learns.
+
+        2 for a model with batch normalizations of a part: of one example there is no variance.
+        Called where parts would have fewer.
+        """
+        return 1
+
     def learner(self, model: Any, settings: Settings, devices: Sequence[Device]) -> Learner:
         """Return a model that several devices of this process train.
 

@@ -79,20 +79,27 @@ class Whole:
         """The last of its tensors; None if it has none."""
         return next(reversed(self._flat.tensors.values()), None)
 
-    def part(self, number: int, size: int, *, is_filled: bool) -> tuple[Any, int]:
+    def part(
+        self, number: int, size: int, *, is_filled: bool, model: Any = None
+    ) -> tuple[Any, int]:
         """Return one of so many parts, of which the first ones may have one example more.
 
         Args:
             number: which one, from 0.
             size: how many there are.
-            is_filled: whether a part without examples has the first one of the batch.
+            is_filled: whether a part without examples has the first ones of the batch, as many as
+                the model needs.
+            model: what is trained on it; see ``Parallel.least_examples``.
 
         Returns:
             The nesting, and how many examples it has: 0 for one that is only filled.
         """
-        start, stop = bounds(self.length, number, size)
+        least = 1
+        if model is not None and self.length < 2 * size:
+            least = self._framework.parallel.least_examples(model)
+        start, stop = bounds(self.length, number, size, least)
         if start == stop and is_filled:
-            return self._cut(self._batch, 0, min(1, self.length), {}, is_top=True), 0
+            return self._cut(self._batch, 0, min(least, self.length), {}, is_top=True), 0
         return self._cut(self._batch, start, stop, {}, is_top=True), stop - start
 
     # -- how many examples there are --------------------------------------------------------------
@@ -168,14 +175,17 @@ class Whole:
         key = id(x), n
         if key not in self._known:
             found: int | None = 0
-            for child in kind.children(x):
+            # Attributes come last. They have to fit, and say nothing about the items.
+            counted = len(x) if kind.holds == "items" else None
+            for number, child in enumerate(kind.children(x)):
                 inner = self._tensors_in(child, n)
                 if self._is_sequence(child) and not inner:
                     inner = 0 if not len(child) or self._has_items(child, n) else None
                 if inner is None:
                     found = None
                     break
-                found = (found or 0) + inner
+                if counted is None or number < counted:
+                    found = (found or 0) + inner
             self._known[key] = x, found  # with x, so that its id stays its own
         return self._known[key][1]
 

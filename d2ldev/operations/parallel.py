@@ -42,6 +42,7 @@ class Part(NamedTuple):
 
 def parts_to_train_on(
     framework: Framework,
+    model: Any,
     settings: Settings,
     operands: tuple[tuple[Any, ...], Any],
     devices: Sequence[Device],
@@ -52,10 +53,11 @@ def parts_to_train_on(
 
     Args:
         framework: whose batch it is.
+        model: what is trained.
         settings: of the training.
         operands: the inputs and the target, as ``Learner.step`` has them; so are those of a part.
         devices: they exist.
-        is_filled: whether a part without examples has the first one of the batch, so that a model
+        is_filled: whether a part without examples has the first ones of the batch, so that a model
             can compute with it.
 
     Raises:
@@ -65,7 +67,7 @@ def parts_to_train_on(
     is_batch = settings.methods is not None
     # The inputs are no sequence of examples, however many there are.
     fields = inputs[0] if is_batch else {"inputs": dict(enumerate(inputs)), "y": y}
-    parts = _parts(framework, fields, devices, is_filled=is_filled)
+    parts = _parts(framework, fields, devices, model, is_filled=is_filled)
     if not parts[0].number:
         raise empty_batch_refusal()
     if is_batch:
@@ -84,12 +86,17 @@ def empty_batch_refusal() -> UnsupportedValueError:
 
 
 def _parts(
-    framework: Framework, batch: Any, devices: Sequence[Device], *, is_filled: bool = False
+    framework: Framework,
+    batch: Any,
+    devices: Sequence[Device],
+    model: Any = None,
+    *,
+    is_filled: bool = False,
 ) -> list[Part]:
     whole = Whole(framework, batch, f"split a batch over {len(devices)} devices")
     parts = []
     for number, device in enumerate(devices):
-        operands, count = whole.part(number, len(devices), is_filled=is_filled)
+        operands, count = whole.part(number, len(devices), is_filled=is_filled, model=model)
         share = count / whole.length if whole.length else 0.0
         there = unmarked(moving.to(framework, operands, device), framework.kinds)
         parts.append(Part(there, count, share))

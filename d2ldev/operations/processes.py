@@ -97,10 +97,11 @@ class Portions:
     Args:
         framework: whose tensors are in the batches.
         group: the processes.
+        model: what is trained on the parts; None if it is only evaluated.
     """
 
-    def __init__(self, framework: Framework, group: Group) -> None:
-        self._framework, self._group = framework, group
+    def __init__(self, framework: Framework, group: Group, model: Any = None) -> None:
+        self._framework, self._group, self._model = framework, group, model
         self._waiting: deque[_Taken] = deque()
         self._shapes = ""
 
@@ -115,6 +116,7 @@ class Portions:
             if isinstance(batch, Sharded):
                 number, length = batch.number, batch.length
                 portion = Portion(number, length, number / length)
+                self._check_number(portion)
                 if "split sequences over processes" in self._framework.cannot:
                     self._check_sharded(batch)
                 self._waiting.append(
@@ -127,7 +129,9 @@ class Portions:
                 raise empty_batch_refusal()
             if whole.has_sequences:
                 self._require_sequences(attempted)
-            operands, number = whole.part(self._group.rank, self._group.size, is_filled=True)
+            operands, number = whole.part(
+                self._group.rank, self._group.size, is_filled=True, model=self._model
+            )
             weighted = _share_of_weights(self._framework, batch, operands if number else None)
             shapes, targets = f"shapes {whole.shapes}", f"targets {self._checksum(whole.last)}"
             portion = Portion(number, whole.length, number / whole.length)
@@ -180,6 +184,25 @@ class Portions:
         start, stop = bounds(portion.length, self._group.rank, self._group.size)
         share = labels.share(start, stop, is_weighted=is_weighted)
         return portion.number / portion.length if share is None else share
+
+    def _check_number(self, portion: Portion) -> None:
+        """Refuse a part with fewer examples than the model needs, which the loader has chosen."""
+        number, length, _ = portion
+        if self._model is None or length >= 2 * self._group.size:
+            return
+        least = self._framework.parallel.least_examples(self._model)
+        if length >= least and any(
+            stop - start < least
+            for start, stop in (
+                bounds(length, i, self._group.size) for i in range(self._group.size)
+            )
+        ):
+            raise UnsupportedValueError(
+                f"train on {number} of the {length} examples of a batch",
+                "batch normalizations of a process's part need 2 examples in each part",
+                "drop_last=True in the loader; or trainer.fit(net, data) without trainer.shard, "
+                "where fewer processes share such a batch",
+            )
 
     def _require_sequences(self, attempted: str) -> None:
         fix = "a NumPy array of them, or d2ldev.Broadcast(value) for what all parts have"

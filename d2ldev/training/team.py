@@ -131,6 +131,7 @@ class Together(Alone):
         self.is_first = group.rank == 0
         self._epoch = self._place = "the first epoch"
         self._portions = Portions(framework, group)
+        self._model: Any = None
         # The error of a hook of this process, and in words those of all.
         self._failure: BaseException | None = None
         self._problems: list[str | None] = []
@@ -140,7 +141,7 @@ class Together(Alone):
 
     def parts(self, data: Iterable[Any], *, is_trained: bool = True) -> Iterator[Any]:
         self._place = self._epoch if is_trained else f"the evaluation after {self._epoch}"
-        self._portions = Portions(self._framework, self._group)
+        self._portions = Portions(self._framework, self._group, self._model if is_trained else None)
         return self._portions.of(spared(data))
 
     def counted(
@@ -171,6 +172,7 @@ class Together(Alone):
 
     def meet(self, model: Any) -> None:
         """Compare the models, which an engine may not do."""
+        self._model = model
         tensors = listed_tensors(self._framework, model, "compare the models of processes")
         content = ", ".join(f"{name} {self._kind(x)}" for name, x in tensors)
         self._group.gather("the model", content=content)

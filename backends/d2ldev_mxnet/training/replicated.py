@@ -82,7 +82,9 @@ class MXNetParallelLearner(MXNetLearner):
         return [each / total.as_in_ctx(each.ctx) for each in sums]
 
     def _differentiated(self, inputs: tuple[Any, ...], y: Any) -> tuple[Tensor, Any]:
-        parts = parts_to_train_on(self._framework, self.settings, (inputs, y), self._devices)
+        parts = parts_to_train_on(
+            self._framework, self._model, self.settings, (inputs, y), self._devices
+        )
         shares = self._shares(y, parts)
         losses, predictions = [], []
         with mx.autograd.record():

@@ -145,7 +145,7 @@ class TensorFlowParallelLearner(TensorFlowLearner):
         if not self._is_ready:
             self.build(unmarked(inputs, self._framework.kinds))
         parts = parts_to_train_on(
-            self._framework, self.settings, (inputs, y), self._devices, is_filled=True
+            self._framework, self._model, self.settings, (inputs, y), self._devices, is_filled=True
         )
         number = sum(part.number for part in parts)
         pairs = zip(parts, self._shares(y, parts), strict=True)

@@ -25,6 +25,7 @@ from d2ldev_conformance.provision import (
     models_without_parameters,
     modules,
     networks,
+    normalized_networks,
     own_optimizers,
     samples,
 )
@@ -49,6 +50,7 @@ PROVIDED = {
     "attention_model": attention_models,
     "sample": samples,
     "network": networks,
+    "normalized_network": normalized_networks,
     "own_optimizer": own_optimizers,
     "classifier": classifiers,
     "freezable": freezables,

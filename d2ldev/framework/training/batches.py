@@ -79,7 +79,7 @@ class Sharded:
         self.content = content
 
 
-def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
+def bounds(length: int, rank: int, size: int, least: int = 1) -> tuple[int, int]:
     """Return where one process's or device's part of a batch begins and ends.
 
     Where the parts cannot be equal, the first ones have an example more.
@@ -88,13 +88,19 @@ def bounds(length: int, rank: int, size: int) -> tuple[int, int]:
         length: how many examples the batch has.
         rank: the number of the process or device, from 0.
         size: how many there are.
+        least: how many examples a part has at least, unless it has none or the batch has fewer. For
+            it the last parts are empty.
 
     >>> [bounds(5, rank, 3) for rank in range(3)]
     [(0, 2), (2, 4), (4, 5)]
+    >>> [bounds(5, rank, 3, least=2) for rank in range(3)]
+    [(0, 3), (3, 5), (5, 5)]
     """
-    least, more = divmod(length, size)
-    start = rank * least + min(rank, more)
-    return start, start + least + (rank < more)
+    parts = max(1, min(size, length // least))
+    fewer, more = divmod(length, parts)
+    # The parts after the last one begin and end where it ends.
+    start, stop = (min(length, i * fewer + min(i, more)) for i in (rank, rank + 1))
+    return start, stop
 
 
 def shard_refusal(

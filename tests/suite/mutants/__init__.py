@@ -29,7 +29,7 @@ from d2ldev_reference.tensors import ReferenceTensors
 from d2ldev import Device
 from d2ldev.backend_class import Backend
 from d2ldev.framework import Strictness
-from mutants.provision import Attentive, NetworkLearner, NetworkParallelLearner
+from mutants.provision import Attentive, NetworkLearner, NetworkParallelLearner, Normalized
 
 MUTANTS: list[type[Mutant]] = []
 
@@ -70,6 +70,9 @@ class ReferenceParallel(d2ldev_reference.parallel.ReferenceParallel):
     def learner_of_group(self, model, settings, group):
         model = self._placed(model, settings, self.framework.backend.devices()[-1])
         return self.framework.GroupLearner(self.framework.tensors, model, settings, group)
+
+    def least_examples(self, model):
+        return 2 if isinstance(model, Normalized) else 1
 
     def _placed(self, model, settings, device):
         # A model that is to be shared comes on the CPU, and nothing is shared here.

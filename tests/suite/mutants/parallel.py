@@ -174,6 +174,12 @@ class ForgetsTheWeightsOfTheOthers(Mutant, caught_by="several.weigh-the-whole-ba
             return super()._shares(getattr(y, "y", y), parts)
 
 
+class NormalizesOneExample(Mutant, caught_by="several.normalize-more-than-one-example"):
+    class Parallel(ReferenceParallel):
+        def least_examples(self, model):
+            return 1
+
+
 class GivesEachGpuAllLists(Mutant, caught_by="several.split-sequences"):
     class ParallelLearner(NetworkParallelLearner):
         def step(self, inputs, y):

@@ -43,6 +43,14 @@ class Attentive(MLP):
         return super().__call__(x)
 
 
+class Normalized(MLP):
+    """An MLP of the distances from the mean of a batch."""
+
+    def outputs(self, x):
+        """Return those of the layers; the first is the distance itself."""
+        return super().outputs(x - xp.mean(x, axis=0, keepdims=True))
+
+
 class Doubled(MLP):
     """A model without parameters."""
 
@@ -243,6 +251,11 @@ def networks(backend):
         return Network(net.layers, net.activation)
 
     return {"network": network}
+
+
+def normalized_networks(backend):
+    """Return a normalized network."""
+    return {"normalized": lambda device: Normalized(backend.mlp([4, 8, 2], device=device).layers)}
 
 
 def freezables(backend):

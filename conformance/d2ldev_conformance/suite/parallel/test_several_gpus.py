@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from d2ldev import Broadcast, Trainer
-from d2ldev_conformance.provision import attention_models
+from d2ldev_conformance.provision import attention_models, normalized_networks
 from d2ldev_conformance.requirement import requirement
 from d2ldev_conformance.suite.data import ROUNDING, assert_same_run, saved_values
 from d2ldev_conformance.suite.training.test_stopping import (
@@ -95,6 +95,18 @@ def test_weights_are_those_of_the_whole_batch(backend, weights):
     (x, y), *_ = _data()
     data = [{"x": x, "y": y, "sample_weight": np.array(weights, "float32")}]
     assert_same_run(_fit(backend, 2, data), _fit(backend, 1, data))
+
+
+@requirement("several.normalize-more-than-one-example", section=SECTION)
+def test_no_gpu_normalizes_a_part_of_one_example(backend, normalized_network):
+    inputs = np.random.default_rng(0).normal(3, 2, (3, 4)).astype("float32")
+    data, losses = [(inputs, np.array([0, 1, 0], "int32"))], []
+    for number in (1, 2):
+        net = normalized_networks(backend)[normalized_network](backend.cpu())
+        trainer = Trainer(2, number, backend=backend)
+        losses.append(trainer.fit(net, data, loss="cross_entropy", lr=0.1)["loss"])
+    # One of two GPUs has all three examples.
+    np.testing.assert_allclose(losses[1], losses[0], **ROUNDING)
 
 
 def _weighted(prediction, y):
