@@ -9,7 +9,7 @@ from __future__ import annotations
 from d2ldev.framework import Framework
 
 requires = ("jax",)
-libraries = ("flax", "keras", "optax")
+libraries = ("flax", "optax")
 
 
 class JaxFramework(Framework):

@@ -8,7 +8,6 @@ from d2ldev.errors import DeviceUnavailableError
 from d2ldev.framework import Framework
 
 requires = ("torch",)
-libraries = ("keras",)
 
 
 def _max_virtual_gpus() -> int:

@@ -18,7 +18,7 @@ import torch
 
 from d2ldev.device import Device
 from d2ldev.framework import Models, Part, Tensor
-from d2ldev.operations.keras import keras_elsewhere
+from d2ldev.operations.keras import is_refused, keras_elsewhere
 
 _ACTIVATIONS = {"relu": torch.nn.ReLU, "tanh": torch.nn.Tanh, "sigmoid": torch.nn.Sigmoid}
 
@@ -54,6 +54,9 @@ class TorchModels(Models):
 
     def elsewhere(self, obj: Any) -> tuple[str, str] | None:
         return keras_elsewhere(obj, "torch")
+
+    def refuses(self, cls: type) -> bool:
+        return is_refused(cls, "torch")
 
     # -- placing ----------------------------------------------------------------------------------
 

@@ -89,9 +89,17 @@ class Models:
         For libraries that compute with one of several frameworks, as Keras does.
 
         Returns:
-            A clause and a line for a message; None for any other object.
+            A clause and a line for a message, empty if another backend takes the object as it is;
+            None for any other object.
         """
         return None
+
+    def refuses(self, cls: type) -> bool:
+        """Return whether objects of a class are refused, though they may be of ``types``.
+
+        Wherever they are, in a batch or in a model: ``elsewhere`` says why.
+        """
+        return False
 
     # -- placing ----------------------------------------------------------------------------------
 

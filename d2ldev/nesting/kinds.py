@@ -36,6 +36,7 @@ TENSOR = Kind("tensor")
 PLAIN = Kind("plain value")
 OBJECT = Kind("object of the framework")
 UNKNOWN = Kind("unknown")
+REFUSED = Kind("object that is refused wherever it is")
 
 _PLAIN_TYPES = (type(None), str, bytes, bytearray, Number)
 _registered: dict[type, Container] = {}
@@ -97,6 +98,8 @@ class Kinds(dict[type, "Kind | Container"]):
 
     def _classify(self, cls: type) -> Kind | Container:
         tensors, models = self._framework.tensors, self._framework.models
+        if models.refuses(cls):
+            return REFUSED
         if issubclass(cls, tensors.types):
             return TENSOR
         if issubclass(cls, models.types):

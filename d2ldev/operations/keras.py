@@ -1,9 +1,30 @@
-"""Keras' objects, which are of the framework that Keras computes with in this process."""
+"""Keras' objects, which are of the framework that Keras computes with in this process.
+
+d2ldev takes them where that is TensorFlow. On PyTorch, Keras brings all operands to one device that
+it chooses for the process, so that a model computes there and not where it was placed. On JAX, its
+variables are no pytree, and its models no modules of Flax.
+"""
 
 from __future__ import annotations
 
 import sys
 from typing import Any
+
+_TAKEN = "tensorflow"
+
+
+def is_of_keras(cls: type) -> bool:
+    """Return whether a class is of Keras' layers, optimizers, metrics, variables or seeds."""
+    keras: Any = sys.modules.get("keras")
+    if not hasattr(keras, "Optimizer"):  # it is not imported, or only in part
+        return False
+    kinds = keras.Layer, keras.Optimizer, keras.metrics.Metric
+    return issubclass(cls, (*kinds, keras.random.SeedGenerator, keras.Variable))
+
+
+def is_refused(cls: type, name: str) -> bool:
+    """Return whether a class is of Keras on the framework of this name, which is not taken."""
+    return name != _TAKEN and is_of_keras(cls) and _backend() == name
 
 
 def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
@@ -14,16 +35,21 @@ def keras_elsewhere(obj: Any, name: str) -> tuple[str, str] | None:
         name: the framework, as Keras calls it.
 
     Returns:
-        A clause and a line for a message; None for what is not of Keras, or is of the framework.
+        A clause and a line for a message, empty if another backend takes the object as it is; None
+        for what is not of Keras, or is of the framework.
     """
-    keras: Any = sys.modules.get("keras")
-    if not hasattr(keras, "Optimizer"):  # it is not imported, or only in part
+    if not is_of_keras(type(obj)):
         return None
-    kinds = keras.Layer, keras.Optimizer, keras.metrics.Metric
-    if not isinstance(obj, (*kinds, keras.random.SeedGenerator, keras.Variable)):
-        return None
-    other = keras.config.backend()
-    if other == name:
-        return None
+    other = _backend()
     reason = f"Keras computes with {other} in this process"
-    return reason, f"KERAS_BACKEND={name}, before Keras is imported"
+    if other == _TAKEN:
+        return None if name == _TAKEN else (reason, "")
+    return (
+        f"{reason}, and d2ldev takes Keras' objects on {_TAKEN} alone",
+        f"KERAS_BACKEND={_TAKEN}, before Keras is imported, and D2LDEV_BACKEND={_TAKEN}",
+    )
+
+
+def _backend() -> str:
+    name: str = sys.modules["keras"].config.backend()
+    return name

@@ -396,7 +396,7 @@ def leaf_refusal(framework: Framework, attempted: str, x: Any, name: str) -> Uns
     what = "a plain value" if is_plain else f"no tensor of the {framework.name} backend"
     where = f" at {name}" if name else ""
     fix = "backend.asarray(x, device=device) makes a tensor of numbers and NumPy arrays"
-    if isinstance(x, framework.models.types):
+    if framework.kinds[type(x)] is OBJECT:
         fix = "model = backend.place(model, device) moves models and optimizers"
     elif hasattr(_exported(x), "__dlpack__") and type(x).__module__ != "numpy":
         fix = "x = backend.from_dlpack(x) takes over another framework's tensor"

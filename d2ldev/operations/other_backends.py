@@ -9,7 +9,7 @@ from typing import Any
 
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe
 from d2ldev.framework import Framework
-from d2ldev.nesting.kinds import UNKNOWN, Kind
+from d2ldev.nesting.kinds import REFUSED, UNKNOWN, Kind
 from d2ldev.nesting.walk import leaves
 from d2ldev.registry.selection import other_backend_of
 
@@ -27,17 +27,19 @@ def of_another_backend(
         fix: what helps besides the other backend.
     """
     name, x = _unknown(framework, x, name)
-    other = other_backend_of(framework, x)
     reason, remedy = framework.models.elsewhere(x) or ("", "")
+    other = "" if remedy else other_backend_of(framework, x)
     if not other and not reason:
         return None
-    whose = f"of the {other} backend" if other else "of no backend that is installed"
+    whose = "no backend"
+    if other:
+        whose = f"the {other} backend, and this is the {framework.name} backend"
     where = f" at {name}" if name else ""
     because = f": {reason}" if reason else ""
     another = f"D2LDEV_BACKEND={other}, or backend = d2ldev.get_backend({other!r})"
     return UnsupportedValueError(
         attempted,
-        f"{describe(x)}{where} is {whose}, and this is the {framework.name} backend{because}",
+        f"{describe(x)}{where} is of {whose}{because}",
         "; or ".join(each for each in (another if other else "", remedy, fix) if each),
     )
 
@@ -47,7 +49,7 @@ def _unknown(framework: Framework, x: Any, name: str) -> tuple[str, Any]:
     if not isinstance(framework.kinds[type(x)], Kind):
         try:
             for path, leaf, kind in leaves(x, framework.kinds, name):
-                if kind is UNKNOWN:
+                if kind in (UNKNOWN, REFUSED):
                     return path, leaf
         except D2LDevError:  # a container that cannot be walked is an error of its own
             pass

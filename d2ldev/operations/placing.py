@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 from d2ldev.device import Device
 from d2ldev.errors import D2LDevError, UnsupportedValueError, describe, said, warn
 from d2ldev.framework import DeviceLike, Framework, Models, NoTensor, Part, Put
-from d2ldev.nesting.kinds import OBJECT, PLAIN, TENSOR, UNKNOWN, Kind
+from d2ldev.nesting.kinds import OBJECT, PLAIN, REFUSED, TENSOR, UNKNOWN, Kind
 from d2ldev.nesting.objects import Keeper
 from d2ldev.nesting.walk import depth_refusal, flatten_all, joined, leaves
 from d2ldev.operations import devices, moving
@@ -104,7 +104,7 @@ class Inventory:
 
     def _add_leaves(self, obj: Any) -> None:
         for name, value, kind in leaves(obj, self._kinds, "", self.attempted):
-            if kind is UNKNOWN:
+            if kind in (UNKNOWN, REFUSED):
                 raise self._refusal(name, value)
             self._add(name, value, kind)
 
@@ -126,6 +126,8 @@ class Inventory:
             self._add_object(name, value)
         elif kind is UNKNOWN:
             self._add_other(name, value)
+        elif kind is REFUSED:
+            raise self._refusal(name, value)
 
     def _add_object(self, name: str, value: Any, keeper: Keeper | None = None) -> None:
         """Add what an object keeps: one of the framework's, or another one with a keeper."""
@@ -172,6 +174,8 @@ class Inventory:
             elif kind is UNKNOWN:
                 if id(inner) not in self._seen:
                     self._add_other(full_name, inner)
+            elif kind is REFUSED:
+                raise self._refusal(full_name, inner)
             elif kind is PLAIN:
                 self.plain = [*self.plain, (full_name, inner)]
             elif (

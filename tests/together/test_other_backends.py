@@ -124,20 +124,25 @@ def test_fit_names_the_framework_of_a_model_and_of_an_optimizer(owner, other):
 PROGRAM = """
     import keras, d2ldev
     net = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
-    try:
-        d2ldev.get_backend("tensorflow").place(net, "cpu")
-    except d2ldev.UnsupportedValueError as error:
-        show([error.problem.partition(", a Sequential, ")[2], error.fix])
+    for name in ("{0}", "tensorflow"):
+        backend = d2ldev.get_backend(name)
+        for x in (net, net.layers[0].kernel, keras.optimizers.Adam(), keras.metrics.Mean()):
+            try:
+                backend.place({{"x": x}}, "cpu")
+            except d2ldev.UnsupportedValueError as error:
+                show([error.problem.partition(", a")[2].partition(" is of ")[2], error.fix])
 """
 
 
 @pytest.mark.nightly
-def test_a_keras_model_on_torch_is_of_torch(monkeypatch):
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    (shown,) = run_python(PROGRAM, hide=())
-    assert shown == [
-        "is of the torch backend, and this is the tensorflow backend: "
-        "Keras computes with torch in this process",
-        "D2LDEV_BACKEND=torch, or backend = d2ldev.get_backend('torch'); or "
-        "KERAS_BACKEND=tensorflow, before Keras is imported",
+@pytest.mark.parametrize("name", ["torch", "jax"])
+def test_keras_on_another_framework_than_tensorflow_is_refused(monkeypatch, name):
+    monkeypatch.setenv("KERAS_BACKEND", name)
+    shown = run_python(PROGRAM.format(name), hide=())
+    assert shown == 8 * [
+        [
+            f"no backend: Keras computes with {name} in this process, and d2ldev takes Keras' "
+            "objects on tensorflow alone",
+            "KERAS_BACKEND=tensorflow, before Keras is imported, and D2LDEV_BACKEND=tensorflow",
+        ]
     ]

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from d2ldev.operations.keras import keras_elsewhere
+from d2ldev.operations.keras import is_refused, keras_elsewhere
 
 KINDS = {name: type(name, (), {}) for name in ("Layer", "Optimizer", "Variable", "Metric", "Seed")}
 
@@ -16,27 +16,38 @@ def keras(monkeypatch):
         **{name: KINDS[name] for name in ("Layer", "Optimizer", "Variable")},
         metrics=SimpleNamespace(Metric=KINDS["Metric"]),
         random=SimpleNamespace(SeedGenerator=KINDS["Seed"]),
-        config=SimpleNamespace(backend=lambda: "numpy"),
+        config=SimpleNamespace(backend=lambda: "torch"),
     )
     monkeypatch.setitem(sys.modules, "keras", keras)
     return keras
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_keras_framework_is_named_with_the_variable_that_chooses_it(keras, name):
-    assert keras_elsewhere(KINDS[name](), "jax") == (
-        "Keras computes with numpy in this process",
-        "KERAS_BACKEND=jax, before Keras is imported",
+@pytest.mark.parametrize("asked", ["torch", "jax", "tensorflow"])
+def test_keras_on_another_framework_than_tensorflow_is_refused_alike(keras, name, asked):
+    assert keras_elsewhere(KINDS[name](), asked) == (
+        "Keras computes with torch in this process, and d2ldev takes Keras' objects on tensorflow "
+        "alone",
+        "KERAS_BACKEND=tensorflow, before Keras is imported, and D2LDEV_BACKEND=tensorflow",
     )
+    assert is_refused(KINDS[name], asked) is (asked == "torch")
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_nothing_is_said_where_keras_computes_with_the_framework(keras, name):
-    assert keras_elsewhere(KINDS[name](), "numpy") is None
+def test_nothing_is_said_where_keras_computes_with_tensorflow(keras, name):
+    keras.config.backend = lambda: "tensorflow"
+    assert keras_elsewhere(KINDS[name](), "tensorflow") is None
+    assert not is_refused(KINDS[name], "tensorflow")
+    # Another backend takes it: its line says how to choose that one.
+    assert keras_elsewhere(KINDS[name](), "torch") == (
+        "Keras computes with tensorflow in this process",
+        "",
+    )
 
 
 def test_nothing_is_said_of_other_objects(keras):
     assert keras_elsewhere(object(), "jax") is None
+    assert not is_refused(object, "torch")
 
 
 def test_nothing_is_said_where_keras_is_not_imported(monkeypatch):
